@@ -1,0 +1,78 @@
+//! One completion to a handler and back, without a kernel: the whole path from received bytes through framing,
+//! call and reply to the send operation and its completion, over a driver that only moves values.
+//!
+//! The time is given for one frame. "decode" is the framing alone, so that a call's own cost is the difference.
+
+#[path = "support/loopback.rs"]
+mod loopback;
+
+use std::convert::Infallible;
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ringserve::framing::{Decode, Framing, Lines, Raw};
+use ringserve::{Cx, Frame, Service};
+
+use loopback::run;
+
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+/// Takes frames and answers nothing: what a call costs by itself.
+struct Sink;
+
+impl Service for Sink {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, _cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        black_box(&*frame);
+        Ok(())
+    }
+}
+
+fn lines(count: usize) -> Vec<u8> {
+    [[b'x'; 63].as_slice(), b"\n"].concat().repeat(count)
+}
+
+fn dispatch(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("dispatch");
+    group.measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(500)).sample_size(20);
+    for count in [1, 16, 256] {
+        let received = lines(count);
+        group.throughput(Throughput::Elements(count as u64));
+        group.bench_function(format!("decode {count} lines"), |bencher| {
+            bencher.iter(|| {
+                let mut rest = black_box(&received[..]);
+                while let Ok(Decode::Frame { consumed, len, .. }) = Lines::default().decode(rest, 0) {
+                    black_box(len);
+                    rest = &rest[consumed..];
+                }
+            });
+        });
+        group.bench_function(format!("sink {count} lines"), |bencher| {
+            bencher.iter_custom(|times| run(Sink, Lines::default(), &received, times));
+        });
+        group.bench_function(format!("echo {count} lines"), |bencher| {
+            bencher.iter_custom(|times| run(Echo, Lines::default(), &received, times));
+        });
+    }
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("echo 64 raw bytes", |bencher| {
+        bencher.iter_custom(|times| run(Echo, Raw, &[b'x'; 64], times));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, dispatch);
+criterion_main!(benches);

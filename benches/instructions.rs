@@ -1,0 +1,37 @@
+//! Runs a piece of the fast path a given number of times, for tools that count instructions:
+//! `scripts/instructions` runs it under callgrind and compares with the figures kept in the repository.
+
+#[path = "support/loopback.rs"]
+mod loopback;
+
+use std::convert::Infallible;
+
+use ringserve::framing::{Lines, Raw};
+use ringserve::{Cx, Frame, Service};
+
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
+        // `cargo bench` runs every benchmark without arguments.
+        return println!("usage: instructions CASE TURNS, where CASE is raw, line or lines");
+    };
+    let line = [[b'x'; 63].as_slice(), b"\n"].concat();
+    match case.as_str() {
+        "raw" => loopback::run(Echo, Raw, &line, turns),
+        "line" => loopback::run(Echo, Lines::default(), &line, turns),
+        "lines" => loopback::run(Echo, Lines::default(), &line.repeat(16), turns),
+        other => panic!("there is no case {other}"),
+    };
+}

@@ -1,0 +1,80 @@
+//! A server under measurement: this binary once more, as a child that never outlives its owner.
+
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::servers::{LISTENING, Server};
+
+/// How long a server may take to say where it listens. Starting takes milliseconds.
+const START_MAX: Duration = Duration::from_secs(10);
+
+/// Bytes of the line that says where, at most.
+const LINE_BYTES_MAX: usize = 256;
+
+/// A running server. Dropping it kills the process and waits for its end.
+pub(crate) struct Child {
+    process: std::process::Child,
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+}
+
+impl Child {
+    /// Starts `server` on `cpu`, on a loopback port of the kernel's choice.
+    pub(crate) fn start(server: &Server, cpu: usize) -> io::Result<Self> {
+        let process = Command::new(std::env::current_exe()?)
+            .args(server.args)
+            .args(["--listen", "127.0.0.1:0", "--lock-step", "--cpu"])
+            .arg(cpu.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        // From here on the process ends with `child`, also when it does not start well.
+        let mut child = Self { process, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
+        let line = child.first_line()?;
+        child.address =
+            line.strip_prefix(LISTENING).and_then(|address| address.parse().ok()).ok_or_else(|| {
+                io::Error::other(format!("{} said {line:?}, not where it listens", server.name))
+            })?;
+        Ok(child)
+    }
+
+    /// The id of its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Its first line of output, waited for within bounds.
+    fn first_line(&mut self) -> io::Result<String> {
+        let Some(stdout) = &mut self.process.stdout else {
+            return Err(io::Error::other("the child has no pipe"));
+        };
+        let deadline = Instant::now() + START_MAX;
+        let mut line = Vec::new();
+        while line.len() < LINE_BYTES_MAX {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            if poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&timeout))? == 0 {
+                let why = format!("a server did not say within {START_MAX:?} where it listens");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            let mut byte = [0];
+            match stdout.read(&mut byte)? {
+                1 if byte != *b"\n" => line.extend_from_slice(&byte),
+                _ => break,
+            }
+        }
+        String::from_utf8(line).map_err(io::Error::other)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // An error means that it has ended already; then `wait` collects it.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

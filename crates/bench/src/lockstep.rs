@@ -1,0 +1,203 @@
+//! The lock-step measurement: every server in interleaved rounds, CPU per request from the
+//! scheduler's own count.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::child::Child;
+use crate::load::{Load, Shape, check_echo};
+use crate::process;
+use crate::schedstat::Schedstat;
+use crate::servers::Server;
+use crate::table::{Table, median, spread};
+
+/// What to measure.
+pub(crate) struct Plan {
+    /// Numbers of connections, each a measurement of its own.
+    pub(crate) connections: Vec<usize>,
+    /// What each connection sends in a step.
+    pub(crate) shape: Shape,
+    /// Rounds, in each of which every server is measured once.
+    pub(crate) rounds: usize,
+    /// The CPU that generator and servers share.
+    pub(crate) cpu: usize,
+    /// When a round ends.
+    pub(crate) round_end: RoundEnd,
+    /// The servers; ratios are to the first.
+    pub(crate) servers: Vec<&'static Server>,
+}
+
+/// When the measured part of a round ends.
+#[derive(Clone, Copy)]
+pub(crate) enum RoundEnd {
+    /// After the step in which this time has passed.
+    After(Duration),
+    /// After so many steps, or `STEPS_TIME_MAX`.
+    Steps(u64),
+}
+
+/// The longest round, also when steps are counted: no loop here is unbounded.
+const STEPS_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Part of a round's length that is run before it is measured.
+const WARM_UP_PART: u32 = 5;
+
+/// Steps of warm-up at least, for rounds that are counted in steps.
+const WARM_UP_STEPS: u64 = 10;
+
+/// Descriptors of this process that are not connections: pipes, `/proc`, standard streams.
+const OTHER_FILES: u64 = 64;
+
+/// What one server did in one round.
+struct Sample {
+    /// Microseconds of CPU for a request.
+    cpu_us: f64,
+    /// Times that the server was put on the CPU for a step; near 1 when the batches are fixed.
+    runs: f64,
+}
+
+/// Measures and prints the table.
+pub(crate) fn run(plan: &Plan) -> io::Result<()> {
+    let files = process::raise_open_files()?;
+    if let Some(&most) = plan.connections.iter().max()
+        && most as u64 + OTHER_FILES > files
+    {
+        return Err(io::Error::other(format!(
+            "{most} connections need {} open files, and the hard limit is {files}; raise it (ulimit -Hn) or ask for fewer",
+            most as u64 + OTHER_FILES
+        )));
+    }
+    process::pin_to(plan.cpu)?;
+    process::set_batch_policy()?;
+
+    let first = plan.servers[0].name;
+    let ratio_to = format!("to {first}");
+    let mut table =
+        Table::new(&["connections", "server", "CPU µs/request", "min..max", &ratio_to, "runs/step"]);
+    for &connections in &plan.connections {
+        let samples = measure_all(plan, connections)?;
+        for (server, of_server) in plan.servers.iter().zip(&samples) {
+            let cpu: Vec<f64> = of_server.iter().map(|sample| sample.cpu_us).collect();
+            let runs: Vec<f64> = of_server.iter().map(|sample| sample.runs).collect();
+            // Round by round, so that what slowed a whole round falls out.
+            let ratios: Vec<f64> = of_server
+                .iter()
+                .zip(&samples[0])
+                .map(|(sample, yardstick)| sample.cpu_us / yardstick.cpu_us)
+                .collect();
+            let (least, most) = spread(&cpu).unwrap_or_default();
+            table.row(vec![
+                connections.to_string(),
+                server.name.to_owned(),
+                format!("{:.3}", median(&cpu).unwrap_or_default()),
+                format!("{least:.3}..{most:.3}"),
+                format!("{:.3}", median(&ratios).unwrap_or_default()),
+                format!("{:.2}", median(&runs).unwrap_or_default()),
+            ]);
+        }
+    }
+    print!("{}", table.render());
+    Ok(())
+}
+
+/// Runs all rounds with `connections` connections. The result is by server, then by round.
+fn measure_all(plan: &Plan, connections: usize) -> io::Result<Vec<Vec<Sample>>> {
+    let mut children = Vec::new();
+    for server in &plan.servers {
+        let child = Child::start(server, plan.cpu)?;
+        check_echo(child.address, plan.shape).map_err(|error| named(server, &error))?;
+        children.push(child);
+    }
+    let mut samples: Vec<Vec<Sample>> = children.iter().map(|_| Vec::new()).collect();
+    let mut order: Vec<usize> = (0..children.len()).collect();
+    let mut shuffler = Shuffler::default();
+    for round in 0..plan.rounds {
+        eprint!("\r{connections} connections, round {} of {} ", round + 1, plan.rounds);
+        shuffler.shuffle(&mut order);
+        for &at in &order {
+            let sample =
+                measure(plan, &children[at], connections).map_err(|error| named(plan.servers[at], &error))?;
+            samples[at].push(sample);
+        }
+    }
+    eprintln!();
+    Ok(samples)
+}
+
+/// One server, one round: connects, warms up, measures.
+fn measure(plan: &Plan, child: &Child, connections: usize) -> io::Result<Sample> {
+    let mut load = Load::connect(child.address, connections, plan.shape)?;
+    let (time, steps) = match plan.round_end {
+        RoundEnd::After(time) => (time, u64::MAX),
+        RoundEnd::Steps(steps) => (STEPS_TIME_MAX, steps),
+    };
+    run_steps(&mut load, time / WARM_UP_PART, (steps / u64::from(WARM_UP_PART)).max(WARM_UP_STEPS))?;
+
+    let before = Schedstat::of_process(child.pid())?;
+    let steps = run_steps(&mut load, time, steps)?;
+    let spent = Schedstat::of_process(child.pid())?.since(before);
+
+    let requests = steps as f64 * load.step_requests() as f64;
+    drop(load);
+    wait_until_idle(child)?;
+    Ok(Sample { cpu_us: spent.cpu_ns as f64 / requests / 1000.0, runs: spent.runs as f64 / steps as f64 })
+}
+
+/// Runs steps until `time` has passed or `steps_max` are done. Says how many.
+fn run_steps(load: &mut Load, time: Duration, steps_max: u64) -> io::Result<u64> {
+    let start = Instant::now();
+    let mut steps = 0;
+    while steps < steps_max {
+        load.step()?;
+        steps += 1;
+        if start.elapsed() >= time {
+            break;
+        }
+    }
+    Ok(steps)
+}
+
+/// Waits, for a second at most, until the server has closed what the generator has closed: it must
+/// not work while the next one is measured.
+fn wait_until_idle(child: &Child) -> io::Result<()> {
+    let mut last = Schedstat::of_process(child.pid())?;
+    for _ in 0..100 {
+        thread::sleep(Duration::from_millis(10));
+        let now = Schedstat::of_process(child.pid())?;
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    Ok(())
+}
+
+/// `error`, with the server that it is about.
+fn named(server: &Server, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", server.name))
+}
+
+/// Shuffles the order of the servers in a round; the same at every run.
+struct Shuffler {
+    state: u64,
+}
+
+impl Default for Shuffler {
+    fn default() -> Self {
+        // Any number but zero.
+        Self { state: 0x9e37_79b9_7f4a_7c15 }
+    }
+}
+
+impl Shuffler {
+    fn shuffle(&mut self, items: &mut [usize]) {
+        for last in (1..items.len()).rev() {
+            // xorshift64; its slight bias towards small remainders does not matter here.
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+            items.swap(last, (self.state % (last as u64 + 1)) as usize);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What a measured process asks of the kernel about itself: one CPU, no wake-up preemption, enough
+//! descriptors, and an end with its parent.
+
+use std::io;
+
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Pins the calling thread, and every thread it starts later, to `cpu`.
+pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::Error::other(format!("--cpu {cpu}: the largest is {}", CpuSet::MAX_CPU - 1)));
+    }
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    sched_setaffinity(None, &cpus).map_err(|error| {
+        io::Error::other(format!(
+            "cannot run on CPU {cpu} ({error}); see Cpus_allowed_list in /proc/self/status"
+        ))
+    })
+}
+
+/// Makes the calling thread, and every thread it starts later, a `SCHED_BATCH` one.
+///
+/// A batch thread does not preempt the running thread when it wakes. With generator and server on
+/// one CPU that alone fixes the batches: the generator sends on every connection before the server
+/// runs, and the server answers everything before the generator runs. Needs no privilege.
+pub(crate) fn set_batch_policy() -> io::Result<()> {
+    // SAFETY: `sched_param` is a plain C struct of integers, for which all zeroes is a value.
+    let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel only reads `parameters`, which lives until the call returns.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Raises the soft limit of open files to the hard one and returns it.
+pub(crate) fn raise_open_files() -> io::Result<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    }
+    Ok(limit.maximum.unwrap_or(u64::MAX))
+}
+
+/// Has the kernel end this process when the thread that started it ends, however it ends.
+pub(crate) fn die_with_parent() -> io::Result<()> {
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}

@@ -1,0 +1,87 @@
+//! CPU time of a process, to the nanosecond, from `/proc/PID/task/*/schedstat`.
+
+use std::{fs, io};
+
+/// What the scheduler counted for the threads of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Schedstat {
+    /// Nanoseconds on a CPU, in user code and in the kernel.
+    pub(crate) cpu_ns: u64,
+    /// Times that a thread was put on a CPU.
+    pub(crate) runs: u64,
+}
+
+impl Schedstat {
+    /// The sum over the threads that `pid` has now. The time of threads that have ended is not in it,
+    /// so differences are right only while no thread ends.
+    pub(crate) fn of_process(pid: u32) -> io::Result<Self> {
+        let mut sum = Self::default();
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let path = task?.path().join("schedstat");
+            let text = match fs::read_to_string(&path) {
+                Ok(text) => text,
+                // The thread ended since the directory was read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            let thread = Self::parse(&text).ok_or_else(|| {
+                io::Error::other(format!(
+                    "{} reads {text:?}, not three numbers; is CONFIG_SCHED_INFO on?",
+                    path.display()
+                ))
+            })?;
+            sum.cpu_ns += thread.cpu_ns;
+            sum.runs += thread.runs;
+        }
+        Ok(sum)
+    }
+
+    /// What was counted since `earlier`.
+    pub(crate) fn since(self, earlier: Self) -> Self {
+        Self {
+            cpu_ns: self.cpu_ns.saturating_sub(earlier.cpu_ns),
+            runs: self.runs.saturating_sub(earlier.runs),
+        }
+    }
+
+    /// Reads one thread's line: ns on a CPU, ns waiting for one, times put on one.
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split_ascii_whitespace().map(str::parse);
+        let cpu_ns = numbers.next()?.ok()?;
+        let _waiting_ns: u64 = numbers.next()?.ok()?;
+        let runs = numbers.next()?.ok()?;
+        numbers.next().is_none().then_some(Self { cpu_ns, runs })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Schedstat;
+
+    #[test]
+    fn a_line_has_cpu_time_first_and_runs_last() {
+        let expected = Some(Schedstat { cpu_ns: 1_234_567, runs: 42 });
+        assert_eq!(Schedstat::parse("1234567 89 42\n"), expected);
+    }
+
+    #[test]
+    fn anything_but_three_numbers_is_refused() {
+        for text in ["", "1 2", "1 2 3 4", "1 x 3", "-1 2 3"] {
+            assert_eq!(Schedstat::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_works_spends_cpu_time() {
+        // Of this thread alone: other tests' threads end meanwhile, and their time with them.
+        let own = || {
+            let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+            Schedstat::parse(&text).unwrap()
+        };
+        let (before, start) = (own(), std::time::Instant::now());
+        // Counted at the scheduler's ticks, 10 ms apart at most, for a thread that stays on its CPU.
+        while own().since(before).cpu_ns == 0 {
+            assert!(start.elapsed().as_secs() < 10, "no CPU time after 10 s of work");
+        }
+    }
+}

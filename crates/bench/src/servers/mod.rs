@@ -1,0 +1,125 @@
+//! The servers that can be measured: the one table to extend, and what they share.
+
+mod limit_epoll;
+mod limit_uring;
+mod product;
+mod tokio_echo;
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// What a server echoes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    /// Any bytes as they come. Measured with raw messages and with lines.
+    Raw,
+    /// Lines, each ended by `\n`. Measured with `--lines` only.
+    Lines,
+}
+
+/// One row of the table of servers.
+pub(crate) struct Server {
+    /// Name on the command line and in reports.
+    pub(crate) name: &'static str,
+    /// How to start it: the arguments given to this same binary. `--listen` and `--cpu` follow.
+    pub(crate) args: &'static [&'static str],
+    /// What it echoes.
+    pub(crate) speaks: Speaks,
+    /// Runs it in this process until the process ends; called by `serve NAME`.
+    pub(crate) run: Run,
+}
+
+/// How a server is run.
+#[derive(Clone, Copy)]
+pub(crate) enum Run {
+    /// On a listener it is given.
+    On(fn(TcpListener) -> io::Result<()>),
+    /// It binds the address itself and calls [`announce`] when it listens.
+    Itself(fn(SocketAddr) -> io::Result<()>),
+}
+
+/// Every server that `serve` can run and `lockstep` can measure. The first is the yardstick that
+/// the others are divided by.
+///
+/// To add one: a row here, and a function that serves a listener until the process ends.
+pub(crate) const SERVERS: &[Server] = &[
+    Server {
+        name: "limit-uring",
+        args: &["serve", "limit-uring"],
+        speaks: Speaks::Raw,
+        run: Run::On(limit_uring::run),
+    },
+    Server {
+        name: "limit-epoll",
+        args: &["serve", "limit-epoll"],
+        speaks: Speaks::Raw,
+        run: Run::On(limit_epoll::run),
+    },
+    Server { name: "tokio", args: &["serve", "tokio"], speaks: Speaks::Raw, run: Run::On(tokio_echo::run) },
+    Server {
+        name: "ringserve",
+        args: &["serve", "ringserve"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(product::raw),
+    },
+    Server {
+        name: "ringserve-epoll",
+        args: &["serve", "ringserve-epoll"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(product::raw_on_epoll),
+    },
+    Server {
+        name: "ringserve-lines",
+        args: &["serve", "ringserve-lines"],
+        speaks: Speaks::Lines,
+        run: Run::Itself(product::lines),
+    },
+];
+
+/// The row of `name`.
+pub(crate) fn find(name: &str) -> Option<&'static Server> {
+    SERVERS.iter().find(|server| server.name == name)
+}
+
+/// The start of the line by which a server tells the address it is bound to.
+pub(crate) const LISTENING: &str = "listening ";
+
+/// Listens on `address`, prints where, and runs `server` until the process ends.
+pub(crate) fn serve(server: &Server, address: SocketAddr) -> io::Result<()> {
+    match server.run {
+        Run::On(run) => {
+            let listener = listen(address)?;
+            announce(listener.local_addr()?)?;
+            run(listener)
+        }
+        Run::Itself(run) => run(address),
+    }
+}
+
+/// Says where the server listens.
+fn announce(address: SocketAddr) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{LISTENING}{address}")?;
+    stdout.flush()
+}
+
+/// Connections that may wait to be accepted: what `net.core.somaxconn` allows by default, and the
+/// kernel cuts it to that.
+const BACKLOG: i32 = 4096;
+
+/// A non-blocking listener whose accepted sockets inherit `TCP_NODELAY` from it.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if !address.ip().is_loopback() {
+        let why = format!("{address} is not a loopback address; these servers have no limits");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_tcp_nodelay(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}

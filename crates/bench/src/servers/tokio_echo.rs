@@ -1,0 +1,35 @@
+//! The echo that a tokio user writes: a current-thread runtime and a task per connection.
+
+use std::io;
+use std::net::TcpListener;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Bytes of a connection's buffer, the same as a receive buffer of the io_uring servers.
+const BUFFER_BYTES: usize = 16 * 1024;
+
+/// Serves `listener` until the process ends.
+pub(super) fn run(listener: TcpListener) -> io::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(tokio::spawn(echo(stream))),
+                // Out of descriptors: let connections end before the next try.
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    })
+}
+
+/// Sends back what arrives until the peer ends or breaks the connection.
+async fn echo(mut stream: TcpStream) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        match stream.read(&mut buffer).await? {
+            0 => return Ok(()),
+            count => stream.write_all(&buffer[..count]).await?,
+        }
+    }
+}

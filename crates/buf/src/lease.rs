@@ -1,0 +1,223 @@
+//! The right to read received bytes.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::{Deref, Range};
+use core::ptr::NonNull;
+
+use crate::header::Header;
+
+/// An owned window on bytes that do not change: part of a pool buffer, or of a heap block.
+///
+/// Cloning and cutting copy no byte. A lease on a pool buffer pins the whole buffer until it is dropped, as
+/// [`pinned_bytes`](Lease::pinned_bytes) says.
+pub struct Lease {
+    /// `None` exactly when the lease pins nothing, and then `len` is 0.
+    header: Option<NonNull<Header>>,
+    /// The first byte; dangling where `header` is `None`.
+    data: NonNull<u8>,
+    len: u32,
+}
+
+impl Lease {
+    /// A lease of no bytes, which pins nothing.
+    #[inline]
+    pub const fn empty() -> Lease {
+        Lease { header: None, data: NonNull::dangling(), len: 0 }
+    }
+
+    /// The header counted this lease already.
+    #[inline]
+    pub(crate) fn new(header: NonNull<Header>, data: NonNull<u8>, len: usize) -> Lease {
+        Lease { header: Some(header), data, len: len as u32 }
+    }
+
+    /// A lease on a copy of `bytes` on the heap.
+    pub fn copy_of(bytes: &[u8]) -> Lease {
+        Lease::from(bytes.to_vec())
+    }
+
+    /// Bytes of memory this lease keeps from being used otherwise: the size of its buffer or heap block, shared
+    /// with the other leases on it.
+    #[inline]
+    pub fn pinned_bytes(&self) -> usize {
+        // SAFETY: this lease lives.
+        self.header.map_or(0, |header| unsafe { Header::pinned_bytes(header) })
+    }
+
+    /// True if this lease pins a pool buffer.
+    #[inline]
+    pub fn is_pooled(&self) -> bool {
+        // SAFETY: this lease keeps the header alive.
+        self.header.is_some_and(|header| unsafe { header.as_ref() }.is_pooled())
+    }
+
+    /// A second lease on part of the bytes.
+    ///
+    /// # Panics
+    /// If the range lies outside.
+    #[inline]
+    pub fn slice(&self, range: Range<usize>) -> Lease {
+        let mut part = self.clone();
+        part.truncate(range.end);
+        part.advance(range.start);
+        part
+    }
+
+    /// Drops the first `count` bytes from view.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.len(), "lease of {} bytes advanced by {count}", self.len());
+        // SAFETY: count is at most len, so the result is inside or one past the end of the same block.
+        self.data = unsafe { self.data.add(count) };
+        self.len -= count as u32;
+    }
+
+    /// Drops all but the first `len` bytes from view.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        assert!(len <= self.len(), "lease of {} bytes truncated to {len}", self.len());
+        self.len = len as u32;
+    }
+}
+
+impl From<Vec<u8>> for Lease {
+    /// # Panics
+    /// If there are 4 GiB or more.
+    fn from(bytes: Vec<u8>) -> Lease {
+        if bytes.is_empty() {
+            return Lease::empty();
+        }
+        let len = bytes.len();
+        assert!(u32::try_from(len).is_ok(), "a lease is smaller than 4 GiB");
+        let (header, data) = Header::of_heap(bytes);
+        Lease::new(header, data, len)
+    }
+}
+
+impl Default for Lease {
+    fn default() -> Lease {
+        Lease::empty()
+    }
+}
+
+impl Clone for Lease {
+    #[inline]
+    fn clone(&self) -> Lease {
+        if let Some(header) = self.header {
+            // SAFETY: this lease keeps the header alive.
+            unsafe { header.as_ref() }.cloned();
+        }
+        Lease { header: self.header, data: self.data, len: self.len }
+    }
+}
+
+impl Drop for Lease {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(header) = self.header {
+            // SAFETY: this lease is given up, here and once.
+            unsafe { Header::dropped(header) };
+        }
+    }
+}
+
+impl Deref for Lease {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `data` and `len` lie within the block of the header (checked by advance and truncate), or len is
+        // 0 and data dangles, which is allowed. The block is initialised and stays while a lease lives. It is not
+        // written: a heap block is never changed; in a pool buffer leases cover only bytes below `filled`, which
+        // the kernel side leaves alone while a lease lives (invariant of `Header`).
+        unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
+    }
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({} bytes", self.len)?;
+        f.write_str(if self.is_pooled() { " of a buffer)" } else { ")" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Pool, PoolConfig};
+
+    #[test]
+    fn a_lease_is_cut_without_copying_and_outlives_its_pool_handle() {
+        let config = PoolConfig { buffer_bytes: 64, buffers_max: 1, poison: true };
+        let (pool, mut side) = Pool::new(config).unwrap();
+        let id = side.lend().unwrap();
+        side.spare(id)[..11].copy_from_slice(b"hello world");
+        let whole = side.received(id, 11, true);
+        let world = whole.slice(6..11);
+        assert_eq!(world.as_ptr(), whole[6..].as_ptr());
+        assert_eq!((world.pinned_bytes(), world.is_pooled()), (64, true));
+        drop((whole, pool, side));
+        assert_eq!(&*world, b"world");
+    }
+
+    #[test]
+    fn a_freed_buffer_is_poisoned_and_zeroed_memory_is_what_a_new_one_shows() {
+        let config = PoolConfig { buffer_bytes: 64, buffers_max: 1, poison: true };
+        let (_pool, mut side) = Pool::new(config).unwrap();
+        let id = side.lend().unwrap();
+        assert!(side.spare(id).iter().all(|byte| *byte == 0));
+        drop(side.received(id, 3, true));
+        assert_eq!(side.lend(), Some(id));
+        assert_eq!(&side.spare(id)[..4], &[0xDD, 0xDD, 0xDD, 0]);
+    }
+
+    #[test]
+    fn heap_and_empty_leases_behave_alike() {
+        let mut heap = Lease::copy_of(b"abcdef");
+        heap.advance(2);
+        let part = heap.slice(1..3);
+        drop(heap);
+        assert_eq!((&*part, part.is_pooled()), (&b"de"[..], false));
+        assert_eq!((Lease::from(Vec::new()).len(), Lease::empty().pinned_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_pool_lives_as_long_as_any_lease_and_takes_its_buffers_back_in_any_order() {
+        let (pool, mut side) =
+            Pool::new(PoolConfig { buffer_bytes: 64, buffers_max: 2, poison: true }).unwrap();
+        let (a, b) = (side.lend().unwrap(), side.lend().unwrap());
+        let (first, second) = (side.received(a, 3, true), side.received(b, 3, false));
+        let third = side.received(b, 3, false);
+        drop(second);
+        side.take_back(b);
+        drop(first);
+        assert_eq!(pool.counts().leased, 1);
+        pool.invariants();
+        drop((pool, side));
+        assert_eq!(&*third, &[0; 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "advanced by 4")]
+    fn a_cut_outside_of_a_lease_panics() {
+        Lease::copy_of(b"abc").advance(4);
+    }
+
+    #[test]
+    fn a_lease_is_three_words() {
+        assert_eq!(size_of::<Lease>(), 3 * size_of::<usize>());
+    }
+}

@@ -1,0 +1,34 @@
+//! Receive memory: a pool of equal buffers that are lent to the kernel, and leases on what it wrote.
+//!
+//! ```text
+//!            lend                     received (last)
+//!   free ───────────▶ with the kernel ───────────────▶ leased ──▶ free
+//!     ▲                    │   ▲ │                        │
+//!     │     take_back      │   └─┘ received (more)        │ last lease dropped
+//!     └────────────────────┘                              │
+//!     └───────────────────────────────────────────────────┘
+//! ```
+//!
+//! A [`Pool`] is one core's. Its [`KernelSide`] exists once and belongs to the driver: it lends buffers and
+//! turns what arrived into a [`Lease`]. A lease is an owned, cheaply cloned window on received bytes; when
+//! the last one on a buffer is dropped the buffer goes back on top of the free list, so that the buffer used
+//! next is the one that is warm in the cache.
+//!
+//! Memory is taken from the system in chunks, the first one when the first buffer is lent, and is zeroed, so
+//! that a lease can never show bytes that were not received here.
+//!
+//! This crate knows no kernel: the whole of it runs under Miri.
+
+#![no_std]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod header;
+mod lease;
+mod pool;
+mod region;
+
+pub use lease::Lease;
+pub use pool::{CHUNK_BUFFERS, Counts, KernelSide, Pool, PoolConfig, PoolError};

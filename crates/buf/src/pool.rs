@@ -1,0 +1,461 @@
+//! The pool: which buffer is free, with the kernel, or leased.
+
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::fmt;
+use core::ptr::NonNull;
+
+use crate::header::{Header, WITH_KERNEL};
+use crate::lease::Lease;
+use crate::region::Region;
+
+/// Buffers that are taken from the system at once: 1 MiB at the default size, small beside the pool's limit
+/// and large enough that growing is rare.
+pub const CHUNK_BUFFERS: usize = 64;
+
+/// Buffer ids are 16 bits wide in the kernel's interface, and a buffer ring has at most 2^15 entries.
+const BUFFERS_LIMIT: usize = 1 << 15;
+
+/// Size and bounds of a [`Pool`].
+#[derive(Clone, Copy, Debug)]
+pub struct PoolConfig {
+    /// Bytes in one buffer, 64 to 16 MiB. 16 KiB by default: a 16 KiB echo through 2 KiB buffers costs four to
+    /// five times the CPU.
+    pub buffer_bytes: usize,
+    /// The most buffers the pool ever holds, 1 to 32768. Memory is taken in chunks as it is needed.
+    pub buffers_max: usize,
+    /// Overwrites a buffer with `0xDD` when it is freed, so that a test sees bytes that are read too late.
+    pub poison: bool,
+}
+
+impl Default for PoolConfig {
+    fn default() -> PoolConfig {
+        PoolConfig { buffer_bytes: 16 * 1024, buffers_max: 4096, poison: false }
+    }
+}
+
+/// Why a pool cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolError {
+    /// `buffer_bytes` is outside of 64 to 16 MiB.
+    BufferBytes(usize),
+    /// `buffers_max` is outside of 1 to 32768.
+    BuffersMax(usize),
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PoolError::BufferBytes(n) => write!(f, "buffer_bytes is {n}; it must be 64 to 16777216"),
+            PoolError::BuffersMax(n) => write!(f, "buffers_max is {n}; it must be 1 to {BUFFERS_LIMIT}"),
+        }
+    }
+}
+
+impl core::error::Error for PoolError {}
+
+/// Where the buffers of a pool are. `total == free + with_kernel + leased` always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Buffers taken from the system so far.
+    pub total: usize,
+    /// Buffers nobody uses.
+    pub free: usize,
+    /// Buffers the kernel may write into, leased in part or not.
+    pub with_kernel: usize,
+    /// Buffers pinned by a lease and no longer with the kernel.
+    pub leased: usize,
+}
+
+/// Buffers that were taken from the system together.
+struct Chunk {
+    memory: Region,
+    headers: Box<[Header]>,
+}
+
+pub(crate) struct Inner {
+    config: PoolConfig,
+    /// Chunk `n` holds buffers `n * CHUNK_BUFFERS` and up; `None` where memory was given back. A chunk goes only
+    /// while all its buffers are free, so the header of a buffer in use stays where it is.
+    chunks: RefCell<Vec<Option<Chunk>>>,
+    /// Used last in, first out.
+    free: RefCell<Vec<u16>>,
+    total: Cell<usize>,
+    with_kernel: Cell<usize>,
+}
+
+impl Inner {
+    /// Header and memory of a buffer, if its chunk is there.
+    #[inline]
+    fn buffer(&self, id: u16) -> Option<(NonNull<Header>, NonNull<u8>)> {
+        let (chunk, index) = (usize::from(id) / CHUNK_BUFFERS, usize::from(id) % CHUNK_BUFFERS);
+        let chunks = self.chunks.borrow();
+        let chunk = chunks.get(chunk)?.as_ref()?;
+        let header = chunk.headers.get(index)?;
+        Some((NonNull::from(header), chunk.memory.at(index * self.config.buffer_bytes)))
+    }
+
+    /// How many buffers chunk `n` has: the last one may be cut short by `buffers_max`.
+    fn chunk_buffers(&self, chunk: usize) -> usize {
+        (self.config.buffers_max - chunk * CHUNK_BUFFERS).min(CHUNK_BUFFERS)
+    }
+
+    /// Takes one more chunk from the system; false at the limit or when the system refuses.
+    fn grow(self: &Rc<Inner>) -> bool {
+        let mut chunks = self.chunks.borrow_mut();
+        let chunks_max = self.config.buffers_max.div_ceil(CHUNK_BUFFERS);
+        let chunk = chunks.iter().position(Option::is_none).unwrap_or(chunks.len());
+        if chunk >= chunks_max {
+            return false;
+        }
+        let count = self.chunk_buffers(chunk);
+        let Some(memory) = Region::new(count * self.config.buffer_bytes) else { return false };
+        let first = chunk * CHUNK_BUFFERS;
+        let headers =
+            (first..first + count).map(|id| Header::of_buffer(Rc::as_ptr(self), id as u16)).collect();
+        let grown = Some(Chunk { memory, headers });
+        if chunk == chunks.len() {
+            chunks.push(grown);
+        } else {
+            chunks[chunk] = grown;
+        }
+        self.free.borrow_mut().extend((first..first + count).rev().map(|id| id as u16));
+        self.total.set(self.total.get() + count);
+        true
+    }
+
+    /// Puts a buffer that nobody uses any more on top of the free list.
+    pub(crate) fn free(&self, id: u16) {
+        let Some((header, data)) = self.buffer(id) else { return };
+        // SAFETY: the header lives in a chunk of this pool, which `buffer` just found.
+        let header = unsafe { header.as_ref() };
+        debug_assert_eq!(header.state.get(), 0);
+        if self.config.poison {
+            // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nobody else reads or
+            // writes it, and `filled` never exceeds the buffer's size.
+            unsafe { data.write_bytes(0xDD, header.filled.get() as usize) };
+        }
+        header.filled.set(0);
+        self.free.borrow_mut().push(id);
+    }
+
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.config.buffer_bytes
+    }
+}
+
+/// One core's receive memory. Clones are handles on the same pool.
+#[derive(Clone)]
+pub struct Pool {
+    inner: Rc<Inner>,
+}
+
+impl Pool {
+    /// Makes a pool and the one [`KernelSide`] of it. No buffer memory is taken yet.
+    pub fn new(config: PoolConfig) -> Result<(Pool, KernelSide), PoolError> {
+        if !(64..=16 << 20).contains(&config.buffer_bytes) {
+            return Err(PoolError::BufferBytes(config.buffer_bytes));
+        }
+        if !(1..=BUFFERS_LIMIT).contains(&config.buffers_max) {
+            return Err(PoolError::BuffersMax(config.buffers_max));
+        }
+        let inner = Rc::new(Inner {
+            config,
+            chunks: RefCell::default(),
+            free: RefCell::default(),
+            total: Cell::new(0),
+            with_kernel: Cell::new(0),
+        });
+        Ok((Pool { inner: inner.clone() }, KernelSide { inner }))
+    }
+
+    /// Bytes in one buffer.
+    pub fn buffer_bytes(&self) -> usize {
+        self.inner.config.buffer_bytes
+    }
+
+    /// The most buffers this pool may hold.
+    pub fn buffers_max(&self) -> usize {
+        self.inner.config.buffers_max
+    }
+
+    /// Where the buffers are, in constant time.
+    #[inline]
+    pub fn counts(&self) -> Counts {
+        let (total, free) = (self.inner.total.get(), self.inner.free.borrow().len());
+        let with_kernel = self.inner.with_kernel.get();
+        Counts { total, free, with_kernel, leased: total - free - with_kernel }
+    }
+
+    /// How many buffers could be lent now: free ones and those not yet taken from the system.
+    pub fn available(&self) -> usize {
+        let counts = self.counts();
+        counts.free + self.inner.config.buffers_max - counts.total
+    }
+
+    /// Gives chunks in which every buffer is free back to the system, but for the first `keep` chunks.
+    pub fn trim(&self, keep: usize) {
+        let inner = &self.inner;
+        let mut chunks = inner.chunks.borrow_mut();
+        for (n, slot) in chunks.iter_mut().enumerate().skip(keep) {
+            let all_free = |chunk: &mut Chunk| chunk.headers.iter().all(|header| header.state.get() == 0);
+            if let Some(chunk) = slot.take_if(all_free) {
+                let first = n * CHUNK_BUFFERS;
+                let gone = first..first + chunk.headers.len();
+                inner.total.set(inner.total.get() - gone.len());
+                inner.free.borrow_mut().retain(|id| !gone.contains(&usize::from(*id)));
+            }
+        }
+    }
+
+    /// Recounts every buffer and panics if one is in two places or in none. Linear in the number of buffers.
+    pub fn invariants(&self) {
+        let inner = &self.inner;
+        let mut free: Vec<u16> = inner.free.borrow().clone();
+        free.sort_unstable();
+        let freed = free.len();
+        free.dedup();
+        assert_eq!(free.len(), freed, "a buffer is on the free list twice");
+        let (mut in_use, mut with_kernel) = (0, 0);
+        for header in inner.chunks.borrow().iter().flatten().flat_map(|chunk| &chunk.headers) {
+            let used = header.state.get() != 0;
+            assert_eq!(
+                used,
+                free.binary_search(&header.id).is_err(),
+                "buffer {} is free and in use",
+                header.id
+            );
+            in_use += usize::from(used);
+            with_kernel += usize::from(header.state.get() & WITH_KERNEL != 0);
+        }
+        assert_eq!(with_kernel, inner.with_kernel.get(), "buffers with the kernel");
+        assert_eq!(in_use + freed, inner.total.get(), "a buffer is lost");
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("config", &self.inner.config).field("counts", &self.counts()).finish()
+    }
+}
+
+/// The driver's side of a [`Pool`]: lends buffers to a kernel and takes what arrived.
+///
+/// There is one for each pool. Whoever passes an [`address`](KernelSide::address) to something that writes
+/// there promises that it writes only while the buffer is lent, only at and above the bytes already reported
+/// through [`received`](KernelSide::received), and that a range is reported only once it is written.
+pub struct KernelSide {
+    inner: Rc<Inner>,
+}
+
+impl KernelSide {
+    /// A handle on the pool.
+    pub fn pool(&self) -> Pool {
+        Pool { inner: self.inner.clone() }
+    }
+
+    /// Lends the buffer that was freed last, growing the pool if none is free. `None` at `buffers_max`, or
+    /// when the system has no memory.
+    #[inline]
+    pub fn lend(&mut self) -> Option<u16> {
+        let inner = &self.inner;
+        let mut popped = inner.free.borrow_mut().pop();
+        if popped.is_none() && inner.grow() {
+            popped = inner.free.borrow_mut().pop();
+        }
+        let id = popped?;
+        let (header, _) = inner.buffer(id)?;
+        // SAFETY: the header lives in a chunk of this pool, which `buffer` just found.
+        unsafe { header.as_ref() }.state.set(WITH_KERNEL);
+        inner.with_kernel.set(inner.with_kernel.get() + 1);
+        Some(id)
+    }
+
+    /// Where a lent buffer starts; it is [`Pool::buffer_bytes`] long. It stays valid while the buffer is lent
+    /// and the pool, this side of it or a lease lives.
+    pub fn address(&self, id: u16) -> *mut u8 {
+        self.lent(id).1.as_ptr()
+    }
+
+    /// True if the buffer is with the kernel.
+    pub fn is_lent(&self, id: u16) -> bool {
+        self.find_lent(id).is_some()
+    }
+
+    #[inline]
+    fn find_lent(&self, id: u16) -> Option<(&Header, NonNull<u8>)> {
+        let (header, data) = self.inner.buffer(id)?;
+        // SAFETY: the header lives in a chunk of this pool; it goes only in `trim` while the buffer is free, which
+        // it is not as long as it is lent, and taking it back needs `&mut self`.
+        let header = unsafe { header.as_ref() };
+        (header.state.get() & WITH_KERNEL != 0).then_some((header, data))
+    }
+
+    #[inline]
+    fn lent(&self, id: u16) -> (&Header, NonNull<u8>) {
+        match self.find_lent(id) {
+            Some(found) => found,
+            None => panic!("buffer {id} is not lent"),
+        }
+    }
+
+    /// `len` more bytes were written to a lent buffer, right behind those reported before. With `last` the
+    /// kernel is done with the buffer; without, it goes on writing behind them (incremental consumption).
+    ///
+    /// # Panics
+    /// If the buffer is not lent, or `len` exceeds what is left of it: then the memory can no longer be trusted.
+    #[inline]
+    pub fn received(&mut self, id: u16, len: usize, last: bool) -> Lease {
+        let (header, data) = self.lent(id);
+        let start = header.filled.get() as usize;
+        assert!(len <= self.inner.config.buffer_bytes - start, "buffer {id} received more than it holds");
+        header.filled.set((start + len) as u32);
+        let state = header.state.get();
+        if state == WITH_KERNEL {
+            // The first lease on this buffer holds the pool for all of them; the last one lets it go.
+            core::mem::forget(self.inner.clone());
+        }
+        header.state.set(if last { (state + 1) & !WITH_KERNEL } else { state + 1 });
+        // SAFETY: start is at most the buffer's size and the buffer lies in one allocation.
+        let data = unsafe { data.add(start) };
+        let lease = Lease::new(NonNull::from(header), data, len);
+        if last {
+            self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
+        }
+        lease
+    }
+
+    /// The kernel is done with a lent buffer and reports no further byte of it.
+    ///
+    /// # Panics
+    /// If the buffer is not lent.
+    pub fn take_back(&mut self, id: u16) {
+        let (header, _) = self.lent(id);
+        let left = header.state.get() & !WITH_KERNEL;
+        header.state.set(left);
+        self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
+        if left == 0 {
+            self.inner.free(id);
+        }
+    }
+
+    /// The part of a lent buffer that was not reported yet, for drivers that write it themselves (epoll, a
+    /// simulated kernel).
+    pub fn spare(&mut self, id: u16) -> &mut [u8] {
+        let (header, data) = self.lent(id);
+        let filled = header.filled.get() as usize;
+        // SAFETY: filled is at most the buffer's size.
+        let data = unsafe { data.add(filled) };
+        let len = self.inner.config.buffer_bytes - filled;
+        // SAFETY: the range is initialised (zeroed at allocation) and inside the buffer; leases cover only bytes
+        // below `filled`; `&mut self` on the pool's only `KernelSide` keeps a second slice away; and a caller
+        // that gave the address to a kernel promised to let only that one write.
+        unsafe { core::slice::from_raw_parts_mut(data.as_ptr(), len) }
+    }
+}
+
+impl fmt::Debug for KernelSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KernelSide").field(&self.pool()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    fn small(buffers_max: usize) -> (Pool, KernelSide) {
+        Pool::new(PoolConfig { buffer_bytes: 64, buffers_max, poison: true }).unwrap()
+    }
+
+    #[test]
+    fn the_buffer_freed_last_is_lent_next() {
+        let (pool, mut side) = small(8);
+        let (a, b) = (side.lend().unwrap(), side.lend().unwrap());
+        side.take_back(a);
+        side.take_back(b);
+        assert_eq!(side.lend(), Some(b));
+        assert_eq!(side.lend(), Some(a));
+        pool.invariants();
+    }
+
+    #[test]
+    fn a_pool_ends_at_its_limit_and_goes_on_when_a_lease_is_dropped() {
+        let (pool, mut side) = small(2);
+        let a = side.lend().unwrap();
+        side.lend().unwrap();
+        assert_eq!((side.lend(), pool.available()), (None, 0));
+        let lease = side.received(a, 10, true);
+        assert_eq!(pool.counts(), Counts { total: 2, free: 0, with_kernel: 1, leased: 1 });
+        drop(lease);
+        assert_eq!(side.lend(), Some(a));
+    }
+
+    #[test]
+    fn an_incremental_buffer_is_free_only_after_the_kernel_and_every_lease() {
+        let (pool, mut side) = small(1);
+        let id = side.lend().unwrap();
+        side.spare(id)[..5].copy_from_slice(b"first");
+        let first = side.received(id, 5, false);
+        side.spare(id)[..6].copy_from_slice(b"second");
+        let second = side.received(id, 6, true);
+        assert_eq!((&*first, &*second), (&b"first"[..], &b"second"[..]));
+        drop(first);
+        assert_eq!(side.lend(), None);
+        drop(second);
+        assert_eq!(side.lend(), Some(id));
+        assert_eq!(side.spare(id).len(), 64);
+        pool.invariants();
+    }
+
+    #[test]
+    #[should_panic(expected = "not lent")]
+    fn a_buffer_that_arrives_twice_is_noticed() {
+        let (_pool, mut side) = small(1);
+        let id = side.lend().unwrap();
+        drop(side.received(id, 1, true));
+        drop(side.received(id, 1, true));
+    }
+
+    #[test]
+    #[should_panic(expected = "more than it holds")]
+    fn a_length_beyond_the_buffer_is_noticed() {
+        let (_pool, mut side) = small(1);
+        let id = side.lend().unwrap();
+        drop(side.received(id, 65, true));
+    }
+
+    #[test]
+    fn trimming_gives_back_only_chunks_nobody_uses() {
+        let (pool, mut side) = small(4 * CHUNK_BUFFERS);
+        let lent: Vec<u16> = std::iter::from_fn(|| side.lend()).collect();
+        assert_eq!(lent.len(), 4 * CHUNK_BUFFERS);
+        let mut kept = None;
+        for id in lent {
+            if usize::from(id) == 2 * CHUNK_BUFFERS + 3 {
+                kept = Some(side.received(id, 4, true));
+            } else {
+                side.take_back(id);
+            }
+        }
+        pool.trim(1);
+        assert_eq!(pool.counts().total, 2 * CHUNK_BUFFERS);
+        pool.invariants();
+        drop(kept);
+        pool.trim(0);
+        assert_eq!(pool.counts(), Counts::default());
+        assert!(side.lend().is_some(), "a trimmed pool grows again");
+        pool.invariants();
+    }
+
+    #[test]
+    fn sizes_out_of_range_are_refused_with_the_value() {
+        let tiny = PoolConfig { buffer_bytes: 63, ..PoolConfig::default() };
+        assert_eq!(Pool::new(tiny).unwrap_err(), PoolError::BufferBytes(63));
+        let none = PoolConfig { buffers_max: 0, ..PoolConfig::default() };
+        assert_eq!(Pool::new(none).unwrap_err().to_string(), "buffers_max is 0; it must be 1 to 32768");
+    }
+}

@@ -1,0 +1,44 @@
+//! One zeroed, page-aligned allocation that holds the buffers of a chunk.
+
+use alloc::alloc::{Layout, alloc_zeroed, dealloc};
+use core::ptr::NonNull;
+
+/// Buffers start on a page of this size, so that a 16 KiB buffer touches four pages and not five.
+const PAGE: usize = 4096;
+
+/// A page-aligned stretch of zeroed memory, given back when dropped.
+pub(crate) struct Region {
+    /// What the allocator returned.
+    allocation: NonNull<u8>,
+    layout: Layout,
+    /// Offset of the first page boundary in the allocation.
+    skip: usize,
+}
+
+impl Region {
+    /// Allocates `bytes` of zeroed memory, or `None` if the system refuses.
+    ///
+    /// It asks for one page more than needed at natural alignment and aligns by hand: `alloc_zeroed` with a
+    /// large alignment clears the memory itself, which would make every page resident at once.
+    pub(crate) fn new(bytes: usize) -> Option<Region> {
+        let layout = Layout::from_size_align(bytes.checked_add(PAGE)?, 16).ok()?;
+        // SAFETY: the layout's size is at least PAGE, so it is not zero.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let skip = allocation.as_ptr().align_offset(PAGE).min(PAGE);
+        Some(Region { allocation, layout, skip })
+    }
+
+    /// The address `offset` bytes into the aligned part. Panics if it lies outside.
+    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.layout.size() - PAGE, "offset outside of the region");
+        // SAFETY: skip is at most PAGE and offset is below size - PAGE, so the sum stays inside the allocation.
+        unsafe { self.allocation.add(self.skip + offset) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout and not freed since; `Region` is not `Clone`.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
+    }
+}

@@ -1,0 +1,182 @@
+//! What leaves in one send.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use ringserve_buf::Lease;
+
+/// The most leases in one batch: with the copied bytes between them at most 129 pieces, far below the
+/// kernel's 1024. What comes after is copied.
+const LENT_MAX: usize = 64;
+
+/// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of replies.
+const KEPT_BYTES_MAX: usize = 64 * 1024;
+
+/// Bytes on their way to one peer, in order: copied ones in one block, and leases lent in between.
+///
+/// A batch is moved into its [`Op::Send`](crate::Op::Send) and comes back in its completion, advanced by what
+/// was sent. While an operation holds it nobody else can touch its memory.
+///
+/// ```
+/// use ringserve_buf::Lease;
+/// use ringserve_core::Batch;
+///
+/// let mut batch = Batch::new();
+/// batch.put(b"5:");
+/// batch.lend(Lease::copy_of(b"hello"));
+/// batch.put(b",");
+/// batch.advance(3);
+/// let pieces: Vec<&[u8]> = batch.pieces().collect();
+/// assert_eq!(pieces, [&b"ello"[..], b","]);
+/// ```
+#[derive(Default)]
+pub struct Batch {
+    copied: Vec<u8>,
+    /// Each lease leaves right before the copied byte at its position. Positions never fall.
+    lent: Vec<(usize, Lease)>,
+    /// Bytes of all leases.
+    lent_bytes: usize,
+    /// Bytes from the start that left already.
+    sent: usize,
+}
+
+impl Batch {
+    /// An empty batch, which holds no memory.
+    pub const fn new() -> Batch {
+        Batch { copied: Vec::new(), lent: Vec::new(), lent_bytes: 0, sent: 0 }
+    }
+
+    /// Appends a copy of `bytes`.
+    #[inline]
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.copied.extend_from_slice(bytes);
+    }
+
+    /// Appends `lease` without copying it; it stays pinned until it is sent.
+    pub fn lend(&mut self, lease: Lease) {
+        if lease.is_empty() {
+            return;
+        }
+        if self.lent.len() == LENT_MAX {
+            return self.put(&lease);
+        }
+        self.lent_bytes += lease.len();
+        self.lent.push((self.copied.len(), lease));
+    }
+
+    /// The bytes that have not left yet.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.copied.len() + self.lent_bytes - self.sent
+    }
+
+    /// True if nothing is left to send.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of memory held: the room of the copied block and what the leases pin.
+    pub fn held_bytes(&self) -> usize {
+        self.copied.capacity() + self.lent.iter().map(|(_, lease)| lease.pinned_bytes()).sum::<usize>()
+    }
+
+    /// Counts `bytes` as sent.
+    ///
+    /// # Panics
+    /// If fewer are left.
+    #[inline]
+    pub fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.len(), "batch of {} bytes advanced by {bytes}", self.len());
+        self.sent += bytes;
+    }
+
+    /// The bytes left, if they lie in one piece: the usual case, worth a plain send.
+    #[inline]
+    pub fn single(&self) -> Option<&[u8]> {
+        if self.lent.is_empty() {
+            return Some(&self.copied[self.sent..]);
+        }
+        let mut pieces = self.pieces();
+        let first = pieces.next().unwrap_or_default();
+        pieces.next().is_none().then_some(first)
+    }
+
+    /// The bytes left, piece by piece, none of them empty.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let mut copied_from = 0;
+        let mut skip = self.sent;
+        let between = self.lent.iter().flat_map(move |(position, lease)| {
+            let copied = &self.copied[copied_from..*position];
+            copied_from = *position;
+            [copied, &**lease]
+        });
+        let tail = self.lent.last().map_or(0, |(position, _)| *position);
+        between.chain([&self.copied[tail..]]).filter_map(move |piece| {
+            let cut = skip.min(piece.len());
+            skip -= cut;
+            (cut < piece.len()).then(|| &piece[cut..])
+        })
+    }
+
+    /// Empties the batch for the next use: leases are dropped, the copied block is kept up to 64 KiB.
+    pub fn clear(&mut self) {
+        self.copied.clear();
+        self.copied.shrink_to(KEPT_BYTES_MAX);
+        self.lent.clear();
+        self.lent_bytes = 0;
+        self.sent = 0;
+    }
+
+    /// Panics if the parts disagree.
+    pub fn invariants(&self) {
+        assert!(self.lent.is_sorted_by_key(|(position, _)| *position));
+        assert!(self.lent.iter().all(|(position, _)| *position <= self.copied.len()));
+        assert_eq!(self.lent_bytes, self.lent.iter().map(|(_, lease)| lease.len()).sum::<usize>());
+        assert_eq!(self.pieces().map(<[u8]>::len).sum::<usize>(), self.len());
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Batch({} bytes left, {} leases)", self.len(), self.lent.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pieces_are_what_was_put_and_lent_less_what_was_sent(
+            parts in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..20)), 0..90),
+            sent in 0.0..=1.0f64,
+        ) {
+            let mut batch = Batch::new();
+            let mut expected = Vec::new();
+            for (lend, bytes) in &parts {
+                if *lend { batch.lend(Lease::copy_of(bytes)) } else { batch.put(bytes) }
+                expected.extend_from_slice(bytes);
+            }
+            let cut = (expected.len() as f64 * sent) as usize;
+            batch.advance(cut);
+            batch.invariants();
+            let left: Vec<u8> = batch.pieces().flatten().copied().collect();
+            prop_assert_eq!(&left[..], &expected[cut..]);
+            if let Some(single) = batch.single() {
+                prop_assert_eq!(single, &expected[cut..]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cleared_batch_keeps_a_bounded_room() {
+        let mut batch = Batch::new();
+        batch.put(&[0; 200_000]);
+        batch.lend(Lease::copy_of(b"x"));
+        batch.clear();
+        assert!(batch.is_empty() && batch.held_bytes() <= KEPT_BYTES_MAX);
+    }
+}

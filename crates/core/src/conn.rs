@@ -1,0 +1,247 @@
+//! One connection's state.
+//!
+//! ```text
+//!            finish                outbox empty              nothing in flight
+//!   Open ─────────────▶ Draining ─────────────────▶ Closing ───────────────────▶ free slot
+//!     │                    │                           ▲
+//!     └────────────────────┴── abort, reset, error ────┘
+//! ```
+//!
+//! * *Open*: frames go to the service, replies leave. It stays open after the peer's FIN until every frame
+//!   is answered.
+//! * *Draining*: no frame is handed out, what is queued leaves, input is thrown away.
+//! * *Closing*: the service is done with it (`Event::Ended`). In an orderly close FIN is sent and input is
+//!   thrown away until the peer closes too or the linger limit is over; then everything in flight is stopped and
+//!   awaited, the socket is closed, and only then the slot is free.
+
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+use core::time::Duration;
+
+use crate::inbox::Inbox;
+use crate::link::{Block, Link};
+use crate::wheel::{step_at, steps_for};
+use crate::{CloseReason, ConnId, Limits, Time};
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Open,
+    Draining,
+    Closing,
+}
+
+/// [`Limits`] in steps of the wheel; those that are off are never reached.
+pub(crate) struct Times {
+    first_frame: u32,
+    pub idle: u32,
+    pub write_stalled: u32,
+    linger: u32,
+}
+
+/// No timer is set, no limit is near, no handler is parked.
+pub(crate) const NEVER: u32 = u32::MAX;
+
+impl Times {
+    pub(crate) fn new(limits: &Limits) -> Times {
+        let steps = |limit: Option<Duration>| limit.map_or(NEVER, steps_for);
+        Times {
+            first_frame: steps(limits.first_frame),
+            idle: steps(limits.idle),
+            write_stalled: steps(limits.write_stalled),
+            linger: steps_for(limits.linger),
+        }
+    }
+}
+
+/// What a limit that is over leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// The peer had its time to close too.
+    Linger,
+    /// The send in flight makes no progress, or so it seems.
+    Write,
+    Close(CloseReason),
+}
+
+/// What a shard knows of a connection beside its [`Block`].
+pub(crate) struct Conn<S> {
+    /// `None` exactly when Closing: the service has it back then.
+    pub block: Option<Rc<Block<S>>>,
+    /// Bytes that are not frames yet, if there are any.
+    pub inbox: Option<Box<Inbox>>,
+    /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
+    pub reason: Option<Box<CloseReason>>,
+    pub state: State,
+    /// A receive is in flight.
+    pub receiving: bool,
+    /// ... and was told to stop.
+    pub receive_stopping: bool,
+    /// Receiving is held back because the inbox is full.
+    pub paused: bool,
+    /// The peer sent FIN, or receiving failed: nothing more will arrive.
+    pub input_ended: bool,
+    /// A send is in flight.
+    pub sending: bool,
+    /// ... and was told to stop.
+    pub send_stopping: bool,
+    /// No frame is handed out until the outbox falls below its low mark.
+    pub held_back: bool,
+    /// `Service::open` accepted it.
+    pub opened: bool,
+    /// A whole frame arrived.
+    pub frame_seen: bool,
+    /// On the list of connections with bytes left for the next turn.
+    pub runnable: bool,
+    /// The shard drains: close as soon as nothing is owed.
+    pub drain: bool,
+    /// Closing waits for the peer's FIN.
+    pub lingering: bool,
+    /// Closing with RST.
+    pub aborting: bool,
+    /// A shutdown is in flight.
+    pub shutting: bool,
+    /// FIN was asked for.
+    pub shut: bool,
+    /// The close is in flight.
+    pub close_sent: bool,
+    /// The parked handler, as the caller names it, or [`NEVER`].
+    pub handler: u32,
+    /// The step for which the connection's timer is set, or [`NEVER`].
+    pub timer: u32,
+    /// The step in which it was adopted.
+    pub opened_at: u32,
+    /// ... in which a byte went either way, or a handler finished.
+    pub active_at: u32,
+    /// ... in which the send in flight last made progress; in Closing, in which that began.
+    pub send_at: u32,
+}
+
+impl<S> Conn<S> {
+    pub(crate) fn new(block: Rc<Block<S>>, now: Time) -> Conn<S> {
+        let now = step_at(now);
+        Conn {
+            block: Some(block),
+            inbox: None,
+            reason: None,
+            state: State::Open,
+            receiving: false,
+            receive_stopping: false,
+            paused: false,
+            input_ended: false,
+            sending: false,
+            send_stopping: false,
+            held_back: false,
+            opened: false,
+            frame_seen: false,
+            runnable: false,
+            drain: false,
+            lingering: false,
+            aborting: false,
+            shutting: false,
+            shut: false,
+            close_sent: false,
+            handler: NEVER,
+            timer: NEVER,
+            opened_at: now,
+            active_at: now,
+            send_at: now,
+        }
+    }
+
+    /// The link, until Closing.
+    pub(crate) fn link(&self) -> Option<&Link> {
+        self.block.as_ref().map(|block| &block.link)
+    }
+
+    #[inline]
+    pub(crate) fn has_handler(&self) -> bool {
+        self.handler != NEVER
+    }
+
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// True if the next frame may go to the service now.
+    pub(crate) fn takes_frames(&self) -> bool {
+        self.is_open() && self.opened && !self.has_handler() && !self.held_back
+    }
+
+    /// Bytes that were received and not looked at.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.inbox.as_ref().map_or(0, |inbox| inbox.waiting_bytes())
+    }
+
+    /// True if bytes should be received now.
+    pub(crate) fn wants_receive(&self) -> bool {
+        !self.input_ended
+            && match self.state {
+                State::Open => self.opened && !self.paused,
+                State::Draining => true,
+                State::Closing => self.lingering,
+            }
+    }
+
+    /// True if the peer is owed nothing and owes nothing.
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.has_handler()
+            && !self.sending
+            && self.inbox.is_none()
+            && self.link().is_none_or(|link| link.pending_bytes() == 0 && !link.has_wishes())
+    }
+
+    /// The step in which the next limit of this connection is over, and what it leads to.
+    #[inline]
+    pub(crate) fn deadline(&self, times: &Times) -> (u32, Due) {
+        if self.state == State::Closing {
+            let at = if self.lingering { self.send_at.saturating_add(times.linger) } else { NEVER };
+            return (at, Due::Linger);
+        }
+        let mut next = (NEVER, Due::Write);
+        if self.sending {
+            next.0 = self.send_at.saturating_add(times.write_stalled);
+        }
+        if self.is_open() && !self.frame_seen {
+            let at = self.opened_at.saturating_add(times.first_frame);
+            if at < next.0 {
+                next = (at, Due::Close(CloseReason::FirstFrameTimeout));
+            }
+        }
+        // Nothing is owed while it runs: neither an answer nor the rest of one.
+        if self.is_open() && !self.has_handler() && !self.sending {
+            let at = self.active_at.saturating_add(times.idle);
+            if at < next.0 {
+                next = (at, Due::Close(CloseReason::IdleTimeout));
+            }
+        }
+        next
+    }
+}
+
+/// A connection's name with its state, for messages of failed checks.
+pub(crate) fn describe<S>(id: ConnId, conn: &Conn<S>) -> alloc::string::String {
+    alloc::format!(
+        "connection {id}: {:?} receiving {} stopping {} sending {} handler {:?} input_ended {} close_sent {}",
+        conn.state,
+        conn.receiving,
+        conn.receive_stopping,
+        conn.sending,
+        conn.handler,
+        conn.input_ended,
+        conn.close_sent
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_connection_fits_its_budget() {
+        // Together with 16 bytes for its timer, 24 for the driver and what the allocator adds: below 256.
+        assert!(size_of::<Conn<()>>() <= 72, "{}", size_of::<Conn<()>>());
+        assert!(size_of::<Block<()>>() <= 88, "{}", size_of::<Block<()>>());
+    }
+}

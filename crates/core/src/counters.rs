@@ -1,0 +1,70 @@
+//! What a shard counted.
+
+use core::ops::AddAssign;
+
+use crate::CloseReason;
+use crate::reason::NAMES;
+
+/// What a shard counted since it started. Counts never fall.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Connections the kernel accepted for us.
+    pub accepted: u64,
+    /// Connections that were not admitted, or for which there was no memory.
+    pub refused: u64,
+    /// Connections that waited because `connections_max` was reached.
+    pub waited: u64,
+    /// Times accepting stopped because of a limit: connections, descriptors, system files.
+    pub accept_paused: u64,
+    /// Connections that were opened.
+    pub opened: u64,
+    /// Connections that ended.
+    pub closed: u64,
+    /// Frames handed to the service.
+    pub frames: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+    /// Bytes the kernel took for sending.
+    pub bytes_sent: u64,
+    /// Send operations.
+    pub sends: u64,
+    /// Times receiving was paused because a connection held too much.
+    pub receives_paused: u64,
+    /// Frames copied because receive memory was short.
+    pub frames_copied: u64,
+    /// Connections that ended, by [`CloseReason::index`].
+    pub closed_by_reason: [u64; CloseReason::COUNT],
+}
+
+impl Counters {
+    /// Connections that ended for this reason. The error inside of a reason does not matter.
+    pub fn closed_for(&self, reason: CloseReason) -> u64 {
+        self.closed_by_reason[reason.index()]
+    }
+
+    /// Reasons for which a connection ended, with how many did.
+    pub fn reasons(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        NAMES.into_iter().zip(self.closed_by_reason).filter(|(_, count)| *count > 0)
+    }
+}
+
+impl AddAssign<&Counters> for Counters {
+    fn add_assign(&mut self, other: &Counters) {
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.waited += other.waited;
+        self.accept_paused += other.accept_paused;
+        self.opened += other.opened;
+        self.closed += other.closed;
+        self.frames += other.frames;
+        self.bytes_received += other.bytes_received;
+        self.bytes_sent += other.bytes_sent;
+        self.sends += other.sends;
+        self.receives_paused += other.receives_paused;
+        self.frames_copied += other.frames_copied;
+        for (sum, more) in self.closed_by_reason.iter_mut().zip(other.closed_by_reason) {
+            *sum += more;
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The driver boundary: operations go out, completions come in.
+//!
+//! What a driver must supply, and nothing else, so that one body of tests can hold every driver to it. A
+//! driver owns the sockets and the tables that belong to them; `core` knows them by [`ConnId`] and [`Socket`].
+//!
+//! | operation | completions it leads to |
+//! |---|---|
+//! | [`Op::Accept`] | any number of [`Completion::Accepted`], then one [`Completion::AcceptEnded`] |
+//! | [`Op::AcceptStop`] | makes the above end with [`AcceptEnd::Stopped`], if it has not ended yet |
+//! | [`Op::Adopt`], [`Op::Refuse`] | none |
+//! | [`Op::Receive`] | any number of [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
+//! | [`Op::ReceiveStop`] | makes the above end with [`ReceiveEnd::Stopped`], if it has not ended yet |
+//! | [`Op::Send`] | one [`Completion::Sent`], when all is sent, on an error, or stopped |
+//! | [`Op::SendStop`] | makes the above come with [`SendEnd::Stopped`], if it has not come yet |
+//! | [`Op::Shutdown`] | one [`Completion::ShutDown`] |
+//! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] may come after it |
+//!
+//! Rules for whoever submits: one receive, one send, one shutdown in flight on a connection; a `Stop` only
+//! while its operation is in flight, and once; `Close` only when nothing is in flight; everything for an id
+//! lies between its `Adopt` and its `Closed`.
+//!
+//! Rules for a driver: bytes of one connection arrive in order and none is lost, also when a receive is
+//! stopped while bytes are on the way; every buffer and batch comes back exactly once; an empty pool, a full
+//! queue, an interrupted call or a multishot that ended by itself is the driver's own affair and shows only in
+//! [`DriverStats`].
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use ringserve_buf::{Lease, Pool};
+
+use crate::{Batch, ConnId};
+
+/// An accepted socket that is not a connection yet: what to call it is the driver's affair. Each one goes
+/// back in exactly one [`Op::Adopt`] or [`Op::Refuse`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Socket(pub u64);
+
+/// What is asked of a driver.
+#[derive(Debug)]
+pub enum Op {
+    /// Accept on listener number `listener` until told to stop.
+    Accept {
+        /// Index of the listener, in the order the driver was given them.
+        listener: u16,
+    },
+    /// Stop accepting.
+    AcceptStop {
+        /// The listener that accepts.
+        listener: u16,
+    },
+    /// The socket is connection `id` from now on.
+    Adopt {
+        /// The new connection.
+        id: ConnId,
+        /// What was accepted.
+        socket: Socket,
+    },
+    /// Close a socket that becomes no connection.
+    Refuse {
+        /// What was accepted.
+        socket: Socket,
+    },
+    /// Receive until told to stop, or the stream ends.
+    Receive {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Stop receiving. What arrived before is delivered first.
+    ReceiveStop {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Send all of the batch.
+    Send {
+        /// The connection.
+        id: ConnId,
+        /// What to send; never empty.
+        batch: Box<Batch>,
+    },
+    /// Give up the send in flight; its completion tells what left.
+    SendStop {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Send FIN after what was sent; receiving goes on.
+    Shutdown {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Close the socket and forget the id.
+    Close {
+        /// The connection.
+        id: ConnId,
+        /// With FIN or with RST.
+        how: CloseHow,
+    },
+}
+
+/// How a socket is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseHow {
+    /// The kernel goes on sending what it holds, then FIN. Input that was not read turns it into a reset.
+    Orderly,
+    /// RST at once; what was not sent is dropped.
+    Abort,
+}
+
+/// A driver's answer.
+#[derive(Debug)]
+pub enum Completion {
+    /// A new socket, to be adopted or refused.
+    Accepted {
+        /// Where it was accepted.
+        listener: u16,
+        /// The socket.
+        socket: Socket,
+        /// The peer's address; `None` for Unix sockets and for a peer that is gone already.
+        peer: Option<SocketAddr>,
+    },
+    /// Accepting ended; nobody queued is lost.
+    AcceptEnded {
+        /// Where.
+        listener: u16,
+        /// Why.
+        end: AcceptEnd,
+    },
+    /// Bytes arrived; never empty.
+    Received {
+        /// The connection.
+        id: ConnId,
+        /// The bytes.
+        lease: Lease,
+    },
+    /// Receiving ended.
+    ReceiveEnded {
+        /// The connection.
+        id: ConnId,
+        /// Why.
+        end: ReceiveEnd,
+    },
+    /// A send ended.
+    Sent {
+        /// The connection.
+        id: ConnId,
+        /// The batch, advanced by what was sent; empty if all was.
+        batch: Box<Batch>,
+        /// Why it ended.
+        end: SendEnd,
+    },
+    /// A shutdown was carried out, or the connection was gone before.
+    ShutDown {
+        /// The connection.
+        id: ConnId,
+    },
+    /// The socket is closed and its slot may be adopted again.
+    Closed {
+        /// The connection that was.
+        id: ConnId,
+    },
+}
+
+/// Why accepting ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceptEnd {
+    /// It was told to.
+    Stopped,
+    /// The process has as many descriptors as it may (`EMFILE`).
+    Descriptors,
+    /// The system has as many files as it may (`ENFILE`).
+    SystemFiles,
+    /// Any other error, as its `errno`: try again later.
+    Error(i32),
+}
+
+/// Why receiving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiveEnd {
+    /// It was told to.
+    Stopped,
+    /// The peer sent FIN.
+    Eof,
+    /// An error, as its `errno`: the connection is broken.
+    Error(i32),
+}
+
+/// Why a send ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendEnd {
+    /// All was sent.
+    Done,
+    /// It was told to.
+    Stopped,
+    /// An error, as its `errno`: the connection is broken.
+    Error(i32),
+}
+
+/// How long a turn may block for the first completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// At most this long.
+    For(Duration),
+    /// Until something happens.
+    Forever,
+}
+
+/// The most one turn takes from the driver, so that one busy peer cannot hold up the others. What is left
+/// comes in the next turn, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Completions.
+    pub completions: usize,
+    /// Received bytes; the completion that reaches it is the last.
+    pub bytes: usize,
+}
+
+impl Default for Budget {
+    /// 256 completions, about a millisecond of echo at 4 µs each; 1 MiB, about the size of a core's cache.
+    fn default() -> Budget {
+        Budget { completions: 256, bytes: 1 << 20 }
+    }
+}
+
+/// What a driver counted since it started. Counts never fall.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverStats {
+    /// Turns taken.
+    pub turns: u64,
+    /// System calls that submit, wait or poll: `io_uring_enter`, `epoll_wait`.
+    pub enters: u64,
+    /// All other system calls: addresses, and with epoll each receive and send.
+    pub calls: u64,
+    /// Times a receive found the pool empty and was parked.
+    pub receives_parked: u64,
+    /// Receives armed, first and again.
+    pub receives_armed: u64,
+    /// Sends that did not fit at once and were finished later.
+    pub sends_short: u64,
+    /// Times the completion queue overflowed.
+    pub overflows: u64,
+    /// Times an operation waited for the next turn because the submission queue was full.
+    pub submissions_delayed: u64,
+}
+
+/// The owner of a ring, of an epoll instance, or of a simulated kernel.
+pub trait Driver {
+    /// Takes an operation. It may be carried out now or in the next [`turn`](Driver::turn).
+    fn submit(&mut self, op: Op);
+
+    /// Submits what is queued, waits as told (not at all if something is there already) and appends what
+    /// happened, within the budget.
+    ///
+    /// # Errors
+    /// Only when the driver itself is broken, as the `errno`; the shard then ends.
+    fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32>;
+
+    /// Nobody waits for the [`Completion::Sent`] of what is submitted until the next turn and fits at once: it
+    /// may come with the next other completion instead of ending that turn's wait. Holds for one turn.
+    ///
+    /// It halves the system calls of an echo to a single connection. Not to be called while something
+    /// depends on a send: a close or shutdown after it, a handler that waits for room, a paused receive.
+    fn defer_sent(&mut self) {}
+
+    /// The memory that received bytes lie in.
+    fn pool(&self) -> &Pool;
+
+    /// False if a lease held beyond the turn pins so much (incremental buffers) that frames are to be copied before
+    /// they are handed out.
+    fn may_lend_beyond_turn(&self) -> bool {
+        true
+    }
+
+    /// Counters.
+    fn stats(&self) -> DriverStats;
+
+    /// Connections this driver can hold at once.
+    fn connections_max(&self) -> usize;
+}

@@ -1,0 +1,314 @@
+//! Bytes that were received and are not frames yet.
+//!
+//! ```text
+//!   partial            rest              backlog           newest
+//!   ├──────────────┼─────────────────┼───────────────┤
+//!   start of one     a lease that was   copied while the
+//!   frame, copied    being cut          service was busy
+//! ```
+//!
+//! A connection that waits for its peer between two frames has no inbox at all. Frames that lie within one
+//! lease are handed out without a copy; a frame that spans leases is put together in `partial` and copied once.
+
+use alloc::vec::Vec;
+
+use ringserve_buf::Lease;
+
+use crate::Frame;
+use crate::framing::{Decode, FrameError, Framing};
+
+/// How much is added to an unfinished frame before it is looked at again, where the framing cannot tell what
+/// is missing. What turns out to belong to the next frame is given back, so this bounds what is copied in vain.
+const STEP_BYTES: usize = 1024;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    partial: Vec<u8>,
+    /// Bytes of `partial` the framing has seen.
+    scanned: usize,
+    /// At least as many bytes are missing from the frame in `partial`.
+    missing: usize,
+    rest: Lease,
+    backlog: Vec<u8>,
+}
+
+/// The system has no memory for what arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NoMemory;
+
+/// What a look at received bytes found.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A frame, cut off the front.
+    Frame(Frame),
+    /// No whole frame, and at least so many bytes are missing.
+    More(usize),
+    Bad(FrameError),
+    NoMemory,
+}
+
+/// Cuts a frame off the front of `lease`, without copying.
+#[inline]
+pub(crate) fn cut(framing: &impl Framing, lease: &mut Lease, frame_bytes_max: usize) -> Found {
+    let seen = lease.len().min(frame_bytes_max);
+    match framing.decode(&lease[..seen], 0) {
+        Ok(Decode::Frame { skip, len, consumed }) if is_sound(skip, len, consumed, seen) => {
+            let wire = if consumed == lease.len() {
+                core::mem::take(lease)
+            } else {
+                let wire = lease.slice(0..consumed);
+                lease.advance(consumed);
+                wire
+            };
+            Found::Frame(Frame::new(wire, skip, len))
+        }
+        Ok(Decode::Frame { .. }) => Found::Bad(UNSOUND),
+        Ok(Decode::More(missing)) => more(seen, missing, frame_bytes_max),
+        Err(error) => Found::Bad(error),
+    }
+}
+
+/// A framing that says so would loop, or read other bytes than its own.
+const UNSOUND: FrameError =
+    FrameError::Malformed("the framing named a frame outside of the bytes it was given");
+
+fn is_sound(skip: usize, len: usize, consumed: usize, seen: usize) -> bool {
+    consumed > 0 && consumed <= seen && skip.checked_add(len).is_some_and(|end| end <= consumed)
+}
+
+/// A frame of which `have` bytes are there lacks `missing`.
+fn more(have: usize, missing: usize, max: usize) -> Found {
+    let missing = missing.max(1);
+    if missing > max - have {
+        return Found::Bad(FrameError::TooLarge { bytes: have.saturating_add(missing), max });
+    }
+    Found::More(missing)
+}
+
+fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Result<(), NoMemory> {
+    to.try_reserve(bytes.len()).map_err(|_| NoMemory)?;
+    to.extend_from_slice(bytes);
+    Ok(())
+}
+
+impl Inbox {
+    /// True if nothing is left, so that the inbox itself need not be kept.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.partial.is_empty() && self.rest.is_empty() && self.backlog.is_empty()
+    }
+
+    /// True if a frame began and did not end, and nothing else is there.
+    pub(crate) fn is_mid_frame(&self) -> bool {
+        !self.partial.is_empty() && self.rest.is_empty() && self.backlog.is_empty()
+    }
+
+    /// Bytes that were not looked at yet.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.rest.len() + self.backlog.len()
+    }
+
+    /// Bytes of memory this inbox holds.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.partial.capacity() + self.backlog.capacity() + self.rest.pinned_bytes()
+    }
+
+    /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them.
+    pub(crate) fn put(&mut self, lease: Lease) -> Result<(), NoMemory> {
+        if !lease.is_pooled() && self.rest.is_empty() && self.backlog.is_empty() {
+            self.rest = lease;
+            return Ok(());
+        }
+        append(&mut self.backlog, &lease)
+    }
+
+    /// Puts back what is left of a lease that was being cut, before all bytes but `partial`.
+    pub(crate) fn put_back(&mut self, lease: Lease) -> Result<(), NoMemory> {
+        debug_assert!(self.rest.is_empty(), "a lease is cut before the next one is taken");
+        if lease.is_empty() {
+            return Ok(());
+        }
+        self.rest = if lease.is_pooled() {
+            let mut copy = Vec::new();
+            append(&mut copy, &lease)?;
+            Lease::from(copy)
+        } else {
+            lease
+        };
+        Ok(())
+    }
+
+    /// Takes the next bytes to look at.
+    pub(crate) fn take(&mut self) -> Lease {
+        if !self.rest.is_empty() {
+            return core::mem::take(&mut self.rest);
+        }
+        Lease::from(core::mem::take(&mut self.backlog))
+    }
+
+    /// True if a frame was begun.
+    pub(crate) fn has_partial(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
+    /// Begins a frame with the bytes that [`cut`] answered [`Found::More`] for.
+    pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize) -> Result<(), NoMemory> {
+        debug_assert!(self.partial.is_empty());
+        append(&mut self.partial, bytes)?;
+        self.scanned = bytes.len();
+        self.missing = missing;
+        Ok(())
+    }
+
+    /// Adds to the frame that was begun from the front of `lease`, until it is whole or the lease is empty.
+    pub(crate) fn finish(
+        &mut self,
+        framing: &impl Framing,
+        lease: &mut Lease,
+        frame_bytes_max: usize,
+    ) -> Found {
+        while !lease.is_empty() {
+            let room = frame_bytes_max - self.partial.len();
+            let step = self.missing.max(STEP_BYTES).min(lease.len()).min(room);
+            let before = self.partial.len();
+            if append(&mut self.partial, &lease[..step]).is_err() {
+                return Found::NoMemory;
+            }
+            if step < self.missing {
+                self.missing -= step;
+                lease.advance(step);
+                continue;
+            }
+            let seen = self.partial.len();
+            match framing.decode(&self.partial, self.scanned) {
+                // A frame that ends in bytes the framing had passed over before is as unsound as one outside.
+                Ok(Decode::Frame { skip, len, consumed })
+                    if is_sound(skip, len, consumed, seen) && consumed > before =>
+                {
+                    lease.advance(consumed - before);
+                    self.partial.truncate(consumed);
+                    self.scanned = 0;
+                    self.missing = 0;
+                    let wire = Lease::from(core::mem::take(&mut self.partial));
+                    return Found::Frame(Frame::new(wire, skip, len));
+                }
+                Ok(Decode::Frame { .. }) => return Found::Bad(UNSOUND),
+                Ok(Decode::More(missing)) => {
+                    lease.advance(step);
+                    match more(seen, missing, frame_bytes_max) {
+                        Found::More(missing) => self.missing = missing,
+                        bad => return bad,
+                    }
+                    self.scanned = seen;
+                }
+                Err(error) => return Found::Bad(error),
+            }
+        }
+        Found::More(self.missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framing::{LengthPrefix, Lines};
+    use proptest::prelude::*;
+
+    /// Runs pieces through an inbox as a shard does, and counts frames that were copied.
+    fn run(
+        framing: &impl Framing,
+        pieces: &[&[u8]],
+        max: usize,
+    ) -> Result<(Vec<Vec<u8>>, usize), FrameError> {
+        let mut inbox = Inbox::default();
+        let (mut frames, mut copied) = (Vec::new(), 0);
+        for piece in pieces {
+            let mut lease = Lease::copy_of(piece);
+            let range = lease.as_ptr_range();
+            while !lease.is_empty() {
+                let found = if inbox.has_partial() {
+                    inbox.finish(framing, &mut lease, max)
+                } else {
+                    cut(framing, &mut lease, max)
+                };
+                match found {
+                    Found::Frame(frame) => {
+                        copied += usize::from(!range.contains(&frame.wire().as_ptr()));
+                        frames.push(frame.to_vec());
+                    }
+                    Found::More(missing) if !inbox.has_partial() => {
+                        inbox.begin(&lease, missing).unwrap();
+                        lease = Lease::empty();
+                    }
+                    Found::More(_) => assert!(lease.is_empty()),
+                    Found::Bad(error) => return Err(error),
+                    Found::NoMemory => unreachable!(),
+                }
+            }
+        }
+        Ok((frames, copied))
+    }
+
+    #[test]
+    fn only_the_frame_that_spans_two_leases_is_copied() {
+        let (frames, copied) = run(&Lines::default(), &[b"a\nbb\ncc", b"c\ndddd\ne\n"], 100).unwrap();
+        assert_eq!(frames, [&b"a"[..], b"bb", b"ccc", b"dddd", b"e"]);
+        assert_eq!(copied, 1);
+    }
+
+    #[test]
+    fn a_frame_may_be_as_large_as_the_limit_and_not_a_byte_larger() {
+        let framing = LengthPrefix::bytes(4);
+        let fits = [&[0, 0, 0, 96][..], &[7; 96]].concat();
+        assert_eq!(run(&framing, &[&fits], 100).unwrap().0, [[7; 96]]);
+        let over = [&[0, 0, 0, 97][..], &[7; 97]].concat();
+        assert_eq!(run(&framing, &[&over], 100), Err(FrameError::TooLarge { bytes: 101, max: 100 }));
+        let claims = FrameError::TooLarge { bytes: usize::MAX, max: 100 };
+        assert_eq!(run(&LengthPrefix::bytes(8), &[&[0xFF; 8]], 100), Err(claims));
+        let line = [b'x'; 101];
+        assert!(run(&Lines::default(), &[&line[..60], &line[60..]], 100).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_pieces_give_the_same_frames(
+            lens in prop::collection::vec(0usize..3000, 1..12),
+            cuts in prop::collection::vec(any::<usize>(), 0..20),
+            lines in any::<bool>(),
+        ) {
+            let mut wire = Vec::new();
+            let mut expected = Vec::new();
+            for (n, len) in lens.iter().enumerate() {
+                let payload = vec_of(*len, b'a' + n as u8);
+                if lines {
+                    wire.extend_from_slice(&payload);
+                    wire.push(b'\n');
+                } else {
+                    wire.extend_from_slice(&(*len as u16).to_be_bytes());
+                    wire.extend_from_slice(&payload);
+                }
+                expected.push(payload);
+            }
+            let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (wire.len() + 1)).collect();
+            ends.push(wire.len());
+            ends.sort_unstable();
+            let mut pieces = Vec::new();
+            let mut start = 0;
+            for end in ends {
+                pieces.push(&wire[start..end]);
+                start = end;
+            }
+            let (frames, copied) = if lines {
+                run(&Lines::default(), &pieces, 4000).unwrap()
+            } else {
+                run(&LengthPrefix::bytes(2), &pieces, 4000).unwrap()
+            };
+            prop_assert_eq!(frames, expected);
+            prop_assert!(copied < pieces.len(), "each cut lets at most one frame span");
+        }
+    }
+
+    fn vec_of(len: usize, byte: u8) -> Vec<u8> {
+        core::iter::repeat_n(byte, len).collect()
+    }
+}

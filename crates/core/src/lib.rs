@@ -1,0 +1,52 @@
+//! The state of one core: connections, framing, outbox, time limits.
+//!
+//! *A completion goes in, operations come out.* Nothing here calls a kernel, reads a clock (time is an
+//! argument) or spawns; it is `no_std` with `alloc`, which proves it.
+
+#![no_std]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod batch;
+mod chunked;
+mod conn;
+mod counters;
+mod driver;
+mod frame;
+pub mod framing;
+mod id;
+mod inbox;
+mod limits;
+mod link;
+mod observer;
+mod outbox;
+mod reason;
+mod shard;
+mod slots;
+mod time;
+mod wheel;
+
+pub use batch::Batch;
+pub use counters::Counters;
+pub use driver::{
+    AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, Op, ReceiveEnd, SendEnd, Socket, Wait,
+};
+pub use frame::Frame;
+pub use framing::Payload;
+pub use id::ConnId;
+pub use limits::{LimitError, Limits};
+pub use link::{Block, Link, Local};
+pub use observer::Observer;
+pub use outbox::Outbox;
+pub use reason::{Actor, CloseReason};
+pub use shard::{Event, Next, Shard};
+pub use time::Time;
+
+/// Parts that benchmarks measure one by one. Not for users.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::slots::Slots;
+    pub use crate::wheel::{Wheel, step_at};
+}

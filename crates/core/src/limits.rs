@@ -1,0 +1,215 @@
+//! Bounds, with their checks.
+
+use core::fmt;
+use core::time::Duration;
+
+use crate::wheel::STEP;
+
+/// The bounds of a server. Each has a default that is safe on the open Internet; [`check`](Limits::check)
+/// refuses sets that contradict each other.
+///
+/// ```
+/// use ringserve_core::Limits;
+///
+/// let limits = Limits { frame_bytes_max: 4096, ..Limits::default() };
+/// assert_eq!(limits.check(), Ok(()));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections of the whole server at once, 1 to 16 million for each shard. Each shard takes its equal
+    /// share. At the limit accepting pauses and the backlog pushes back; nobody is dropped. Default 1 000 000,
+    /// less where the driver holds fewer. Costs nothing until they come.
+    pub connections_max: usize,
+    /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A connection can make the server hold this
+    /// much before its first frame is whole.
+    pub frame_bytes_max: usize,
+    /// Bytes queued and not yet taken by the kernel, for one connection, at which its frames are no longer
+    /// handed to the service. Default 256 KiB.
+    pub outbox_bytes_high: usize,
+    /// Bytes queued at which they are handed on again; below `outbox_bytes_high`. Default 64 KiB.
+    pub outbox_bytes_low: usize,
+    /// Bytes queued at which a connection is closed, since its service produces without end; at least
+    /// `outbox_bytes_high`. Default 64 MiB.
+    pub outbox_bytes_max: usize,
+    /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
+    /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
+    pub inbox_bytes_high: usize,
+    /// Bytes that all connections of one shard hold in outboxes and unfinished frames. Beyond, a connection
+    /// that needs more is closed. Default 1 GiB.
+    pub held_bytes_max: usize,
+    /// Receive buffers of one shard together, at least one buffer and at most 32768 of them. They are taken in
+    /// steps of 1 MiB as they are needed. Default 64 MiB. When frames kept by handlers pin half of it, frames
+    /// are copied before they are handed out.
+    pub receive_bytes_max: usize,
+    /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
+    pub receive_buffer_bytes: usize,
+    /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
+    /// seconds, an attacker wants forever.
+    pub first_frame: Option<Duration>,
+    /// Time without a byte in either direction, while nothing is owed. Default 10 min, above the 5 min of
+    /// common client pools, so that clients close first.
+    pub idle: Option<Duration>,
+    /// Time in which the peer takes no byte of what is being sent. Default 30 s.
+    pub write_stalled: Option<Duration>,
+    /// Time that connections get to finish when the server shuts down. Default 30 s, the grace period of
+    /// Kubernetes.
+    pub drain: Duration,
+    /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
+    /// could destroy the last reply on its way. Default 2 s.
+    pub linger: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections_max: 1_000_000,
+            frame_bytes_max: 1 << 20,
+            outbox_bytes_high: 256 << 10,
+            outbox_bytes_low: 64 << 10,
+            outbox_bytes_max: 64 << 20,
+            inbox_bytes_high: 64 << 10,
+            held_bytes_max: 1 << 30,
+            receive_bytes_max: 64 << 20,
+            receive_buffer_bytes: 16 << 10,
+            first_frame: Some(Duration::from_secs(30)),
+            idle: Some(Duration::from_secs(600)),
+            write_stalled: Some(Duration::from_secs(30)),
+            drain: Duration::from_secs(30),
+            linger: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Which limit is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitError {
+    /// A value is out of its range.
+    Range {
+        /// The limit.
+        name: &'static str,
+        /// Its value; durations in milliseconds.
+        value: u64,
+        /// The smallest allowed.
+        min: u64,
+        /// The largest allowed.
+        max: u64,
+    },
+    /// Two values contradict each other.
+    Order {
+        /// The limit that must be the smaller one.
+        small: &'static str,
+        /// Its value.
+        small_value: u64,
+        /// The limit that must be the larger one.
+        large: &'static str,
+        /// Its value.
+        large_value: u64,
+    },
+}
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LimitError::Range { name, value, min, max } => {
+                write!(f, "{name} is {value}; it must be {min} to {max}")
+            }
+            LimitError::Order { small, small_value, large, large_value } => {
+                write!(f, "{small} is {small_value} and {large} is {large_value}; {small} must not be larger")
+            }
+        }
+    }
+}
+
+impl core::error::Error for LimitError {}
+
+impl Limits {
+    /// Refuses values out of range and sets that contradict each other, naming both.
+    ///
+    /// # Errors
+    /// The first thing found.
+    pub fn check(&self) -> Result<(), LimitError> {
+        let gib = 1u64 << 30;
+        let bytes = [
+            ("connections_max", self.connections_max, u64::MAX),
+            ("frame_bytes_max", self.frame_bytes_max, gib),
+            ("outbox_bytes_high", self.outbox_bytes_high, 2 * gib),
+            ("outbox_bytes_max", self.outbox_bytes_max, 2 * gib),
+            ("inbox_bytes_high", self.inbox_bytes_high, gib),
+            ("held_bytes_max", self.held_bytes_max, u64::MAX),
+        ];
+        for (name, value, max) in bytes {
+            in_range(name, value as u64, 1, max)?;
+        }
+        in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
+        let buffer = self.receive_buffer_bytes as u64;
+        in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
+
+        let step = STEP.as_millis() as u64 + 1;
+        let year = 365 * 24 * 3600 * 1000;
+        let times = [
+            ("first_frame", self.first_frame),
+            ("idle", self.idle),
+            ("write_stalled", self.write_stalled),
+            ("drain", Some(self.drain)),
+            ("linger", Some(self.linger)),
+        ];
+        for (name, time) in times {
+            if let Some(time) = time {
+                in_range(name, u64::try_from(time.as_millis()).unwrap_or(u64::MAX), step, year)?;
+            }
+        }
+
+        ordered("outbox_bytes_low", self.outbox_bytes_low, "outbox_bytes_high", self.outbox_bytes_high)?;
+        ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)?;
+        ordered("outbox_bytes_max", self.outbox_bytes_max, "held_bytes_max", self.held_bytes_max)?;
+        ordered("frame_bytes_max", self.frame_bytes_max, "held_bytes_max", self.held_bytes_max)?;
+        ordered("inbox_bytes_high", self.inbox_bytes_high, "held_bytes_max", self.held_bytes_max)
+    }
+
+    /// Receive buffers a shard may have.
+    pub fn receive_buffers_max(&self) -> usize {
+        self.receive_bytes_max / self.receive_buffer_bytes
+    }
+}
+
+fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), LimitError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(LimitError::Range { name, value, min, max }) }
+}
+
+fn ordered(
+    small: &'static str,
+    small_value: usize,
+    large: &'static str,
+    large_value: usize,
+) -> Result<(), LimitError> {
+    if small_value <= large_value {
+        return Ok(());
+    }
+    Err(LimitError::Order { small, small_value: small_value as u64, large, large_value: large_value as u64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn the_defaults_hold_together() {
+        assert_eq!(Limits::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn a_contradiction_names_both_limits() {
+        let limits = Limits { outbox_bytes_low: 10, outbox_bytes_high: 5, ..Limits::default() };
+        let text = limits.check().unwrap_err().to_string();
+        assert!(text.starts_with("outbox_bytes_low is 10 and outbox_bytes_high is 5"), "{text}");
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_named_with_its_range() {
+        let limits = Limits { first_frame: Some(Duration::ZERO), ..Limits::default() };
+        assert!(limits.check().unwrap_err().to_string().starts_with("first_frame is 0; it must be 17 to"));
+        let limits = Limits { receive_bytes_max: 1, ..Limits::default() };
+        assert!(limits.check().is_err());
+    }
+}

@@ -1,0 +1,349 @@
+//! What user code and the state machine share of a connection.
+//!
+//! User code runs while the state machine waits, and never holds a reference into it: it writes into the
+//! connection's [`Link`] and puts the connection on the shard's [`Local`] list of dirty ones. The state
+//! machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
+
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::fmt;
+use core::net::SocketAddr;
+use core::task::Waker;
+
+use crate::framing::{Encoding, Payload};
+use crate::outbox::Outbox;
+use crate::{Batch, ConnId, Limits};
+
+/// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
+/// of 256 completions are not needed.
+const SPARE_BATCHES_MAX: usize = 256;
+
+/// The connection is on the dirty list.
+const DIRTY: u8 = 1;
+/// User code asked to close after its replies.
+const CLOSE: u8 = 2;
+/// User code asked to abort.
+const ABORT: u8 = 4;
+/// A reply could not be framed.
+const NOT_FRAMED: u8 = 8;
+/// The connection takes nothing any more.
+const GONE: u8 = 16;
+/// Somebody waits for the outbox to fall below its low mark.
+const AWAITED: u8 = 32;
+
+/// What the connections of one shard share.
+pub struct Local {
+    queues: RefCell<Queues>,
+    encoding: Encoding,
+    outbox_bytes_high: usize,
+    outbox_bytes_max: usize,
+    /// Bytes queued or in flight over all connections.
+    outbox_bytes: Cell<usize>,
+    /// False while receive memory is short.
+    lend: Cell<bool>,
+    draining: Cell<bool>,
+}
+
+#[derive(Default)]
+struct Queues {
+    dirty: Vec<ConnId>,
+    // Boxed because it travels through operations and completions as one word.
+    #[allow(clippy::vec_box)]
+    spare: Vec<Box<Batch>>,
+}
+
+impl Local {
+    pub(crate) fn new(encoding: Encoding, limits: &Limits) -> Local {
+        Local {
+            queues: RefCell::default(),
+            encoding,
+            outbox_bytes_high: limits.outbox_bytes_high,
+            outbox_bytes_max: limits.outbox_bytes_max,
+            outbox_bytes: Cell::new(0),
+            lend: Cell::new(true),
+            draining: Cell::new(false),
+        }
+    }
+
+    /// True once the shard drains: it accepts nothing and closes connections that owe nothing.
+    pub fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    pub(crate) fn set_draining(&self) {
+        self.draining.set(true);
+    }
+
+    pub(crate) fn set_lend(&self, lend: bool) {
+        self.lend.set(lend);
+    }
+
+    pub(crate) fn outbox_bytes(&self) -> usize {
+        self.outbox_bytes.get()
+    }
+
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.queues.borrow().dirty.is_empty()
+    }
+
+    pub(crate) fn swap_dirty(&self, with: &mut Vec<ConnId>) {
+        core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
+    }
+
+    pub(crate) fn recycle(&self, mut batch: Box<Batch>) {
+        // Leases are dropped before the queues are borrowed.
+        batch.clear();
+        let mut queues = self.queues.borrow_mut();
+        if queues.spare.len() < SPARE_BATCHES_MAX {
+            queues.spare.push(batch);
+        }
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("encoding", &self.encoding).finish_non_exhaustive()
+    }
+}
+
+/// A connection as user code reaches it: outbox, wishes, address.
+pub struct Link {
+    id: ConnId,
+    local: Rc<Local>,
+    peer: Option<SocketAddr>,
+    pending: RefCell<Option<Box<Batch>>>,
+    /// Bytes with the kernel.
+    in_flight: Cell<u32>,
+    listener: u16,
+    flags: Cell<u8>,
+    /// Woken when the outbox falls below its low mark.
+    ready: Cell<Option<Waker>>,
+}
+
+impl Link {
+    pub(crate) fn new(id: ConnId, local: Rc<Local>, peer: Option<SocketAddr>, listener: u16) -> Link {
+        Link {
+            id,
+            local,
+            peer,
+            pending: RefCell::new(None),
+            in_flight: Cell::new(0),
+            listener,
+            flags: Cell::new(0),
+            ready: Cell::new(None),
+        }
+    }
+
+    /// The connection's name on its shard.
+    #[inline]
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// The peer's address, if it has one.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.peer
+    }
+
+    /// The listener that accepted it.
+    pub fn listener(&self) -> u16 {
+        self.listener
+    }
+
+    /// What the shard's connections share.
+    pub fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// True once the connection takes nothing any more.
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.has(GONE)
+    }
+
+    /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
+    #[inline]
+    pub fn reply(&self, payload: Payload<'_>) {
+        self.append(|out| self.local.encoding.encode(payload, out).is_ok());
+    }
+
+    /// Queues bytes as they are.
+    pub fn write(&self, bytes: &[u8]) {
+        self.append(|out| {
+            out.put(bytes);
+            true
+        });
+    }
+
+    #[inline]
+    fn append(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
+        if self.has(GONE) {
+            return;
+        }
+        let mut pending = self.pending.borrow_mut();
+        let batch = match &mut *pending {
+            Some(batch) => batch,
+            empty => empty.insert(self.local.queues.borrow_mut().spare.pop().unwrap_or_default()),
+        };
+        let before = batch.len();
+        let framed = write(&mut Outbox::new(batch, self.local.lend.get()));
+        let added = batch.len() - before;
+        drop(pending);
+        self.local.outbox_bytes.set(self.local.outbox_bytes.get() + added);
+        if !framed {
+            self.set(NOT_FRAMED);
+        }
+        self.mark_dirty();
+    }
+
+    /// Closes after what is queued has left.
+    pub fn close(&self) {
+        self.set(CLOSE);
+        self.mark_dirty();
+    }
+
+    /// Resets the connection; what is queued is dropped.
+    pub fn abort(&self) {
+        self.set(ABORT);
+        self.mark_dirty();
+    }
+
+    /// Bytes queued or with the kernel.
+    #[inline]
+    pub fn outbox_bytes(&self) -> usize {
+        self.pending_bytes() + self.in_flight.get() as usize
+    }
+
+    /// True if the outbox is over its high mark.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.outbox_bytes() > self.local.outbox_bytes_high
+    }
+
+    /// Wakes `waker` when the outbox falls below its low mark. The waker given last is woken.
+    pub fn wake_when_ready(&self, waker: &Waker) {
+        let old = self.ready.take();
+        let keep = old.filter(|old| old.will_wake(waker));
+        self.ready.set(Some(keep.unwrap_or_else(|| waker.clone())));
+        self.set(AWAITED);
+        // A send that was started in this turn, when nobody waited for its end, must be waited for.
+        self.mark_dirty();
+    }
+
+    #[inline]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.has(AWAITED)
+    }
+
+    pub(crate) fn take_ready(&self) -> Option<Waker> {
+        self.flags.set(self.flags.get() & !AWAITED);
+        self.ready.take()
+    }
+
+    /// Bytes that were in flight and are no longer with the kernel, when `left_over` of them were not sent.
+    #[inline]
+    pub(crate) fn sent_but(&self, left_over: usize) -> usize {
+        self.in_flight.get() as usize - left_over
+    }
+
+    /// True if user code asked for more than sending what is queued.
+    #[inline]
+    pub(crate) fn has_wishes(&self) -> bool {
+        self.has(CLOSE | ABORT | NOT_FRAMED)
+    }
+
+    #[inline]
+    pub(crate) fn pending_bytes(&self) -> usize {
+        self.pending.borrow().as_ref().map_or(0, |batch| batch.len())
+    }
+
+    /// The bytes to send next, if there are any, and which count as in flight from now on.
+    pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
+        let batch = self.pending.borrow_mut().take()?;
+        if batch.is_empty() {
+            self.local.recycle(batch);
+            return None;
+        }
+        self.in_flight.set(batch.len() as u32);
+        Some(batch)
+    }
+
+    /// `bytes` that were in flight were sent, or will never be.
+    pub(crate) fn left(&self, bytes: usize) {
+        self.in_flight.set(self.in_flight.get() - bytes as u32);
+        self.local.outbox_bytes.set(self.local.outbox_bytes.get() - bytes);
+    }
+
+    /// Takes nothing from now on; what is queued still leaves.
+    pub(crate) fn seal(&self) {
+        self.set(GONE);
+    }
+
+    /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
+    pub(crate) fn end(&self) {
+        self.seal();
+        self.left(self.in_flight.get() as usize);
+        if let Some(batch) = self.pending.take() {
+            self.local.outbox_bytes.set(self.local.outbox_bytes.get() - batch.len());
+            self.local.recycle(batch);
+        }
+    }
+
+    pub(crate) fn is_over_max(&self) -> bool {
+        self.outbox_bytes() > self.local.outbox_bytes_max
+    }
+
+    #[inline]
+    pub(crate) fn close_asked(&self) -> bool {
+        self.has(CLOSE)
+    }
+
+    #[inline]
+    pub(crate) fn abort_asked(&self) -> bool {
+        self.has(ABORT)
+    }
+
+    pub(crate) fn not_framed(&self) -> bool {
+        self.has(NOT_FRAMED)
+    }
+
+    pub(crate) fn clear_dirty(&self) {
+        self.flags.set(self.flags.get() & !DIRTY);
+    }
+
+    /// Has the state machine look at the connection at the end of the turn.
+    #[inline]
+    pub(crate) fn mark_dirty(&self) {
+        if !self.has(DIRTY) {
+            self.set(DIRTY);
+            self.local.queues.borrow_mut().dirty.push(self.id);
+        }
+    }
+
+    #[inline]
+    fn has(&self, flag: u8) -> bool {
+        self.flags.get() & flag != 0
+    }
+
+    #[inline]
+    fn set(&self, flag: u8) {
+        self.flags.set(self.flags.get() | flag);
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+/// A connection's link and the user's session, in one allocation.
+#[derive(Debug)]
+pub struct Block<S: ?Sized> {
+    /// How user code reaches the connection.
+    pub link: Link,
+    /// The user's state.
+    pub session: S,
+}

@@ -1,0 +1,24 @@
+//! The one place from which a shard can be watched.
+
+use core::net::SocketAddr;
+
+use crate::{CloseReason, ConnId, Time};
+
+/// Hears what happens on a shard, as it happens. `()` hears nothing and costs nothing.
+#[allow(unused_variables)]
+pub trait Observer {
+    /// A connection was adopted.
+    fn opened(&mut self, now: Time, id: ConnId, peer: Option<SocketAddr>) {}
+    /// A frame of `bytes` bytes on the wire goes to the service.
+    fn frame(&mut self, now: Time, id: ConnId, bytes: usize) {}
+    /// `bytes` bytes of replies go to the kernel.
+    fn sending(&mut self, now: Time, id: ConnId, bytes: usize) {}
+    /// Receiving was paused, or resumed.
+    fn paused(&mut self, now: Time, id: ConnId, paused: bool) {}
+    /// The connection ended: no more frames, no more replies.
+    fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {}
+    /// Accepting was paused by a limit, or resumed.
+    fn accept_paused(&mut self, now: Time, paused: bool) {}
+}
+
+impl Observer for () {}

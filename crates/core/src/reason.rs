@@ -1,0 +1,158 @@
+//! Why a connection ended, and who ended it.
+
+use core::fmt;
+
+use crate::framing::FrameError;
+
+/// Who ended a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Actor {
+    /// The other end.
+    Peer,
+    /// The user's code.
+    Service,
+    /// A limit or the shutdown of this server.
+    Server,
+    /// The kernel.
+    System,
+}
+
+/// Why a connection ended. Every connection has exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The peer sent FIN between two frames and got all replies.
+    PeerClosed,
+    /// The peer sent FIN in the middle of a frame.
+    PeerClosedMidFrame,
+    /// The peer, or the network between, reset the connection.
+    PeerReset,
+    /// The peer sent what is not a frame, or a frame that is too large.
+    BadFrame(FrameError),
+    /// The peer sent no whole frame within [`Limits::first_frame`](crate::Limits::first_frame).
+    FirstFrameTimeout,
+    /// Nothing was sent or received for [`Limits::idle`](crate::Limits::idle).
+    IdleTimeout,
+    /// The peer took no byte for [`Limits::write_stalled`](crate::Limits::write_stalled).
+    WriteStalled,
+    /// The service closed it, after its replies.
+    Closed,
+    /// The service aborted it.
+    Aborted,
+    /// [`Service::open`] refused it.
+    ///
+    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    Refused,
+    /// A handler returned an error.
+    HandlerError,
+    /// A handler or other user code panicked.
+    HandlerPanicked,
+    /// A reply could not be framed.
+    ReplyNotFramed,
+    /// The service queued more than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max).
+    OutboxFull,
+    /// The shard held more than [`Limits::held_bytes_max`](crate::Limits::held_bytes_max) and this connection
+    /// needed more, or the system had no memory.
+    MemoryLimit,
+    /// The server shut down, after the replies.
+    Shutdown,
+    /// The server shut down and the connection was not done within [`Limits::drain`](crate::Limits::drain).
+    DrainTimeout,
+    /// The server was told to stop at once.
+    Forced,
+    /// The kernel reported an error, as its `errno`.
+    System(i32),
+}
+
+impl CloseReason {
+    /// How many different reasons there are.
+    pub const COUNT: usize = 19;
+
+    /// Who ended the connection.
+    pub fn actor(self) -> Actor {
+        use CloseReason::*;
+        match self {
+            PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) => Actor::Peer,
+            FirstFrameTimeout | IdleTimeout | WriteStalled | MemoryLimit | Shutdown | DrainTimeout
+            | Forced => Actor::Server,
+            Closed | Aborted | Refused | HandlerError | HandlerPanicked | ReplyNotFramed | OutboxFull => {
+                Actor::Service
+            }
+            System(_) => Actor::System,
+        }
+    }
+
+    /// A short name, for counters and logs.
+    pub fn name(self) -> &'static str {
+        NAMES[self.index()]
+    }
+
+    /// The place of this reason in an array of [`COUNT`](CloseReason::COUNT).
+    pub fn index(self) -> usize {
+        use CloseReason::*;
+        match self {
+            PeerClosed => 0,
+            PeerClosedMidFrame => 1,
+            PeerReset => 2,
+            BadFrame(_) => 3,
+            FirstFrameTimeout => 4,
+            IdleTimeout => 5,
+            WriteStalled => 6,
+            Closed => 7,
+            Aborted => 8,
+            Refused => 9,
+            HandlerError => 10,
+            HandlerPanicked => 11,
+            ReplyNotFramed => 12,
+            OutboxFull => 13,
+            MemoryLimit => 14,
+            Shutdown => 15,
+            DrainTimeout => 16,
+            Forced => 17,
+            System(_) => 18,
+        }
+    }
+
+    /// What an `errno` on the socket means.
+    pub(crate) fn of_errno(errno: i32) -> CloseReason {
+        // ECONNRESET, EPIPE, ETIMEDOUT, ECONNABORTED, EHOSTUNREACH: the same on every Linux but for alpha, mips
+        // and sparc, where they are named by number instead.
+        match errno {
+            104 | 32 | 110 | 103 | 113 => CloseReason::PeerReset,
+            other => CloseReason::System(other),
+        }
+    }
+}
+
+/// By [`CloseReason::index`].
+pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
+    "peer_closed",
+    "peer_closed_mid_frame",
+    "peer_reset",
+    "bad_frame",
+    "first_frame_timeout",
+    "idle_timeout",
+    "write_stalled",
+    "closed",
+    "aborted",
+    "refused",
+    "handler_error",
+    "handler_panicked",
+    "reply_not_framed",
+    "outbox_full",
+    "memory_limit",
+    "shutdown",
+    "drain_timeout",
+    "forced",
+    "system",
+];
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CloseReason::BadFrame(error) => write!(f, "bad_frame ({error})"),
+            CloseReason::System(errno) => write!(f, "system (errno {errno})"),
+            other => f.write_str(other.name()),
+        }
+    }
+}

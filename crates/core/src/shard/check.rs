@@ -1,0 +1,57 @@
+//! What must hold after every turn.
+
+use super::Shard;
+use crate::Observer;
+use crate::conn::{State, describe};
+use crate::framing::Framing;
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Panics if anything contradicts itself. Linear in the number of connections, so debug builds call it only
+    /// while there are few; tests call it as they like.
+    pub(super) fn invariants(&self) {
+        if self.conns.used() <= 64 {
+            self.check();
+        }
+    }
+
+    /// Panics if anything contradicts itself.
+    pub fn check(&self) {
+        self.conns.invariants();
+        self.wheel.invariants();
+        assert!(self.current.is_empty(), "bytes of the last completion are left");
+        let (mut inbox_bytes, mut outbox_bytes) = (0, 0);
+        for slot in 0..self.conns.used() {
+            let Some(id) = self.conns.id_at(slot) else { continue };
+            let Some(conn) = self.conns.get(id) else { continue };
+            let text = || describe(id, conn);
+            assert_eq!(conn.block.is_none(), conn.state == State::Closing, "{}", text());
+            assert!(conn.receiving || !conn.receive_stopping, "{}", text());
+            assert!(conn.sending || !conn.send_stopping, "{}", text());
+            assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
+            if conn.close_sent {
+                let in_flight = conn.receiving || conn.sending || conn.shutting;
+                assert!(!in_flight && conn.state == State::Closing, "{}", text());
+            }
+            if conn.state == State::Closing && !conn.close_sent {
+                let in_flight = conn.receiving || conn.sending || conn.shutting;
+                assert!(in_flight || conn.lingering, "stuck: {}", text());
+            }
+            if conn.state == State::Draining {
+                assert!(conn.sending, "stuck: {}", text());
+            }
+            if conn.wants_receive() {
+                assert!(conn.receiving, "not receiving: {}", text());
+            }
+            if let Some(inbox) = &conn.inbox {
+                assert!(conn.is_open(), "input is kept: {}", text());
+                inbox_bytes += inbox.held_bytes();
+                let moves =
+                    conn.has_handler() || conn.held_back || conn.runnable || inbox.waiting_bytes() == 0;
+                assert!(moves, "frames wait for nothing: {}", text());
+            }
+            outbox_bytes += conn.link().map_or(0, |link| link.outbox_bytes());
+        }
+        assert_eq!(inbox_bytes, self.inbox_bytes, "bytes held in inboxes");
+        assert_eq!(outbox_bytes, self.local.outbox_bytes(), "bytes held in outboxes");
+    }
+}

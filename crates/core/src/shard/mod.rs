@@ -1,0 +1,333 @@
+//! The state machine of one core.
+//!
+//! The caller owns a driver, a clock and the user's code, and goes round like this:
+//!
+//! ```text
+//! loop {
+//!     shard.begin_turn(now)                       time limits, accepting again, what was left over
+//!     for each completion: shard.complete(it)
+//!         while let Some(event) = shard.next_event()
+//!             Accepted → admit or refuse; then opened or finish
+//!             Frames   → while let Next::Frame = shard.next_frame(id): call the service
+//!             Ended    → drop the parked handler, call the service's close
+//!     shard.end_turn()                            all replies of the turn leave together
+//!     for op in shard.take_ops(): driver.submit(op)
+//!     driver.turn(shard.wait())
+//! }
+//! ```
+
+mod accept;
+mod check;
+mod close;
+mod receive;
+mod send;
+mod timers;
+
+use alloc::collections::VecDeque;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use ringserve_buf::{Lease, Pool};
+
+use crate::conn::{Conn, NEVER, Times};
+use crate::framing::{FrameError, Framing};
+use crate::link::{Block, Local};
+use crate::slots::Slots;
+use crate::wheel::Wheel;
+use crate::{CloseReason, Completion, ConnId, Counters, Frame, Limits, Observer, Op, Socket, Time, Wait};
+
+use accept::Accepting;
+
+/// Frames handed out in a row from what one completion brought. A thousand calls of 25 ns are 25 µs; a peer
+/// that packs 16 000 one-byte lines into a buffer gets the rest of its turn later.
+const FRAMES_IN_A_ROW: u32 = 1024;
+
+/// What the caller has to do.
+#[derive(Debug)]
+pub enum Event<S> {
+    /// A peer wants to connect: answer with [`Shard::admit`] or [`Shard::refuse`].
+    Accepted {
+        /// The socket.
+        socket: Socket,
+        /// The peer's address, if it has one.
+        peer: Option<SocketAddr>,
+        /// Where it was accepted.
+        listener: u16,
+    },
+    /// There may be frames: call [`Shard::next_frame`] until it has none.
+    Frames(ConnId),
+    /// The service is done with a connection: drop its parked handler, then tell the service if it was
+    /// `opened`, then drop the block.
+    Ended {
+        /// The connection, whose name is not valid any more for calls from user code.
+        id: ConnId,
+        /// Link and session.
+        block: Rc<Block<S>>,
+        /// Why.
+        reason: CloseReason,
+        /// True if the service accepted it in `open`.
+        opened: bool,
+        /// The parked handler, if there is one.
+        handler: Option<u32>,
+    },
+}
+
+/// What [`Shard::next_frame`] found.
+#[derive(Debug)]
+pub enum Next<S> {
+    /// A frame for the service, with the connection it came from.
+    Frame(Frame, Rc<Block<S>>),
+    /// Nothing, for now.
+    Nothing,
+    /// The peer broke the framing: let the service say its last words, then call [`Shard::finish`].
+    Bad(FrameError, Rc<Block<S>>),
+}
+
+/// The connections of one core. See the module's text for the order of calls.
+pub struct Shard<S, F: Framing, O: Observer = ()> {
+    limits: Limits,
+    times: Times,
+    framing: Rc<F>,
+    observer: O,
+    local: Rc<Local>,
+    pool: Pool,
+    conns: Slots<Conn<S>>,
+    wheel: Wheel,
+    now: Time,
+    ops: Vec<Op>,
+    /// Something depends on a send of this turn.
+    send_awaited: bool,
+    /// Bytes arrived since the turn began.
+    has_received: bool,
+    events: VecDeque<Event<S>>,
+    /// The event of the completion at hand, if it is [`Event::Frames`]: by far the most frequent one.
+    has_frames: Option<ConnId>,
+    /// What the completion at hand brought and is not cut yet, and whose it is. Empty between completions.
+    current: Lease,
+    current_id: Option<ConnId>,
+    frames_left: u32,
+    /// Connections with bytes left over for the next turn.
+    runnable: Vec<ConnId>,
+    /// Memory in inboxes.
+    inbox_bytes: usize,
+    /// Receive memory is short: frames are copied, nothing is lent.
+    short_of_buffers: bool,
+    /// ... always, since the driver's buffers must not be kept.
+    copy_always: bool,
+    accepting: Accepting,
+    drain: Option<Drain>,
+    counters: Counters,
+    /// Kept for its room.
+    scratch: Vec<ConnId>,
+    fired: Vec<u32>,
+}
+
+/// The shard shuts down.
+struct Drain {
+    /// When what is left is aborted.
+    deadline: Time,
+    /// Turns since it began, until quiet connections are closed; 0 from then on.
+    turns_left: u32,
+    /// True until the first turn that began after it did has brought what it could.
+    first_turn: bool,
+}
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// A shard with `listeners` listeners that holds at most `connections_max` connections. The limits must
+    /// have been checked.
+    pub fn new(
+        limits: Limits,
+        connections_max: usize,
+        listeners: u16,
+        framing: F,
+        pool: Pool,
+        observer: O,
+    ) -> Shard<S, F, O> {
+        let framing = Rc::new(framing);
+        let local = Rc::new(Local::new(framing.encoding(), &limits));
+        Shard {
+            accepting: Accepting::new(listeners, connections_max),
+            framing,
+            observer,
+            local,
+            pool,
+            conns: Slots::new(),
+            wheel: Wheel::new(),
+            now: Time::ZERO,
+            ops: Vec::new(),
+            send_awaited: false,
+            has_received: false,
+            events: VecDeque::new(),
+            has_frames: None,
+            current: Lease::empty(),
+            current_id: None,
+            frames_left: 0,
+            runnable: Vec::new(),
+            inbox_bytes: 0,
+            short_of_buffers: false,
+            copy_always: false,
+            drain: None,
+            counters: Counters::default(),
+            scratch: Vec::new(),
+            fired: Vec::new(),
+            times: Times::new(&limits),
+            limits,
+        }
+    }
+
+    /// Copies every frame before it is handed out, and lends none: for drivers whose buffers must not be kept.
+    pub fn copy_frames(&mut self) {
+        self.copy_always = true;
+    }
+
+    /// Begins a turn at `now`, which must not go back: carries out time limits, goes on with what the last turn
+    /// left over. The first call starts accepting.
+    pub fn begin_turn(&mut self, now: Time) {
+        debug_assert!(now >= self.now, "time went back");
+        self.now = now;
+        let pinned = self.pool.counts().leased * self.limits.receive_buffer_bytes;
+        self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
+        self.local.set_lend(!self.short_of_buffers);
+        for id in core::mem::take(&mut self.runnable) {
+            if let Some(conn) = self.conns.get_mut(id) {
+                conn.runnable = false;
+                self.events.push_back(Event::Frames(id));
+            }
+        }
+        self.fire_timers();
+        self.step_drain();
+        self.sync_accept();
+    }
+
+    /// Takes in what the driver reported.
+    #[inline]
+    pub fn complete(&mut self, completion: Completion) {
+        match completion {
+            Completion::Accepted { listener, socket, peer } => self.accepted(listener, socket, peer),
+            Completion::AcceptEnded { listener, end } => self.accept_ended(listener, end),
+            Completion::Received { id, lease } => self.received(id, lease),
+            Completion::ReceiveEnded { id, end } => self.receive_ended(id, end),
+            Completion::Sent { id, batch, end } => self.sent(id, batch, end),
+            Completion::ShutDown { id } => self.shut_down(id),
+            Completion::Closed { id } => self.closed(id),
+        }
+    }
+
+    /// The next thing to do, in the order in which things happened.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<Event<S>> {
+        if let Some(id) = self.take_frames() {
+            return Some(Event::Frames(id));
+        }
+        let event = self.events.pop_front()?;
+        if let Event::Frames(_) = event {
+            self.frames_left = FRAMES_IN_A_ROW;
+        }
+        Some(event)
+    }
+
+    /// What [`next_event`](Shard::next_event) would answer, if that is [`Event::Frames`] for the completion at hand:
+    /// a short cut for the most frequent case.
+    #[inline]
+    pub fn take_frames(&mut self) -> Option<ConnId> {
+        let id = self.has_frames.take()?;
+        self.frames_left = FRAMES_IN_A_ROW;
+        Some(id)
+    }
+
+    /// True if [`next_event`](Shard::next_event) has something.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        self.has_frames.is_some() || !self.events.is_empty()
+    }
+
+    /// Ends a turn: carries out what user code asked for since the last one, and sends what is queued.
+    pub fn end_turn(&mut self) {
+        self.flush();
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+    }
+
+    /// Takes the operations for the driver, in order.
+    pub fn take_ops(&mut self) -> impl Iterator<Item = Op> {
+        self.ops.drain(..)
+    }
+
+    /// True if a send of this turn has something waiting for its end: then the driver's next wait must end with it.
+    /// Otherwise it may report the send with the next other completion ([`Driver::defer_sent`]).
+    ///
+    /// [`Driver::defer_sent`]: crate::Driver::defer_sent
+    pub fn take_send_awaited(&mut self) -> bool {
+        core::mem::take(&mut self.send_awaited)
+    }
+
+    /// How long the driver may wait for something to happen.
+    pub fn wait(&self) -> Wait {
+        let busy = !self.runnable.is_empty() || !self.events.is_empty() || self.local.has_dirty();
+        if busy || self.drain.as_ref().is_some_and(|drain| drain.turns_left > 0) {
+            return Wait::No;
+        }
+        let drain = self.drain.as_ref().map(|drain| drain.deadline);
+        let times = [self.wheel.next(), self.accepting.retry_at(), drain];
+        match times.into_iter().flatten().min() {
+            Some(next) if next <= self.now => Wait::No,
+            Some(next) => Wait::For(next - self.now),
+            None => Wait::Forever,
+        }
+    }
+
+    /// A handler parked: no frame is handed out until [`handler_done`](Shard::handler_done). It is what the
+    /// caller calls it, and comes back in [`Event::Ended`].
+    pub fn handler_parked(&mut self, id: ConnId, handler: u32) {
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.handler = handler;
+        }
+    }
+
+    /// The parked handler finished without an error: call [`next_frame`](Shard::next_frame) again.
+    pub fn handler_done(&mut self, id: ConnId) {
+        self.frames_left = FRAMES_IN_A_ROW;
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.handler = NEVER;
+        conn.active_at = crate::wheel::step_at(self.now);
+        self.arm(id);
+    }
+
+    /// A connection's link and session, until it ended.
+    pub fn block(&self, id: ConnId) -> Option<&Rc<Block<S>>> {
+        self.conns.get(id)?.block.as_ref()
+    }
+
+    /// What the shard's connections share.
+    pub fn local(&self) -> &Rc<Local> {
+        &self.local
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Connections that exist, closing ones included.
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// True once the shard drained: no connection is left and none is accepted.
+    pub fn is_done(&self) -> bool {
+        self.drain.is_some() && self.conns.is_empty() && self.accepting.is_stopped() && self.events.is_empty()
+    }
+
+    /// The watcher.
+    pub fn observer(&self) -> &O {
+        &self.observer
+    }
+}
+
+pub(crate) fn expect_conn<S>(conns: &mut Slots<Conn<S>>, id: ConnId) -> Option<&mut Conn<S>> {
+    let found = conns.get_mut(id);
+    debug_assert!(found.is_some(), "a completion for {id}, which is free: it was freed too early");
+    found
+}

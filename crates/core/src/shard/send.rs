@@ -1,0 +1,133 @@
+//! Replies on their way to the peer: one send in flight for each connection.
+
+use alloc::boxed::Box;
+
+use super::{Event, Shard, expect_conn};
+use crate::conn::{NEVER, State};
+use crate::framing::Framing;
+use crate::wheel::step_at;
+use crate::{Batch, CloseReason, ConnId, Observer, Op, SendEnd};
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Looks at every connection user code touched.
+    pub(super) fn flush(&mut self) {
+        // Ending a connection can wake user code's wakers but runs none of it, so the list does not grow while
+        // it is gone through; what it would get comes in the next turn.
+        let mut dirty = core::mem::take(&mut self.scratch);
+        self.local.swap_dirty(&mut dirty);
+        for id in dirty.drain(..) {
+            self.flush_one(id);
+        }
+        self.scratch = dirty;
+    }
+
+    #[inline]
+    fn flush_one(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(link) = conn.link() else { return };
+        link.clear_dirty();
+        let (has_wishes, over_max) = (link.has_wishes(), link.is_over_max());
+        if has_wishes || over_max {
+            return self.obey(id, over_max);
+        }
+        self.start_send(id);
+        self.check_held(id);
+        self.close_if_quiet(id);
+    }
+
+    /// Carries out what user code asked for.
+    fn obey(&mut self, id: ConnId, over_max: bool) {
+        let Some(link) = self.conns.get(id).and_then(|conn| conn.link()) else { return };
+        if link.abort_asked() {
+            self.abort(id, CloseReason::Aborted);
+        } else if over_max {
+            self.abort(id, CloseReason::OutboxFull);
+        } else if link.not_framed() {
+            self.finish(id, CloseReason::ReplyNotFramed);
+        } else if link.close_asked() {
+            self.finish(id, CloseReason::Closed);
+        }
+    }
+
+    /// Sends what is queued, unless a send is in flight: then it leaves after that.
+    #[inline]
+    pub(super) fn start_send(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if conn.sending {
+            // It may have been started in this turn, when nothing waited for its end yet. Now something does, if
+            // only what is queued behind it.
+            self.send_awaited = true;
+            return;
+        }
+        let Some(batch) = conn.block.as_ref().and_then(|block| block.link.take_pending()) else { return };
+        self.counters.sends += 1;
+        self.observer.sending(self.now, id, batch.len());
+        self.send(id, batch);
+    }
+
+    #[inline]
+    fn send(&mut self, id: ConnId, batch: Box<Batch>) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.sending = true;
+        conn.send_at = step_at(self.now);
+        let nobody_waits =
+            conn.is_open() && !conn.held_back && conn.link().is_some_and(|link| !link.is_awaited());
+        self.send_awaited |= !nobody_waits || self.drain.is_some();
+        // The other limits are not nearer than they were.
+        let sooner = conn.send_at.saturating_add(self.times.write_stalled) < conn.timer;
+        self.ops.push(Op::Send { id, batch });
+        if sooner {
+            self.arm(id);
+        }
+    }
+
+    pub(super) fn sent(&mut self, id: ConnId, batch: Box<Batch>, end: SendEnd) {
+        let Some(conn) = expect_conn(&mut self.conns, id) else { return };
+        conn.sending = false;
+        conn.send_stopping = false;
+        let Some(block) = &conn.block else {
+            self.local.recycle(batch);
+            return self.advance_close(id);
+        };
+        let left = block.link.sent_but(batch.len());
+        block.link.left(left);
+        self.counters.bytes_sent += left as u64;
+        conn.active_at = step_at(self.now);
+        match end {
+            SendEnd::Done => {
+                debug_assert!(batch.is_empty(), "a send ended before its end");
+                self.local.recycle(batch);
+            }
+            // The write limit asked for it, to see whether the peer takes anything at all.
+            SendEnd::Stopped if batch.is_empty() => self.local.recycle(batch),
+            SendEnd::Stopped if left > 0 => {
+                // Replies may be queued behind it.
+                self.send_awaited = true;
+                return self.send(id, batch);
+            }
+            SendEnd::Stopped => return self.abort(id, CloseReason::WriteStalled),
+            SendEnd::Error(errno) => return self.end(id, CloseReason::of_errno(errno), true),
+        }
+        let waits = conn.held_back || block.link.is_awaited();
+        if waits && block.link.outbox_bytes() <= self.limits.outbox_bytes_low {
+            if let Some(waker) = block.link.take_ready() {
+                waker.wake();
+            }
+            // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
+            let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
+            if core::mem::take(&mut conn.held_back) && looks {
+                self.events.push_back(Event::Frames(id));
+            }
+        }
+        // The idle time runs again, unless another send does; and if the write limit went off, all limits do.
+        let sooner = conn.timer == NEVER || conn.active_at.saturating_add(self.times.idle) < conn.timer;
+        self.start_send(id);
+        if sooner {
+            self.arm(id);
+        }
+        if self.conns.get(id).is_some_and(|conn| conn.state == State::Draining) {
+            self.drained(id);
+        }
+        self.close_if_quiet(id);
+    }
+}

@@ -1,0 +1,57 @@
+//! Time limits: one timer for each connection, set to its next limit.
+//!
+//! Activity only moves a step number in the connection. The timer stays where it is, and when it goes off the
+//! limit is worked out anew: so a frame costs no move on the wheel.
+
+use super::Shard;
+use crate::conn::{Due, NEVER};
+use crate::framing::Framing;
+use crate::wheel::step_at;
+use crate::{CloseReason, ConnId, Observer, Op};
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Sets the connection's timer to its next limit, unless it goes off earlier anyway.
+    pub(super) fn arm(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let (step, _) = conn.deadline(&self.times);
+        if step < conn.timer {
+            conn.timer = step;
+            if !self.wheel.set_earlier(id.slot(), step) {
+                self.abort(id, CloseReason::MemoryLimit);
+            }
+        }
+    }
+
+    pub(super) fn fire_timers(&mut self) {
+        let mut fired = core::mem::take(&mut self.fired);
+        self.wheel.advance(self.now, &mut fired);
+        for slot in fired.drain(..) {
+            let Some(id) = self.conns.id_at(slot) else { continue };
+            let Some(conn) = self.conns.get_mut(id) else { continue };
+            conn.timer = NEVER;
+            let (step, due) = conn.deadline(&self.times);
+            if step > step_at(self.now) {
+                self.arm(id);
+                continue;
+            }
+            match due {
+                Due::Linger => {
+                    conn.lingering = false;
+                    self.advance_close(id);
+                }
+                // Only the completion tells whether the peer took nothing at all.
+                Due::Write if !conn.send_stopping => {
+                    conn.send_stopping = true;
+                    self.ops.push(Op::SendStop { id });
+                }
+                Due::Write => {}
+                Due::Close(reason) => {
+                    self.finish(id, reason);
+                    // Its last replies may still be on their way, and must not be for ever.
+                    self.arm(id);
+                }
+            }
+        }
+        self.fired = fired;
+    }
+}

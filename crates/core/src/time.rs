@@ -1,0 +1,47 @@
+//! Points in time, as the caller counts them.
+
+use core::ops::{Add, Sub};
+use core::time::Duration;
+
+/// Nanoseconds since the shard started, on a clock that never goes back. `core` never reads a clock: whoever
+/// drives it passes the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(u64);
+
+impl Time {
+    /// The shard's start.
+    pub const ZERO: Time = Time(0);
+
+    /// `nanos` after the start.
+    pub const fn from_nanos(nanos: u64) -> Time {
+        Time(nanos)
+    }
+
+    /// Nanoseconds after the start.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Milliseconds after the start, rounded down.
+    pub const fn as_millis(self) -> u64 {
+        self.0 / 1_000_000
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Time;
+
+    /// Saturates after 584 years.
+    fn add(self, duration: Duration) -> Time {
+        Time(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub for Time {
+    type Output = Duration;
+
+    /// Zero if `earlier` is later.
+    fn sub(self, earlier: Time) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}

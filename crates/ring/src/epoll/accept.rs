@@ -1,0 +1,172 @@
+//! Accepting, and turning what was accepted into connections.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use mio::unix::SourceFd;
+use mio::{Interest, Token};
+use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
+use socket2::Socket;
+
+use super::{Epoll, LISTENERS, Room};
+
+/// A listener.
+pub(super) struct Listening {
+    socket: Socket,
+    /// An accept is in flight. It is registered exactly then, so that nobody is woken by connections that
+    /// are not wanted; registering again reports those that were queued meanwhile.
+    armed: bool,
+    /// There may be connections to accept.
+    ready: bool,
+}
+
+impl Listening {
+    pub(super) fn new(listener: OwnedFd) -> io::Result<Listening> {
+        let socket = Socket::from(listener);
+        socket.set_nonblocking(true)?;
+        Ok(Listening { socket, armed: false, ready: false })
+    }
+}
+
+/// Sockets that were accepted and not adopted or refused yet, by the number that names them.
+#[derive(Default)]
+pub(super) struct Accepted {
+    sockets: Vec<Option<Socket>>,
+    free: Vec<u32>,
+}
+
+impl Accepted {
+    fn put(&mut self, socket: Socket) -> Name {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.sockets.push(None);
+            (self.sockets.len() - 1) as u32
+        });
+        self.sockets[number as usize] = Some(socket);
+        Name(u64::from(number))
+    }
+
+    fn take(&mut self, name: Name) -> Option<Socket> {
+        let socket = self.sockets.get_mut(usize::try_from(name.0).ok()?)?.take()?;
+        self.free.push(name.0 as u32);
+        Some(socket)
+    }
+}
+
+impl Epoll {
+    pub(super) fn accept(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        let Some(listening) = self.listeners.get_mut(index).filter(|listening| !listening.armed) else {
+            tracing::error!(listener, "accept on a listener that is not there or accepts already");
+            debug_assert!(false, "accept on listener {listener}");
+            return;
+        };
+        let registry = self.poll.registry();
+        self.stats.calls += 1;
+        let fd = listening.socket.as_raw_fd();
+        match registry.register(&mut SourceFd(&fd), Token(LISTENERS + index), Interest::READABLE) {
+            Ok(()) => listening.armed = true,
+            Err(error) => {
+                let end = AcceptEnd::Error(error.raw_os_error().unwrap_or(libc::EIO));
+                self.ready.push_back(Completion::AcceptEnded { listener, end });
+            }
+        }
+    }
+
+    pub(super) fn accept_stop(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        if self.listeners.get(index).is_some_and(|listening| listening.armed) {
+            self.disarm(index);
+            self.ready.push_back(Completion::AcceptEnded { listener, end: AcceptEnd::Stopped });
+        }
+    }
+
+    fn disarm(&mut self, index: usize) {
+        let listening = &mut self.listeners[index];
+        (listening.armed, listening.ready) = (false, false);
+        self.stats.calls += 1;
+        if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&listening.socket.as_raw_fd())) {
+            tracing::debug!(listener = index, %error, "a listener could not be taken out of the epoll");
+        }
+    }
+
+    pub(super) fn on_queued(&mut self, index: usize) {
+        if let Some(listening) = self.listeners.get_mut(index) {
+            listening.ready = listening.armed;
+        }
+    }
+
+    pub(super) fn can_accept(&self) -> bool {
+        self.listeners.iter().any(|listening| listening.ready)
+    }
+
+    /// Accepts on each listener that has connections queued, within the budget.
+    pub(super) fn take_connections(&mut self, room: &Room, completions: &mut Vec<Completion>) {
+        if !self.can_accept() {
+            return;
+        }
+        let count = self.listeners.len();
+        let first = self.next_listener;
+        self.next_listener = (first + 1) % count;
+        for n in 0..count {
+            let index = (first + n) % count;
+            while self.listeners[index].ready && room.is_left(completions) {
+                completions.extend(self.accept_one(index));
+            }
+        }
+    }
+
+    fn accept_one(&mut self, index: usize) -> Option<Completion> {
+        let listener = index as u16;
+        self.stats.calls += 1;
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let error = match self.listeners[index].socket.accept4(flags) {
+            Ok((socket, peer)) => {
+                let socket = self.accepted.put(socket);
+                return Some(Completion::Accepted { listener, socket, peer: peer.as_socket() });
+            }
+            Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        let end = match error {
+            libc::EAGAIN => {
+                self.listeners[index].ready = false;
+                return None;
+            }
+            // One connection was gone before it was accepted (accept(2) lists these).
+            libc::ECONNABORTED | libc::EINTR | libc::EPROTO => return None,
+            libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => {
+                return None;
+            }
+            libc::EMFILE => AcceptEnd::Descriptors,
+            libc::ENFILE => AcceptEnd::SystemFiles,
+            errno => AcceptEnd::Error(errno),
+        };
+        self.disarm(index);
+        Some(Completion::AcceptEnded { listener, end })
+    }
+
+    pub(super) fn adopt(&mut self, id: ConnId, name: Name) {
+        assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
+        let Some(socket) = self.accepted.take(name) else { return Self::unknown(id, "adopt") };
+        let Ok(port) = self.ports.open(id, socket) else {
+            // The socket is closed: that is all that can be done without mixing up two connections.
+            return Self::unknown(id, "adopt");
+        };
+        let Some(socket) = &port.socket else { return };
+        self.stats.calls += 1;
+        let both = Interest::READABLE | Interest::WRITABLE;
+        let token = Token(id.slot() as usize);
+        if let Err(error) = self.poll.registry().register(&mut SourceFd(&socket.as_raw_fd()), token, both) {
+            tracing::warn!(%id, %error, "a connection could not enter the epoll");
+            let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok());
+            port.unregistered = errno.unwrap_or(libc::EIO as u16);
+            // So that the next receive finds out.
+            port.readable = true;
+        }
+    }
+
+    pub(super) fn refuse(&mut self, name: Name) {
+        self.stats.calls += 1;
+        let known = self.accepted.take(name).is_some();
+        debug_assert!(known, "{name:?} was not accepted, or is answered already");
+    }
+}

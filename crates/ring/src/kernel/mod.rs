@@ -1,0 +1,388 @@
+//! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here.
+//!
+//! What makes it sound, and is relied on by each `SAFETY` comment below:
+//!
+//! 1. A batch is owned by [`SystemKernel::sends`] from before its entry is pushed until its completion was
+//!    reaped, and is not touched in between; if a completion never comes it is leaked.
+//! 2. Headers, iovecs and descriptor arrays live in [`Staging`], at least until their entry is consumed.
+//! 3. Receive buffers are lent (see [`KernelSide`]) from before they are provided until the kernel named them
+//!    as used up in a completion, or until nothing is in flight and the buffer ring is unregistered. The
+//!    bookkeeping half ends a loan only through a completion reaped here; only this crate can make it do so.
+//! 4. The word the wake-up read writes to is boxed and freed only when nothing is in flight.
+//! 5. A descriptor in [`Owned`] is open and nobody else's; it leaves the set when a close of it is pushed.
+
+mod buffers;
+mod encode;
+mod finish;
+mod owned;
+mod setup;
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::time::Duration;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring};
+use ringserve_buf::{KernelSide, Pool};
+use ringserve_core::{Batch, CloseHow, ConnId, Socket};
+
+use crate::config::UringConfig;
+use crate::error::SetupError;
+use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode};
+use crate::table::Chunked;
+use crate::uring::Uring;
+use crate::waker::Waker;
+use buffers::BufferRing;
+use encode::{On, Staging};
+use owned::Owned;
+use setup::Mode;
+
+/// The kernel this process runs on.
+pub struct SystemKernel {
+    /// First, so that it is closed before what follows is freed.
+    ring: IoUring,
+    mode: Mode,
+    buffers: BufferRing,
+    staging: Staging,
+    /// Batches with the kernel, by slot.
+    sends: Chunked<Option<Box<Batch>>>,
+    /// Quiet sends that were pushed and are not known to have ended, in the order of their places.
+    quiet: VecDeque<Quiet>,
+    /// Entries pushed, and those of them that were consumed, since the start; they wrap around.
+    pushed: u32,
+    consumed: u32,
+    /// Operations that will post a completion.
+    in_flight: usize,
+    listeners: Vec<OwnedFd>,
+    /// Descriptors accepted and not installed yet.
+    owned: Owned,
+    /// Connections' descriptors by slot, plus one, where they are not in the ring's table.
+    plain: Option<Chunked<i32>>,
+    waker: Waker,
+    wake_count: Box<UnsafeCell<u64>>,
+}
+
+/// A send that posts a completion only if it did not fit.
+struct Quiet {
+    id: ConnId,
+    bytes: usize,
+    /// `pushed` right after its entry.
+    after: u32,
+}
+
+impl Uring<SystemKernel> {
+    /// Makes a ring, which belongs to this thread, for connections from `listeners`, which are numbered in
+    /// order. Whether they are non-blocking makes no difference.
+    ///
+    /// Locks about 64 bytes for each submission entry, 16 for each completion entry and each buffer, and uses 8
+    /// for each connection; receive memory is taken later, as it is needed.
+    ///
+    /// # Errors
+    /// Names the cause and the fix.
+    pub fn new(config: &UringConfig, listeners: Vec<OwnedFd>) -> Result<Uring<SystemKernel>, SetupError> {
+        config.check()?;
+        let (_, side) = Pool::new(config.pool)?;
+        let kernel = SystemKernel::new(config, listeners)?;
+        Ok(Uring::with_kernel(kernel, side, config.connections))
+    }
+
+    /// A handle for other threads that makes a turn return.
+    pub fn waker(&self) -> Waker {
+        self.kernel().waker.clone()
+    }
+
+    /// What the ring runs with, in a line for the log.
+    pub fn describe(&self) -> String {
+        self.kernel().describe()
+    }
+
+    /// Takes over a connected stream socket, as if it had been accepted; it goes back in one
+    /// [`Op::Adopt`](ringserve_core::Op::Adopt) or [`Op::Refuse`](ringserve_core::Op::Refuse).
+    pub fn take_socket(&mut self, socket: OwnedFd) -> Socket {
+        let fd = socket.into_raw_fd();
+        self.kernel_mut().owned.insert(fd);
+        Socket(fd as u64)
+    }
+}
+
+impl SystemKernel {
+    fn new(config: &UringConfig, listeners: Vec<OwnedFd>) -> Result<SystemKernel, SetupError> {
+        let setup::Made { buffers, ring, mode } = setup::make(config)?;
+        let waker = Waker::new().map_err(|error| SetupError::from_call("the wake-up descriptor", error))?;
+        Ok(SystemKernel {
+            staging: Staging::new(ring.params().sq_entries() as usize),
+            ring,
+            mode,
+            buffers,
+            sends: Chunked::new(),
+            quiet: VecDeque::new(),
+            pushed: 0,
+            consumed: 0,
+            in_flight: 0,
+            listeners,
+            owned: Owned::new(),
+            plain: config.plain_descriptors.then(Chunked::new),
+            waker,
+            wake_count: Box::new(UnsafeCell::new(0)),
+        })
+    }
+
+    fn describe(&self) -> String {
+        let params = self.ring.params();
+        let mut text = format!("io_uring, queues {}/{}", params.sq_entries(), params.cq_entries());
+        let modes = [
+            (self.mode.defer_taskrun, "DEFER_TASKRUN", "COOP_TASKRUN"),
+            (self.mode.no_sqarray, "NO_SQARRAY", ""),
+            (self.mode.no_iowait, "NO_IOWAIT", ""),
+            (self.mode.incremental, "incremental buffers", ""),
+            (self.plain.is_none(), "direct descriptors", "plain descriptors"),
+            (self.mode.restricted, "restricted", ""),
+        ];
+        for (on, yes, no) in modes {
+            let word = if on { yes } else { no };
+            if !word.is_empty() {
+                let _ = write!(text, ", {word}");
+            }
+        }
+        text
+    }
+
+    /// Where the next entry will be in the submission queue.
+    fn place(&self) -> usize {
+        self.pushed as usize & (self.ring.params().sq_entries() as usize - 1)
+    }
+
+    fn room(&mut self) -> usize {
+        let queue = self.ring.submission();
+        queue.capacity() - queue.len()
+    }
+
+    /// The queue has room, and what the entry points to stays valid as long as the invariants say.
+    #[inline]
+    fn push(&mut self, entry: Entry, user_data: u64) {
+        let entry = entry.user_data(user_data);
+        // SAFETY: each constructor in `encode` names what its pointers need; `submit`, `cancel_all` and `read_wake`
+        // give it, by invariants 1, 2 and 4 of this module.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "the submission queue had room");
+        self.pushed = self.pushed.wrapping_add(1);
+    }
+
+    /// An entry that will post a completion.
+    #[inline]
+    fn push_awaited(&mut self, entry: Entry, user_data: u64) {
+        self.push(entry, user_data);
+        self.in_flight += 1;
+    }
+
+    #[inline]
+    fn on(&self, id: ConnId) -> On {
+        match &self.plain {
+            None => On { number: id.slot() as i32, fixed: true },
+            Some(plain) => On { number: plain.get(id.slot()).map_or(-1, |fd| fd - 1), fixed: false },
+        }
+    }
+
+    fn install(&mut self, id: ConnId, fd: i32) {
+        assert!(self.owned.remove(fd), "descriptor {fd} is not this driver's to adopt");
+        if let Some(plain) = &mut self.plain {
+            let old = std::mem::replace(plain.entry(id.slot()), fd + 1);
+            assert_eq!(old, 0, "slot {} is adopted twice", id.slot());
+            return;
+        }
+        let place = self.place();
+        let pointer = self.staging.descriptor(place, fd);
+        self.push(encode::install(id.slot(), pointer), Kind::Install.with(id.bits()));
+        self.push(encode::quietly(encode::close_descriptor(fd)), Kind::Ignored.with(0));
+    }
+
+    fn close(&mut self, id: ConnId, how: CloseHow) {
+        if how == CloseHow::Abort {
+            self.push(encode::reset_on_close(self.on(id)), Kind::Ignored.with(0));
+        }
+        let entry = match &mut self.plain {
+            None => encode::close_slot(id.slot()),
+            Some(plain) => encode::close_descriptor(std::mem::take(plain.entry(id.slot())) - 1),
+        };
+        self.push_awaited(entry, Kind::Close.with(id.bits()));
+    }
+
+    fn send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) {
+        let (on, place) = (self.on(id), self.place());
+        let (entry, bytes) = encode::send(on, &batch, mode, &mut self.staging, place);
+        let old = self.sends.entry(id.slot()).replace(batch);
+        if let Some(old) = old {
+            // Not dropped: the kernel may still read it.
+            std::mem::forget(old);
+            panic!("two sends in flight on {id}");
+        }
+        self.push_awaited(entry, Kind::Send.with(id.bits()));
+        if mode == SendMode::TryQuietly {
+            self.quiet.push_back(Quiet { id, bytes, after: self.pushed });
+        }
+    }
+
+    /// True if a quiet send's entry was consumed and no completion of it can come any more: the kernel tries it
+    /// within the enter, so one that failed has posted it by now, and all that was posted was reaped.
+    fn quiet_is_done(&mut self) -> bool {
+        let consumed = self.consumed;
+        let first_is = self.quiet.front().is_some_and(|quiet| consumed.wrapping_sub(quiet.after) as i32 >= 0);
+        first_is && self.ring.completion().is_empty() && !self.ring.submission().cq_overflow()
+    }
+
+    fn reap_quiet(&mut self) -> Option<RawCqe> {
+        if !self.quiet_is_done() {
+            return None;
+        }
+        let Quiet { id, bytes, .. } = self.quiet.pop_front()?;
+        self.in_flight -= 1;
+        let batch = self.sends.get_mut(id.slot()).and_then(Option::take)?;
+        let user_data = Kind::Send.with(id.bits());
+        // Bounded by the iovec and byte limits of one send, so it fits.
+        Some(RawCqe { user_data, res: bytes.min(i32::MAX as usize) as i32, flags: 0, batch: Some(batch) })
+    }
+
+    /// What a completion changes here, whoever reaps it.
+    #[inline]
+    fn account(&mut self, cqe: &mut RawCqe) {
+        let Some(kind) = Kind::of(cqe.user_data) else { return };
+        let ended = match kind {
+            Kind::Ignored | Kind::Install => false,
+            Kind::Accept => cqe.res < 0 || cqe.flags & F_MORE == 0,
+            Kind::Receive => cqe.res <= 0 || cqe.flags & F_MORE == 0,
+            _ => true,
+        };
+        self.in_flight = self.in_flight.saturating_sub(usize::from(ended));
+        match kind {
+            Kind::Send => {
+                let id = cqe.id();
+                cqe.batch = self.sends.get_mut(id.slot()).and_then(Option::take);
+                if !self.quiet.is_empty() {
+                    self.quiet.retain(|quiet| quiet.id != id);
+                }
+            }
+            Kind::Accept if cqe.res >= 0 => self.owned.insert(cqe.res),
+            Kind::Wake => self.waker.seen(),
+            _ => {}
+        }
+    }
+
+    fn enter_flags(&self) -> EnterFlags {
+        // Without GETEVENTS deferred work is not done and nothing is ever reaped.
+        let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        if self.mode.no_iowait {
+            flags |= EnterFlags::NO_IOWAIT;
+        }
+        flags
+    }
+}
+
+impl Kernel for SystemKernel {
+    fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
+        let needs = match &op {
+            RawOp::Install { .. } if self.plain.is_none() => 2,
+            RawOp::Close { how: CloseHow::Abort, .. } => 2,
+            _ => 1,
+        };
+        if self.room() < needs {
+            return Err(op);
+        }
+        let user_data = op.user_data();
+        match op {
+            RawOp::Receive { id } => self.push_awaited(encode::receive(self.on(id)), user_data),
+            RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
+            RawOp::Accept { listener } => {
+                let fd = self.listeners.get(usize::from(listener)).map_or(-1, AsRawFd::as_raw_fd);
+                self.push_awaited(encode::accept(fd), user_data);
+            }
+            RawOp::Install { id, fd } => self.install(id, fd),
+            RawOp::CloseFd { fd } => {
+                assert!(self.owned.remove(fd), "descriptor {fd} is not this driver's to close");
+                self.push(encode::quietly(encode::close_descriptor(fd)), user_data);
+            }
+            RawOp::Shutdown { id } => self.push_awaited(encode::shutdown(self.on(id)), user_data),
+            RawOp::Close { id, how } => self.close(id, how),
+            RawOp::CancelAccept { listener } => {
+                self.push_awaited(encode::cancel(Kind::Accept.with(u64::from(listener))), user_data);
+            }
+            RawOp::CancelReceive { id } => {
+                self.push_awaited(encode::cancel(Kind::Receive.with(id.bits())), user_data);
+            }
+            RawOp::CancelSend { id } => {
+                self.push_awaited(encode::cancel(Kind::Send.with(id.bits())), user_data);
+            }
+            RawOp::ReadWake => {
+                let word = self.wake_count.get().cast();
+                self.push_awaited(encode::read_wake(self.waker.raw(), word), user_data);
+            }
+        }
+        Ok(())
+    }
+
+    fn queued(&mut self) -> usize {
+        self.ring.submission().len()
+    }
+
+    fn provide(&mut self, side: &mut KernelSide, buffer: u16) {
+        self.buffers.provide(side, buffer);
+    }
+
+    fn is_incremental(&self) -> bool {
+        self.mode.incremental
+    }
+
+    fn buffer_ring_entries(&self) -> usize {
+        usize::from(self.buffers.entries())
+    }
+
+    fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        let queued = self.ring.submission().len() as u32;
+        let timespec = timeout.map(Timespec::from);
+        let mut args = SubmitArgs::new();
+        if let Some(timespec) = &timespec {
+            args = args.timespec(timespec);
+        }
+        let flags = self.enter_flags().bits();
+        // SAFETY: the argument is a getevents argument, as EXT_ARG says, and lives, like the time it points to,
+        // until the call returns. What the submitted entries point to is valid by the module's invariants.
+        let entered = unsafe { self.ring.submitter().enter(queued, wait_for, flags, Some(&args)) };
+        let left = self.ring.submission().len() as u32;
+        self.consumed = self.pushed.wrapping_sub(left);
+        if left == 0 {
+            self.staging.consumed();
+        }
+        entered.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    #[inline]
+    fn reap(&mut self, _side: &mut KernelSide) -> Option<RawCqe> {
+        let Some(entry) = self.ring.completion().next() else { return self.reap_quiet() };
+        let mut cqe = RawCqe::new(entry.user_data(), entry.result(), entry.flags());
+        self.account(&mut cqe);
+        Some(cqe)
+    }
+
+    fn has_completions(&mut self) -> bool {
+        !self.ring.completion().is_empty() || self.quiet_is_done()
+    }
+
+    fn has_task_work(&mut self) -> bool {
+        self.ring.submission().taskrun()
+    }
+
+    fn is_overflowing(&mut self) -> bool {
+        self.ring.submission().cq_overflow()
+    }
+
+    fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
+        self.owned.borrow(fd, |socket| socket2::SockRef::from(&socket).peer_addr().ok())??.as_socket()
+    }
+
+    fn finish(&mut self, side: &mut KernelSide) -> bool {
+        self.finish_all(side)
+    }
+}

@@ -1,0 +1,63 @@
+//! Descriptors the ring accepted that are no connections yet.
+
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+
+/// A set of open descriptors that belong to whoever holds the set. One bit for each number, since numbers are
+/// small and dense.
+pub(super) struct Owned {
+    words: Vec<u64>,
+}
+
+impl Owned {
+    pub(super) fn new() -> Owned {
+        Owned { words: Vec::new() }
+    }
+
+    /// The caller hands over an open descriptor that nobody else will close.
+    pub(super) fn insert(&mut self, fd: i32) {
+        let Ok(number) = usize::try_from(fd) else { return };
+        if self.words.len() <= number / 64 {
+            self.words.resize(number / 64 + 1, 0);
+        }
+        self.words[number / 64] |= 1 << (number % 64);
+    }
+
+    fn has(&self, fd: i32) -> bool {
+        let Ok(number) = usize::try_from(fd) else { return false };
+        self.words.get(number / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+
+    /// Hands the descriptor to the caller; false if it was not in the set.
+    pub(super) fn remove(&mut self, fd: i32) -> bool {
+        let had = self.has(fd);
+        if had {
+            self.words[fd as usize / 64] &= !(1 << (fd % 64));
+        }
+        had
+    }
+
+    /// Calls `look` with the descriptor, if it is in the set.
+    pub(super) fn borrow<T>(&self, fd: i32, look: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
+        if !self.has(fd) {
+            return None;
+        }
+        // SAFETY: members of the set are open (invariant), and stay so while the set is borrowed.
+        Some(look(unsafe { BorrowedFd::borrow_raw(fd) }))
+    }
+
+    /// Closes every descriptor of the set.
+    pub(super) fn close_all(&mut self) {
+        for (index, word) in std::mem::take(&mut self.words).into_iter().enumerate() {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                // SAFETY: it was a member of the set, so it is open and this side's alone; the set is empty now.
+                drop(unsafe { OwnedFd::from_raw_fd((index * 64 + bit) as i32) });
+            }
+        }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.close_all();
+    }
+}

@@ -1,0 +1,24 @@
+//! The drivers of ringserve: io_uring, in a safe bookkeeping half and a thin kernel half.
+//!
+//! [`Uring`] is the bookkeeping: it implements [`ringserve_core::Driver`] over a [`Kernel`](seam::Kernel).
+//! [`SystemKernel`] is the real one. [`probe()`] tells whether io_uring works here, by doing.
+
+#![warn(missing_docs)]
+
+mod config;
+mod epoll;
+mod error;
+mod kernel;
+mod probe;
+pub mod seam;
+mod table;
+mod uring;
+mod waker;
+
+pub use config::UringConfig;
+pub use epoll::{Epoll, EpollConfig};
+pub use error::SetupError;
+pub use kernel::SystemKernel;
+pub use probe::{Found, probe};
+pub use uring::{Anomalies, Uring};
+pub use waker::Waker;

@@ -1,0 +1,325 @@
+//! The bookkeeping half of the io_uring driver: which operation is in flight, which buffer is where.
+//!
+//! ```text
+//!   submit(Op) ──▶ queue ──▶ Kernel::submit ─┐
+//!                    ▲                       ├─ Kernel::enter, at most once a turn
+//!   parked ──────────┘ (buffers are back)    │
+//!                    ▲                       ▼
+//!   turn(..) ◀── completion ◀───────── Kernel::reap
+//! ```
+//!
+//! There is no `unsafe` here, and nothing that knows of pointers or descriptors' meaning. Each completion is
+//! checked against the id in its slot, generation included.
+
+mod accept;
+mod buffers;
+mod close;
+mod receive;
+mod send;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ringserve_buf::{KernelSide, Pool};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
+
+use crate::seam::{Kernel, Kind, RawCqe, RawOp};
+use accept::Listening;
+use buffers::Buffers;
+use table::{Ports, Sending};
+
+/// The io_uring driver over a [`Kernel`].
+///
+/// It belongs to the thread that made it. Dropping it ends every operation within a bound and closes every
+/// connection; where the kernel does not let go of memory in time, the memory is leaked.
+pub struct Uring<K: Kernel> {
+    kernel: K,
+    side: KernelSide,
+    pool: Pool,
+    buffers: Buffers,
+    ports: Ports,
+    listeners: Vec<Listening>,
+    /// Operations the kernel half was not given yet, in order.
+    queue: VecDeque<RawOp>,
+    /// Completions made here, or beyond the last turn's budget, in order.
+    ready: VecDeque<Completion>,
+    /// True until the next turn if nobody waits for the sends of it.
+    quiet: bool,
+    /// True while the completion queue overflows, so that each time counts once.
+    overflowing: bool,
+    connections_max: u32,
+    stats: DriverStats,
+    anomalies: Anomalies,
+}
+
+/// Completions that should not have come. All are bugs, of the driver or of the kernel, and harmless to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anomalies {
+    /// For a connection or an operation that is not there; its buffer went back.
+    pub stale: u64,
+    /// Terminal by every sign but its `F_MORE` flag.
+    pub more_flag: u64,
+    /// Receives that ended without telling; found when they were to be cancelled.
+    pub silent_ends: u64,
+    /// Descriptors that could not be made a connection.
+    pub installs_failed: u64,
+}
+
+/// Where a turn's completions go.
+struct Sink<'a> {
+    out: &'a mut Vec<Completion>,
+    /// What exceeds the budget.
+    ready: VecDeque<Completion>,
+    /// Length of `out` at which the budget ends.
+    end: usize,
+    /// Received bytes that are left of the budget.
+    bytes: usize,
+}
+
+impl Sink<'_> {
+    fn has_room(&self) -> bool {
+        self.out.len() < self.end && self.bytes > 0
+    }
+
+    /// Starts with what the last turn left.
+    fn take_ready(&mut self) {
+        while self.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            self.push(completion);
+        }
+    }
+
+    // Always inlined, so that a completion is built where it stays instead of being moved there.
+    #[inline(always)]
+    fn push(&mut self, completion: Completion) {
+        if !self.has_room() {
+            return self.ready.push_back(completion);
+        }
+        if let Completion::Received { lease, .. } = &completion {
+            self.bytes = self.bytes.saturating_sub(lease.len());
+        }
+        self.out.push(completion);
+    }
+}
+
+impl<K: Kernel> Uring<K> {
+    /// A driver over `kernel`, which receives into the pool of `side` and holds at most `connections_max`
+    /// connections, at slots below that number.
+    pub fn with_kernel(kernel: K, side: KernelSide, connections_max: u32) -> Uring<K> {
+        let mut queue = VecDeque::new();
+        queue.push_back(RawOp::ReadWake);
+        let buffers = Buffers::new(kernel.buffer_ring_entries());
+        Uring {
+            pool: side.pool(),
+            kernel,
+            side,
+            buffers,
+            ports: Ports::new(),
+            listeners: Vec::new(),
+            queue,
+            ready: VecDeque::new(),
+            quiet: false,
+            overflowing: false,
+            connections_max,
+            stats: DriverStats::default(),
+            anomalies: Anomalies::default(),
+        }
+    }
+
+    /// Completions that should not have come, since the start.
+    pub fn anomalies(&self) -> Anomalies {
+        self.anomalies
+    }
+
+    /// The lower half.
+    pub fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// Not public: with the real kernel it would let anyone end a loan of memory that the kernel still uses. A
+    /// simulated kernel shares its state with whoever directs it, through an `Rc`.
+    pub(crate) fn kernel_mut(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// Moves queued operations into the submission queue until it is full.
+    fn flush(&mut self) {
+        while let Some(op) = self.queue.pop_front() {
+            let Some(op) = self.prepare(op) else { continue };
+            if let Err(op) = self.kernel.submit(op) {
+                self.unprepare(&op);
+                self.queue.push_front(op);
+                self.stats.submissions_delayed += self.queue.len() as u64;
+                return;
+            }
+        }
+    }
+
+    /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
+    #[inline]
+    fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
+        match op {
+            RawOp::Receive { .. } => self.stats.receives_armed += 1,
+            RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
+            RawOp::CancelSend { id } => return self.prepare_cancel_send(id),
+            _ => {}
+        }
+        Some(op)
+    }
+
+    #[cold]
+    fn unprepare(&mut self, op: &RawOp) {
+        match op {
+            RawOp::Receive { .. } => self.stats.receives_armed -= 1,
+            RawOp::Send { id, .. } => {
+                if let Some(port) = self.ports.find(*id) {
+                    port.sending = Sending::Queued;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
+    fn enter(&mut self, wait: Wait) -> Result<(), i32> {
+        let overflowing = self.kernel.is_overflowing();
+        self.stats.overflows += u64::from(overflowing && !self.overflowing);
+        self.overflowing = overflowing;
+        let something = !self.ready.is_empty() || self.kernel.has_completions();
+        // Parked receives are armed a few at a time; the next few must not wait for a completion.
+        let more_to_do = !self.queue.is_empty() || (self.ports.parked() > 0 && self.buffers.in_ring() > 0);
+        let timeout = match wait {
+            _ if something || more_to_do => None,
+            Wait::No | Wait::For(Duration::ZERO) => None,
+            Wait::For(time) => Some(Some(time)),
+            Wait::Forever => Some(None),
+        };
+        let held_back = !something && (overflowing || self.kernel.has_task_work());
+        if self.kernel.queued() == 0 && timeout.is_none() && !held_back {
+            return Ok(());
+        }
+        self.stats.enters += 1;
+        let entered = self.kernel.enter(u32::from(timeout.is_some()), timeout.flatten());
+        match entered {
+            Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            entered => entered,
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        match Kind::of(cqe.user_data) {
+            Some(Kind::Receive) => self.on_receive(cqe, sink),
+            Some(Kind::Send) => self.on_send(cqe, sink),
+            Some(Kind::Accept) => self.on_accept(cqe, sink),
+            Some(Kind::Shutdown) => self.on_shutdown(cqe, sink),
+            Some(Kind::Close) => self.on_close(cqe, sink),
+            Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
+            Some(Kind::CancelSend | Kind::CancelAccept) => {}
+            Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
+            Some(Kind::Install) => self.on_install_failed(cqe),
+            Some(Kind::Ignored) => tracing::debug!(errno = -cqe.res, "an operation nobody waits for failed"),
+            None => self.stale(cqe),
+        }
+    }
+
+    /// Counts a completion nobody waits for, and gives its buffer back.
+    #[cold]
+    fn stale(&mut self, cqe: RawCqe) {
+        self.buffers.arrived(&mut self.side, &cqe);
+        self.anomalies.stale += 1;
+        tracing::error!(?cqe, "stale completion");
+        #[cfg(all(debug_assertions, not(test)))]
+        panic!("stale completion {cqe:?}");
+    }
+
+    /// Panics if the parts disagree. Linear in the number of parked connections, constant otherwise.
+    pub fn invariants(&self) {
+        let counts = self.pool.counts();
+        assert_eq!(
+            counts.with_kernel,
+            self.buffers.in_ring(),
+            "buffers with the kernel are those in its ring"
+        );
+        assert!(self.buffers.in_ring() <= self.kernel.buffer_ring_entries());
+        self.ports.invariants();
+    }
+
+    /// The id must be adopted: anything else is a bug of whoever submits.
+    #[cold]
+    fn unknown(id: ConnId, what: &str) {
+        tracing::error!(%id, what, "operation on a connection that is not there");
+        debug_assert!(false, "{what} on {id}, which is not adopted or is busy with one already");
+    }
+}
+
+impl<K: Kernel> Driver for Uring<K> {
+    fn submit(&mut self, op: Op) {
+        match op {
+            Op::Accept { listener } => self.accept(listener),
+            Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::Adopt { id, socket } => self.adopt(id, socket),
+            Op::Refuse { socket } => self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 }),
+            Op::Receive { id } => self.receive(id),
+            Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::Send { id, batch } => self.send(id, batch),
+            Op::SendStop { id } => self.send_stop(id),
+            Op::Shutdown { id } => self.shutdown(id),
+            Op::Close { id, how } => self.close(id, how),
+        }
+    }
+
+    fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32> {
+        self.stats.turns += 1;
+        self.arm_parked();
+        self.flush();
+        self.quiet = false;
+        self.enter(wait)?;
+        let end = completions.len() + budget.completions.max(1);
+        let ready = std::mem::take(&mut self.ready);
+        let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };
+        sink.take_ready();
+        while sink.has_room() {
+            let Some(cqe) = self.kernel.reap(&mut self.side) else { break };
+            self.complete(cqe, &mut sink);
+        }
+        self.ready = sink.ready;
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+        Ok(())
+    }
+
+    fn defer_sent(&mut self) {
+        self.quiet = true;
+    }
+
+    fn may_lend_beyond_turn(&self) -> bool {
+        !self.kernel.is_incremental()
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn stats(&self) -> DriverStats {
+        self.stats
+    }
+
+    fn connections_max(&self) -> usize {
+        self.connections_max as usize
+    }
+}
+
+impl<K: Kernel> Drop for Uring<K> {
+    fn drop(&mut self) {
+        if !self.kernel.finish(&mut self.side) {
+            // The kernel may still write into lent buffers: keep the memory for good.
+            std::mem::forget(self.pool.clone());
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What the driver knows of each connection, and the queue of those parked for want of buffers.
+
+use ringserve_core::ConnId;
+
+use crate::table::Chunked;
+
+/// No connection: no id has bits above the 60th.
+const VACANT: u64 = u64::MAX;
+
+/// No slot: slots have 24 bits.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Receiving {
+    /// Not asked for, or ended.
+    No,
+    /// With the kernel, or queued for it.
+    Armed,
+    /// Waits for buffers, and is in the list of those that do.
+    Parked,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// Not asked for, or ended.
+    No,
+    /// In the driver's own queue.
+    Queued,
+    /// With the kernel.
+    Submitted,
+}
+
+/// One connection. Everything but `id` and the links is at rest while `id` is vacant.
+#[derive(Debug)]
+pub(super) struct Port {
+    id: u64,
+    pub(super) receiving: Receiving,
+    pub(super) sending: Sending,
+    /// True exactly when the receive in flight was told to stop and has not ended.
+    pub(super) receive_stop: bool,
+    /// True exactly when the send in flight was told to stop and has not ended.
+    pub(super) send_stop: bool,
+    pub(super) shutting_down: bool,
+    pub(super) closing: bool,
+    /// Cancels of receives that have not completed.
+    pub(super) receive_cancels: u8,
+    /// Neighbours in the list of parked connections; `NONE` at its ends and outside of it.
+    parked_before: u32,
+    parked_after: u32,
+}
+
+impl Default for Port {
+    fn default() -> Port {
+        Port {
+            id: VACANT,
+            receiving: Receiving::No,
+            sending: Sending::No,
+            receive_stop: false,
+            send_stop: false,
+            shutting_down: false,
+            closing: false,
+            receive_cancels: 0,
+            parked_before: NONE,
+            parked_after: NONE,
+        }
+    }
+}
+
+/// All connections, by slot.
+pub(super) struct Ports {
+    table: Chunked<Port>,
+    /// First and last of the list of parked connections.
+    first: u32,
+    last: u32,
+    parked: usize,
+}
+
+impl Ports {
+    pub(super) fn new() -> Ports {
+        Ports { table: Chunked::new(), first: NONE, last: NONE, parked: 0 }
+    }
+
+    /// The connection, if the slot is this id's.
+    #[inline]
+    pub(super) fn find(&mut self, id: ConnId) -> Option<&mut Port> {
+        self.table.get_mut(id.slot()).filter(|port| port.id == id.bits())
+    }
+
+    /// Makes the slot this id's; false if it is another's still.
+    pub(super) fn open(&mut self, id: ConnId) -> bool {
+        let port = self.table.entry(id.slot());
+        let vacant = port.id == VACANT;
+        if vacant {
+            port.id = id.bits();
+        }
+        vacant
+    }
+
+    /// Frees the slot.
+    pub(super) fn close(&mut self, id: ConnId) {
+        self.unpark(id);
+        if let Some(port) = self.find(id) {
+            *port = Port::default();
+        }
+    }
+
+    /// How many are parked.
+    #[inline]
+    pub(super) fn parked(&self) -> usize {
+        self.parked
+    }
+
+    /// Puts a connection behind the last parked one.
+    pub(super) fn park(&mut self, id: ConnId) {
+        let last = self.last;
+        let Some(port) = self.find(id) else { return };
+        debug_assert_ne!(port.receiving, Receiving::Parked, "{id} is parked already");
+        port.receiving = Receiving::Parked;
+        (port.parked_before, port.parked_after) = (last, NONE);
+        self.link(last, id.slot());
+        self.last = id.slot();
+        self.parked += 1;
+    }
+
+    /// Takes a connection out of the list, if it is there.
+    pub(super) fn unpark(&mut self, id: ConnId) {
+        let Some(port) = self.find(id) else { return };
+        if port.receiving != Receiving::Parked {
+            return;
+        }
+        port.receiving = Receiving::No;
+        let (before, after) = (port.parked_before, port.parked_after);
+        (port.parked_before, port.parked_after) = (NONE, NONE);
+        self.link(before, after);
+        match self.table.get_mut(after) {
+            Some(next) => next.parked_before = before,
+            None => self.last = before,
+        }
+        self.parked -= 1;
+    }
+
+    /// Takes the connection that was parked first.
+    pub(super) fn unpark_first(&mut self) -> Option<ConnId> {
+        let id = ConnId::from_bits(self.table.get(self.first)?.id);
+        self.unpark(id);
+        Some(id)
+    }
+
+    /// Makes `after` follow `before`; `NONE` is the end of the list.
+    fn link(&mut self, before: u32, after: u32) {
+        match self.table.get_mut(before) {
+            Some(port) => port.parked_after = after,
+            None => self.first = after,
+        }
+    }
+
+    /// Walks the list of parked connections and panics if it is not what the flags say.
+    pub(super) fn invariants(&self) {
+        let (mut slot, mut before, mut count) = (self.first, NONE, 0);
+        while let Some(port) = self.table.get(slot) {
+            assert_eq!(port.receiving, Receiving::Parked, "slot {slot} is in the list but not parked");
+            assert_eq!(port.parked_before, before, "slot {slot} has the wrong neighbour");
+            assert_ne!(port.id, VACANT, "slot {slot} is parked and vacant");
+            count += 1;
+            assert!(count <= self.parked, "the list of parked connections has a loop");
+            (before, slot) = (slot, port.parked_after);
+        }
+        assert_eq!((before, count), (self.last, self.parked), "the list of parked connections");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parked_connections_leave_first_in_first_out_and_from_the_middle() {
+        let mut ports = Ports::new();
+        let ids: Vec<ConnId> = (0..5).map(|n| ConnId::new(n * 300, u64::from(n))).collect();
+        for id in &ids {
+            assert!(ports.open(*id));
+            ports.park(*id);
+            ports.invariants();
+        }
+        for middle_first_last in [2, 0, 4] {
+            ports.unpark(ids[middle_first_last]);
+            ports.invariants();
+        }
+        ports.park(ids[0]);
+        ports.close(ids[3]);
+        ports.invariants();
+        assert_eq!(ports.unpark_first(), Some(ids[1]));
+        assert_eq!(ports.unpark_first(), Some(ids[0]));
+        assert_eq!((ports.unpark_first(), ports.parked()), (None, 0));
+        ports.invariants();
+    }
+
+    #[test]
+    fn a_port_is_small_and_knows_its_generation() {
+        assert!(size_of::<Port>() <= 24, "{}", size_of::<Port>());
+        let mut ports = Ports::new();
+        let (old, new) = (ConnId::new(7, 1), ConnId::new(7, 2));
+        assert!(ports.open(old) && !ports.open(new));
+        ports.close(old);
+        assert!(ports.find(old).is_none() && ports.open(new) && ports.find(old).is_none());
+    }
+}

@@ -1,0 +1,592 @@
+//! The bookkeeping against a kernel that follows a script, lies included.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ringserve_buf::{Counts, PoolConfig};
+use ringserve_core::{AcceptEnd, Batch, CloseHow, Socket};
+
+use super::*;
+use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode};
+
+/// Says what it is told to, and notes what it is asked.
+struct Script {
+    room: usize,
+    submitted: Vec<RawOp>,
+    queued: usize,
+    batches: HashMap<u64, Box<Batch>>,
+    provided: VecDeque<u16>,
+    completions: VecDeque<RawCqe>,
+    overflowing: bool,
+    task_work: bool,
+    enters: Vec<(u32, Option<Duration>)>,
+    next_enter: Result<(), i32>,
+}
+
+impl Kernel for Script {
+    fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
+        if self.queued == self.room {
+            return Err(op);
+        }
+        self.queued += 1;
+        self.submitted.push(match op {
+            RawOp::Send { id, batch, mode } => {
+                assert!(self.batches.insert(id.bits(), batch).is_none());
+                RawOp::Send { id, batch: Box::default(), mode }
+            }
+            op => op,
+        });
+        Ok(())
+    }
+
+    fn queued(&mut self) -> usize {
+        self.queued
+    }
+
+    fn provide(&mut self, side: &mut KernelSide, buffer: u16) {
+        assert!(side.is_lent(buffer));
+        self.provided.push_back(buffer);
+    }
+
+    fn buffer_ring_entries(&self) -> usize {
+        64
+    }
+
+    fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        self.queued = 0;
+        self.enters.push((wait_for, timeout));
+        std::mem::replace(&mut self.next_enter, Ok(()))
+    }
+
+    fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
+        let mut cqe = self.completions.pop_front()?;
+        match Kind::of(cqe.user_data) {
+            Some(Kind::Send) => cqe.batch = self.batches.remove(&cqe.id().bits()),
+            Some(Kind::Receive) if cqe.res > 0 => {
+                let buffer = cqe.buffer().unwrap();
+                side.spare(buffer)[..cqe.res as usize].fill(cqe.id().slot() as u8);
+            }
+            _ => {}
+        }
+        Some(cqe)
+    }
+
+    fn has_completions(&mut self) -> bool {
+        !self.completions.is_empty()
+    }
+
+    fn has_task_work(&mut self) -> bool {
+        self.task_work
+    }
+
+    fn is_overflowing(&mut self) -> bool {
+        self.overflowing
+    }
+
+    fn peer_of(&mut self, _fd: i32) -> Option<SocketAddr> {
+        None
+    }
+
+    fn finish(&mut self, _side: &mut KernelSide) -> bool {
+        true
+    }
+}
+
+struct Rig {
+    ring: Uring<Script>,
+    out: Vec<Completion>,
+}
+
+impl Rig {
+    fn new(buffers_max: usize) -> Rig {
+        let config = PoolConfig { buffer_bytes: 64, buffers_max, poison: true };
+        let (_, side) = Pool::new(config).unwrap();
+        let kernel = Script {
+            room: 1000,
+            submitted: Vec::new(),
+            queued: 0,
+            batches: HashMap::new(),
+            provided: VecDeque::new(),
+            completions: VecDeque::new(),
+            overflowing: false,
+            task_work: false,
+            enters: Vec::new(),
+            next_enter: Ok(()),
+        };
+        let mut rig = Rig { ring: Uring::with_kernel(kernel, side, 1000), out: Vec::new() };
+        rig.turn();
+        rig.ops();
+        rig
+    }
+
+    fn kernel(&mut self) -> &mut Script {
+        &mut self.ring.kernel
+    }
+
+    fn turn(&mut self) {
+        self.ring.turn(Wait::No, Budget::default(), &mut self.out).unwrap();
+    }
+
+    /// What was submitted since the last call.
+    fn ops(&mut self) -> Vec<RawOp> {
+        std::mem::take(&mut self.kernel().submitted)
+    }
+
+    fn seen(&mut self) -> Vec<String> {
+        self.out
+            .drain(..)
+            .map(|completion| match completion {
+                Completion::Received { id, lease } => {
+                    assert!(lease.iter().all(|byte| *byte == id.slot() as u8));
+                    format!("{id} got {}", lease.len())
+                }
+                Completion::ReceiveEnded { id, end } => format!("{id} {end:?}"),
+                Completion::Sent { id, batch, end } => format!("{id} sent {end:?} left {}", batch.len()),
+                Completion::Closed { id } => format!("{id} closed"),
+                other => format!("{other:?}"),
+            })
+            .collect()
+    }
+
+    fn says(&mut self, kind: Kind, bits: u64, res: i32, flags: u32) {
+        self.kernel().completions.push_back(RawCqe::new(kind.with(bits), res, flags));
+    }
+
+    /// A receive's completion with the next provided buffer.
+    fn says_bytes(&mut self, id: ConnId, len: i32, flags: u32) {
+        let buffer = self.kernel().provided.pop_front().unwrap();
+        self.says(Kind::Receive, id.bits(), len, flags | F_BUFFER | u32::from(buffer) << BUFFER_SHIFT);
+    }
+
+    fn adopted(&mut self, slot: u32, generation: u64) -> ConnId {
+        let id = ConnId::new(slot, generation);
+        self.ring.submit(Op::Adopt { id, socket: Socket(9) });
+        id
+    }
+
+    fn receiving(&mut self, slot: u32, generation: u64) -> ConnId {
+        let id = self.adopted(slot, generation);
+        self.ring.submit(Op::Receive { id });
+        self.turn();
+        self.ops();
+        id
+    }
+
+    fn sending(&mut self, bytes: usize) -> ConnId {
+        let id = self.adopted(1, 1);
+        let mut batch = Box::new(Batch::new());
+        batch.put(&vec![1; bytes]);
+        self.ring.submit(Op::Send { id, batch });
+        self.turn();
+        self.ops();
+        id
+    }
+}
+
+#[test]
+fn a_cancelled_receive_ends_once_though_its_completion_says_more() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::CancelReceive { .. }]));
+    rig.says_bytes(id, 5, F_MORE);
+    rig.says(Kind::CancelReceive, id.bits(), 0, 0);
+    rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, F_MORE);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 got 5", "1.1 Stopped"]);
+    assert_eq!(rig.ring.anomalies(), Anomalies { more_flag: 1, ..Anomalies::default() });
+    rig.ring.submit(Op::Close { id, how: CloseHow::Orderly });
+    rig.turn();
+    rig.says(Kind::Close, id.bits(), 0, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 closed"]);
+}
+
+#[test]
+fn a_receive_that_ended_by_itself_is_armed_again() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    for (res, flags) in [(-libc::ECANCELED, F_MORE), (-libc::EINTR, 0)] {
+        rig.says(Kind::Receive, id.bits(), res, flags);
+        rig.turn();
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::Receive { .. }]));
+    }
+    rig.says_bytes(id, 7, 0);
+    rig.turn();
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { .. }]));
+    assert_eq!(rig.seen(), ["1.1 got 7"]);
+}
+
+#[test]
+fn a_stop_that_meets_the_end_of_the_stream_answers_once() {
+    let mut rig = Rig::new(8);
+    for (generation, natural) in [(1, 0), (2, -libc::ECONNRESET), (3, -libc::ENOBUFS)] {
+        let id = rig.receiving(1, generation);
+        rig.says(Kind::Receive, id.bits(), natural, 0);
+        rig.ring.submit(Op::ReceiveStop { id });
+        rig.says(Kind::CancelReceive, id.bits(), -libc::ENOENT, 0);
+        rig.turn();
+        let seen = rig.seen();
+        assert_eq!(seen.len(), 1, "{seen:?}");
+        rig.ring.submit(Op::Close { id, how: CloseHow::Orderly });
+        rig.turn();
+        rig.says(Kind::Close, id.bits(), 0, 0);
+        rig.turn();
+        assert_eq!(rig.seen().len(), 1);
+    }
+    assert_eq!(rig.ring.anomalies(), Anomalies::default());
+}
+
+#[test]
+fn a_receive_that_ended_in_silence_is_found_by_its_stop() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    rig.says(Kind::CancelReceive, id.bits(), -libc::ENOENT, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 Stopped"]);
+    assert_eq!(rig.ring.anomalies().silent_ends, 1);
+}
+
+#[test]
+fn the_answer_to_an_earlier_stop_does_not_end_a_later_receive() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    // The end is reaped before the stop's own answer, which still has to come.
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 Stopped"]);
+    rig.ring.submit(Op::Receive { id });
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    rig.says(Kind::CancelReceive, id.bits(), -libc::ENOENT, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [""; 0], "the second receive is still in flight");
+    rig.says(Kind::CancelReceive, id.bits(), 0, 0);
+    rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 Stopped"]);
+}
+
+#[test]
+fn receives_without_a_buffer_are_parked_in_order_and_armed_as_buffers_come_back() {
+    let mut rig = Rig::new(2);
+    let ids: Vec<ConnId> = (0..5).map(|slot| rig.receiving(slot, 1)).collect();
+    rig.says_bytes(ids[0], 64, F_MORE);
+    rig.says_bytes(ids[0], 64, F_MORE);
+    for id in &ids {
+        rig.says(Kind::Receive, id.bits(), -libc::ENOBUFS, 0);
+    }
+    rig.turn();
+    assert_eq!(rig.ring.stats().receives_parked, 5);
+    rig.turn();
+    rig.turn();
+    assert!(rig.ops().is_empty(), "there is no buffer to arm any with");
+    rig.out.pop();
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[0]));
+    // One buffer is there and nobody used it: the next one must not wait for that.
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(rig.kernel().enters.last(), Some(&(0, None)), "it does not block");
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[1]));
+    rig.out.clear();
+    // A parked one that is stopped ends at once and leaves the list.
+    rig.ring.submit(Op::ReceiveStop { id: ids[3] });
+    rig.turn();
+    assert_eq!(rig.seen(), ["3.1 Stopped"]);
+    let armed: Vec<_> = rig.ops().iter().map(RawOp::user_data).collect();
+    assert_eq!(armed, [ids[2], ids[4]].map(|id| Kind::Receive.with(id.bits())));
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(rig.kernel().enters.last(), Some(&(1, None)), "now it blocks");
+}
+
+#[test]
+fn every_buffer_comes_back_once_whatever_its_completion_says() {
+    let mut rig = Rig::new(4);
+    let id = rig.receiving(1, 1);
+    let with_kernel = rig.ring.pool().counts().with_kernel;
+    rig.says_bytes(id, -libc::ECONNRESET, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 Error(104)"]);
+    // Late: there is no receive any more.
+    rig.says_bytes(id, 10, F_MORE);
+    rig.says_bytes(ConnId::new(1, 9), 10, 0);
+    rig.says(Kind::Receive, ConnId::new(900, 1).bits(), -libc::ECANCELED, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [""; 0]);
+    assert_eq!(rig.ring.anomalies().stale, 3);
+    rig.turn();
+    let counts = rig.ring.pool().counts();
+    assert_eq!((counts.with_kernel, counts.leased), (with_kernel, 0));
+    rig.ring.pool().invariants();
+}
+
+#[test]
+fn bytes_for_a_slots_former_connection_do_not_reach_the_new_one() {
+    let mut rig = Rig::new(4);
+    let old = rig.receiving(1, 1);
+    rig.says(Kind::Receive, old.bits(), 0, 0);
+    rig.turn();
+    rig.ring.submit(Op::Close { id: old, how: CloseHow::Orderly });
+    rig.turn();
+    rig.says(Kind::Close, old.bits(), 0, 0);
+    rig.turn();
+    rig.seen();
+    let new = rig.receiving(1, 2);
+    rig.says_bytes(old, 10, F_MORE);
+    rig.says_bytes(new, 3, F_MORE);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.2 got 3"]);
+    assert_eq!(rig.ring.anomalies().stale, 1);
+}
+
+#[test]
+fn an_incremental_buffer_stays_with_the_kernel_until_it_says_so() {
+    let mut rig = Rig::new(1);
+    let id = rig.receiving(7, 1);
+    let buffer = rig.kernel().provided.pop_front().unwrap();
+    let flags = F_MORE | F_BUFFER | u32::from(buffer) << BUFFER_SHIFT;
+    for (len, more) in [(10, F_BUF_MORE), (20, F_BUF_MORE), (30, 0)] {
+        rig.says(Kind::Receive, id.bits(), len, flags | more);
+        rig.turn();
+        let with_kernel = usize::from(more != 0);
+        let counts = Counts { total: 1, free: 0, with_kernel, leased: 1 - with_kernel };
+        assert_eq!(rig.ring.pool().counts(), counts);
+    }
+    assert_eq!(rig.seen(), ["7.1 got 10", "7.1 got 20", "7.1 got 30"]);
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 1);
+}
+
+#[test]
+fn what_did_not_fit_is_sent_again_with_patience() {
+    let mut rig = Rig::new(4);
+    let id = rig.sending(100);
+    for (res, left) in [(30, 70), (-libc::EAGAIN, 70), (69, 1)] {
+        rig.says(Kind::Send, id.bits(), res, 0);
+        rig.turn();
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::Send { mode: SendMode::All, .. }]));
+        assert_eq!(rig.kernel().batches[&id.bits()].len(), left);
+    }
+    rig.says(Kind::Send, id.bits(), 1, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 sent Done left 0"]);
+}
+
+#[test]
+fn a_send_that_moves_nothing_is_an_error_and_not_a_loop() {
+    let mut rig = Rig::new(4);
+    let id = rig.sending(100);
+    rig.says(Kind::Send, id.bits(), 0, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 sent Error(32) left 100"]);
+}
+
+#[test]
+fn a_stopped_send_answers_once_wherever_it_is() {
+    for (res, expected) in [
+        (40, "1.1 sent Stopped left 60"),
+        (100, "1.1 sent Done left 0"),
+        (-libc::EAGAIN, "1.1 sent Stopped left 100"),
+        (-libc::ECANCELED, "1.1 sent Stopped left 100"),
+        (-libc::EPIPE, "1.1 sent Error(32) left 100"),
+    ] {
+        // Submitted.
+        let mut rig = Rig::new(4);
+        let id = rig.sending(100);
+        rig.ring.submit(Op::SendStop { id });
+        rig.says(Kind::Send, id.bits(), res, 0);
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::CancelSend { .. }]));
+        assert_eq!(rig.seen(), [expected]);
+    }
+    // Its rest is still in the driver's queue.
+    let mut rig = Rig::new(4);
+    let id = rig.sending(100);
+    rig.says(Kind::Send, id.bits(), 40, 0);
+    rig.turn();
+    rig.ring.submit(Op::SendStop { id });
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 sent Stopped left 60"]);
+    assert!(rig.ops().is_empty(), "neither the rest nor a cancel is submitted");
+}
+
+#[test]
+fn a_full_submission_queue_keeps_the_order_and_does_not_block() {
+    let mut rig = Rig::new(4);
+    rig.kernel().room = 2;
+    for slot in 0..4 {
+        rig.adopted(slot, 1);
+        rig.ring.submit(Op::Shutdown { id: ConnId::new(slot, 1) });
+    }
+    let mut submitted = Vec::new();
+    for _ in 0..4 {
+        rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+        let blocked = rig.kernel().enters.last().unwrap().0 > 0;
+        submitted.extend(rig.ops());
+        assert_eq!(blocked, submitted.len() == 8, "it blocks only when all is submitted");
+    }
+    let expected: Vec<u64> = (0..4)
+        .map(|slot| ConnId::new(slot, 1).bits())
+        .flat_map(|bits| [Kind::Install.with(bits), Kind::Shutdown.with(bits)])
+        .collect();
+    assert_eq!(submitted.iter().map(RawOp::user_data).collect::<Vec<_>>(), expected);
+    assert_eq!(rig.ring.stats().submissions_delayed, 6 + 4 + 2);
+}
+
+#[test]
+fn a_turn_enters_only_for_a_reason_and_blocks_only_for_nothing_else() {
+    let mut rig = Rig::new(4);
+    let id = rig.receiving(1, 1);
+    let enters = |rig: &mut Rig| std::mem::take(&mut rig.kernel().enters);
+    enters(&mut rig);
+    rig.turn();
+    assert_eq!(enters(&mut rig), [], "nothing to do");
+    rig.kernel().task_work = true;
+    rig.turn();
+    assert_eq!(enters(&mut rig), [(0, None)], "there is work to be done");
+    rig.kernel().task_work = false;
+    rig.says_bytes(id, 1, F_MORE);
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(enters(&mut rig), [], "a completion was there already");
+    let time = Duration::from_millis(5);
+    rig.ring.turn(Wait::For(time), Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(enters(&mut rig), [(1, Some(time))]);
+    rig.ring.turn(Wait::For(Duration::ZERO), Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(enters(&mut rig), []);
+}
+
+#[test]
+fn an_overflow_counts_once_and_is_flushed() {
+    let mut rig = Rig::new(4);
+    rig.kernel().enters.clear();
+    rig.kernel().overflowing = true;
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.kernel().enters, [(0, None), (0, None)]);
+    rig.kernel().overflowing = false;
+    rig.turn();
+    rig.kernel().overflowing = true;
+    rig.turn();
+    assert_eq!(rig.ring.stats().overflows, 2);
+}
+
+#[test]
+fn an_interrupted_enter_is_no_failure_and_a_broken_one_is() {
+    let mut rig = Rig::new(4);
+    for errno in [libc::EINTR, libc::ETIME, libc::EBUSY, libc::EAGAIN] {
+        rig.kernel().next_enter = Err(errno);
+        rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    }
+    rig.kernel().next_enter = Err(libc::EBADR);
+    let turned = rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out);
+    assert_eq!(turned, Err(libc::EBADR));
+}
+
+#[test]
+fn accepting_goes_on_unless_there_is_a_reason_to_stop() {
+    let mut rig = Rig::new(4);
+    rig.ring.submit(Op::Accept { listener: 2 });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::Accept { listener: 2 }]));
+    for (res, flags) in [(7, 0), (-libc::ECONNABORTED, 0), (-libc::EINTR, 0), (-libc::ECANCELED, F_MORE)] {
+        rig.says(Kind::Accept, 2, res, flags);
+        rig.turn();
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::Accept { listener: 2 }]), "{res}");
+    }
+    assert_eq!(rig.out.drain(..).count(), 1);
+    for (errno, expected) in [
+        (libc::EMFILE, AcceptEnd::Descriptors),
+        (libc::ENFILE, AcceptEnd::SystemFiles),
+        (libc::ENOMEM, AcceptEnd::Error(libc::ENOMEM)),
+    ] {
+        rig.says(Kind::Accept, 2, -errno, 0);
+        rig.turn();
+        let [Completion::AcceptEnded { end, .. }] = rig.out[..] else { panic!("{:?}", rig.out) };
+        assert_eq!(end, expected);
+        rig.out.clear();
+        rig.ring.submit(Op::Accept { listener: 2 });
+        rig.turn();
+        rig.ops();
+    }
+    // A socket that was accepted meanwhile is delivered, then the stop is answered.
+    rig.ring.submit(Op::AcceptStop { listener: 2 });
+    rig.says(Kind::Accept, 2, 8, F_MORE);
+    rig.says(Kind::Accept, 2, -libc::ECANCELED, 0);
+    rig.turn();
+    let [Completion::Accepted { .. }, Completion::AcceptEnded { end, .. }] = rig.out[..] else {
+        panic!("{:?}", rig.out)
+    };
+    assert_eq!(end, AcceptEnd::Stopped);
+    // A socket nobody waits for is closed.
+    rig.says(Kind::Accept, 2, 9, F_MORE);
+    rig.ops();
+    rig.turn();
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::CloseFd { fd: 9 }]));
+}
+
+#[test]
+fn a_wake_ends_the_turn_and_the_next_one_is_armed() {
+    let mut rig = Rig::new(4);
+    rig.says(Kind::Wake, 0, 8, 0);
+    rig.turn();
+    assert!(rig.out.is_empty());
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::ReadWake]));
+}
+
+#[test]
+fn the_ring_gets_more_buffers_when_it_ran_dry_and_fewer_after_a_quiet_time() {
+    let mut rig = Rig::new(1000);
+    let id = rig.receiving(1, 1);
+    assert_eq!(rig.kernel().provided.len(), 32);
+    rig.says(Kind::Receive, id.bits(), -libc::ENOBUFS, 0);
+    rig.says_bytes(id, 1, F_MORE);
+    rig.kernel().completions.swap(0, 1);
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 64);
+    // The ring has 64 entries, and no more go in.
+    rig.says(Kind::Receive, id.bits(), -libc::ENOBUFS, 0);
+    rig.says_bytes(id, 1, F_MORE);
+    rig.kernel().completions.swap(0, 1);
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 64);
+    for _ in 0..1 << 15 {
+        rig.turn();
+    }
+    for _ in 0..64 {
+        rig.says_bytes(id, 1, F_MORE);
+        rig.turn();
+        rig.out.clear();
+    }
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 32);
+}
+
+#[test]
+fn only_sends_of_a_deferred_turn_are_quiet() {
+    let mut rig = Rig::new(4);
+    for (deferred, expected) in [(true, SendMode::TryQuietly), (false, SendMode::Try)] {
+        let id = rig.adopted(u32::from(deferred), 1);
+        let mut batch = Box::new(Batch::new());
+        batch.put(b"x");
+        rig.ring.submit(Op::Send { id, batch });
+        if deferred {
+            rig.ring.defer_sent();
+        }
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [_, RawOp::Send { mode, .. }] if mode == expected));
+    }
+}

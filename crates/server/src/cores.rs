@@ -1,0 +1,74 @@
+//! Cores, quotas and descriptors.
+
+use std::fs;
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// CPUs this thread may run on, in ascending order.
+pub(crate) fn cpus() -> Vec<usize> {
+    let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// Keeps this thread on one CPU.
+pub(crate) fn pin_to(cpu: usize) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// True if a control group bounds the CPU time of this process. Then pinning would be wrong: twenty containers
+/// with a quota of one CPU each would all sit on the first ones.
+pub(crate) fn has_quota() -> bool {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    let mut dir = format!("/sys/fs/cgroup{path}");
+    loop {
+        let max = fs::read_to_string(format!("{}/cpu.max", dir.trim_end_matches('/'))).unwrap_or_default();
+        if !max.is_empty() && !max.starts_with("max") {
+            return true;
+        }
+        match dir.rfind('/') {
+            Some(cut) if dir.len() > "/sys/fs/cgroup".len() => dir.truncate(cut),
+            _ => break,
+        }
+    }
+    // Control groups of the first version.
+    fs::read_to_string("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+        .is_ok_and(|quota| quota.trim().parse::<i64>().is_ok_and(|quota| quota > 0))
+}
+
+/// Raises the soft limit on descriptors to the hard one. Returns the limit before and now.
+pub(crate) fn raise_descriptor_limit() -> (u64, u64) {
+    let limit = getrlimit(Resource::Nofile);
+    let before = limit.current.unwrap_or(u64::MAX);
+    let mut raised = limit;
+    raised.current = limit.maximum;
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => (before, limit.maximum.unwrap_or(u64::MAX)),
+        Err(_) => (before, before),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_runs_on_its_cpu_alone() {
+        let all = cpus();
+        std::thread::spawn(move || {
+            pin_to(all[0]).unwrap();
+            assert_eq!(cpus(), [all[0]]);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn the_soft_limit_is_the_hard_one_after_raising() {
+        let (_, now) = raise_descriptor_limit();
+        assert_eq!(Some(now), getrlimit(Resource::Nofile).maximum);
+    }
+}

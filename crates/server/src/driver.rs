@@ -1,0 +1,158 @@
+//! Which driver a server runs on.
+
+use std::env;
+use std::fmt;
+use std::str::FromStr;
+
+use ringserve_buf::PoolConfig;
+use ringserve_core::Limits;
+use ringserve_ring::{EpollConfig, UringConfig, probe};
+
+use crate::error::Error;
+
+/// The environment variable by which an operator decides where the program leaves it to [`Driver::Auto`].
+const VARIABLE: &str = "RINGSERVE_DRIVER";
+
+/// Which driver a server runs on. Services cannot tell them apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Driver {
+    /// io_uring where it works, found out by trying, else epoll. The environment variable `RINGSERVE_DRIVER` set to
+    /// `io_uring` or `epoll` decides instead.
+    #[default]
+    Auto,
+    /// io_uring, or the server does not start and says why.
+    IoUring,
+    /// epoll, for hosts that block io_uring. There each connection costs a descriptor, so `RLIMIT_NOFILE` bounds
+    /// them.
+    Epoll,
+}
+
+impl FromStr for Driver {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Driver, String> {
+        match name {
+            "auto" => Ok(Driver::Auto),
+            "io_uring" => Ok(Driver::IoUring),
+            "epoll" => Ok(Driver::Epoll),
+            other => Err(format!("{other} is no driver; choose auto, io_uring or epoll")),
+        }
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Driver::Auto => "auto",
+            Driver::IoUring => "io_uring",
+            Driver::Epoll => "epoll",
+        })
+    }
+}
+
+/// The driver that was chosen, and how each shard makes its own.
+#[derive(Clone)]
+pub(crate) struct Chosen {
+    pub(crate) kind: ChosenKind,
+    reason: String,
+}
+
+#[derive(Clone)]
+pub(crate) enum ChosenKind {
+    Uring(UringConfig),
+    Epoll(EpollConfig),
+}
+
+/// What the choice depends on.
+pub(crate) struct Wanted<'a> {
+    pub(crate) driver: Driver,
+    pub(crate) incremental: bool,
+    pub(crate) shards: usize,
+    /// Connections each shard should hold.
+    pub(crate) connections: usize,
+    /// The soft limit on descriptors.
+    pub(crate) descriptors: u64,
+    pub(crate) limits: &'a Limits,
+}
+
+impl Wanted<'_> {
+    pub(crate) fn choose(&self) -> Result<Chosen, Error> {
+        match self.driver {
+            Driver::IoUring => self.uring("asked for by the program"),
+            Driver::Epoll => Ok(self.epoll("asked for by the program")),
+            Driver::Auto => match env::var(VARIABLE).as_deref() {
+                Err(_) | Ok("" | "auto") => self.uring("it works here").or_else(|error| match error {
+                    Error::Driver(why) => Ok(self.epoll(&format!("io_uring cannot be used: {why}"))),
+                    other => Err(other),
+                }),
+                Ok("io_uring") => self.uring("asked for by RINGSERVE_DRIVER"),
+                Ok("epoll") => Ok(self.epoll("asked for by RINGSERVE_DRIVER")),
+                Ok(other) => Err(Error::NoSuchDriver(other.to_owned())),
+            },
+        }
+    }
+
+    fn pool(&self) -> PoolConfig {
+        PoolConfig {
+            buffer_bytes: self.limits.receive_buffer_bytes,
+            buffers_max: self.limits.receive_buffers_max(),
+            poison: false,
+        }
+    }
+
+    fn uring(&self, why: &str) -> Result<Chosen, Error> {
+        let found = probe().map_err(Error::Driver)?;
+        let mut connections = self.connections.min(usize::try_from(self.descriptors).unwrap_or(usize::MAX));
+        if !found.direct_descriptors {
+            connections = self.share_of_descriptors();
+        }
+        let config = UringConfig {
+            connections: connections as u32,
+            pool: self.pool(),
+            plain_descriptors: !found.direct_descriptors,
+            incremental: self.incremental,
+            ..UringConfig::default()
+        };
+        // It was tried with small queues.
+        let queues = format!("queues {}/{}", config.submission_entries, config.completion_entries);
+        let found = found.description.split(", ").skip(2).collect::<Vec<_>>().join(", ");
+        Ok(Chosen { kind: ChosenKind::Uring(config), reason: format!("io_uring ({why}); {queues}, {found}") })
+    }
+
+    fn epoll(&self, why: &str) -> Chosen {
+        let connections = self.share_of_descriptors();
+        let config = EpollConfig { connections: connections as u32, pool: self.pool() };
+        let reason = format!(
+            "epoll ({why}); each connection costs a descriptor, so RLIMIT_NOFILE, {}, bounds them",
+            self.descriptors
+        );
+        Chosen { kind: ChosenKind::Epoll(config), reason }
+    }
+
+    /// Connections of a shard where each costs a descriptor of the process.
+    fn share_of_descriptors(&self) -> usize {
+        let own = DESCRIPTORS_PER_SHARD * self.shards as u64;
+        let share = self.descriptors.saturating_sub(own) / self.shards as u64;
+        self.connections.min(usize::try_from(share).unwrap_or(usize::MAX)).max(1)
+    }
+}
+
+impl Chosen {
+    /// Connections a shard can hold.
+    pub(crate) fn connections(&self) -> usize {
+        match &self.kind {
+            ChosenKind::Uring(config) => config.connections as usize,
+            ChosenKind::Epoll(config) => config.connections as usize,
+        }
+    }
+
+    /// For the log: which driver, and why.
+    pub(crate) fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+/// Descriptors a shard needs beside its listeners: ring or epoll instance, eventfd, sockets on their way to being
+/// connections.
+pub(crate) const DESCRIPTORS_PER_SHARD: u64 = 32;

@@ -1,0 +1,36 @@
+//! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports this crate.
+
+mod cores;
+mod cx;
+mod driver;
+mod error;
+mod guard;
+mod listen;
+mod log;
+mod remote;
+mod running;
+mod server;
+mod service;
+mod shard;
+mod tasks;
+
+pub use ringserve_core::framing;
+pub use ringserve_core::{
+    Actor, CloseReason, ConnId, Counters, DriverStats, Frame, LimitError, Limits, Outbox, Payload,
+};
+pub use ringserve_ring::SetupError;
+
+pub use cx::{ConnHandle, Cx, Peer, PushError};
+pub use driver::Driver;
+pub use error::Error;
+pub use ringserve_buf::Counts as BufferCounts;
+pub use running::{Report, Running, ShardReport, Stopper};
+pub use server::Server;
+pub use service::{MakeService, Refusal, Service};
+pub use shard::Shard;
+
+/// Runs a shard over a driver of the caller's. For benchmarks and tests of this workspace, not for users.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::shard::run_on;
+}

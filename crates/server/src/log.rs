@@ -1,0 +1,92 @@
+//! What a shard writes to the log.
+
+use std::net::SocketAddr;
+
+use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
+use tracing::{debug, info, warn};
+
+/// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
+/// stay exact.
+const LINES_PER_SECOND: u32 = 10;
+
+/// Lets so many lines through in each second.
+#[derive(Default)]
+pub(crate) struct LineLimit {
+    second: u64,
+    lines: u32,
+}
+
+impl LineLimit {
+    pub(crate) fn allows(&mut self, now: Time) -> bool {
+        let second = now.as_millis() / 1000;
+        if second != self.second {
+            *self = LineLimit { second, lines: 0 };
+        }
+        self.lines += 1;
+        self.lines <= LINES_PER_SECOND
+    }
+}
+
+/// Writes the life of connections to the log: each at debug level, limits that bite at warning level.
+pub(crate) struct LogObserver {
+    shard: usize,
+    limits: [LineLimit; CloseReason::COUNT],
+    accept: LineLimit,
+}
+
+impl LogObserver {
+    pub(crate) fn new(shard: usize) -> LogObserver {
+        LogObserver { shard, limits: Default::default(), accept: LineLimit::default() }
+    }
+}
+
+impl Observer for LogObserver {
+    fn opened(&mut self, _now: Time, id: ConnId, peer: Option<SocketAddr>) {
+        debug!(shard = self.shard, %id, ?peer, "connection opened");
+    }
+
+    fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {
+        let shard = self.shard;
+        // What the peer does is its affair, and handler errors have their own line.
+        let notable = match reason.actor() {
+            Actor::Peer => false,
+            Actor::Service => reason == CloseReason::OutboxFull,
+            Actor::Server => matches!(reason, CloseReason::MemoryLimit | CloseReason::DrainTimeout),
+            Actor::System => true,
+        };
+        if notable && self.limits[reason.index()].allows(now) {
+            warn!(shard, %id, %reason, "connection ended");
+        } else {
+            debug!(shard, %id, %reason, "connection ended");
+        }
+    }
+
+    fn accept_paused(&mut self, now: Time, paused: bool) {
+        if !self.accept.allows(now) {
+            return;
+        }
+        if paused {
+            warn!(
+                shard = self.shard,
+                "accepting paused at a limit: connections_max is reached or the system has no descriptor left; \
+                 new connections wait in the backlog"
+            );
+        } else {
+            info!(shard = self.shard, "accepting again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_lines_a_second_and_ten_more_in_the_next() {
+        let mut limit = LineLimit::default();
+        let mut in_second = |second: u64| {
+            (0..100).filter(|_| limit.allows(Time::from_nanos(second * 1_000_000_000 + 5))).count()
+        };
+        assert_eq!((in_second(0), in_second(1), in_second(1)), (10, 10, 0));
+    }
+}

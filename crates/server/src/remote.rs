@@ -1,0 +1,199 @@
+//! What reaches a shard from other threads: wakers and orders.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::Instant;
+
+use crate::running::ShardReport;
+
+/// The shard looks at `woken` and `order` in this turn.
+const AWAKE: u8 = 0;
+/// It waits in the kernel: a wake-up has to reach it there.
+const ASLEEP: u8 = 1;
+/// Something came since it last looked.
+const NOTIFIED: u8 = 2;
+
+/// What a shard was told to do. Later ones replace earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Order {
+    Serve = 0,
+    Drain = 1,
+    Force = 2,
+}
+
+/// A shard as other threads see it.
+pub(crate) struct Remote {
+    state: AtomicU8,
+    order: AtomicU8,
+    woken: Mutex<Vec<u32>>,
+    driver: OnceLock<ringserve_ring::Waker>,
+    report_wanted: AtomicBool,
+    reports: Mutex<Reports>,
+    reported: Condvar,
+}
+
+/// Reports asked for and answered, both counted.
+#[derive(Default)]
+struct Reports {
+    asked: u64,
+    answered: u64,
+    last: Option<ShardReport>,
+}
+
+impl Remote {
+    pub(crate) fn new() -> Arc<Remote> {
+        Arc::new(Remote {
+            state: AtomicU8::new(AWAKE),
+            order: AtomicU8::new(Order::Serve as u8),
+            woken: Mutex::new(Vec::new()),
+            driver: OnceLock::new(),
+            report_wanted: AtomicBool::new(false),
+            reports: Mutex::default(),
+            reported: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn set_driver(&self, waker: ringserve_ring::Waker) {
+        let _ = self.driver.set(waker);
+    }
+
+    /// Tells the shard something, unless it was told more already.
+    pub(crate) fn order(&self, order: Order) {
+        self.order.fetch_max(order as u8, Ordering::SeqCst);
+        self.notify();
+    }
+
+    pub(crate) fn ordered(&self) -> Order {
+        match self.order.load(Ordering::SeqCst) {
+            0 => Order::Serve,
+            1 => Order::Drain,
+            _ => Order::Force,
+        }
+    }
+
+    /// Asks for a report, and returns the number by which [`wait_report`](Remote::wait_report) knows it.
+    pub(crate) fn ask_report(&self) -> u64 {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.asked += 1;
+        let number = reports.asked;
+        drop(reports);
+        self.report_wanted.store(true, Ordering::SeqCst);
+        self.notify();
+        number
+    }
+
+    /// A report made after that number was asked for, if it comes before the deadline.
+    pub(crate) fn wait_report(&self, number: u64, deadline: Instant) -> Option<ShardReport> {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        while reports.answered < number {
+            let left = deadline.checked_duration_since(Instant::now())?;
+            reports = self.reported.wait_timeout(reports, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        reports.last.clone()
+    }
+
+    /// On the shard: the number of the last report asked for, if one was since the last call.
+    pub(crate) fn report_wanted(&self) -> Option<u64> {
+        if !self.report_wanted.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.report_wanted.store(false, Ordering::SeqCst);
+        Some(self.reports.lock().unwrap_or_else(PoisonError::into_inner).asked)
+    }
+
+    /// Answers everybody up to that number.
+    pub(crate) fn report(&self, number: u64, report: ShardReport) {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.answered = number;
+        reports.last = Some(report);
+        self.reported.notify_all();
+    }
+
+    /// On the shard's own thread this finds the shard awake and costs no system call.
+    fn notify(&self) {
+        if self.state.swap(NOTIFIED, Ordering::SeqCst) == ASLEEP
+            && let Some(driver) = self.driver.get()
+        {
+            driver.wake();
+        }
+    }
+
+    /// True if the shard may wait: nothing came since [`wake_up`](Remote::wake_up).
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Swaps the tasks woken since the last call into `woken`, which must be empty. What comes after is noticed by
+    /// [`fall_asleep`](Remote::fall_asleep).
+    pub(crate) fn wake_up(&self, woken: &mut Vec<u32>) {
+        if self.state.swap(AWAKE, Ordering::SeqCst) == NOTIFIED {
+            std::mem::swap(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner), woken);
+        }
+    }
+}
+
+/// Wakes one task of a shard.
+pub(crate) struct TaskWaker {
+    remote: Arc<Remote>,
+    task: u32,
+    /// True while the task is on the list.
+    queued: AtomicBool,
+}
+
+impl TaskWaker {
+    pub(crate) fn new(remote: &Arc<Remote>, task: u32) -> Arc<TaskWaker> {
+        Arc::new(TaskWaker { remote: remote.clone(), task, queued: AtomicBool::new(false) })
+    }
+
+    /// The task is about to be polled: wakes from now on count again.
+    pub(crate) fn taken(&self) {
+        self.queued.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(self.clone())
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::SeqCst) {
+            self.remote.woken.lock().unwrap_or_else(PoisonError::into_inner).push(self.task);
+            self.remote.notify();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_before_sleeping_keeps_the_shard_awake_and_is_listed_once() {
+        let remote = Remote::new();
+        let task = TaskWaker::new(&remote, 7);
+        let waker = task.waker();
+        waker.wake_by_ref();
+        waker.wake_by_ref();
+        assert!(!remote.fall_asleep());
+        let mut woken = Vec::new();
+        remote.wake_up(&mut woken);
+        assert_eq!(woken, [7]);
+        task.taken();
+        assert!(remote.fall_asleep());
+    }
+
+    #[test]
+    fn an_order_is_never_taken_back() {
+        let remote = Remote::new();
+        remote.order(Order::Force);
+        remote.order(Order::Drain);
+        assert_eq!(remote.ordered(), Order::Force);
+    }
+}

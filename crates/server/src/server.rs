@@ -1,0 +1,404 @@
+//! Building and starting a server.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use ringserve_core::Limits;
+use ringserve_core::framing::{Framing, Raw};
+use ringserve_ring::{Epoll, Uring, Waker};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tracing::{info, warn};
+
+use crate::cores;
+use crate::cx::Peer;
+use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD, Driver, Wanted};
+use crate::error::Error;
+use crate::listen::listeners;
+use crate::log::LogObserver;
+use crate::remote::Remote;
+use crate::running::{Running, ShardEnd};
+use crate::service::MakeService;
+use crate::shard::{Admit, LocalTasks, Parts, Running as RunningShard, Shard};
+use crate::tasks::calls;
+
+/// Shards at most: beyond, something is wrong with the number.
+const SHARDS_MAX: usize = 1024;
+
+/// Measured as 243 with `ringserve-bench idle`.
+const IDLE_BYTES: usize = 256;
+
+/// A server to be. `F` is the framing of all its connections.
+///
+/// ```no_run
+/// use ringserve_server::{Cx, Frame, Server, Service, framing::Lines};
+/// # struct Echo;
+/// # impl Service for Echo {
+/// #     type Session = ();
+/// #     type Error = std::convert::Infallible;
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #         cx.reply(frame);
+/// #         Ok(())
+/// #     }
+/// # }
+/// # fn main() -> Result<(), ringserve_server::Error> {
+/// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Echo)
+/// # }
+/// ```
+#[must_use = "a server does nothing until it is started"]
+pub struct Server<F = Raw> {
+    addrs: io::Result<Vec<SocketAddr>>,
+    framing: F,
+    limits: Limits,
+    shards: Option<usize>,
+    pin: Option<bool>,
+    share_port: bool,
+    driver: Driver,
+    incremental: bool,
+    admit: Option<Admit>,
+}
+
+impl Server<Raw> {
+    /// A server on `addr`, on every address it resolves to. Port 0 finds a free port, the same for all shards.
+    /// An address that cannot be resolved is reported at the start.
+    pub fn bind(addr: impl ToSocketAddrs) -> Server<Raw> {
+        Server {
+            addrs: addr.to_socket_addrs().map(Iterator::collect),
+            framing: Raw,
+            limits: Limits::default(),
+            shards: None,
+            pin: None,
+            share_port: false,
+            driver: Driver::default(),
+            incremental: false,
+            admit: None,
+        }
+    }
+}
+
+impl<F: Framing + Clone + Send> Server<F> {
+    /// How bytes become frames. Without it each frame is whatever arrived together.
+    pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Server<G> {
+        let Server { addrs, limits, shards, pin, share_port, driver, incremental, admit, .. } = self;
+        Server { addrs, framing, limits, shards, pin, share_port, driver, incremental, admit }
+    }
+
+    /// Bounds. They are checked at the start.
+    pub fn limits(self, limits: Limits) -> Server<F> {
+        Server { limits, ..self }
+    }
+
+    /// How many shards, 1 to 1024. By default as many as the process may use CPUs at once
+    /// ([`std::thread::available_parallelism`]), control group quotas included.
+    pub fn shards(self, shards: usize) -> Server<F> {
+        Server { shards: Some(shards), ..self }
+    }
+
+    /// Whether each shard stays on one CPU. By default it does exactly when there are as many shards as CPUs
+    /// the process may use and no CPU quota is set: twenty containers must not all sit on CPU 0.
+    pub fn pin(self, pin: bool) -> Server<F> {
+        Server { pin: Some(pin), ..self }
+    }
+
+    /// Lets another process listen on the same port at the same time, as for a restart without a gap. By
+    /// default a second instance is refused: it would silently take half of the connections.
+    pub fn share_port(self, share_port: bool) -> Server<F> {
+        Server { share_port, ..self }
+    }
+
+    /// Which driver to run on.
+    pub fn driver(self, driver: Driver) -> Server<F> {
+        Server { driver, ..self }
+    }
+
+    /// Lets io_uring put the bytes of several receives into one buffer (Linux 6.12, prudent from 6.14; ignored
+    /// elsewhere). Set [`Limits::receive_buffer_bytes`] to about 1 MiB with it. Since a kept frame would pin all of such
+    /// a buffer, every frame is copied before it is handed to the service. Off by default: measured, it gains nothing
+    /// at 64 bytes and costs a quarter more at 16 KiB; it saves memory where many connections send little.
+    pub fn incremental_buffers(self, incremental: bool) -> Server<F> {
+        Server { incremental, ..self }
+    }
+
+    /// Decides about each connection when it is accepted, before anything is kept for it. Where it answers
+    /// false the connection is closed at once. It is called from all shards.
+    pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
+        Server { admit: Some(Arc::new(admit)), ..self }
+    }
+
+    /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: accepting ends,
+    /// replies are finished, at most for [`Limits::drain`]. A second signal forces.
+    ///
+    /// # Errors
+    /// If it cannot be started, or a shard's driver breaks.
+    pub fn serve<Make>(self, factory: impl Fn(&Shard) -> Make + Send + Sync + 'static) -> Result<(), Error>
+    where
+        Make: MakeService,
+    {
+        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
+        let handle = signals.handle();
+        let running = self.start(factory)?;
+        let stopper = running.stopper();
+        let listener = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
+            for (n, signal) in signals.forever().enumerate() {
+                let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                if n == 0 {
+                    info!("{name}: accepting no more, finishing replies; once more to stop at once");
+                    stopper.shutdown();
+                } else {
+                    warn!("{name}: stopping at once");
+                    stopper.force();
+                }
+            }
+        });
+        let listener = listener.map_err(Error::Thread)?;
+        let ended = running.wait();
+        handle.close();
+        let _ = listener.join();
+        ended.map(|_| ())
+    }
+
+    /// Starts the server on threads of its own. `factory` is called on each shard's thread, and may fail.
+    /// Signals are left alone.
+    ///
+    /// # Errors
+    /// If any shard cannot be started. Nothing is left running then.
+    pub fn start<Make>(
+        self,
+        factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
+    ) -> Result<Running, Error>
+    where
+        Make: MakeService,
+    {
+        let addrs = self.addrs.map_err(Error::Address)?;
+        self.limits.check().map_err(Error::Limits)?;
+        let parallelism = thread::available_parallelism().map_or(1, usize::from);
+        let shards = self.shards.unwrap_or(parallelism);
+        if !(1..=SHARDS_MAX).contains(&shards) {
+            return Err(Error::Shards(shards));
+        }
+        let descriptors = descriptors(shards, addrs.len())?;
+        let connections = (self.limits.connections_max / shards).max(1);
+        let wanted = Wanted {
+            driver: self.driver,
+            incremental: self.incremental,
+            shards,
+            connections,
+            descriptors,
+            limits: &self.limits,
+        };
+        let chosen = wanted.choose()?;
+        let (sockets, local_addrs) = listeners(&addrs, shards, self.share_port)?;
+        let cpus = cpus_to_pin(self.pin, shards);
+        announce(&local_addrs, shards, &cpus, &chosen, &self.limits);
+
+        let plan = Plan {
+            framing: self.framing,
+            limits: self.limits,
+            chosen,
+            admit: self.admit,
+            factory: Arc::new(factory),
+            shards,
+        };
+        let (remotes, threads) = plan.launch(sockets, &cpus)?;
+        Ok(Running::new(local_addrs, remotes, threads))
+    }
+}
+
+/// The shards that run, as seen from outside and as threads.
+type Launched = (Vec<Arc<Remote>>, Vec<thread::JoinHandle<ShardEnd>>);
+
+/// What all shards are made from.
+struct Plan<F, Factory> {
+    framing: F,
+    limits: Limits,
+    chosen: Chosen,
+    admit: Option<Admit>,
+    factory: Arc<Factory>,
+    shards: usize,
+}
+
+impl<F, Factory, Make> Plan<F, Factory>
+where
+    F: Framing + Clone + Send,
+    Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
+    Make: MakeService,
+{
+    /// Starts all shards and waits until each one is ready.
+    fn launch(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Result<Launched, Error> {
+        let (ready, readiness) = mpsc::channel();
+        let mut remotes = Vec::new();
+        let mut threads = Vec::new();
+        for (index, sockets) in sockets.into_iter().enumerate() {
+            let remote = Remote::new();
+            let shard = OneShard {
+                index,
+                shards: self.shards,
+                cpu: cpus.get(index).copied(),
+                framing: self.framing.clone(),
+                limits: self.limits.clone(),
+                chosen: self.chosen.clone(),
+                admit: self.admit.clone(),
+                factory: self.factory.clone(),
+                remote: remote.clone(),
+                sockets,
+            };
+            let ready = ready.clone();
+            let thread =
+                thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || shard.run(&ready));
+            remotes.push(remote);
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    stop(&remotes, threads);
+                    return Err(Error::Thread(error));
+                }
+            }
+        }
+        drop(ready);
+        for _ in 0..threads.len() {
+            let started = readiness.recv().unwrap_or(Err(Error::ShardPanicked { shard: 0 }));
+            if let Err(error) = started {
+                stop(&remotes, threads);
+                return Err(error);
+            }
+        }
+        Ok((remotes, threads))
+    }
+}
+
+fn stop(remotes: &[Arc<Remote>], threads: Vec<thread::JoinHandle<ShardEnd>>) {
+    drop(Running::new(Vec::new(), remotes.to_vec(), threads));
+}
+
+/// One shard before it runs.
+struct OneShard<F, Factory> {
+    index: usize,
+    shards: usize,
+    cpu: Option<usize>,
+    framing: F,
+    limits: Limits,
+    chosen: Chosen,
+    admit: Option<Admit>,
+    factory: Arc<Factory>,
+    remote: Arc<Remote>,
+    sockets: Vec<OwnedFd>,
+}
+
+impl<F, Factory, Make> OneShard<F, Factory>
+where
+    F: Framing + Clone + Send,
+    Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
+    Make: MakeService,
+{
+    /// On the shard's own thread: makes driver and service, says so, and serves.
+    fn run(mut self, ready: &mpsc::Sender<Result<(), Error>>) -> ShardEnd {
+        if let Some(cpu) = self.cpu
+            && let Err(error) = cores::pin_to(cpu)
+        {
+            warn!(shard = self.index, cpu, %error, "shard runs unpinned");
+        }
+        let listeners = self.sockets.len() as u16;
+        let sockets = std::mem::take(&mut self.sockets);
+        // The one place where the driver is decided: from here on everything is compiled for it.
+        match self.chosen.kind.clone() {
+            ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
+                Ok(driver) => self.run_on(driver.waker(), driver, listeners, ready),
+                Err(error) => give_up(ready, Error::Driver(error)),
+            },
+            ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
+                Ok(driver) => self.run_on(driver.waker(), driver, listeners, ready),
+                Err(error) => give_up(ready, Error::Driver(error)),
+            },
+        }
+    }
+
+    fn run_on<D: ringserve_core::Driver>(
+        self,
+        waker: Waker,
+        driver: D,
+        listeners: u16,
+        ready: &mpsc::Sender<Result<(), Error>>,
+    ) -> ShardEnd {
+        self.remote.set_driver(waker);
+        let local_tasks = LocalTasks::new(self.remote.clone());
+        let context = Shard::new(self.index, self.shards, local_tasks.clone());
+        let service = match crate::guard::guard(|| (self.factory)(&context).make()) {
+            Some(Ok(service)) => service,
+            Some(Err(error)) => return give_up(ready, Error::Factory { shard: self.index, error }),
+            None => return give_up(ready, Error::FactoryPanicked { shard: self.index }),
+        };
+        let core = ringserve_core::Shard::new(
+            self.limits,
+            self.chosen.connections(),
+            listeners,
+            self.framing,
+            driver.pool().clone(),
+            LogObserver::new(self.index),
+        );
+        let _ = ready.send(Ok(()));
+        let parts = Parts {
+            index: self.index,
+            core,
+            driver,
+            service,
+            remote: self.remote,
+            admit: self.admit,
+            local_tasks,
+        };
+        RunningShard::new(parts, calls::<Make::Service>).run()
+    }
+}
+
+fn give_up(ready: &mpsc::Sender<Result<(), Error>>, error: Error) -> ShardEnd {
+    let _ = ready.send(Err(error));
+    Ok(Default::default())
+}
+
+/// Raises the limit on descriptors and checks that it suffices. Returns it.
+fn descriptors(shards: usize, addrs: usize) -> Result<u64, Error> {
+    let (before, limit) = cores::raise_descriptor_limit();
+    if limit > before {
+        info!("RLIMIT_NOFILE raised from {before} to {limit}");
+    }
+    let needed = shards as u64 * (DESCRIPTORS_PER_SHARD + addrs as u64);
+    if limit < needed { Err(Error::Descriptors { limit, needed }) } else { Ok(limit) }
+}
+
+/// The CPU of each shard, or none.
+fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
+    let cpus = cores::cpus();
+    let fits = cpus.len() == shards && !cores::has_quota();
+    if pin.unwrap_or(fits) { cpus.into_iter().cycle().take(shards).collect() } else { Vec::new() }
+}
+
+fn announce(addrs: &[SocketAddr], shards: usize, cpus: &[usize], chosen: &Chosen, limits: &Limits) {
+    let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
+    for addr in addrs {
+        info!("listening on {addr} with {shards} shards, {pinned}");
+    }
+    info!("driver: {}", chosen.reason());
+    info!(
+        "limits: {} connections for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
+         shard; first frame within {}, idle {}, write stalled {}, drain {:?}",
+        chosen.connections(),
+        limits.frame_bytes_max,
+        limits.receive_bytes_max >> 20,
+        or_off(limits.first_frame),
+        or_off(limits.idle),
+        or_off(limits.write_stalled),
+        limits.drain,
+    );
+    info!(
+        "an idle connection costs {IDLE_BYTES} bytes of user memory or less, beside the session and the kernel's \
+         socket"
+    );
+}
+
+fn or_off(limit: Option<Duration>) -> String {
+    limit.map_or("off".to_owned(), |limit| format!("{limit:?}"))
+}

@@ -1,0 +1,115 @@
+//! What a user writes.
+
+use std::fmt;
+use std::future::Future;
+
+use ringserve_core::framing::FrameError;
+use ringserve_core::{CloseReason, Frame};
+
+use crate::cx::Cx;
+
+/// What a server does with frames.
+///
+/// There is one value for each shard, made on that shard's thread by the factory given to
+/// [`Server::serve`](crate::Server::serve). All calls come from that thread, so a service need not be `Send`
+/// and keeps per-core state in `Cell` and `RefCell`.
+///
+/// ```
+/// use ringserve_server::{Cx, Frame, Service};
+///
+/// struct Echo;
+///
+/// impl Service for Echo {
+///     type Session = ();
+///     type Error = std::convert::Infallible;
+///
+///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+///         cx.reply(frame);
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait Service: Sized + 'static {
+    /// State of one connection, made by `Default` when it is accepted. It is shared (`Cell` and `RefCell`
+    /// inside, like the service itself), so that it can be reached from several places at once.
+    type Session: Default + 'static;
+
+    /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
+    type Error: fmt::Display;
+
+    /// A connection was accepted. It may be greeted here, or refused: what was written until then still leaves.
+    ///
+    /// # Errors
+    /// A [`Refusal`] closes it; [`close`](Service::close) is not called then.
+    fn open(&self, cx: &Cx<'_, Self::Session>) -> Result<(), Refusal> {
+        let _ = cx;
+        Ok(())
+    }
+
+    /// A frame arrived. The next frame of the same connection is handed over when this future is done; other
+    /// connections go on meanwhile. A future that never waits is never stored: it runs straight from the
+    /// completion, without allocation.
+    ///
+    /// When the connection ends while the future waits, it is dropped.
+    ///
+    /// # Errors
+    /// Closes this connection after its queued replies.
+    fn call(&self, cx: &Cx<'_, Self::Session>, frame: Frame)
+    -> impl Future<Output = Result<(), Self::Error>>;
+
+    /// The peer broke the framing. Last words may be written; then the connection is closed.
+    fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
+        let _ = (cx, error);
+    }
+
+    /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the
+    /// connection is left.
+    fn close(&self, session: &Self::Session, reason: CloseReason) {
+        let _ = (session, reason);
+    }
+}
+
+/// Why [`Service::open`] refuses a connection; it goes to the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal(pub String);
+
+impl Refusal {
+    /// A refusal with its reason.
+    pub fn new(reason: impl Into<String>) -> Refusal {
+        Refusal(reason.into())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a factory may return: a service, or a `Result` with one.
+pub trait MakeService {
+    /// The service.
+    type Service: Service;
+
+    /// The service, or why there is none: the server does not start then.
+    ///
+    /// # Errors
+    /// Those of the factory.
+    fn make(self) -> Result<Self::Service, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+impl<S: Service> MakeService for S {
+    type Service = S;
+
+    fn make(self) -> Result<S, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(self)
+    }
+}
+
+impl<S: Service, E: Into<Box<dyn std::error::Error + Send + Sync>>> MakeService for Result<S, E> {
+    type Service = S;
+
+    fn make(self) -> Result<S, Box<dyn std::error::Error + Send + Sync>> {
+        self.map_err(Into::into)
+    }
+}

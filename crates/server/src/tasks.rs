@@ -1,0 +1,187 @@
+//! Handlers' futures, in recycled slots.
+//!
+//! A slot holds one future that never ends: it takes a frame, calls the service, leaves the result, and waits for
+//! the next frame ([`calls`]). So a call that is done at once, as most are, costs a poll and nothing else: no
+//! allocation, and no future is built anew and moved. A call that waits keeps its slot until it is woken and done,
+//! and the next frame goes to another slot.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ringserve_core::{Block, ConnId, Frame};
+
+use crate::cx::Cx;
+use crate::guard::guard;
+use crate::remote::{Remote, TaskWaker};
+use crate::service::Service;
+
+/// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
+const SPARE_MAX: usize = 1024;
+
+/// What goes into a slot's future, and what comes out. Frame and connection lie apart, since each is moved the
+/// way it was written: a processor waits when it reads in one piece what it just wrote in several.
+pub(crate) struct Job<S: Service> {
+    block: Cell<Option<Rc<Block<S::Session>>>>,
+    frame: Cell<Frame>,
+    result: Cell<Option<Result<(), S::Error>>>,
+}
+
+/// Calls the service for one frame after the other. A function, so that its future has a name as a type parameter.
+pub(crate) async fn calls<S: Service>(service: Rc<S>, job: Rc<Job<S>>) {
+    loop {
+        let block = poll_fn(|_| match job.block.take() {
+            Some(block) => Poll::Ready(block),
+            None => Poll::Pending,
+        })
+        .await;
+        let result = service.call(&Cx::new(&block), job.frame.take()).await;
+        job.result.set(Some(result));
+    }
+}
+
+/// The slots. `Make` makes a slot's future.
+pub(crate) struct Tasks<S: Service, Make, Fut> {
+    service: Rc<S>,
+    make: Make,
+    slots: Vec<Option<Slot<S, Fut>>>,
+    /// Slots without a call, last in, first out.
+    free: Vec<u32>,
+    remote: Arc<Remote>,
+}
+
+struct Slot<S: Service, Fut> {
+    future: Pin<Box<Fut>>,
+    job: Rc<Job<S>>,
+    wake: Arc<TaskWaker>,
+    waker: Waker,
+    /// The connection of the call that waits here.
+    id: Option<ConnId>,
+}
+
+impl<S, Make, Fut> Tasks<S, Make, Fut>
+where
+    S: Service,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    pub(crate) fn new(service: Rc<S>, make: Make, remote: Arc<Remote>) -> Tasks<S, Make, Fut> {
+        Tasks { service, make, slots: Vec::new(), free: Vec::new(), remote }
+    }
+
+    /// Calls the service. `Err` with the slot's number if the call waits.
+    ///
+    /// # Panics
+    /// If the call does; [`recover`](Tasks::recover) must be called then.
+    #[inline(always)]
+    pub(crate) fn start(
+        &mut self,
+        id: ConnId,
+        block: Rc<Block<S::Session>>,
+        frame: Frame,
+    ) -> Result<Result<(), S::Error>, u32> {
+        let task = match self.free.last() {
+            Some(task) => *task,
+            None => self.grow(),
+        };
+        let slot = match &mut self.slots[task as usize] {
+            Some(slot) => slot,
+            empty => empty.insert(Slot::new(&self.service, &self.make, &self.remote, task)),
+        };
+        slot.job.frame.set(frame);
+        slot.job.block.set(Some(block));
+        slot.poll().ok_or_else(|| {
+            slot.id = Some(id);
+            self.free.pop();
+            task
+        })
+    }
+
+    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
+    pub(crate) fn resume(&mut self, task: u32) -> Option<(ConnId, Resumed<S::Error>)> {
+        let slot = self.slots.get_mut(task as usize)?.as_mut()?;
+        // Also when there is no call: the next one here must be woken again.
+        slot.wake.taken();
+        let id = slot.id?;
+        match guard(|| slot.poll()) {
+            Some(None) => None,
+            Some(Some(result)) => {
+                self.release(task);
+                Some((id, Resumed::Done(result)))
+            }
+            None => {
+                self.cancel(task);
+                Some((id, Resumed::Panicked))
+            }
+        }
+    }
+
+    /// Drops a call that waits.
+    pub(crate) fn cancel(&mut self, task: u32) {
+        if self
+            .slots
+            .get(task as usize)
+            .is_some_and(|slot| slot.as_ref().is_some_and(|slot| slot.id.is_some()))
+        {
+            self.discard(task);
+            self.free.push(task);
+        }
+    }
+
+    /// After a panic in [`start`](Tasks::start): drops the call that was under way.
+    pub(crate) fn recover(&mut self) {
+        if let Some(task) = self.free.last() {
+            self.discard(*task);
+        }
+    }
+
+    fn discard(&mut self, task: u32) {
+        let slot = self.slots[task as usize].take();
+        let _ = guard(move || drop(slot));
+    }
+
+    fn grow(&mut self) -> u32 {
+        let task = self.slots.len() as u32;
+        self.slots.push(None);
+        self.free.push(task);
+        task
+    }
+
+    fn release(&mut self, task: u32) {
+        if let Some(slot) = &mut self.slots[task as usize] {
+            slot.id = None;
+        }
+        if self.free.len() >= SPARE_MAX {
+            self.slots[task as usize] = None;
+        }
+        self.free.push(task);
+    }
+}
+
+/// What became of a call that was woken and does not wait any more.
+pub(crate) enum Resumed<E> {
+    Done(Result<(), E>),
+    Panicked,
+}
+
+impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
+    fn new<Make>(service: &Rc<S>, make: &Make, remote: &Arc<Remote>, task: u32) -> Slot<S, Fut>
+    where
+        Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    {
+        let job = Rc::new(Job { block: Cell::default(), frame: Cell::default(), result: Cell::default() });
+        let wake = TaskWaker::new(remote, task);
+        let waker = wake.waker();
+        Slot { future: Box::pin(make(service.clone(), job.clone())), job, wake, waker, id: None }
+    }
+
+    /// The result, if the call is done.
+    #[inline]
+    fn poll(&mut self) -> Option<Result<(), S::Error>> {
+        let _never_ready = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
+        self.job.result.take()
+    }
+}

@@ -1,0 +1,279 @@
+//! What can go wrong, how often it does in a seed, and how often it did.
+
+use crate::rng::Rng;
+use ringserve_core::CloseReason;
+
+macro_rules! named {
+    ($(#[$doc:meta])* $kind:ident { $($name:ident $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum $kind { $(#[doc = $text] $name,)* }
+
+        impl $kind {
+            /// Their names, in order.
+            pub const NAMES: &[&str] = &[$($text),*];
+            /// How many there are.
+            pub const COUNT: usize = Self::NAMES.len();
+        }
+    };
+}
+
+named! {
+    /// Something that goes wrong. The ones up to `Stall` have a rate that each seed draws; the others belong
+    /// to a peer's or a handler's script.
+    Fault {
+        Delay "completion held back while others go ahead",
+        CancelLate "answer to a cancel comes turns later",
+        CloseLate "close or shutdown completes turns later",
+        ReceiveShort "receive takes less than is there",
+        ReceiveEnds "receive ends with a successful completion",
+        ReceiveInterrupted "receive ends with EINTR",
+        ReceiveCanceled "receive ends with ECANCELED, uncalled for",
+        ReceiveLies "... with F_MORE set",
+        ReceiveBroken "receive fails with another error",
+        ReceiveSilent "receive ends without a completion",
+        BufferInError "error or end of stream carries a buffer",
+        NoBufferLie "ENOBUFS though a buffer is there",
+        NoBufferEarly "ENOBUFS on an empty ring, nothing to read",
+        CancelLies "ECANCELED after a cancel, with F_MORE set",
+        CancelRace "bytes arrive while the receive is cancelled",
+        CancelAlready "cancel answers EALREADY",
+        SendShort "send takes less than fits",
+        SendInterrupted "send ends with EINTR",
+        SendNoBuffers "send ends with ENOBUFS",
+        SendAgain "send ends with EAGAIN though there is room",
+        SendBroken "send fails with another error",
+        AcceptEnds "accept ends with a successful completion",
+        AcceptNoDescriptor "accept ends with EMFILE",
+        AcceptNoFile "accept ends with ENFILE",
+        AcceptAborted "accept ends with ECONNABORTED",
+        AcceptInterrupted "accept ends with EINTR",
+        AcceptLies "accept ends with ECANCELED and F_MORE",
+        AcceptBroken "accept ends with another error",
+        PeerUnknown "getpeername fails",
+        InstallFails "file table refuses a socket",
+        ShutdownFails "shutdown fails",
+        EnterInterrupted "enter ends with EINTR",
+        EnterBusy "enter ends with EBUSY",
+        EnterAgain "enter ends with EAGAIN, nothing submitted",
+        EnterPartial "enter submits a part",
+        Stall "process stopped for a while",
+        SendDeferred "turn whose sends nobody waits for",
+        CancelsMeet "answer to an old cancel meets a new one",
+        QueueFull "submission queue full",
+        Overflow "completion queue overflows",
+        Reuse "slot used again",
+        PeerResets "peer resets",
+        PeerHalfCloses "peer half-closes at once",
+        PeerMidFrame "peer closes in the middle of a frame",
+        PeerTrickles "peer sends a few bytes at a time",
+        PeerNeverReads "peer never reads",
+        PeerStalls "peer stops reading for a time",
+        PeerSipsBytes "peer reads a few bytes at a time",
+        PeerGarbage "peer breaks the framing",
+        PeerSilent "peer sends nothing",
+        PeerIdles "peer stays after its last reply",
+        PeerIgnoresEnd "peer ignores the server's FIN",
+        PeerGoneEarly "peer resets before it is accepted",
+        HandlerParks "handler parks",
+        HandlerHolds "handler keeps frames",
+        HandlerFails "handler fails",
+        HandlerPanics "handler panics",
+        HandlerCloses "handler closes",
+        HandlerAborts "handler aborts",
+        HandlerStreams "handler streams and waits for room",
+        HandlerUnframed "reply cannot be framed",
+        PushElsewhere "push to another connection",
+        OpenRefuses "open refuses",
+        AdmitRefuses "admit refuses",
+        OpenGreets "open greets",
+        OldName "call with the name of a connection that is gone",
+        Drained "drain with connections alive",
+        Forced "force with connections alive",
+        Lent "frame lent to a send",
+        Dry "pool empty while receives wait",
+    }
+}
+
+named! {
+    /// What the driver reaped, one entry for each way its code can go.
+    Arm {
+        ReceivedMore "receive: bytes, goes on",
+        ReceivedLast "receive: bytes, ended",
+        ReceivedLastStopped "receive: bytes, ended, cancelled",
+        BufferGoesOn "receive: incremental buffer goes on",
+        BufferInError "receive: error or end with a buffer",
+        ReceiveEof "receive: end of stream",
+        ReceiveEofStopped "receive: end of stream, cancelled",
+        ReceiveDry "receive: ENOBUFS",
+        ReceiveDryStopped "receive: ENOBUFS, cancelled",
+        ReceiveCanceled "receive: ECANCELED",
+        ReceiveCanceledMore "receive: ECANCELED with F_MORE",
+        ReceiveCanceledStopped "receive: ECANCELED, cancelled",
+        ReceiveCanceledMoreStopped "receive: ECANCELED with F_MORE, cancelled",
+        ReceiveInterrupted "receive: EINTR",
+        ReceiveInterruptedStopped "receive: EINTR, cancelled",
+        ReceiveReset "receive: ECONNRESET and kin",
+        ReceiveError "receive: other errors",
+        ReceiveErrorStopped "receive: errors, cancelled",
+        ReceiveNoSocket "receive: EBADF",
+        SentAll "send: all, at once",
+        SentQuietly "send: all, told later",
+        SentPart "send: a part, at once",
+        SendFull "send: EAGAIN",
+        SendInterrupted "send: EINTR",
+        SendNoBuffers "send: ENOBUFS",
+        SendError "send: errors",
+        SentRest "send: the rest, all",
+        SentRestPart "send: the rest, a part",
+        SendStoppedPart "send: cancelled, a part left",
+        SendStoppedNone "send: ECANCELED",
+        SendStoppedAll "send: cancelled too late",
+        AcceptedMore "accept: socket, goes on",
+        AcceptedLast "accept: socket, ended",
+        AcceptNoDescriptor "accept: EMFILE",
+        AcceptNoFile "accept: ENFILE",
+        AcceptAborted "accept: ECONNABORTED",
+        AcceptInterrupted "accept: EINTR",
+        AcceptCanceled "accept: ECANCELED",
+        AcceptCanceledMore "accept: ECANCELED with F_MORE",
+        AcceptError "accept: other errors",
+        CancelReceiveDone "cancel of a receive: 0",
+        CancelReceiveNone "cancel of a receive: ENOENT",
+        CancelReceiveAlready "cancel of a receive: EALREADY",
+        CancelReceiveStale "cancel of a receive: for a connection that is gone",
+        CancelSendDone "cancel of a send: 0",
+        CancelSendNone "cancel of a send: ENOENT",
+        CancelSendAlready "cancel of a send: EALREADY",
+        CancelAcceptDone "cancel of an accept: 0",
+        CancelAcceptNone "cancel of an accept: ENOENT",
+        CancelAcceptAlready "cancel of an accept: EALREADY",
+        Shutdown "shutdown: done",
+        ShutdownError "shutdown: error",
+        CloseOrderly "close: FIN",
+        CloseAbort "close: RST",
+        CloseUnread "close: FIN asked, input left unread",
+        CloseError "close: error",
+        InstallError "install: error",
+        Wake "wake-up",
+        Timeout "enter: ETIME",
+    }
+}
+
+/// Faults whose rate a seed draws.
+const DRAWN: usize = Fault::Stall as usize + 1;
+
+/// How often each fault strikes, in 65536.
+#[derive(Clone, Debug)]
+pub struct Rates([u16; DRAWN]);
+
+impl Rates {
+    /// Some are off, some rare, some frequent. One seed in sixteen has none at all.
+    pub fn draw(rng: &mut Rng) -> Rates {
+        let mut rates = [0; DRAWN];
+        if !rng.one_in(16) {
+            // How many of them are off differs from seed to seed.
+            let on = rng.range(1, 6);
+            for rate in &mut rates {
+                if rng.below(8) < on {
+                    *rate = rng.spread(64, 16_000) as u16;
+                }
+            }
+            // These break a connection, so they are kept rare; too many would hide everything else.
+            use Fault::*;
+            for fault in [ReceiveBroken, SendBroken, InstallFails, ReceiveSilent, Stall] {
+                rates[fault as usize] /= 24;
+            }
+            // And these have few occasions.
+            for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails] {
+                rates[fault as usize] = rates[fault as usize].saturating_mul(8);
+            }
+        }
+        Rates(rates)
+    }
+
+    /// The rate of one of those up to `Stall`.
+    #[inline]
+    pub fn of(&self, fault: Fault) -> u16 {
+        self.0[fault as usize]
+    }
+}
+
+/// How often everything happened.
+#[derive(Clone, Debug)]
+pub struct Coverage {
+    faults: [u64; Fault::COUNT],
+    arms: [u64; Arm::COUNT],
+    reasons: [u64; CloseReason::COUNT],
+    /// Turns taken.
+    pub turns: u64,
+    /// Connections opened.
+    pub connections: u64,
+    /// Frames handed to the service.
+    pub frames: u64,
+}
+
+impl Default for Coverage {
+    fn default() -> Coverage {
+        Coverage {
+            faults: [0; Fault::COUNT],
+            arms: [0; Arm::COUNT],
+            reasons: [0; CloseReason::COUNT],
+            turns: 0,
+            connections: 0,
+            frames: 0,
+        }
+    }
+}
+
+impl Coverage {
+    /// A fault struck.
+    #[inline]
+    pub fn fault(&mut self, fault: Fault) {
+        self.faults[fault as usize] += 1;
+    }
+
+    /// The driver reaped this.
+    #[inline]
+    pub fn arm(&mut self, arm: Arm) {
+        self.arms[arm as usize] += 1;
+    }
+
+    /// Adds what a shard counted.
+    pub fn shard(&mut self, counters: &ringserve_core::Counters) {
+        for (sum, more) in self.reasons.iter_mut().zip(counters.closed_by_reason) {
+            *sum += more;
+        }
+        self.connections += counters.opened;
+        self.frames += counters.frames;
+    }
+
+    /// Adds another seed's.
+    pub fn add(&mut self, other: &Coverage) {
+        let sums = self.faults.iter_mut().chain(&mut self.arms).chain(&mut self.reasons);
+        let more = other.faults.iter().chain(&other.arms).chain(&other.reasons);
+        for (sum, more) in sums.zip(more) {
+            *sum += more;
+        }
+        self.turns += other.turns;
+        self.connections += other.connections;
+        self.frames += other.frames;
+    }
+
+    /// Everything that is counted, with its name and how often it happened.
+    pub fn rows(&self) -> impl Iterator<Item = (&'static str, String, u64)> + '_ {
+        let faults = Fault::NAMES.iter().zip(self.faults).map(|(name, n)| ("fault", name.to_string(), n));
+        let arms = Arm::NAMES.iter().zip(self.arms).map(|(name, n)| ("arm", name.to_string(), n));
+        let reasons = self.reasons.iter().enumerate();
+        let reasons = reasons.map(|(index, n)| ("reason", reason_name(index).to_string(), *n));
+        faults.chain(arms).chain(reasons)
+    }
+}
+
+/// The name of the close reason with this index.
+fn reason_name(index: usize) -> &'static str {
+    let mut counters = ringserve_core::Counters::default();
+    counters.closed_by_reason[index] = 1;
+    counters.reasons().next().map_or("", |(name, _)| name)
+}

@@ -1,0 +1,170 @@
+//! Accepting: multishot, with limits that end it and sockets that stay queued.
+
+use ringserve_core::ConnId;
+use ringserve_ring::seam::{F_MORE, Kind, RawCqe};
+
+use super::{File, State};
+use crate::faults::{Arm, Fault};
+use crate::sock::{Place, excuse};
+
+impl State {
+    pub(super) fn arm_accept(&mut self, listener: u16) {
+        let listener = &mut self.listeners[usize::from(listener)];
+        assert!(!listener.armed, "a listener has two accepts");
+        listener.armed = true;
+        listener.dying = 0;
+        listener.neglected = None;
+    }
+
+    pub(super) fn cancel_accept(&mut self, number: u16) {
+        let cancel = |res| RawCqe::new(Kind::CancelAccept.with(u64::from(number)), res, 0);
+        let listener = &mut self.listeners[usize::from(number)];
+        if !listener.armed {
+            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelAcceptNone, Fault::CancelLate);
+        }
+        if self.strikes(Fault::CancelAlready) {
+            self.listeners[usize::from(number)].dying = self.rng.range(1, 3) as u8;
+            return self.post(cancel(-libc::EALREADY), Arm::CancelAcceptAlready);
+        }
+        let before = self.rng.one_in(2);
+        if before {
+            self.post(cancel(0), Arm::CancelAcceptDone);
+        }
+        if self.strikes(Fault::CancelRace) {
+            self.accept_some(number, 1);
+        }
+        if self.listeners[usize::from(number)].armed {
+            self.end_accept(number, libc::ECANCELED);
+        }
+        if !before {
+            self.post_or_late(cancel(0), Arm::CancelAcceptDone, Fault::CancelLate);
+        }
+    }
+
+    /// Posts the last completion.
+    fn end_accept(&mut self, number: u16, errno: i32) {
+        self.listeners[usize::from(number)].armed = false;
+        let lies = errno == libc::ECANCELED && self.strikes(Fault::AcceptLies);
+        let arm = match errno {
+            libc::ECANCELED if lies => Arm::AcceptCanceledMore,
+            libc::ECANCELED => Arm::AcceptCanceled,
+            libc::EMFILE => Arm::AcceptNoDescriptor,
+            libc::ENFILE => Arm::AcceptNoFile,
+            libc::ECONNABORTED => Arm::AcceptAborted,
+            libc::EINTR => Arm::AcceptInterrupted,
+            _ => Arm::AcceptError,
+        };
+        let flags = if lies { F_MORE } else { 0 };
+        self.post(RawCqe::new(Kind::Accept.with(u64::from(number)), -errno, flags), arm);
+    }
+
+    pub(super) fn work_accepts(&mut self) {
+        for number in 0..self.plan.listeners {
+            let index = usize::from(number);
+            if !self.listeners[index].armed {
+                continue;
+            }
+            if self.listeners[index].dying > 0 {
+                self.listeners[index].dying -= 1;
+                if self.listeners[index].dying == 0 {
+                    self.end_accept(number, libc::ECANCELED);
+                    continue;
+                }
+            }
+            if self.listeners[index].backlog.is_empty() {
+                continue;
+            }
+            let errors = [
+                (Fault::AcceptNoDescriptor, libc::EMFILE),
+                (Fault::AcceptNoFile, libc::ENFILE),
+                (Fault::AcceptInterrupted, libc::EINTR),
+                (Fault::AcceptBroken, libc::ENOMEM),
+                (Fault::AcceptLies, libc::ECANCELED),
+                (Fault::AcceptAborted, libc::ECONNABORTED),
+            ];
+            let struck = errors.into_iter().find(|(fault, _)| self.strikes(*fault));
+            match struck {
+                Some((Fault::AcceptAborted, errno)) => {
+                    // This one was reset before it was accepted, and is gone.
+                    if let Some(tag) = self.next_in_backlog(index) {
+                        self.drop_socket(tag);
+                    }
+                    self.end_accept(number, errno);
+                }
+                Some((_, errno)) => self.end_accept(number, errno),
+                None => self.accept_some(number, 8),
+            }
+        }
+    }
+
+    fn accept_some(&mut self, number: u16, count: usize) {
+        let index = usize::from(number);
+        for _ in 0..count {
+            if self.listeners[index].backlog.is_empty() {
+                return;
+            }
+            let open = self.descriptors.iter().flatten().count();
+            if open >= self.plan.descriptors {
+                return self.end_accept(number, libc::EMFILE);
+            }
+            let Some(tag) = self.next_in_backlog(index) else { return };
+            // The lowest number that is free, so that numbers are used again at once.
+            let place = self.descriptors.iter().position(Option::is_none).unwrap_or_else(|| {
+                self.descriptors.push(None);
+                self.descriptors.len() - 1
+            });
+            self.descriptors[place] = Some(tag);
+            self.socks[tag].place = Place::Descriptor;
+            let last = self.is_full() || self.strikes(Fault::AcceptEnds);
+            self.listeners[index].armed = !last;
+            let (flags, arm) = if last { (0, Arm::AcceptedLast) } else { (F_MORE, Arm::AcceptedMore) };
+            self.post(RawCqe::new(Kind::Accept.with(u64::from(number)), place as i32 + 3, flags), arm);
+            if last {
+                return;
+            }
+        }
+    }
+
+    fn next_in_backlog(&mut self, index: usize) -> Option<usize> {
+        let tag = self.listeners[index].backlog.pop_front()?;
+        if let Some(refused) = self.listeners[index].refused.pop_front() {
+            self.kick(refused);
+        }
+        Some(tag)
+    }
+
+    /// The connection behind an accepted descriptor.
+    pub fn descriptor(&self, fd: i32) -> usize {
+        let place = usize::try_from(fd - 3).ok().and_then(|place| *self.descriptors.get(place)?);
+        place.unwrap_or_else(|| panic!("descriptor {fd} is not open"))
+    }
+
+    fn take_descriptor(&mut self, fd: i32) -> usize {
+        let tag = self.descriptor(fd);
+        self.descriptors[fd as usize - 3] = None;
+        tag
+    }
+
+    pub(super) fn close_descriptor(&mut self, fd: i32) {
+        let tag = self.take_descriptor(fd);
+        self.drop_socket(tag);
+    }
+
+    pub(super) fn install(&mut self, id: ConnId, fd: i32) {
+        let tag = self.take_descriptor(fd);
+        let slot = id.slot() as usize;
+        assert!(slot < self.table.len(), "slot {slot} is beyond the file table");
+        assert!(self.table[slot].is_none(), "slot {slot} is installed over {:?}", self.table[slot]);
+        if self.strikes(Fault::InstallFails) {
+            self.socks[tag].excuses |= excuse::NOT_INSTALLED | excuse::SYSTEM;
+            self.drop_socket(tag);
+            return self
+                .post(RawCqe::new(Kind::Install.with(id.bits()), -libc::ENOMEM, 0), Arm::InstallError);
+        }
+        if id.generation() > 0 {
+            self.cover.fault(Fault::Reuse);
+        }
+        self.socks[tag].place = Place::Table;
+        self.table[slot] = Some(File { sock: tag, id });
+    }
+}

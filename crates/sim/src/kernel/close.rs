@@ -1,0 +1,68 @@
+//! Shutting down and closing, and what the peer sees of it.
+
+use ringserve_core::{CloseHow, ConnId};
+use ringserve_ring::seam::{Kind, RawCqe};
+
+use super::State;
+use crate::faults::{Arm, Fault};
+use crate::peer::sock_reset;
+use crate::sock::Place;
+
+impl State {
+    pub(super) fn shutdown(&mut self, id: ConnId) {
+        let done = |res| RawCqe::new(Kind::Shutdown.with(id.bits()), res, 0);
+        let Some(tag) = self.file(id) else {
+            return self.post(done(-libc::EBADF), Arm::ShutdownError);
+        };
+        if self.socks[tag].reset || self.strikes(Fault::ShutdownFails) {
+            return self.post(done(-libc::ENOTCONN), Arm::ShutdownError);
+        }
+        assert!(!self.is_sending(tag), "{id} is shut down under its send");
+        self.socks[tag].server_fin = true;
+        self.kick(tag);
+        self.post_or_late(done(0), Arm::Shutdown, Fault::CloseLate);
+    }
+
+    pub(super) fn close(&mut self, id: ConnId, how: CloseHow) {
+        let done = |res| RawCqe::new(Kind::Close.with(id.bits()), res, 0);
+        self.check_unused(id);
+        let Some(tag) = self.file(id) else {
+            return self.post(done(-libc::EBADF), Arm::CloseError);
+        };
+        self.table[id.slot() as usize] = None;
+        self.check_close(tag, how);
+        let arm = match how {
+            CloseHow::Abort => Arm::CloseAbort,
+            CloseHow::Orderly if self.socks[tag].unread() > 0 => Arm::CloseUnread,
+            CloseHow::Orderly => Arm::CloseOrderly,
+        };
+        if how == CloseHow::Abort {
+            sock_reset(&mut self.socks[tag]);
+        }
+        self.drop_socket(tag);
+        self.post_or_late(done(0), arm, Fault::CloseLate);
+    }
+
+    /// The server's end is closed: FIN, or RST if it left something unread.
+    pub(super) fn drop_socket(&mut self, tag: usize) {
+        let sock = &mut self.socks[tag];
+        if sock.unread() > 0 {
+            sock_reset(sock);
+        }
+        sock.server_fin = true;
+        sock.server_closed = true;
+        sock.place = Place::Closed;
+        self.kick(tag);
+    }
+
+    /// Closes the listeners: those who still wait in their backlogs are reset.
+    pub fn close_listeners(&mut self) {
+        for index in 0..self.listeners.len() {
+            self.listeners[index].closed = true;
+            while let Some(tag) = self.listeners[index].backlog.pop_front() {
+                sock_reset(&mut self.socks[tag]);
+                self.drop_socket(tag);
+            }
+        }
+    }
+}

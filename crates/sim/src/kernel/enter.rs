@@ -1,0 +1,138 @@
+//! The one system call: submit, post what is ready, block.
+
+use std::time::Duration;
+
+use ringserve_ring::seam::{Kind, RawCqe};
+
+use super::State;
+use crate::faults::{Arm, Fault};
+use crate::peer::NEVER;
+
+/// How often others act within one wait of the shard, at most: 40 peers that read 16 KiB byte by byte.
+const LOOKS_MAX: u32 = 1_000_000;
+
+impl State {
+    /// Posts what has become ready, in any order. Unless `all`, some may be held back.
+    pub(super) fn work(&mut self, all: bool) {
+        let mut index = 0;
+        while index < self.late.len() {
+            if self.late[index].0 <= self.now {
+                let (_, posted) = self.late.swap_remove(index);
+                self.post_with(posted);
+            } else {
+                index += 1;
+            }
+        }
+        if self.wake_due && self.wake_armed {
+            (self.wake_due, self.wake_armed) = (false, false);
+            self.post(RawCqe::new(Kind::Wake.with(0), 8, 0), Arm::Wake);
+        }
+        if self.rng.one_in(2) {
+            self.work_accepts();
+            self.work_sends(all);
+            self.work_receives(all);
+        } else {
+            self.work_receives(all);
+            self.work_accepts();
+            self.work_sends(all);
+        }
+    }
+
+    /// When something happens next without the server.
+    pub(super) fn next_event(&self) -> u64 {
+        let late = self.late.iter().map(|(due, _)| *due).min().unwrap_or(NEVER);
+        late.min(self.peers_at).min(self.alarm)
+    }
+
+    /// True if a cancel told EALREADY, and what it cancels has not ended yet.
+    pub(super) fn is_ending_something(&self) -> bool {
+        self.receives.iter().any(|receive| receive.dying > 0)
+            || self.sends.iter().any(|send| send.dying > 0)
+            || self.listeners.iter().any(|listener| listener.armed && listener.dying > 0)
+    }
+
+    /// Blocks until there is a completion.
+    pub(super) fn block(&mut self, deadline: u64) -> Result<(), i32> {
+        for looks in 0u32.. {
+            assert!(looks < LOOKS_MAX, "peers keep busy for ever while the shard sleeps");
+            self.work(true);
+            if !self.completions.is_empty() {
+                return Ok(());
+            }
+            if self.strikes(Fault::EnterInterrupted) {
+                self.cut_short = true;
+                return Err(libc::EINTR);
+            }
+            if looks == 0 {
+                self.check_blocked(deadline);
+            }
+            if self.is_ending_something() {
+                self.pass(10_000);
+                continue;
+            }
+            let next = self.next_event();
+            if deadline <= next && deadline != NEVER {
+                let passed = deadline.saturating_sub(self.now);
+                self.pass(passed);
+                self.work(true);
+                if !self.completions.is_empty() {
+                    return Ok(());
+                }
+                self.cover.arm(Arm::Timeout);
+                return Err(libc::ETIME);
+            }
+            if next == NEVER {
+                // Everybody waits for the server, and the server for nobody in particular.
+                assert!(self.drain_deadline.is_none(), "the shard waits for ever, and was told to drain");
+                assert!(!self.quiet_world, "the shard was woken and did not notice");
+                self.quiet_world = true;
+                self.wake_due = true;
+                continue;
+            }
+            let passed = next.saturating_sub(self.now);
+            if self.alarm <= next {
+                self.alarm = NEVER;
+                self.wake_due = true;
+            }
+            self.pass(passed);
+        }
+        Ok(())
+    }
+
+    pub(super) fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        self.cut_short = true;
+        self.log(|| format!("enter, wait for {wait_for}, {timeout:?}"));
+        if !self.overflow.is_empty() && self.strikes(Fault::EnterBusy) {
+            return Err(libc::EBUSY);
+        }
+        if !self.submissions.is_empty() && self.strikes(Fault::EnterAgain) {
+            return Err(libc::EAGAIN);
+        }
+        self.flush_overflow();
+        let all = self.submit_all();
+        self.work(false);
+        self.flush_overflow();
+        if wait_for == 0 || !all {
+            if wait_for == 0 && self.strikes(Fault::EnterInterrupted) {
+                return Err(libc::EINTR);
+            }
+            self.cut_short = !all;
+            return Ok(());
+        }
+        self.cut_short = false;
+        if self.completions.is_empty() {
+            let deadline = timeout.map_or(NEVER, |time| self.now + time.as_nanos() as u64);
+            return self.block(deadline);
+        }
+        Ok(())
+    }
+
+    /// True if an enter would bring a completion.
+    pub(super) fn has_work(&self) -> bool {
+        self.late.iter().any(|(due, _)| *due <= self.now)
+            || (self.wake_due && self.wake_armed)
+            || self.listeners.iter().any(|listener| listener.armed && !listener.backlog.is_empty())
+            || self.receives.iter().any(|receive| self.socks[receive.sock].is_readable() || receive.dying > 0)
+            || self.sends.iter().any(|send| self.can_send(send))
+    }
+}

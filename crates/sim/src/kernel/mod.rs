@@ -1,0 +1,359 @@
+//! A simulated kernel: what io_uring promises, and not a bit more.
+//!
+//! All state of a run that is not the server's lies in [`State`], peers included, since time passes for them
+//! while the server blocks in [`Kernel::enter`]. The order of things follows Linux with `DEFER_TASKRUN`:
+//! operations are carried out when they are submitted, completions appear only within an enter, those of one
+//! operation in order, those of different ones in any.
+
+mod accept;
+mod close;
+mod enter;
+mod oracle;
+mod queues;
+mod receive;
+mod send;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ringserve_buf::{KernelSide, Pool};
+use ringserve_core::ConnId;
+use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp};
+
+use crate::faults::{Arm, Coverage, Fault};
+use crate::peer::NEVER;
+use crate::plan::Plan;
+use crate::rng::Rng;
+use crate::run::Canary;
+use crate::sock::{Place, Sock};
+
+pub use oracle::STEP;
+use receive::Receive;
+use send::Sending;
+
+/// Lines of the trace that are kept.
+const TRACE_LINES: usize = 80;
+
+/// A completion that was not reaped yet.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    cqe: RawCqe,
+    /// The bytes it brings: whose they are, and which.
+    bytes: Option<(usize, Range<usize>)>,
+    /// What the driver is about to see.
+    arm: Arm,
+}
+
+impl Posted {
+    /// True if it is a close or a shutdown.
+    fn ends(&self) -> bool {
+        matches!(Kind::of(self.cqe.user_data), Some(Kind::Close | Kind::Shutdown))
+    }
+}
+
+/// A place of the file table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct File {
+    sock: usize,
+    id: ConnId,
+}
+
+/// A listening socket.
+#[derive(Debug, Default)]
+pub struct Listener {
+    /// Connections that wait to be accepted.
+    pub backlog: VecDeque<usize>,
+    /// Connections that found it full, and try again when it is not.
+    pub refused: VecDeque<usize>,
+    armed: bool,
+    /// A cancel told EALREADY: it ends on its own, after so many more looks.
+    dying: u8,
+    /// Nobody connects any more.
+    pub closed: bool,
+    /// Since when, and how often, the server blocked although it could have accepted from here.
+    neglected: Option<(u64, u32)>,
+}
+
+/// See the module.
+pub struct State {
+    /// Chance.
+    pub rng: Rng,
+    /// Nanoseconds since the start.
+    pub now: u64,
+    /// What was drawn.
+    pub plan: Plan,
+    /// What happened.
+    pub cover: Coverage,
+    /// Depends on everything that was reaped.
+    pub hash: u64,
+    /// The last lines, if anybody wants to read them.
+    pub trace: Option<VecDeque<String>>,
+    /// Every connection there ever is.
+    pub socks: Vec<Sock>,
+    /// Those whose peers still do something.
+    pub active: Vec<usize>,
+    /// When the next of those acts.
+    pub peers_at: u64,
+    /// Listening sockets.
+    pub listeners: Vec<Listener>,
+    /// When the shard wants to be woken.
+    pub alarm: u64,
+    /// Nothing happens any more until the shard is told to stop.
+    pub quiet_world: bool,
+    /// The shard was told to drain, and when it aborts what is left.
+    pub drain_deadline: Option<u64>,
+    /// The shard was told to stop at once.
+    pub forced: bool,
+    /// The shard's turn.
+    pub turn: u64,
+    /// Connections the shard holds.
+    pub connections: usize,
+    /// ENOBUFS since a buffer was last provided.
+    pub dry_in_a_row: usize,
+    /// Something went wrong on purpose, so that the oracles can be seen to notice.
+    pub canary: Option<Canary>,
+    /// True if the last enter was cut short by a fault.
+    pub cut_short: bool,
+
+    pool: Pool,
+    /// By number, from 3.
+    descriptors: Vec<Option<usize>>,
+    table: Vec<Option<File>>,
+    submissions: VecDeque<RawOp>,
+    /// Entries they take.
+    submissions_used: usize,
+    completions: VecDeque<Posted>,
+    overflow: VecDeque<Posted>,
+    /// Completions that come later, with the time.
+    late: Vec<(u64, Posted)>,
+    /// Sends whose completion waits for another.
+    unannounced: VecDeque<RawCqe>,
+    /// Provided buffers.
+    ring: VecDeque<u16>,
+    /// Bytes of the first of them that are used.
+    head_filled: usize,
+    receives: Vec<Receive>,
+    sends: Vec<Sending>,
+    wake_armed: bool,
+    wake_due: bool,
+}
+
+/// The lower half of the driver that is tested.
+pub struct SimKernel {
+    state: Rc<RefCell<State>>,
+}
+
+impl SimKernel {
+    /// A kernel over this state.
+    pub fn new(state: Rc<RefCell<State>>) -> SimKernel {
+        SimKernel { state }
+    }
+}
+
+/// The address by which a connection is known.
+pub fn address_of(tag: usize) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::new(10, 0, (tag >> 8) as u8, tag as u8), 1024 + tag as u16))
+}
+
+impl State {
+    /// Nothing has happened yet.
+    pub fn new(rng: Rng, plan: Plan, pool: Pool) -> State {
+        State {
+            rng,
+            now: 0,
+            cover: Coverage::default(),
+            hash: 0,
+            trace: None,
+            socks: Vec::new(),
+            active: Vec::new(),
+            peers_at: 0,
+            listeners: (0..plan.listeners).map(|_| Listener::default()).collect(),
+            alarm: NEVER,
+            quiet_world: false,
+            drain_deadline: None,
+            forced: false,
+            turn: 0,
+            connections: 0,
+            dry_in_a_row: 0,
+            canary: None,
+            cut_short: false,
+            pool,
+            descriptors: Vec::new(),
+            table: vec![None; plan.connections_max],
+            submissions: VecDeque::new(),
+            submissions_used: 0,
+            completions: VecDeque::new(),
+            overflow: VecDeque::new(),
+            late: Vec::new(),
+            unannounced: VecDeque::new(),
+            ring: VecDeque::new(),
+            head_filled: 0,
+            receives: Vec::new(),
+            sends: Vec::new(),
+            wake_armed: false,
+            wake_due: false,
+            plan,
+        }
+    }
+
+    /// Notes what happens, if anybody wants to read it.
+    #[inline]
+    pub fn log(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            if trace.len() == TRACE_LINES {
+                trace.pop_front();
+            }
+            trace.push_back(format!("{:>10.3} ms  {}", self.now as f64 / 1e6, line()));
+        }
+    }
+
+    /// True if this fault strikes now.
+    #[inline]
+    fn strikes(&mut self, fault: Fault) -> bool {
+        let rate = self.plan.rates.of(fault);
+        if rate == 0 || !self.rng.chance(rate) {
+            return false;
+        }
+        self.cover.fault(fault);
+        true
+    }
+
+    /// Time passes, and everybody else acts.
+    pub fn pass(&mut self, time: u64) {
+        self.now += time;
+        self.act_peers();
+    }
+
+    /// As `pass`, for the time that a turn takes.
+    pub fn pass_turn(&mut self) {
+        let time =
+            if self.strikes(Fault::Stall) { self.rng.below(1_500_000_000) } else { self.rng.below(200_000) };
+        self.pass(time);
+    }
+
+    /// The socket in a connection's place of the table.
+    fn file(&self, id: ConnId) -> Option<usize> {
+        let file = self.table.get(id.slot() as usize)?.as_ref()?;
+        assert_eq!(file.id, id, "operation for a connection whose slot is another's");
+        Some(file.sock)
+    }
+
+    /// True if a completion is this connection's.
+    fn is_of(&self, cqe: &RawCqe, tag: usize) -> bool {
+        let (id, kind) = (cqe.id(), Kind::of(cqe.user_data));
+        let names = !matches!(kind, Some(Kind::Accept | Kind::CancelAccept | Kind::Wake));
+        let file = self.table.get(id.slot() as usize).copied().flatten();
+        names && file.is_some_and(|file| file.id == id && file.sock == tag)
+    }
+}
+
+impl Kernel for SimKernel {
+    fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
+        let state = &mut *self.state.borrow_mut();
+        let used = state.submissions_used + State::entries_of(&op);
+        if used > state.plan.submissions {
+            state.cover.fault(Fault::QueueFull);
+            return Err(op);
+        }
+        state.submissions_used = used;
+        state.submissions.push_back(op);
+        Ok(())
+    }
+
+    fn queued(&mut self) -> usize {
+        self.state.borrow().submissions_used
+    }
+
+    fn provide(&mut self, side: &mut KernelSide, buffer: u16) {
+        let state = &mut *self.state.borrow_mut();
+        assert!(side.is_lent(buffer), "buffer {buffer} is provided but not lent");
+        assert!(!state.ring.contains(&buffer), "buffer {buffer} is provided twice");
+        assert!(state.ring.len() < state.plan.ring_entries, "the buffer ring is overrun");
+        state.dry_in_a_row = 0;
+        if state.canary == Some(Canary::Buffer) && state.rng.one_in(20) {
+            state.canary = None;
+            return;
+        }
+        state.ring.push_back(buffer);
+    }
+
+    fn buffer_ring_entries(&self) -> usize {
+        self.state.borrow().plan.ring_entries
+    }
+
+    fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        self.state.borrow_mut().enter(wait_for, timeout)
+    }
+
+    fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
+        self.state.borrow_mut().reap(side)
+    }
+
+    fn has_completions(&mut self) -> bool {
+        let state = self.state.borrow();
+        !state.completions.is_empty() || (!state.unannounced.is_empty() && state.overflow.is_empty())
+    }
+
+    fn has_task_work(&mut self) -> bool {
+        self.state.borrow().has_work()
+    }
+
+    fn is_overflowing(&mut self) -> bool {
+        !self.state.borrow().overflow.is_empty()
+    }
+
+    fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
+        let state = &mut *self.state.borrow_mut();
+        let tag = state.descriptor(fd);
+        if state.socks[tag].reset && state.rng.one_in(2) {
+            state.cover.fault(Fault::PeerUnknown);
+            return None;
+        }
+        Some(address_of(tag))
+    }
+
+    fn finish(&mut self, side: &mut KernelSide) -> bool {
+        // Also while a violation unwinds.
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.end_everything();
+        }
+        for buffer in 0..side.pool().buffers_max() as u16 {
+            if side.is_lent(buffer) {
+                side.take_back(buffer);
+            }
+        }
+        true
+    }
+}
+
+impl State {
+    fn end_everything(&mut self) {
+        self.receives.clear();
+        self.sends.clear();
+        self.submissions.clear();
+        self.completions.clear();
+        self.overflow.clear();
+        self.late.clear();
+        self.unannounced.clear();
+        self.ring.clear();
+        self.descriptors.clear();
+        self.table.clear();
+    }
+
+    /// Panics unless the kernel is at rest: nothing but the wake-up in flight, nothing open.
+    pub fn check_rest(&self) {
+        assert!(self.receives.is_empty(), "a receive is left: {:?}", self.receives);
+        assert!(self.sends.is_empty(), "a send is left");
+        assert!(self.unannounced.is_empty(), "the completion of a send is left");
+        assert!(self.listeners.iter().all(|listener| !listener.armed), "an accept is left");
+        assert!(self.submissions.is_empty(), "operations are left: {:?}", self.submissions);
+        assert!(self.table.iter().all(Option::is_none), "the file table has connections left");
+        assert!(self.descriptors.iter().all(Option::is_none), "a descriptor leaked");
+        let placed = self.socks.iter().find(|sock| matches!(sock.place, Place::Descriptor | Place::Table));
+        assert!(placed.is_none(), "connection {:?} is open", placed.map(|sock| sock.tag));
+    }
+}

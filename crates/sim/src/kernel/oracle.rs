@@ -1,0 +1,277 @@
+//! What must be true of each connection, judged by what the kernel and the peers know.
+
+use ringserve_core::{CloseHow, CloseReason};
+
+use super::State;
+use crate::bytes::AnyFraming;
+use crate::peer::NEVER;
+use crate::sock::{Place, Sock, excuse};
+
+/// How coarse the shard's clock for time limits is, in nanoseconds.
+pub const STEP: u64 = 1 << 24;
+
+/// True if all replies leave before such a connection is closed, with FIN.
+fn is_orderly(reason: CloseReason) -> bool {
+    use CloseReason::*;
+    match reason {
+        PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | Closed
+        | Refused | HandlerError | ReplyNotFramed | Shutdown => true,
+        PeerReset | WriteStalled | Aborted | HandlerPanicked | OutboxFull | MemoryLimit | DrainTimeout
+        | Forced | System(_) => false,
+        other => panic!("unknown reason {other}"),
+    }
+}
+
+impl State {
+    /// The server blocks until `deadline`: everything that it can do must be done.
+    pub(super) fn check_blocked(&mut self, deadline: u64) {
+        for slot in 0..self.table.len() {
+            let Some(file) = self.table[slot] else { continue };
+            self.check_served(file.sock);
+            if deadline == NEVER {
+                self.check_timed(file.sock);
+            }
+        }
+        let has_room = self.drain_deadline.is_none() && self.connections < self.plan.connections_max;
+        for listener in &mut self.listeners {
+            if listener.armed || listener.backlog.is_empty() || !has_room {
+                listener.neglected = None;
+                continue;
+            }
+            let (since, times) = listener.neglected.unwrap_or((self.now, 0));
+            listener.neglected = Some((since, times + 1));
+            let too_long = times > 3 && self.now - since > 250_000_000;
+            assert!(!too_long, "connections wait in a backlog, there is room, and nothing is accepted");
+        }
+    }
+
+    /// Nothing that arrived and nothing that is owed waits for anything but the peer or a handler.
+    fn check_served(&self, tag: usize) {
+        let sock = &self.socks[tag];
+        if !sock.opened || sock.ended.is_some() || sock.may(excuse::SILENT) {
+            return;
+        }
+        if self.is_sending(tag) {
+            return;
+        }
+        if sock.untold {
+            let comes = self.unannounced.iter().any(|cqe| self.is_of(cqe, tag));
+            assert!(comes, "connection {tag}: a send is over and nobody was told, all sleep");
+            let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
+            let ends = ends || (sock.fin_read && !sock.parked);
+            let held_back = !sock.parked && self.has_frame(sock);
+            let depends = ends || sock.wants_room || held_back || self.drain_deadline.is_some();
+            // One that a full queue held up was not waited for when it was made.
+            let depends = depends && sock.sent_turn == self.turn;
+            assert!(
+                !depends,
+                "connection {tag}: what depends on the end of a send waits, all sleep: {:#x}, wants room {}, fin {}",
+                sock.excuses, sock.wants_room, sock.fin_read
+            );
+            return;
+        }
+        assert!(
+            sock.owed.len() == sock.taken,
+            "connection {tag}: replies are owed, nothing is sent, all sleep"
+        );
+        assert!(!sock.wants_room, "connection {tag}: a handler waits for room, and nothing is sent");
+        if sock.parked {
+            return;
+        }
+        let receiving = self.is_receiving(tag);
+        let dry = self.ring.is_empty() && self.pool.available() == 0;
+        assert!(
+            receiving || !sock.is_readable() || dry,
+            "connection {tag}: bytes wait, nothing receives them, all sleep"
+        );
+        if dry {
+            return;
+        }
+        assert!(receiving || sock.fin_read, "connection {tag}: nothing is received, all sleep");
+        assert!(
+            !self.has_frame(sock),
+            "connection {tag}: a whole frame was received and not handed out, all sleep"
+        );
+        assert!(!sock.fin_read, "connection {tag}: the peer closed, all is answered, and it stays open");
+    }
+
+    /// True if a whole frame reached the core and not the service.
+    fn has_frame(&self, sock: &Sock) -> bool {
+        match self.plan.framing {
+            AnyFraming::Raw => sock.handed < sock.arrived,
+            _ => sock.frames.get(sock.seen).is_some_and(|frame| frame.end <= sock.arrived),
+        }
+    }
+
+    /// A shard without a timer may have no connection with a time limit.
+    fn check_timed(&self, tag: usize) {
+        let (sock, limits) = (&self.socks[tag], &self.plan.limits);
+        if !sock.opened {
+            return;
+        }
+        let busy = sock.untold || self.is_sending(tag);
+        let what = match sock.ended {
+            Some(_) if !sock.fin_read && !sock.reset && !self.is_stopping(tag) => Some("linger"),
+            Some(_) => None,
+            None if busy && self.is_stopping(tag) => None,
+            None if busy => limits.write_stalled.map(|_| "write_stalled"),
+            None if sock.parked => None,
+            None if sock.handed == 0 && limits.first_frame.is_some() => Some("first_frame"),
+            None => limits.idle.map(|_| "idle"),
+        };
+        if let Some(what) = what {
+            panic!("connection {tag}: the shard sleeps for ever, and {what} never comes");
+        }
+    }
+
+    /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
+    pub fn check_limits(&mut self, now: u64) {
+        let limits = self.plan.limits.clone();
+        for slot in 0..self.table.len() {
+            let Some(file) = self.table[slot] else { continue };
+            let tag = file.sock;
+            let busy = self.socks[tag].untold || self.is_sending(tag);
+            let stopping = self.is_stopping(tag);
+            let sock = &mut self.socks[tag];
+            let over = |from: u64, limit: Option<std::time::Duration>| {
+                limit.is_some_and(|limit| now > from + limit.as_nanos() as u64 + 3 * STEP)
+            };
+            let overdue = match sock.ended {
+                _ if stopping => false,
+                Some((at, _)) => over(at, Some(limits.linger)),
+                None if !sock.opened => false,
+                None if busy => over(sock.sent_at, limits.write_stalled),
+                None if sock.parked => false,
+                None => {
+                    (sock.handed == 0 && over(sock.opened_at, limits.first_frame))
+                        || over(sock.active_at, limits.idle)
+                }
+            };
+            sock.overdue = if overdue { sock.overdue + 1 } else { 0 };
+            // The kernel may take a few turns to end what is in flight.
+            assert!(
+                sock.overdue < 400,
+                "connection {tag} outlives its limits: {:?}, busy {busy}, active at {}, opened at {}",
+                sock.ended,
+                sock.active_at,
+                sock.opened_at
+            );
+        }
+    }
+
+    /// The shard says that a connection ended, and why.
+    pub fn check_reason(&self, tag: usize, reason: CloseReason, now: u64) {
+        use CloseReason::*;
+        let (sock, limits) = (&self.socks[tag], &self.plan.limits);
+        // The stamps of a connection are rounded down by up to a step.
+        let over = |from: u64, limit: Option<std::time::Duration>| {
+            limit.is_some_and(|limit| now + STEP >= from + limit.as_nanos() as u64)
+        };
+        let whole = |sock: &Sock| sock.frames.iter().filter(|frame| frame.end <= sock.arrived).count();
+        let all_seen = match self.plan.framing {
+            AnyFraming::Raw => sock.handed == sock.arrived,
+            _ => sock.seen == whole(sock),
+        };
+        let on_frame = match self.plan.framing {
+            AnyFraming::Raw => true,
+            _ => sock.arrived == sock.seen.checked_sub(1).map_or(0, |last| sock.frames[last].end),
+        };
+        let fine = match reason {
+            // The service closed, and the peer before the end of the same turn.
+            PeerClosed if sock.may(excuse::CLOSED | excuse::ABORTED | excuse::UNFRAMED) => sock.fin_read,
+            PeerClosed => sock.fin_read && sock.arrived == sock.read && all_seen && on_frame && !sock.parked,
+            PeerClosedMidFrame => sock.fin_read && sock.arrived == sock.read && all_seen && !on_frame,
+            PeerReset => sock.may(excuse::RESET | excuse::SYSTEM) || sock.reset,
+            BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
+            FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame),
+            IdleTimeout => over(sock.was_active(now), limits.idle) && !sock.parked && sock.idle_is_fair(),
+            WriteStalled => over(sock.taken_at, limits.write_stalled) && sock.taken < sock.owed.len(),
+            Closed => sock.may(excuse::CLOSED),
+            Aborted => sock.may(excuse::ABORTED),
+            Refused => sock.may(excuse::REFUSED),
+            HandlerError => sock.may(excuse::FAILED),
+            HandlerPanicked => sock.may(excuse::PANICKED),
+            ReplyNotFramed => sock.may(excuse::UNFRAMED),
+            OutboxFull => sock.may(excuse::FULL),
+            MemoryLimit => self.plan.tight_memory,
+            Shutdown => self.drain_deadline.is_some() && !sock.parked,
+            DrainTimeout => self.drain_deadline.is_some_and(|deadline| now >= deadline),
+            Forced => self.forced,
+            System(_) => sock.may(excuse::SYSTEM),
+            other => panic!("unknown reason {other}"),
+        };
+        assert!(
+            fine,
+            "connection {tag} ended as {reason}, which is not so: seen {} of {} frames, sent {} read {} arrived \
+             {} handed {}, fin {} read {}, parked {}, owed {} taken {}, active {} opened {} taken {} now {now}, \
+             excuses {:#x}",
+            sock.seen,
+            sock.frames.len(),
+            sock.sent,
+            sock.read,
+            sock.arrived,
+            sock.handed,
+            sock.peer_fin,
+            sock.fin_read,
+            sock.parked,
+            sock.owed.len(),
+            sock.taken,
+            sock.active_at,
+            sock.opened_at,
+            sock.taken_at,
+            sock.excuses,
+        );
+    }
+
+    /// The file table's place of a connection is closed.
+    pub(super) fn check_close(&self, tag: usize, how: CloseHow) {
+        let sock = &self.socks[tag];
+        let Some((ended, reason)) = sock.ended else {
+            panic!("connection {tag} is closed before the service knows");
+        };
+        let cut_off = self.forced || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
+        match how {
+            CloseHow::Orderly => {
+                assert!(is_orderly(reason), "connection {tag} is closed with FIN after {reason}");
+                let lingered = self.now + STEP >= ended + self.plan.limits.linger.as_nanos() as u64;
+                assert!(
+                    sock.fin_read || sock.reset || lingered || sock.may(excuse::SYSTEM),
+                    "connection {tag} is closed while its peer may still send, after {reason}"
+                );
+            }
+            CloseHow::Abort => assert!(
+                !is_orderly(reason) || cut_off || sock.may(excuse::SYSTEM | excuse::RESET),
+                "connection {tag} is reset after {reason}"
+            ),
+        }
+    }
+
+    /// A peer read the end of the stream, after everything before it.
+    pub(crate) fn saw_eof(&mut self, tag: usize) {
+        self.log(|| format!("peer {tag} reads the end"));
+        let sock = &self.socks[tag];
+        if sock.may(excuse::NOT_INSTALLED) {
+            return;
+        }
+        assert_eq!(
+            sock.delivered,
+            sock.owed.len(),
+            "connection {tag} ended in an orderly way ({:?}) and its peer did not get all replies",
+            sock.ended
+        );
+        match sock.ended {
+            Some((_, reason)) => {
+                assert!(is_orderly(reason), "connection {tag} ended in order after {reason}")
+            }
+            None => assert!(!sock.opened, "connection {tag} ended for its peer and not for the service"),
+        }
+    }
+
+    /// A peer that did not reset was reset.
+    pub(crate) fn saw_reset(&mut self, tag: usize) {
+        self.log(|| format!("peer {tag} is reset"));
+        let sock = &self.socks[tag];
+        let known = sock.ended.is_some() || sock.place != Place::Table;
+        assert!(known, "connection {tag} was reset for no reason");
+    }
+}

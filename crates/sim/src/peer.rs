@@ -1,0 +1,358 @@
+//! Scripted peers: what the other end of each connection does, and what it must see.
+
+use crate::bytes::{self, AnyFraming};
+use crate::faults::Fault;
+use crate::kernel::State;
+use crate::plan::{MS, Plan};
+use crate::rng::Rng;
+use crate::sock::{Place, Sock, excuse};
+
+/// Never, as a time.
+pub const NEVER: u64 = u64::MAX;
+
+/// How a peer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// FIN once every reply was read.
+    Fin,
+    /// FIN right behind the last byte.
+    HalfClose,
+    /// RST, once it sent so many bytes.
+    Reset(usize),
+    /// Nothing: it waits for the server.
+    Wait,
+    /// ... and does not close when the server does.
+    Ignore,
+}
+
+/// The state of a script.
+#[derive(Debug)]
+pub struct Peer {
+    /// When it acts next.
+    pub next_at: u64,
+    /// It was told to act soon, since something changed.
+    pub kicked: bool,
+    /// Nanoseconds between two actions, at most.
+    gap: u64,
+    /// Bytes in one action.
+    send_max: usize,
+    read_max: usize,
+    /// It does not read before this.
+    reads_from: u64,
+    /// Frames it sends before it wants answers.
+    window: usize,
+    end: End,
+    /// It has seen the end of the server's bytes, or a reset.
+    pub saw_end: bool,
+    /// It does nothing any more.
+    pub finished: bool,
+}
+
+impl Peer {
+    /// True if it reads as soon as there is something, and closes when the server does.
+    pub fn reads(&self, now: u64) -> bool {
+        self.reads_from <= now
+    }
+
+    /// True if it reads at all.
+    fn ever_reads(&self) -> bool {
+        self.reads_from != NEVER
+    }
+}
+
+/// Draws a peer and its script.
+pub fn draw(rng: &mut Rng, plan: &Plan, tag: usize, hit: &mut impl FnMut(Fault)) -> Sock {
+    let odd = |rng: &mut Rng| rng.below(16) < plan.odd_peers;
+    let peer = Peer {
+        next_at: if rng.one_in(2) { rng.below(4 * MS) } else { rng.below(200 * MS) },
+        kicked: false,
+        gap: rng.spread(1000, plan.gap_max),
+        send_max: if odd(rng) { rng.range(1, 4) as usize } else { rng.spread(16, 16_384) as usize },
+        read_max: if odd(rng) { rng.range(1, 16) as usize } else { rng.spread(64, 16_384) as usize },
+        reads_from: 0,
+        window: if rng.one_in(3) { 1 } else { rng.range(1, 64) as usize },
+        end: End::Fin,
+        saw_end: false,
+        finished: false,
+    };
+    let listener = rng.below(u64::from(plan.listeners)) as u16;
+    let mut sock = Sock::new(tag, listener, peer);
+    let silent = odd(rng) && rng.one_in(2);
+    let frames = if silent { 0 } else { rng.range(1, plan.frames_max as u64) };
+    for _ in 0..frames {
+        let len = if rng.one_in(4) { plan.payload_max } else { plan.payload_max.min(64) };
+        let len = rng.spread(0, len as u64) as usize;
+        let len = if plan.framing.head() == 0 { len.max(1) } else { len };
+        sock.script(plan.framing, len);
+        // A few bytes at a time would take a long stream for ever.
+        if sock.wire.len() > 400 * sock.peer.send_max {
+            break;
+        }
+    }
+    let peer = &mut sock.peer;
+    if peer.send_max <= 4 {
+        peer.gap = peer.gap.min(MS);
+        hit(Fault::PeerTrickles);
+    }
+    if peer.read_max <= 16 {
+        peer.gap = peer.gap.min(MS);
+        hit(Fault::PeerSipsBytes);
+    }
+    if silent {
+        hit(Fault::PeerSilent);
+    }
+    if odd(rng) {
+        if rng.one_in(3) {
+            peer.reads_from = NEVER;
+            hit(Fault::PeerNeverReads);
+        } else {
+            peer.reads_from = peer.next_at + rng.spread(MS, 1500 * MS);
+            hit(Fault::PeerStalls);
+        }
+    }
+    if odd(rng) {
+        draw_end(rng, plan, &mut sock, hit);
+    }
+    sock
+}
+
+fn draw_end(rng: &mut Rng, plan: &Plan, sock: &mut Sock, hit: &mut impl FnMut(Fault)) {
+    sock.peer.end = match rng.below(7) {
+        0 => {
+            hit(Fault::PeerResets);
+            End::Reset(rng.below(sock.wire.len() as u64 + 1) as usize)
+        }
+        1 => {
+            hit(Fault::PeerHalfCloses);
+            End::HalfClose
+        }
+        2 if !matches!(plan.framing, AnyFraming::Raw) => {
+            let from = sock.wire.len();
+            plan.framing.write(&mut sock.wire, bytes::payload(sock.tag, sock.frames.len(), 8));
+            let keep = rng.range(1, (sock.wire.len() - from) as u64 - 1) as usize;
+            sock.wire.truncate(from + keep);
+            hit(Fault::PeerMidFrame);
+            End::HalfClose
+        }
+        3 if !matches!(plan.framing, AnyFraming::Raw | AnyFraming::Length(1, _)) => {
+            let max = plan.limits.frame_bytes_max;
+            match plan.framing {
+                AnyFraming::Length(..) => plan.framing.write_length(&mut sock.wire, max as u64),
+                _ => sock.wire.extend_from_slice(&vec![b'x'; max + 1]),
+            }
+            sock.excuses |= excuse::GARBAGE;
+            hit(Fault::PeerGarbage);
+            if rng.one_in(2) { End::Wait } else { End::HalfClose }
+        }
+        4 | 5 => {
+            hit(Fault::PeerIdles);
+            End::Wait
+        }
+        _ => {
+            hit(Fault::PeerIgnoresEnd);
+            End::Ignore
+        }
+    };
+}
+
+impl State {
+    /// Lets every peer act whose time has come, and finds out when the next one's comes.
+    pub fn act_peers(&mut self) {
+        if self.now < self.peers_at {
+            return;
+        }
+        let mut index = 0;
+        while index < self.active.len() {
+            let tag = self.active[index];
+            if self.socks[tag].peer.next_at <= self.now {
+                self.act(tag);
+            }
+            if self.socks[tag].peer.finished {
+                self.active.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        self.peers_at = self.active.iter().map(|tag| self.socks[*tag].peer.next_at).min().unwrap_or(NEVER);
+    }
+
+    /// Something changed for a peer that waits.
+    pub fn kick(&mut self, tag: usize) {
+        let peer = &mut self.socks[tag].peer;
+        if peer.kicked || peer.finished {
+            return;
+        }
+        peer.kicked = true;
+        let soon = self.now + self.rng.below(peer.gap);
+        peer.next_at = peer.next_at.min(soon);
+        self.peers_at = self.peers_at.min(peer.next_at);
+    }
+
+    fn act(&mut self, tag: usize) {
+        let now = self.now;
+        self.socks[tag].peer.kicked = false;
+        self.socks[tag].peer.next_at = NEVER;
+        match self.socks[tag].place {
+            Place::Nowhere => return self.connect(tag),
+            // Its SYN may have been dropped; what it sends waits for its place in the backlog.
+            Place::Backlog | Place::Descriptor | Place::Table | Place::Closed => {}
+        }
+        let moved = self.peer_reads(tag) | self.peer_sends(tag);
+        self.peer_ends(tag);
+        let sock = &mut self.socks[tag];
+        if sock.peer.finished {
+            return;
+        }
+        if moved {
+            sock.peer.next_at = now + self.rng.below(sock.peer.gap) + 1;
+        } else if sock.peer.reads_from > now && sock.peer.ever_reads() {
+            sock.peer.next_at = sock.peer.reads_from;
+        } else if sock.peer.end == End::Ignore && sock.server_fin && !sock.server_closed {
+            // It goes on talking for a while, so that its input has to be thrown away.
+            if sock.wire.len() < sock.sent + 64 && sock.wire.len() < 20_000 {
+                sock.wire.extend_from_slice(&[b'?'; 64]);
+            }
+            sock.peer.next_at = now + sock.peer.gap.max(MS / 5);
+        }
+    }
+
+    fn connect(&mut self, tag: usize) {
+        let listener = usize::from(self.socks[tag].listener);
+        if self.listeners[listener].closed {
+            self.socks[tag].peer.finished = true;
+        } else if self.listeners[listener].backlog.len() < self.plan.backlog {
+            self.listeners[listener].backlog.push_back(tag);
+            self.socks[tag].place = Place::Backlog;
+            self.socks[tag].peer.next_at = self.now + self.rng.below(self.socks[tag].peer.gap) + 1;
+            self.log(|| format!("peer {tag} connects"));
+        } else {
+            // The SYN is dropped, and sent again some time.
+            self.listeners[listener].refused.push_back(tag);
+        }
+    }
+
+    /// True if it read something.
+    fn peer_reads(&mut self, tag: usize) -> bool {
+        let now = self.now;
+        let sock = &mut self.socks[tag];
+        if sock.peer.saw_end {
+            return false;
+        }
+        if sock.reset {
+            sock.peer.saw_end = true;
+            self.saw_reset(tag);
+            return true;
+        }
+        if !sock.peer.reads(now) {
+            return false;
+        }
+        let len = sock.undelivered().min(sock.peer.read_max);
+        sock.delivered += len;
+        if len > 0 {
+            return true;
+        }
+        if sock.server_fin {
+            sock.peer.saw_end = true;
+            self.saw_eof(tag);
+            return true;
+        }
+        false
+    }
+
+    /// True if it sent something.
+    fn peer_sends(&mut self, tag: usize) -> bool {
+        let room = self.plan.socket_bytes.0;
+        let sock = &mut self.socks[tag];
+        if sock.reset || sock.peer_fin || sock.peer.finished {
+            return false;
+        }
+        // It holds back frames beyond its window.
+        let window = sock.peer.window;
+        let end = match sock.frames.get(sock.done + window - 1) {
+            Some(frame) => frame.end,
+            None => sock.wire.len(),
+        };
+        let len = end.saturating_sub(sock.sent).min(sock.peer.send_max).min(room - sock.unread());
+        if len == 0 {
+            return false;
+        }
+        if sock.server_closed {
+            // The server's kernel answers bytes for a closed socket with RST.
+            self.log(|| format!("peer {tag} sends to a closed socket"));
+            sock_reset(&mut self.socks[tag]);
+            return true;
+        }
+        sock.sent += len;
+        self.log(|| format!("peer {tag} sends {len}"));
+        true
+    }
+
+    fn peer_ends(&mut self, tag: usize) {
+        let now = self.now;
+        let sock = &mut self.socks[tag];
+        let all_sent = sock.sent == sock.wire.len();
+        let answered = all_sent && sock.done == sock.frames.len() && sock.delivered == sock.owed.len();
+        let reset = match sock.peer.end {
+            End::Reset(at) => sock.sent >= at || sock.peer.saw_end,
+            _ => false,
+        };
+        if reset && !sock.reset {
+            if sock.place == Place::Backlog {
+                self.cover.fault(Fault::PeerGoneEarly);
+            }
+            let sock = &mut self.socks[tag];
+            sock.excuses |= excuse::RESET;
+            sock.error =
+                self.rng.pick(&[libc::ECONNRESET, libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH]);
+            sock_reset(sock);
+            // What the server has not read may still be readable, or not.
+            if self.rng.one_in(2) {
+                sock.sent = sock.read;
+            }
+            sock.peer.finished = true;
+            self.log(|| format!("peer {tag} resets"));
+            return;
+        }
+        let fin = match sock.peer.end {
+            End::Fin => answered || sock.peer.saw_end,
+            End::HalfClose => all_sent || sock.peer.saw_end,
+            End::Reset(_) | End::Wait => sock.peer.saw_end,
+            End::Ignore => false,
+        };
+        // One that never reads has to give up some time.
+        let fin = fin || (sock.peer.end == End::Fin && all_sent && !sock.peer.ever_reads());
+        if fin && !sock.peer_fin {
+            sock.peer_fin = true;
+            self.log(|| format!("peer {tag} sends FIN"));
+        }
+        let sock = &mut self.socks[tag];
+        let over = sock.reset || (sock.server_closed && (!sock.peer.reads(now) || sock.peer.saw_end));
+        sock.peer.finished = (sock.peer.saw_end && sock.peer_fin) || over;
+    }
+}
+
+/// The connection is gone for both sides.
+pub fn sock_reset(sock: &mut Sock) {
+    sock.reset = true;
+    if sock.error == 0 {
+        sock.error = libc::ECONNRESET;
+    }
+}
+
+impl State {
+    /// The server is gone: lets every peer see its end.
+    pub fn check_peers(&mut self) {
+        for tag in 0..self.socks.len() {
+            let sock = &mut self.socks[tag];
+            if sock.place == Place::Nowhere || sock.peer.finished || sock.peer.saw_end {
+                continue;
+            }
+            sock.peer.reads_from = 0;
+            sock.peer.read_max = usize::MAX;
+            assert!(sock.server_closed, "connection {tag} has no end");
+            self.peer_reads(tag);
+            self.peer_reads(tag);
+            assert!(self.socks[tag].peer.saw_end, "peer {tag} sees no end");
+        }
+    }
+}

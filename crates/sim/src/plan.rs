@@ -1,0 +1,156 @@
+//! What a seed draws before it begins: sizes, limits, how often what goes wrong.
+
+use std::time::Duration;
+
+use ringserve_core::{Budget, Limits};
+
+use crate::bytes::AnyFraming;
+use crate::faults::Rates;
+use crate::rng::Rng;
+
+/// Nanoseconds in a millisecond.
+pub const MS: u64 = 1_000_000;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The limits the shard keeps.
+    pub limits: Limits,
+    /// True if the shard may run out of its memory limit.
+    pub tight_memory: bool,
+    /// Slots of the shard and of the file table.
+    pub connections_max: usize,
+    /// Listeners.
+    pub listeners: u16,
+    /// Connections each listener's backlog holds.
+    pub backlog: usize,
+    /// Receive buffers, and whether the kernel fills them bit by bit.
+    pub buffers: usize,
+    /// See there.
+    pub incremental: bool,
+    /// Entries of the buffer ring.
+    pub ring_entries: usize,
+    /// Entries of the submission queue.
+    pub submissions: usize,
+    /// Entries of the completion queue.
+    pub completions: usize,
+    /// Descriptors the process may have open at once.
+    pub descriptors: usize,
+    /// Bytes that a socket buffer holds: towards the server, towards the peer.
+    pub socket_bytes: (usize, usize),
+    /// How frames are told apart.
+    pub framing: AnyFraming,
+    /// Connections over the whole run.
+    pub peers: usize,
+    /// Frames of one peer, at most.
+    pub frames_max: usize,
+    /// Bytes of a payload, at most.
+    pub payload_max: usize,
+    /// Nanoseconds between two actions of a peer, at most.
+    pub gap_max: u64,
+    /// Sends that nothing depends on may be reported late, as the real shard allows.
+    pub defers: bool,
+    /// Nanoseconds that a late completion is late, at most.
+    pub late_max: u64,
+    /// What can go wrong.
+    pub rates: Rates,
+    /// Handlers that do something unusual, in 65536.
+    pub unusual: u16,
+    /// Peers that do something unusual, in 8.
+    pub odd_peers: u64,
+    /// Turns after which the shard is told to drain, if it was not before.
+    pub turns: u64,
+    /// Nanoseconds after that until it is forced; `None` if it is not.
+    pub force_after: Option<u64>,
+    /// One turn's budget.
+    pub budget: Budget,
+    /// The parts check themselves every so many turns.
+    pub check_every: u64,
+}
+
+impl Plan {
+    /// What this seed draws, with at most `turns` turns before it drains.
+    pub fn draw(rng: &mut Rng, turns: u64) -> Plan {
+        let framing = AnyFraming::draw(rng);
+        // Only frames of 4 KiB and more are lent.
+        let large = rng.one_in(6);
+        let buffer_bytes = if large { rng.pick(&[8192, 16_384]) } else { rng.spread(64, 4096) as usize };
+        // With very few, receives are parked most of the time.
+        let buffers = if rng.one_in(5) { rng.range(2, 4) } else { rng.spread(2, 64) } as usize;
+        let (shortest, longest) = if large { (6000, 16_000) } else { (8, 1500) };
+        let payload_max = (rng.spread(shortest, longest) as usize).min(framing.payload_max());
+        let connections_max = if rng.one_in(3) { rng.range(1, 6) } else { rng.range(4, 40) } as usize;
+        let ring_entries = buffers.next_power_of_two() >> rng.below(2).min(buffers.ilog2() as u64);
+        let tight_memory = rng.one_in(12);
+        let limits = draw_limits(rng, framing, payload_max, buffer_bytes, buffers, tight_memory);
+        limits.check().expect("limits are drawn so that they hold together");
+        let small_budget = rng.one_in(4);
+        Plan {
+            tight_memory,
+            connections_max,
+            listeners: if rng.one_in(4) { 2 } else { 1 },
+            backlog: rng.spread(1, 32) as usize,
+            buffers,
+            incremental: rng.one_in(4),
+            ring_entries: ring_entries.max(1),
+            submissions: rng.spread(2, 128) as usize,
+            completions: rng.spread(4, 256) as usize,
+            descriptors: if rng.one_in(5) { rng.range(1, 6) as usize } else { 1000 },
+            socket_bytes: (
+                rng.spread(if large { 8192 } else { 64 }, if large { 32_768 } else { 8192 }) as usize,
+                rng.spread(64, 8192) as usize,
+            ),
+            framing,
+            peers: rng.spread(1, 60) as usize,
+            frames_max: rng.spread(1, 60) as usize,
+            payload_max,
+            gap_max: rng.spread(50_000, 40 * MS),
+            defers: rng.one_in(2),
+            late_max: rng.spread(MS, 200 * MS),
+            rates: Rates::draw(rng),
+            unusual: if rng.one_in(5) { 0 } else { rng.spread(256, 20_000) as u16 },
+            odd_peers: rng.below(7),
+            turns: if rng.one_in(8) { rng.range(5, turns.max(6)) } else { turns },
+            force_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
+            budget: Budget {
+                completions: if small_budget { rng.spread(1, 16) as usize } else { 256 },
+                bytes: if rng.one_in(8) { rng.spread(64, 4096) as usize } else { 1 << 20 },
+            },
+            check_every: rng.pick(&[4, 8, 16]),
+            limits,
+        }
+    }
+}
+
+fn draw_limits(
+    rng: &mut Rng,
+    framing: AnyFraming,
+    payload_max: usize,
+    buffer_bytes: usize,
+    buffers: usize,
+    tight_memory: bool,
+) -> Limits {
+    let frame_bytes_max = payload_max + framing.head() + 2 + rng.below(64) as usize;
+    let outbox_bytes_high = rng.spread(64, 16_384) as usize;
+    let outbox_bytes_max = outbox_bytes_high * rng.pick(&[1, 4, 64]);
+    let inbox_bytes_high = rng.spread(64, 8192) as usize;
+    let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
+    let time = |rng: &mut Rng, low: u64, high: u64| Duration::from_nanos(rng.spread(low * MS, high * MS));
+    let maybe = |rng: &mut Rng, low, high| rng.below(3).min(1).eq(&1).then(|| time(rng, low, high));
+    Limits {
+        connections_max: 1 << 20,
+        frame_bytes_max,
+        outbox_bytes_high,
+        outbox_bytes_low: rng.below(outbox_bytes_high as u64 + 1) as usize,
+        outbox_bytes_max,
+        inbox_bytes_high,
+        held_bytes_max: if tight_memory { needed } else { 1 << 30 },
+        receive_bytes_max: buffers * buffer_bytes,
+        receive_buffer_bytes: buffer_bytes,
+        first_frame: maybe(rng, 60, 2000),
+        idle: maybe(rng, 60, 4000),
+        write_stalled: maybe(rng, 40, 1000),
+        drain: time(rng, 40, 2000),
+        linger: time(rng, 20, 300),
+    }
+}

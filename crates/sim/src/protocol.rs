@@ -1,0 +1,180 @@
+//! The rules of the driver boundary, held against both sides of it: what the core submits, and what the
+//! driver answers.
+
+use ringserve_core::{Completion, ConnId, Op};
+
+/// What is in flight on a connection.
+#[derive(Debug, Default)]
+struct Flight {
+    generation: u64,
+    adopted: bool,
+    receive: bool,
+    receive_stop: bool,
+    send: bool,
+    send_stop: bool,
+    shutdown: bool,
+    close: bool,
+    /// The turn in which a receive, a send ended.
+    receive_ended: u64,
+    send_ended: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Accept {
+    armed: bool,
+    stop: bool,
+    ended: u64,
+}
+
+/// See the module.
+///
+/// A stop may meet an end on the way: it is allowed in the turn in which the core hears of the end, too.
+#[derive(Debug, Default)]
+pub struct Protocol {
+    /// By slot.
+    flights: Vec<Flight>,
+    accepts: Vec<Accept>,
+    turn: u64,
+    /// Sockets that were accepted and are neither adopted nor refused.
+    sockets: Vec<u64>,
+}
+
+impl Protocol {
+    /// Another turn begins.
+    pub fn begin_turn(&mut self, turn: u64) {
+        self.turn = turn;
+    }
+
+    fn flight(&mut self, id: ConnId, what: &str) -> &mut Flight {
+        let flight = self.flights.get_mut(id.slot() as usize);
+        let flight = flight.filter(|flight| flight.adopted && flight.generation == id.generation());
+        flight.unwrap_or_else(|| panic!("{what} for {id}, which is not adopted"))
+    }
+
+    /// True if bytes of this connection are still asked for.
+    pub fn is_receiving(&self, id: ConnId) -> bool {
+        let flight = &self.flights[id.slot() as usize];
+        flight.receive && !flight.receive_stop
+    }
+
+    fn socket_leaves(&mut self, socket: u64) {
+        let place = self.sockets.iter().position(|known| *known == socket);
+        self.sockets.swap_remove(place.expect("a socket that was not accepted"));
+    }
+
+    /// The core submits an operation.
+    pub fn submitted(&mut self, op: &Op) {
+        let turn = self.turn;
+        match op {
+            Op::Accept { listener } => {
+                let index = usize::from(*listener);
+                self.accepts.resize(self.accepts.len().max(index + 1), Accept::default());
+                assert!(!self.accepts[index].armed, "two accepts on listener {listener}");
+                self.accepts[index] = Accept { armed: true, ..Accept::default() };
+            }
+            Op::AcceptStop { listener } => {
+                let accept = &mut self.accepts[usize::from(*listener)];
+                let met = accept.ended == self.turn;
+                assert!(met || (accept.armed && !accept.stop), "stop of an accept: {accept:?}");
+                accept.stop = accept.armed;
+            }
+            Op::Adopt { id, socket } => {
+                self.socket_leaves(socket.0);
+                let slot = id.slot() as usize;
+                while self.flights.len() <= slot {
+                    self.flights.push(Flight::default());
+                }
+                assert!(!self.flights[slot].adopted, "slot {slot} is adopted twice");
+                self.flights[slot] =
+                    Flight { generation: id.generation(), adopted: true, ..Flight::default() };
+            }
+            Op::Refuse { socket } => self.socket_leaves(socket.0),
+            Op::Receive { id } => {
+                let flight = self.flight(*id, "receive");
+                assert!(!flight.receive && !flight.close, "receive on {id}: {flight:?}");
+                flight.receive = true;
+            }
+            Op::ReceiveStop { id } => {
+                let flight = self.flight(*id, "stop of a receive");
+                let met = flight.receive_ended == turn;
+                assert!(
+                    met || (flight.receive && !flight.receive_stop),
+                    "stop of a receive on {id}: {flight:?}"
+                );
+                flight.receive_stop = flight.receive;
+            }
+            Op::Send { id, batch } => {
+                let flight = self.flight(*id, "send");
+                assert!(!flight.send && !flight.close && !batch.is_empty(), "send on {id}: {flight:?}");
+                flight.send = true;
+            }
+            Op::SendStop { id } => {
+                let flight = self.flight(*id, "stop of a send");
+                let met = flight.send_ended == turn;
+                assert!(met || (flight.send && !flight.send_stop), "stop of a send on {id}: {flight:?}");
+                flight.send_stop = flight.send;
+            }
+            Op::Shutdown { id } => {
+                let flight = self.flight(*id, "shutdown");
+                assert!(!flight.shutdown && !flight.close, "shutdown of {id}: {flight:?}");
+                flight.shutdown = true;
+            }
+            Op::Close { id, .. } => {
+                let flight = self.flight(*id, "close");
+                let idle = !flight.receive && !flight.send && !flight.shutdown && !flight.close;
+                assert!(idle, "close of {id}: {flight:?}");
+                flight.close = true;
+            }
+        }
+    }
+
+    /// The driver answers.
+    pub fn completed(&mut self, completion: &Completion) {
+        let turn = self.turn;
+        match completion {
+            Completion::Accepted { listener, socket, .. } => {
+                assert!(self.accepts[usize::from(*listener)].armed, "a socket nobody accepts");
+                assert!(!self.sockets.contains(&socket.0), "socket {socket:?} twice");
+                self.sockets.push(socket.0);
+            }
+            Completion::AcceptEnded { listener, .. } => {
+                let accept = &mut self.accepts[usize::from(*listener)];
+                assert!(accept.armed, "an accept ended twice");
+                *accept = Accept { ended: turn, ..Accept::default() };
+            }
+            Completion::Received { id, lease } => {
+                let flight = self.flight(*id, "bytes");
+                assert!(flight.receive && !lease.is_empty(), "bytes on {id}: {flight:?}");
+            }
+            Completion::ReceiveEnded { id, .. } => {
+                let flight = self.flight(*id, "end of a receive");
+                assert!(flight.receive, "end of a receive on {id}: {flight:?}");
+                (flight.receive, flight.receive_stop) = (false, false);
+                flight.receive_ended = turn;
+            }
+            Completion::Sent { id, .. } => {
+                let flight = self.flight(*id, "end of a send");
+                assert!(flight.send, "end of a send on {id}: {flight:?}");
+                (flight.send, flight.send_stop) = (false, false);
+                flight.send_ended = turn;
+            }
+            Completion::ShutDown { id } => {
+                let flight = self.flight(*id, "end of a shutdown");
+                assert!(flight.shutdown, "end of a shutdown on {id}: {flight:?}");
+                flight.shutdown = false;
+            }
+            Completion::Closed { id } => {
+                let flight = self.flight(*id, "end of a close");
+                assert!(flight.close, "end of a close on {id}: {flight:?}");
+                flight.adopted = false;
+            }
+        }
+    }
+
+    /// Panics unless nothing is left.
+    pub fn check_rest(&self) {
+        assert!(self.flights.iter().all(|flight| !flight.adopted), "a connection was not closed");
+        assert!(self.accepts.iter().all(|accept| !accept.armed), "an accept did not end");
+        assert!(self.sockets.is_empty(), "a socket was neither adopted nor refused");
+    }
+}

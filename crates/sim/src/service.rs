@@ -1,0 +1,310 @@
+//! The service: echoes, answers otherwise, parks, keeps, fails, streams, pushes.
+//!
+//! What it replies it also writes into the connection's `owed`, unless the connection is gone by then.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+
+use ringserve_core::{Block, CloseReason, ConnId, Frame, Payload};
+
+use crate::bytes::{self, AnyFraming, PAYLOAD_MAX};
+use crate::faults::Fault;
+use crate::kernel::State;
+use crate::plan::MS;
+use crate::sock::excuse;
+
+/// What the service keeps for a connection.
+#[derive(Debug, Default)]
+pub struct Session {
+    /// Which connection it is.
+    pub tag: usize,
+    /// Frames that are kept, and until when.
+    pub kept: RefCell<Vec<(u64, Frame)>>,
+    /// Replies so far.
+    pub replies: Cell<usize>,
+}
+
+/// What became of a call.
+#[derive(Debug)]
+pub enum Called {
+    /// It is done.
+    Done,
+    /// It failed.
+    Failed,
+    /// It panicked.
+    Panicked,
+    /// It goes on later.
+    Parked(Parked),
+}
+
+/// A call that waits.
+#[derive(Debug)]
+pub struct Parked {
+    /// Whose it is.
+    pub id: ConnId,
+    block: Rc<Block<Session>>,
+    /// When it goes on, unless it waits for room.
+    pub due: u64,
+    frame: Option<Frame>,
+    /// Pieces left to stream.
+    pieces: u32,
+    /// Waits until the outbox has room.
+    pub wants_room: Option<Arc<Flag>>,
+}
+
+/// Set when there is room in an outbox.
+#[derive(Debug, Default)]
+pub struct Flag(AtomicBool);
+
+impl Flag {
+    /// True once it was set.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Flag>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Replies with a frame of the service's own, or raw bytes.
+pub fn say(state: &mut State, block: &Block<Session>, len: usize) {
+    let (link, session) = (&block.link, &block.session);
+    if link.is_gone() {
+        return;
+    }
+    let number = session.replies.get();
+    session.replies.set(number + 1);
+    let payload = bytes::payload(session.tag, 1000 + number, len);
+    let sock = &mut state.socks[session.tag];
+    if state.rng.one_in(8) {
+        sock.owed.extend_from_slice(payload);
+        link.write(payload);
+    } else {
+        sock.owe(state.plan.framing, payload);
+        link.reply(Payload::Bytes(payload));
+    }
+    charge(state, block);
+}
+
+fn echo(state: &mut State, block: &Block<Session>, frame: Frame) {
+    if block.link.is_gone() {
+        return;
+    }
+    if frame.len() >= 4096 && frame.pinned_bytes() <= 4 * frame.len() {
+        state.cover.fault(Fault::Lent);
+    }
+    state.socks[block.session.tag].owe(state.plan.framing, &frame);
+    block.link.reply(frame.into());
+    charge(state, block);
+}
+
+/// A connection whose outbox is over its limit may be closed for that.
+fn charge(state: &mut State, block: &Block<Session>) {
+    if block.link.outbox_bytes() > state.plan.limits.outbox_bytes_max {
+        state.socks[block.session.tag].excuses |= excuse::FULL;
+    }
+}
+
+/// A connection opens. True if it is accepted.
+pub fn open(state: &mut State, block: &Block<Session>) -> bool {
+    if !state.rng.chance(state.plan.unusual) {
+        return true;
+    }
+    if state.rng.one_in(2) {
+        state.cover.fault(Fault::OpenGreets);
+        let len = state.rng.spread(1, state.plan.payload_max as u64) as usize;
+        say(state, block, len);
+    }
+    if state.rng.one_in(3) {
+        state.cover.fault(Fault::OpenRefuses);
+        state.socks[block.session.tag].excuses |= excuse::REFUSED;
+        return false;
+    }
+    true
+}
+
+/// The peer broke the framing: last words.
+pub fn malformed(state: &mut State, block: &Block<Session>) {
+    if state.rng.one_in(2) {
+        say(state, block, 5);
+    }
+}
+
+/// A frame is handed to the service: it must be the next one, whole, of this connection.
+pub fn check_frame(state: &mut State, tag: usize, frame: &Frame) {
+    let framing = state.plan.framing;
+    let sock = &mut state.socks[tag];
+    assert!(sock.opened, "connection {tag}: a frame before open");
+    assert!(sock.ended.is_none(), "connection {tag}: a frame after the end");
+    assert!(!sock.parked, "connection {tag}: a frame while a handler is parked");
+    if let AnyFraming::Raw = framing {
+        let expected = sock.wire.get(sock.handed..sock.handed + frame.len());
+        assert!(expected == Some(&**frame), "connection {tag}: wrong bytes at {}", sock.handed);
+        sock.handed += frame.len();
+        while sock.frames.get(sock.seen).is_some_and(|next| next.end <= sock.handed) {
+            sock.seen += 1;
+        }
+    } else {
+        let Some(next) = sock.frames.get(sock.seen) else {
+            panic!("connection {tag}: a frame that was never sent: {frame:?}");
+        };
+        let payload = &sock.wire[next.payload..next.payload_end];
+        assert!(payload == &**frame, "connection {tag}: frame {} is wrong: {frame:?}", sock.seen);
+        let wire = &sock.wire[sock.handed..next.end];
+        assert!(wire == frame.wire(), "connection {tag}: frame {} is wrong on the wire", sock.seen);
+        sock.handed = next.end;
+        sock.seen += 1;
+    }
+    assert!(sock.handed <= sock.arrived, "connection {tag}: bytes that did not arrive");
+}
+
+/// A call is done: its peer may send on.
+fn done(state: &mut State, tag: usize) {
+    state.socks[tag].done = state.socks[tag].seen;
+    state.kick(tag);
+}
+
+/// The service is called with a frame.
+pub fn call(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Frame) -> Called {
+    let tag = block.session.tag;
+    check_frame(state, tag, &frame);
+    if !state.rng.chance(state.plan.unusual) {
+        answer(state, block, frame);
+        done(state, tag);
+        return Called::Done;
+    }
+    let called = unusual(state, id, block, frame);
+    if let Called::Done = called {
+        done(state, tag);
+    }
+    called
+}
+
+/// What most calls do.
+fn answer(state: &mut State, block: &Block<Session>, frame: Frame) {
+    match state.rng.below(8) {
+        0 => {}
+        1 => {
+            let len = state.rng.spread(1, state.plan.payload_max as u64) as usize;
+            say(state, block, len);
+        }
+        _ => echo(state, block, frame),
+    }
+}
+
+fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Frame) -> Called {
+    let tag = block.session.tag;
+    let mut parked = Parked { id, block: block.clone(), due: 0, frame: None, pieces: 0, wants_room: None };
+    match state.rng.below(20) {
+        0..=6 => {
+            state.cover.fault(Fault::HandlerParks);
+            let most = if state.rng.one_in(8) { 400 * MS } else { 8 * MS };
+            parked.due = state.now + state.rng.spread(1000, most);
+            parked.frame = Some(frame);
+            return Called::Parked(parked);
+        }
+        7..=9 => {
+            state.cover.fault(Fault::HandlerHolds);
+            let until = state.now + state.rng.spread(1000, 100 * MS);
+            block.session.kept.borrow_mut().push((until, frame));
+            state.alarm = state.alarm.min(until);
+        }
+        10..=12 => {
+            state.cover.fault(Fault::HandlerStreams);
+            parked.pieces = state.rng.range(2, 12) as u32;
+            return go_on(state, parked);
+        }
+        13 => {
+            state.cover.fault(Fault::HandlerCloses);
+            answer(state, block, frame);
+            state.socks[tag].excuses |= excuse::CLOSED;
+            block.link.close();
+        }
+        14 => {
+            state.cover.fault(Fault::HandlerAborts);
+            answer(state, block, frame);
+            state.socks[tag].excuses |= excuse::ABORTED;
+            block.link.abort();
+        }
+        15 => {
+            state.cover.fault(Fault::HandlerFails);
+            answer(state, block, frame);
+            state.socks[tag].excuses |= excuse::FAILED;
+            return Called::Failed;
+        }
+        16 => {
+            state.cover.fault(Fault::HandlerPanics);
+            answer(state, block, frame);
+            state.socks[tag].excuses |= excuse::PANICKED;
+            return Called::Panicked;
+        }
+        17 if matches!(state.plan.framing, AnyFraming::Length(1, _)) => {
+            state.cover.fault(Fault::HandlerUnframed);
+            state.socks[tag].excuses |= excuse::UNFRAMED;
+            block.link.reply(Payload::Bytes(bytes::payload(tag, 0, 256)));
+        }
+        _ => answer(state, block, frame),
+    }
+    Called::Done
+}
+
+/// A call that waited goes on.
+pub fn resume(state: &mut State, parked: Parked) -> Called {
+    let tag = parked.block.session.tag;
+    let called = if parked.pieces > 0 {
+        go_on(state, parked)
+    } else {
+        let Parked { block, frame, .. } = parked;
+        answer(state, &block, frame.unwrap_or_default());
+        match state.rng.below(24) {
+            0 => {
+                state.cover.fault(Fault::HandlerFails);
+                state.socks[tag].excuses |= excuse::FAILED;
+                Called::Failed
+            }
+            1 => {
+                state.cover.fault(Fault::HandlerPanics);
+                state.socks[tag].excuses |= excuse::PANICKED;
+                Called::Panicked
+            }
+            _ => Called::Done,
+        }
+    };
+    if let Called::Done = called {
+        done(state, tag);
+    }
+    called
+}
+
+/// Streams pieces until the outbox is full, then waits for room.
+fn go_on(state: &mut State, mut parked: Parked) -> Called {
+    let len = (state.plan.limits.outbox_bytes_high / 2).clamp(1, state.plan.payload_max).min(PAYLOAD_MAX);
+    while parked.pieces > 0 {
+        let link = &parked.block.link;
+        if link.is_full() && !link.is_gone() {
+            let flag = Arc::new(Flag::default());
+            link.wake_when_ready(&Waker::from(flag.clone()));
+            parked.wants_room = Some(flag);
+            return Called::Parked(parked);
+        }
+        parked.pieces -= 1;
+        say(state, &parked.block, len);
+    }
+    Called::Done
+}
+
+/// The connection ended.
+pub fn close(state: &mut State, block: &Block<Session>, reason: CloseReason, now: u64) {
+    let tag = block.session.tag;
+    assert!(state.socks[tag].ended.is_none(), "connection {tag} ended twice");
+    state.check_reason(tag, reason, now);
+    state.log(|| format!("connection {tag} ended: {reason}"));
+    state.socks[tag].ended = Some((now, reason));
+    block.session.kept.borrow_mut().clear();
+}

@@ -1,0 +1,261 @@
+//! A simulated TCP connection: what each side wrote, how far the other got, and what was owed.
+//!
+//! No byte is stored twice. What the peer will ever send lies in `wire`, and the socket buffer towards the
+//! server is the part between `read` and `sent`; what the service owes lies in `owed`, and the one towards
+//! the peer is the part between `delivered` and `taken`. The kernel compares each byte it takes from the
+//! server with the one owed at that place.
+
+use ringserve_core::CloseReason;
+
+use crate::bytes::{self, AnyFraming};
+use crate::peer::Peer;
+
+/// A frame of the peer's script, as places in `wire`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scripted {
+    /// Where its payload starts.
+    pub payload: usize,
+    /// Where its payload ends.
+    pub payload_end: usize,
+    /// Where it ends.
+    pub end: usize,
+}
+
+/// Where the server's end of a socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The peer has not connected yet.
+    Nowhere,
+    /// In a listener's backlog.
+    Backlog,
+    /// An accepted descriptor.
+    Descriptor,
+    /// In the file table.
+    Table,
+    /// Closed.
+    Closed,
+}
+
+/// Why a connection may end other than well. Bits of [`Sock::excuses`].
+pub mod excuse {
+    /// The peer or the network reset it.
+    pub const RESET: u32 = 1;
+    /// The peer broke the framing.
+    pub const GARBAGE: u32 = 2;
+    /// The service closed it.
+    pub const CLOSED: u32 = 4;
+    /// The service aborted it.
+    pub const ABORTED: u32 = 8;
+    /// `open` refused it.
+    pub const REFUSED: u32 = 16;
+    /// A handler failed.
+    pub const FAILED: u32 = 32;
+    /// A handler panicked.
+    pub const PANICKED: u32 = 64;
+    /// A reply could not be framed.
+    pub const UNFRAMED: u32 = 128;
+    /// The outbox was over its limit.
+    pub const FULL: u32 = 256;
+    /// The kernel answered some other error.
+    pub const SYSTEM: u32 = 512;
+    /// It never became a connection in the file table.
+    pub const NOT_INSTALLED: u32 = 1024;
+    /// Its receive ended and nobody was told.
+    pub const SILENT: u32 = 2048;
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Sock {
+    /// Its number, from which all its bytes come.
+    pub tag: usize,
+    /// Which listener it connects to.
+    pub listener: u16,
+    /// The script of the other end.
+    pub peer: Peer,
+    /// Where the server's end is.
+    pub place: Place,
+
+    /// Everything the peer will ever send.
+    pub wire: Vec<u8>,
+    /// The frames in it.
+    pub frames: Vec<Scripted>,
+    /// Bytes the peer sent.
+    pub sent: usize,
+    /// Bytes the kernel gave to the server, reaped or not.
+    pub read: usize,
+    /// Bytes that reached the core.
+    pub arrived: usize,
+    /// Bytes handed to the service.
+    pub handed: usize,
+    /// Frames handed to the service.
+    pub seen: usize,
+    /// Frames the service is done with.
+    pub done: usize,
+    /// The peer sent FIN.
+    pub peer_fin: bool,
+    /// The server was told of it.
+    pub fin_read: bool,
+    /// The connection was reset: by the peer, the network or the server.
+    pub reset: bool,
+    /// The `errno` the next operation gets.
+    pub error: i32,
+
+    /// Everything the service replied.
+    pub owed: Vec<u8>,
+    /// Bytes the kernel took from the server.
+    pub taken: usize,
+    /// Bytes the peer read.
+    pub delivered: usize,
+    /// FIN follows what was taken.
+    pub server_fin: bool,
+    /// Both directions of the server's end are gone.
+    pub server_closed: bool,
+
+    /// The service accepted it in `open`.
+    pub opened: bool,
+    /// When it was adopted, by the server's clock.
+    pub opened_at: u64,
+    /// A handler of it is parked.
+    pub parked: bool,
+    /// ... until there is room in the outbox.
+    pub wants_room: bool,
+    /// The turn in which the core made its last send.
+    pub sent_turn: u64,
+    /// ... and when that was.
+    pub sent_at: u64,
+    /// The core has a send in flight.
+    pub untold: bool,
+    /// When the kernel last took a byte of a reply.
+    pub taken_at: u64,
+    /// When a completion for it last reached the core, or a handler finished.
+    pub active_at: u64,
+    /// The same as of the start of this turn: time limits are carried out before what the turn brought.
+    pub active_before: u64,
+    /// When and why the service was told that it ended.
+    pub ended: Option<(u64, CloseReason)>,
+    /// Turns for which it has been open beyond its limits.
+    pub overdue: u32,
+    /// Bits of [`excuse`].
+    pub excuses: u32,
+}
+
+impl Sock {
+    /// A connection that is yet to come.
+    pub fn new(tag: usize, listener: u16, peer: Peer) -> Sock {
+        Sock {
+            tag,
+            listener,
+            peer,
+            place: Place::Nowhere,
+            wire: Vec::new(),
+            frames: Vec::new(),
+            sent: 0,
+            read: 0,
+            arrived: 0,
+            handed: 0,
+            seen: 0,
+            done: 0,
+            peer_fin: false,
+            fin_read: false,
+            reset: false,
+            error: 0,
+            owed: Vec::new(),
+            taken: 0,
+            delivered: 0,
+            server_fin: false,
+            server_closed: false,
+            opened: false,
+            opened_at: 0,
+            parked: false,
+            wants_room: false,
+            sent_turn: 0,
+            sent_at: 0,
+            untold: false,
+            taken_at: 0,
+            active_at: 0,
+            active_before: 0,
+            ended: None,
+            overdue: 0,
+            excuses: 0,
+        }
+    }
+
+    /// Adds a frame to the peer's script.
+    pub fn script(&mut self, framing: AnyFraming, len: usize) {
+        let start = self.wire.len();
+        framing.write(&mut self.wire, bytes::payload(self.tag, self.frames.len(), len));
+        let payload = start + framing.head();
+        self.frames.push(Scripted { payload, payload_end: payload + len, end: self.wire.len() });
+    }
+
+    /// Bytes in the socket buffer towards the server.
+    #[inline]
+    pub fn unread(&self) -> usize {
+        self.sent - self.read
+    }
+
+    /// True if the peer sent all it ever will, the server took it, and nobody closed or reset.
+    pub fn has_sent_all(&self) -> bool {
+        self.read == self.wire.len() && !self.reset && !self.peer_fin
+    }
+
+    /// Bytes in the socket buffer towards the peer.
+    #[inline]
+    pub fn undelivered(&self) -> usize {
+        self.taken - self.delivered
+    }
+
+    /// True if a receive would end or bring something.
+    #[inline]
+    pub fn is_readable(&self) -> bool {
+        self.sent > self.read || self.error != 0 || self.reset || (self.peer_fin && !self.fin_read)
+    }
+
+    /// The connection is active at `now`, the time of this turn.
+    pub fn touch(&mut self, now: u64) {
+        if self.active_at != now {
+            self.active_before = self.active_at;
+            self.active_at = now;
+        }
+    }
+
+    /// When it was active last, without what this turn brought.
+    pub fn was_active(&self, now: u64) -> u64 {
+        if self.active_at == now { self.active_before } else { self.active_at }
+    }
+
+    /// True if nothing is owed by the server: every frame that arrived is answered, every reply has left.
+    pub fn idle_is_fair(&self) -> bool {
+        let waits = self.frames.get(self.seen).is_some_and(|frame| frame.end <= self.arrived);
+        self.taken == self.owed.len() && !waits
+    }
+
+    /// True if it is allowed any of these.
+    pub fn may(&self, excuses: u32) -> bool {
+        self.excuses & excuses != 0
+    }
+
+    /// Takes a reply's bytes as owed.
+    pub fn owe(&mut self, framing: AnyFraming, payload: &[u8]) {
+        framing.write(&mut self.owed, payload);
+    }
+
+    /// The kernel takes `bytes` from a send of the server's.
+    pub fn take(&mut self, bytes: &[u8], now: u64) {
+        let from = self.taken;
+        let owed = self.owed.get(from..from + bytes.len());
+        if owed != Some(bytes) {
+            let right = owed.map_or(0, |owed| owed.iter().zip(bytes).take_while(|(a, b)| a == b).count());
+            panic!(
+                "connection {}: a send holds bytes that are not owed: {} bytes at {from} of {}, wrong from {}",
+                self.tag,
+                bytes.len(),
+                self.owed.len(),
+                from + right
+            );
+        }
+        self.taken += bytes.len();
+        self.taken_at = now;
+    }
+}

@@ -1,0 +1,106 @@
+//! What must hold after every turn, and at the end.
+
+use ringserve_core::{CloseReason, Completion, Driver, Wait};
+
+use super::{Outcome, World};
+use crate::bytes::AnyFraming;
+use crate::sock::excuse;
+
+/// Turns within which a shard that drains is done, whatever its peers do: the drain limit is 2 s at most, a
+/// turn takes 0.1 ms and more, and peers run out of bytes long before.
+const DRAIN_TURNS_MAX: u64 = 60_000;
+
+/// Turns in a row that neither wait nor lead to anything. The submission queue may be full, a cancel may take
+/// its time, the timer wheel may wake for nothing; all that is over soon.
+const IDLE_TURNS_MAX: u32 = 100;
+
+impl World {
+    /// A turn that did not wait and led to nothing must not be followed by many like it.
+    pub(super) fn check_busy(&mut self, before: u64, brought: bool) {
+        let state = self.state.borrow();
+        if brought || self.moved || state.cut_short || state.now > before {
+            self.idle_turns = 0;
+            return;
+        }
+        self.idle_turns += 1;
+        assert!(self.idle_turns < IDLE_TURNS_MAX, "the shard spins with nothing to do");
+    }
+
+    /// What must hold after every turn.
+    pub(super) fn check(&mut self) {
+        let limits = self.state.borrow().plan.limits.clone();
+        for (id, block) in &self.live {
+            let bytes = block.link.outbox_bytes();
+            assert!(bytes <= limits.outbox_bytes_max, "{id} has {bytes} bytes in its outbox");
+            let state = self.state.borrow();
+            let sock = &state.socks[block.session.tag];
+            let whole = !matches!(state.plan.framing, AnyFraming::Raw);
+            let partial = if whole { limits.frame_bytes_max } else { 0 };
+            let kept = sock.arrived - sock.handed;
+            let ending =
+                sock.excuses & (excuse::GARBAGE | excuse::CLOSED | excuse::FAILED | excuse::REFUSED) != 0;
+            assert!(
+                kept < limits.inbox_bytes_high + partial
+                    || ending
+                    || block.link.is_gone()
+                    || !self.protocol.is_receiving(*id),
+                "{id} holds {kept} bytes of input and receives more"
+            );
+        }
+        if let Some(turn) = self.drained_at {
+            assert!(self.turn - turn < DRAIN_TURNS_MAX, "the shard drains for ever");
+        }
+        let every = self.state.borrow().plan.check_every;
+        if self.turn.is_multiple_of(every) {
+            self.check_all();
+        }
+    }
+
+    pub(super) fn check_all(&mut self) {
+        self.core.check();
+        self.driver.invariants();
+        self.pool.invariants();
+        let mut state = self.state.borrow_mut();
+        assert_eq!(self.pool.counts().with_kernel, state.buffers_held(), "buffers with the kernel");
+        state.check_limits(self.now.as_nanos());
+        if !state.plan.tight_memory {
+            assert_eq!(self.core.counters().closed_for(CloseReason::MemoryLimit), 0, "there was memory");
+        }
+    }
+
+    /// The shard is done: everything must be back where it was.
+    pub(super) fn end(mut self, mut completions: Vec<Completion>) -> Outcome {
+        let budget = self.state.borrow().plan.budget;
+        for _ in 0..64 {
+            self.state.borrow_mut().pass(1_000_000);
+            let turned = self.driver.turn(Wait::No, budget, &mut completions);
+            assert_eq!(turned, Ok(()), "the driver gave up");
+        }
+        assert!(completions.is_empty(), "completions after the end: {completions:?}");
+        self.check_all();
+        self.protocol.check_rest();
+        assert!(self.live.is_empty(), "a connection did not end");
+        assert!(self.tasks.iter().all(Option::is_none), "a handler is left");
+        assert_eq!(self.driver.anomalies().stale, 0, "stale completions");
+        let counts = self.pool.counts();
+        assert_eq!(counts.leased, 0, "receive buffers leaked: {counts:?}");
+        assert_eq!(self.core.connections(), 0, "slots are taken");
+        let counters = self.core.counters().clone();
+        let closed: u64 = counters.closed_by_reason.iter().sum();
+        assert_eq!((counters.opened, counters.closed), (closed, closed), "each connection ends once");
+        let mut state = self.state.borrow_mut();
+        state.check_rest();
+        state.close_listeners();
+        state.check_peers();
+        state.cover.shard(&counters);
+        state.cover.turns += self.turn;
+        let (cover, hash) = (state.cover.clone(), state.hash);
+        drop(state);
+        drop(self.driver);
+        drop(self.core);
+        let counts = self.pool.counts();
+        assert_eq!(counts.free, counts.total, "receive buffers are lost: {counts:?}");
+        self.pool.invariants();
+        Outcome { cover, hash }
+    }
+}

@@ -1,0 +1,123 @@
+//! Target `framing`: any bytes, cut anywhere, under any limit.
+//!
+//! ```text
+//!   kind  limits  options  count  cuts (2 bytes each) ...  stream
+//! ```
+//!
+//! The stream goes through a shard piece by piece, to a service that echoes. The frames must be those that a naive
+//! reading of the whole stream gives, and the connection must end for the reason that reading gives.
+
+use std::time::Duration;
+
+use ringserve_core::{CloseReason, Limits, ReceiveEnd};
+
+use crate::framings::{KINDS, Kind, Start};
+use crate::input::Input;
+use crate::rig::{Plan, Rig};
+use crate::service::Called;
+
+/// Small ones, to be met; those around the widths of a length, the first look ahead of 1024 bytes, and a buffer;
+/// the largest there may be, for which nothing may be allocated before it arrives.
+const FRAME_BYTES_MAX: [usize; 14] = [1, 2, 4, 5, 8, 9, 64, 255, 257, 1024, 1025, 4096, 1 << 20, 1 << 30];
+
+/// Runs one input.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let kind = input.pick(&KINDS);
+    let frame_bytes_max = input.pick(&FRAME_BYTES_MAX);
+    let receive_buffer_bytes = input.pick(&[64, 100, 4096, 16384]);
+    let options = input.byte();
+    let buffers = 4;
+    let limits = Limits {
+        frame_bytes_max,
+        receive_buffer_bytes,
+        receive_bytes_max: buffers * receive_buffer_bytes,
+        inbox_bytes_high: if options & 1 == 0 { 64 << 10 } else { 10 },
+        first_frame: None,
+        idle: None,
+        write_stalled: None,
+        linger: Duration::from_millis(20),
+        ..Limits::default()
+    };
+    let plan = Plan {
+        kind,
+        limits,
+        buffers,
+        incremental: options & 2 != 0,
+        copy_frames: options & 4 != 0,
+        connections_max: 1,
+        listeners: 1,
+        echo_only: options & 8 == 0,
+    };
+    let cuts: Vec<usize> = (0..input.byte() % 32).map(|_| input.wide()).collect();
+    let stream = input.rest();
+    let mut ends: Vec<usize> = cuts.into_iter().map(|cut| cut % (stream.len() + 1)).collect();
+    ends.push(stream.len());
+    ends.sort_unstable();
+
+    let mut rig = Rig::new(plan);
+    rig.next_turn(Duration::ZERO);
+    rig.accept(0);
+    rig.next_turn(Duration::ZERO);
+    let mut start = 0;
+    for end in ends {
+        if let Some(wire) = rig.wires.first_mut() {
+            wire.unread.extend(&stream[start..end]);
+        }
+        start = end;
+        while rig.wires.first().is_some_and(|wire| !wire.unread.is_empty() && wire.receive.armed) {
+            if options & 16 != 0 {
+                rig.deliver_copy(0);
+            } else if !rig.deliver(0, usize::MAX) {
+                break;
+            }
+        }
+        settle(&mut rig);
+    }
+    // Each round takes 1024 frames off what is left.
+    for _ in 0..100 {
+        if rig.wires.is_empty() {
+            break;
+        }
+        rig.end_receive(0, Some(ReceiveEnd::Eof));
+        settle(&mut rig);
+    }
+    if rig.plan.echo_only {
+        compare(&rig, kind, frame_bytes_max, stream);
+    }
+    rig.finish(true);
+}
+
+/// A turn: sends leave, and calls go on.
+fn settle(rig: &mut Rig) {
+    rig.next_turn(Duration::ZERO);
+    rig.answer_all(true);
+    for task in 0..rig.tasks.len() {
+        rig.resume(task, Called::Done);
+    }
+}
+
+fn compare(rig: &Rig, kind: Kind, max: usize, stream: &[u8]) {
+    let reason = match rig.ends.as_slice() {
+        [(0, reason)] => *reason,
+        other => panic!("the stream is over, and the connection ended as {other:?}"),
+    };
+    let (mut cut, mut frames) = (0, 0);
+    while kind != Kind::Raw
+        && let Start::Frame(_, consumed) = kind.start(&stream[cut..], max)
+    {
+        cut += consumed;
+        frames += 1;
+    }
+    if kind == Kind::Raw {
+        assert!(stream.is_empty() || rig.frames > 0);
+        assert_eq!((rig.talks[0].cut, reason), (stream.len(), CloseReason::PeerClosed));
+        return;
+    }
+    assert_eq!((rig.frames, rig.talks[0].cut), (frames, cut), "frames of the stream as a whole");
+    match kind.start(&stream[cut..], max) {
+        Start::TooLarge => assert!(matches!(reason, CloseReason::BadFrame(_)), "{reason}"),
+        Start::Part if cut < stream.len() => assert_eq!(reason, CloseReason::PeerClosedMidFrame),
+        _ => assert_eq!(reason, CloseReason::PeerClosed),
+    }
+}

@@ -1,0 +1,29 @@
+//! What is fuzzed, apart from the fuzzer: the bodies of the targets, which `tests/corpus.rs` runs over the corpus
+//! with nothing but cargo.
+//!
+//! * [`framing`]: any bytes, cut anywhere, give the frames that a naive reading of them gives.
+//! * [`shard`]: a script of completions and user code, under a driver that keeps the contract of
+//!   `ringserve_core`'s driver module and otherwise does whatever the bytes say.
+//!
+//! Both go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
+
+pub mod framing;
+pub mod framings;
+pub mod input;
+pub mod rig;
+pub mod service;
+pub mod shard;
+pub mod wire;
+
+/// Runs each file named on the command line through a target.
+pub fn replay(target: fn(&[u8])) {
+    for path in std::env::args_os().skip(1) {
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                println!("{}: {} bytes", path.display(), bytes.len());
+                target(&bytes);
+            }
+            Err(error) => eprintln!("{}: {error}", path.display()),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A service that does what the first byte of a frame says.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Wake;
+
+use ringserve_core::{Frame, Payload};
+
+use crate::rig::{Conn, Rig};
+
+/// Reply sizes: around what is copied and what is lent, what a length of one byte can say, and the limits in use.
+const SIZES: [usize; 8] = [0, 1, 70, 255, 256, 1500, 4096, 9000];
+
+/// What became of a call.
+#[derive(Debug)]
+pub enum Called {
+    /// It is done.
+    Done,
+    /// It failed.
+    Failed,
+    /// It panicked.
+    Panicked,
+    /// It goes on later.
+    Parked(Box<Task>),
+}
+
+/// A call that waits.
+#[derive(Debug)]
+pub struct Task {
+    /// Its connection.
+    pub block: Conn,
+    /// What it replies when it goes on.
+    frame: Option<Frame>,
+    /// Replies left to stream.
+    left: u8,
+    /// Set when the outbox has room, if it waits for that.
+    pub room: Option<Arc<Flag>>,
+}
+
+/// A waker that remembers.
+#[derive(Debug, Default)]
+pub struct Flag(AtomicBool);
+
+impl Flag {
+    /// True once it was woken.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Flag>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Rig {
+    /// Replies with a frame, and notes what the peer is owed for it.
+    pub fn reply<'a>(&mut self, block: &Conn, payload: impl Into<Payload<'a>>) {
+        let payload = payload.into();
+        if !block.link.is_gone()
+            && let Some(wire) = self.plan.kind.frame(payload.bytes())
+        {
+            self.talks[block.session.peer].owed.extend_from_slice(&wire);
+        }
+        block.link.reply(payload);
+    }
+
+    /// Replies with so many bytes that tell where they stand.
+    pub fn say(&mut self, block: &Conn, size: u8, raw: bool) {
+        let start = self.talks[block.session.peer].owed.len();
+        let len = SIZES[usize::from(size) % SIZES.len()];
+        let bytes: Vec<u8> = (start..start + len).map(|n| (n % 251) as u8).collect();
+        if !raw {
+            return self.reply(block, &bytes);
+        }
+        if !block.link.is_gone() {
+            self.talks[block.session.peer].owed.extend_from_slice(&bytes);
+        }
+        block.link.write(&bytes);
+    }
+
+    /// The service is called.
+    pub fn call(&mut self, block: &Conn, frame: Frame) -> Called {
+        if self.plan.echo_only {
+            self.reply(block, frame);
+            return Called::Done;
+        }
+        let what = frame.first().copied().unwrap_or_default();
+        let size = frame.get(1).copied().unwrap_or_default();
+        match what % 20 {
+            6 => self.say(block, size, false),
+            7 => self.say(block, size, true),
+            8 => return self.park(block, Some(frame), 0),
+            9 => return self.park(block, None, size),
+            10 => return Called::Failed,
+            11 => return Called::Panicked,
+            12 => block.link.close(),
+            13 => block.link.abort(),
+            14 => block.session.kept.borrow_mut().push(frame),
+            15 => block.session.kept.borrow_mut().clear(),
+            16 => {
+                self.reply(block, frame.clone());
+                self.reply(block, frame);
+            }
+            17 => {
+                self.reply(block, frame);
+                block.link.close();
+                self.say(block, size, false);
+            }
+            18 => {
+                self.reply(block, frame);
+                return Called::Failed;
+            }
+            19 => return self.park(block, None, 0),
+            _ => self.reply(block, frame),
+        }
+        Called::Done
+    }
+
+    fn park(&mut self, block: &Conn, frame: Option<Frame>, left: u8) -> Called {
+        let room = self.await_room(block);
+        Called::Parked(Box::new(Task { block: block.clone(), frame, left: left % 32, room }))
+    }
+
+    /// A parked call goes on. True if it is through.
+    pub fn go_on(&mut self, task: &mut Task) -> bool {
+        if task.room.as_ref().is_some_and(|flag| !flag.is_set()) {
+            return false;
+        }
+        let block = task.block.clone();
+        if let Some(frame) = task.frame.take() {
+            self.reply(&block, frame);
+        }
+        while task.left > 0 {
+            task.room = self.await_room(&block);
+            if task.room.is_some() {
+                return false;
+            }
+            task.left -= 1;
+            self.say(&block, task.left, false);
+        }
+        true
+    }
+}

@@ -1,0 +1,193 @@
+//! Target `shard`: a script of what the driver answers and the service does.
+//!
+//! The first bytes set limits; each one after that is a step, with operands behind it. When they are used up the
+//! shard drains, and must get to its end.
+
+use std::time::Duration;
+
+use ringserve_core::{AcceptEnd, CloseReason, Limits, ReceiveEnd, SendEnd, Wait};
+
+use crate::framings::KINDS;
+use crate::input::Input;
+use crate::rig::{Order, Plan, Rig};
+use crate::service::Called;
+
+/// Connections at most: enough to have others beside the one something happens to.
+const CONNECTIONS_MAX: usize = 6;
+
+/// Runs one input.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let ends_well = input.byte();
+    let mut rig = Rig::new(plan(&mut input));
+    rig.next_turn(Duration::ZERO);
+    while let Some(what) = input.next_byte() {
+        step(&mut rig, what, &mut input);
+    }
+    rig.finish(ends_well & 1 == 0);
+}
+
+fn plan(input: &mut Input<'_>) -> Plan {
+    let kind = input.pick(&KINDS);
+    let ms = Duration::from_millis;
+    let receive_buffer_bytes = input.pick(&[64, 4096, 300, 16384]);
+    let buffers = 1 + usize::from(input.byte()) % 8;
+    let outbox_bytes_high = input.pick(&[1, 100, 5000, 256 << 10]);
+    let outbox_bytes_max = outbox_bytes_high * input.pick(&[1, 3, 1000]);
+    let frame_bytes_max = input.pick(&[1 << 20, 1, 9, 300, 5000]);
+    let inbox_bytes_high = input.pick(&[64 << 10, 1, 100, 5000]);
+    let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
+    let limits = Limits {
+        connections_max: CONNECTIONS_MAX,
+        frame_bytes_max,
+        outbox_bytes_high,
+        outbox_bytes_low: (outbox_bytes_high / input.pick(&[1, 4])).max(1),
+        outbox_bytes_max,
+        inbox_bytes_high,
+        held_bytes_max: needed * input.pick(&[1000, 1, 2]),
+        receive_bytes_max: buffers * receive_buffer_bytes,
+        receive_buffer_bytes,
+        first_frame: input.pick(&[None, Some(ms(20)), Some(ms(3000))]),
+        idle: input.pick(&[None, Some(ms(50)), Some(ms(5000))]),
+        write_stalled: input.pick(&[None, Some(ms(30)), Some(ms(1000))]),
+        drain: input.pick(&[ms(2000), ms(20), ms(300)]),
+        linger: input.pick(&[ms(100), ms(20), ms(4000)]),
+    };
+    let options = input.byte();
+    Plan {
+        kind,
+        limits,
+        buffers,
+        incremental: options & 1 != 0,
+        copy_frames: options & 2 != 0,
+        connections_max: 1 + usize::from(options >> 2) % CONNECTIONS_MAX,
+        listeners: 1 + u16::from(options >> 7),
+        echo_only: false,
+    }
+}
+
+fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
+    let listeners = rig.plan.listeners;
+    // Which connection, for steps that are about one.
+    let wire = usize::from(what >> 5) % rig.wires.len().max(1);
+    match what % 32 {
+        0 | 1 => {
+            speak(rig, wire, input);
+            rig.deliver(wire, usize::MAX);
+        }
+        2 => speak(rig, wire, input),
+        3 => {
+            let count = input.wide();
+            rig.deliver(wire, count);
+        }
+        4 => {
+            let count = usize::from(input.byte());
+            let bytes = input.take(count % 64);
+            if let Some(wire) = rig.wires.get_mut(wire) {
+                wire.unread.extend(bytes);
+            }
+            rig.deliver(wire, usize::MAX);
+        }
+        5 => rig.end_receive(wire, Some(ReceiveEnd::Eof)),
+        6 => rig.end_receive(wire, Some(ReceiveEnd::Error(input.pick(&[104, 32, 5])))),
+        7 => rig.end_receive(wire, None),
+        8 => rig.end_send(wire, SendEnd::Done),
+        9 => {
+            let count = input.wide();
+            rig.take_bytes(wire, count);
+        }
+        10 => rig.end_send(wire, SendEnd::Error(input.pick(&[104, 32, 12]))),
+        11 => rig.end_send(wire, SendEnd::Stopped),
+        12 => rig.end_shutdown(wire),
+        13 => rig.end_close(wire),
+        14 => {
+            rig.answer_all(false);
+        }
+        15 => {
+            rig.answer_all(true);
+        }
+        16 => rig.next_turn(Duration::ZERO),
+        17 => {
+            let pause = Duration::from_nanos(1 << (input.byte() % 36));
+            rig.next_turn(pause);
+        }
+        18 => rig.sleep(),
+        19 => {
+            rig.opening = input.byte() % 8;
+            rig.accept(u16::from(what >> 5) % listeners);
+        }
+        20 => {
+            for _ in 0..what >> 5 {
+                rig.accept(u16::from(what >> 5) % listeners);
+            }
+        }
+        21 => {
+            let end = input.pick(&[AcceptEnd::Descriptors, AcceptEnd::SystemFiles, AcceptEnd::Error(103)]);
+            rig.end_accept(u16::from(what >> 5) % listeners, Some(end));
+        }
+        22 => rig.end_accept(u16::from(what >> 5) % listeners, None),
+        23 => rig.resume(usize::from(what >> 5), Called::Done),
+        24 => {
+            let end = if input.byte().is_multiple_of(2) { Called::Failed } else { Called::Panicked };
+            rig.resume(usize::from(what >> 5), end);
+        }
+        25 => {
+            let size = input.byte();
+            if let Some(block) = rig.live.values().nth(wire).cloned() {
+                rig.say(&block, size, size >= 128);
+            }
+        }
+        26 => {
+            let wish = input.byte();
+            if let Some(block) = rig.live.values().nth(wire) {
+                if wish.is_multiple_of(2) { block.link.close() } else { block.link.abort() }
+            }
+        }
+        27 => stale(rig, wire),
+        28 => {
+            if let Some(block) = rig.live.values().nth(wire) {
+                block.session.kept.borrow_mut().clear();
+            }
+        }
+        29 => rig.order(Order::Drain),
+        30 => rig.order(Order::Force),
+        // As a server does when it has nothing else to do: everything answers, then it sleeps.
+        _ => {
+            rig.next_turn(Duration::ZERO);
+            rig.answer_all(true);
+            if rig.shard.wait() != Wait::No {
+                rig.sleep();
+            }
+        }
+    }
+}
+
+/// The peer sends a frame whose first byte tells the service what to do.
+fn speak(rig: &mut Rig, wire: usize, input: &mut Input<'_>) {
+    let head = [input.byte(), input.byte()];
+    let len = input.pick(&[2, 0, 1, 30, 100, 254, 1100, 4100, 9000]);
+    let payload: Vec<u8> =
+        head.into_iter().chain((2..len).map(|n| b'a' + (n % 23) as u8)).take(len).collect();
+    let Some(frame) = rig.plan.kind.frame(&payload) else { return };
+    if let Some(wire) = rig.wires.get_mut(wire) {
+        wire.unread.extend(frame);
+    }
+}
+
+/// The service uses the name of a connection that is gone.
+fn stale(rig: &mut Rig, which: usize) {
+    let Some(block) = rig.old.get(which).cloned() else { return };
+    let (link, id) = (&block.link, block.link.id());
+    rig.say(&block, 2, false);
+    assert_eq!((link.outbox_bytes(), link.is_gone()), (0, true));
+    link.close();
+    link.abort();
+    rig.shard.handler_parked(id, 7);
+    rig.shard.handler_done(id);
+    rig.shard.finish(id, CloseReason::Closed);
+    rig.shard.abort(id, CloseReason::Aborted);
+    rig.run_frames(id);
+    if which.is_multiple_of(2) {
+        rig.old.remove(which);
+    }
+}

@@ -1,0 +1,149 @@
+//! The driver's side of one connection, with the rules for whoever submits operations on it.
+//!
+//! Operations and completions cross: a stop may be submitted in the turn in which the end it is too late for is
+//! delivered. Then it asks for nothing.
+
+use std::collections::VecDeque;
+
+use ringserve_core::{Batch, CloseHow, ConnId, Op, Time};
+
+use crate::framings::{Kind, Start};
+
+/// An operation in flight.
+#[derive(Debug, Default)]
+pub struct Flight {
+    /// It is with the driver.
+    pub armed: bool,
+    /// It was told to stop.
+    pub stopping: bool,
+    /// The turn in which its last end was delivered.
+    ended: u64,
+}
+
+impl Flight {
+    /// It is submitted.
+    pub fn start(&mut self, what: &str) {
+        assert!(!self.armed, "two of them in flight: {what}");
+        (self.armed, self.stopping) = (true, false);
+    }
+
+    /// It is told to stop.
+    pub fn stop(&mut self, turn: u64, what: &str) {
+        let met = self.ended == turn;
+        assert!(met || (self.armed && !self.stopping), "stop of what is not in flight: {what}, {self:?}");
+        self.stopping = self.armed;
+    }
+
+    /// Its end is delivered.
+    pub fn end(&mut self, turn: u64) {
+        (self.armed, self.stopping, self.ended) = (false, false, turn);
+    }
+}
+
+/// A connection between its `Adopt` and its `Closed`, and the peer on its other end.
+#[derive(Debug)]
+pub struct Wire {
+    /// Its name.
+    pub id: ConnId,
+    /// Which of all peers it is.
+    pub peer: usize,
+    /// The receive.
+    pub receive: Flight,
+    /// The send.
+    pub send: Flight,
+    /// What is being sent.
+    pub batch: Option<Box<Batch>>,
+    /// A shutdown is in flight.
+    pub shutdown: bool,
+    /// The close in flight.
+    pub close: Option<CloseHow>,
+    /// What the peer sent and the driver did not deliver yet.
+    pub unread: VecDeque<u8>,
+    /// The stream from the peer is over.
+    pub read_over: bool,
+}
+
+impl Wire {
+    /// A socket that was just adopted.
+    pub fn new(id: ConnId, peer: usize) -> Wire {
+        Wire {
+            id,
+            peer,
+            receive: Flight::default(),
+            send: Flight::default(),
+            batch: None,
+            shutdown: false,
+            close: None,
+            unread: VecDeque::new(),
+            read_over: false,
+        }
+    }
+
+    /// The shard wants nothing of the driver that the driver may leave undone for ever.
+    pub fn is_ending(&self) -> bool {
+        self.close.is_some() || self.shutdown || self.send.stopping || self.receive.stopping
+    }
+
+    /// Takes an operation on this connection.
+    pub fn submit(&mut self, op: Op, turn: u64) {
+        assert!(self.close.is_none(), "{op:?} after the close");
+        match op {
+            Op::Receive { .. } => {
+                assert!(!self.read_over, "receive after the end of the stream");
+                self.receive.start("receive");
+            }
+            Op::ReceiveStop { .. } => self.receive.stop(turn, "receive"),
+            Op::Send { batch, .. } => {
+                assert!(!batch.is_empty(), "nothing to send");
+                self.send.start("send");
+                self.batch = Some(batch);
+            }
+            Op::SendStop { .. } => self.send.stop(turn, "send"),
+            Op::Shutdown { .. } => {
+                assert!(!self.shutdown, "two shutdowns in flight");
+                self.shutdown = true;
+            }
+            Op::Close { how, .. } => {
+                let idle = !self.receive.armed && !self.send.armed && !self.shutdown;
+                assert!(idle, "close while something is in flight: {self:?}");
+                self.close = Some(how);
+            }
+            other => panic!("{other:?} is not about one connection"),
+        }
+    }
+}
+
+/// What a peer and the service said to each other, as it should be.
+#[derive(Debug, Default)]
+pub struct Talk {
+    /// Every byte delivered to the shard.
+    pub received: Vec<u8>,
+    /// Bytes of it that became frames.
+    pub cut: usize,
+    /// Every byte the service replied.
+    pub owed: Vec<u8>,
+    /// Bytes of it that the kernel took.
+    pub taken: usize,
+    /// A frame was found to be bad.
+    pub bad: bool,
+    /// When the connection ended.
+    pub ended: Option<Time>,
+    /// The service accepted it in `open`.
+    pub opened: bool,
+}
+
+impl Talk {
+    /// What the bytes that are not frames yet begin with.
+    pub fn next(&self, kind: Kind, max: usize) -> Start<'_> {
+        let rest = &self.received[self.cut..];
+        if kind == Kind::Raw && rest.is_empty() { Start::Part } else { kind.start(rest, max) }
+    }
+
+    /// Panics unless this is what the peer is owed next.
+    #[track_caller]
+    pub fn check_batch(&self, batch: &Batch) {
+        let bytes: Vec<u8> = batch.pieces().flatten().copied().collect();
+        assert_eq!(bytes.len(), batch.len());
+        assert!(self.owed[self.taken..].starts_with(&bytes), "what is sent is not what was replied");
+    }
+}

@@ -1,0 +1,66 @@
+//! TCP servers on io_uring: a shard per core, frames in, replies in batches.
+//!
+//! Implement [`Service`], say how bytes become frames, and serve:
+//!
+//! ```no_run
+//! use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+//!
+//! struct Echo;
+//!
+//! impl Service for Echo {
+//!     type Session = ();
+//!     type Error = std::convert::Infallible;
+//!
+//!     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+//!         cx.reply(frame);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! fn main() -> Result<(), ringserve::Error> {
+//!     Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Echo)
+//! }
+//! ```
+//!
+//! # What happens
+//!
+//! Each *shard* is a thread with its own listener, ring, connections and service value; by default there is one for
+//! each CPU. Nothing is shared between shards, so a service keeps its state in `Cell` and `RefCell`.
+//!
+//! Bytes that arrive are cut into *frames* by the server's [`framing`]. Each frame is handed to
+//! [`Service::call`], one after the other for a connection. A call that never waits runs straight from the
+//! completion, without allocation. One that waits is set aside, and other connections go on.
+//!
+//! [`Cx::reply`] never waits: it queues, and all replies of a turn of the shard's loop leave in one send. When a peer
+//! reads too slowly its next frames are held back, then receiving stops and TCP slows it down.
+//! [`Cx::ready`] lets a handler that streams wait for room; a [`ConnHandle`] pushes to a connection from other calls
+//! and says when it is full.
+//!
+//! # What can be bounded
+//!
+//! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
+//! connection and for a shard, receive memory, time to the first frame, idle time, stalled writes, drain. They are
+//! checked against each other at the start.
+//!
+//! # How a connection ends
+//!
+//! With exactly one [`CloseReason`], which [`Service::close`] is told and the [`Counters`] count. Its
+//! [`actor`](CloseReason::actor) says who it was: the peer, the service, the server, the system.
+//!
+//! # How a server ends
+//!
+//! [`Server::serve`] handles SIGINT and SIGTERM: no connection is accepted any more, what has arrived is answered,
+//! connections are closed when nothing is owed, at most for [`Limits::drain`]; a second signal stops at once.
+//! [`Server::start`] leaves signals alone and returns a [`Running`] with the addresses, a report, and the same
+//! two ways to stop.
+//!
+//! # What it does not do
+//!
+//! Yet: TLS, byte streams for existing protocol crates, messages between shards, timers for handlers, metrics
+//! export, UDP. It runs on Linux only.
+
+pub use ringserve_server::{
+    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Driver, DriverStats, Error, Frame,
+    LimitError, Limits, MakeService, Outbox, Payload, Peer, PushError, Refusal, Report, Running, Server,
+    Service, SetupError, Shard, ShardReport, Stopper, framing,
+};

@@ -1,0 +1,57 @@
+//! A frame on the fast path allocates nothing.
+//!
+//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
+//! while it is counted either.
+
+mod common;
+
+use std::alloc::System;
+use std::io::{Read, Write};
+
+use common::{Client, Lab, On, no_time_limits};
+use ringserve::framing::{Framing, LengthPrefix, Lines, Raw};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const WARM_UP: usize = 1_000;
+const FRAMES: usize = 20_000;
+
+#[test]
+fn a_frame_allocates_nothing() {
+    // A payload that has the same bytes in every framing but for its ends.
+    let payload = [b'e'; 60];
+    let line = [&payload[..], b"\n"].concat();
+    let length = common::client::frame(&payload);
+    counts("raw", Raw, &payload, 1);
+    counts("lines", Lines::default(), &line, 1);
+    counts("lengths", LengthPrefix::default(), &length, 1);
+    counts("raw, 16 KiB", Raw, &[b'e'; 16 << 10], 1);
+    counts("lines, pipelined", Lines::default(), &line, 16);
+    counts("lengths, pipelined", LengthPrefix::default(), &length, 16);
+    counts("lengths, large and lent", LengthPrefix::default(), &common::client::frame(&[b'e'; 8_000]), 1);
+}
+
+fn counts<F: Framing + Clone + Send>(what: &str, framing: F, frame: &[u8], pipelined: usize) {
+    let lab = Lab::of(On::default().server(no_time_limits()).framing(framing));
+    let mut client = lab.client();
+    let wire = frame.repeat(pipelined);
+    let mut back = vec![0; wire.len()];
+    echo(&mut client, &wire, &mut back, WARM_UP);
+    let region = Region::new(ALLOCATOR);
+    echo(&mut client, &wire, &mut back, FRAMES / pipelined);
+    let change = region.change();
+    let (made, grown) = (change.allocations, change.reallocations);
+    assert_eq!((made, grown), (0, 0), "{what}: allocations and reallocations in {FRAMES} frames");
+    assert_eq!(back, wire);
+    drop(client);
+    lab.finish();
+}
+
+fn echo(client: &mut Client, wire: &[u8], back: &mut [u8], rounds: usize) {
+    for _ in 0..rounds {
+        client.stream.write_all(wire).unwrap();
+        client.stream.read_exact(back).unwrap();
+    }
+}

@@ -1,0 +1,133 @@
+//! A server with an [`Actor`], and its end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use ringserve::framing::{Framing, LengthPrefix, Raw};
+use ringserve::{CloseReason, Driver, Limits, Report, Running, Server};
+
+use super::{Actor, Client, SOON, Shared, eventually, nothing_left};
+
+/// What a server under test runs on.
+#[derive(Clone, Copy, Default)]
+pub struct On {
+    pub driver: Driver,
+    /// Buffers that several receives fill one behind the other, where the driver has them.
+    pub incremental: bool,
+}
+
+impl On {
+    /// A server to be, of one shard on a port of its own.
+    pub fn server(self, limits: Limits) -> Server<Raw> {
+        self.server_at("127.0.0.1:0", limits)
+    }
+
+    pub fn server_at(self, addr: &str, limits: Limits) -> Server<Raw> {
+        let server = Server::bind(addr).shards(1).pin(false).limits(limits);
+        server.driver(self.driver).incremental_buffers(self.incremental)
+    }
+}
+
+pub struct Lab {
+    pub running: Running,
+    pub shared: Arc<Shared>,
+}
+
+impl Lab {
+    /// With frames of a 4-byte length.
+    #[track_caller]
+    pub fn start(limits: Limits) -> Lab {
+        Lab::on(On::default(), limits)
+    }
+
+    #[track_caller]
+    pub fn on(on: On, limits: Limits) -> Lab {
+        Lab::of(on.server(limits).framing(LengthPrefix::default()))
+    }
+
+    #[track_caller]
+    pub fn of<F: Framing + Clone + Send>(server: Server<F>) -> Lab {
+        let shared = Arc::new(Shared::default());
+        let for_shards = shared.clone();
+        let running = server.start(move |_| Actor::new(for_shards.clone())).expect("the server starts");
+        Lab { running, shared }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.running.local_addrs()[0]
+    }
+
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        Client::connect(self.addr())
+    }
+
+    /// A connection, if the server still listens.
+    pub fn client_that_may_fail(&self) -> Option<Client> {
+        std::net::TcpStream::connect(self.addr()).ok().map(Client::of)
+    }
+
+    pub fn report(&self) -> Report {
+        self.running.report()
+    }
+
+    /// Waits until so many connections ended for a reason.
+    #[track_caller]
+    pub fn closed_for(&self, reason: CloseReason, count: u64) {
+        let what = format!("{count} connections end as {}", reason.name());
+        let mut last = Report::default();
+        let started = std::time::Instant::now();
+        eventually(&what, SOON + SOON, || {
+            last = self.report();
+            assert!(started.elapsed() < SOON, "{what} did not come: {:?}", last.counters);
+            last.counters.closed_for(reason) >= count
+        });
+        assert_eq!(last.counters.closed_for(reason), count, "{what}");
+    }
+
+    /// Waits until so many connections are there.
+    #[track_caller]
+    pub fn holds(&self, connections: usize) {
+        let started = std::time::Instant::now();
+        eventually("the server holds as many", SOON + SOON, || {
+            let report = self.report();
+            assert!(
+                started.elapsed() < SOON || report.connections == connections,
+                "the server holds {} instead of {connections}: {report:?}",
+                report.connections
+            );
+            report.connections == connections
+        });
+    }
+
+    /// Waits until so many calls came to the gate.
+    #[track_caller]
+    pub fn parked(&self, calls: u64) {
+        eventually("calls come to the gate", SOON, || self.shared.gate.came() >= calls);
+    }
+
+    /// Shuts down and checks that nothing is left.
+    #[track_caller]
+    pub fn finish(self) -> Report {
+        self.running.shutdown();
+        self.ended()
+    }
+
+    /// Resets what is there and checks that nothing is left.
+    #[track_caller]
+    pub fn force(self) -> Report {
+        self.running.force();
+        self.ended()
+    }
+
+    /// Waits for the end that was asked for, and checks that nothing is left.
+    #[track_caller]
+    pub fn ended(self) -> Report {
+        let report = self.running.wait().expect("every shard ends in order");
+        nothing_left(&report);
+        let (opened, closed) = (self.shared.opened.load(SeqCst), self.shared.closed.load(SeqCst));
+        assert_eq!(opened, closed, "close is called once for each successful open");
+        report
+    }
+}

@@ -1,0 +1,128 @@
+//! Who is accepted, who waits, who is not let in.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use ringserve::framing::LengthPrefix;
+use ringserve::{CloseReason, Limits};
+
+use crate::common::client::End;
+use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits};
+
+pub fn a_peer_is_accepted_and_greeted(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    lab.shared.greet.store(true, SeqCst);
+    assert_eq!(lab.client().recv(), b"hello");
+    lab.finish();
+}
+
+fn address_is_right(on: On, at: &str) {
+    let lab = Lab::of(on.server_at(at, no_time_limits()).framing(LengthPrefix::default()));
+    for _ in 0..10 {
+        let mut client = lab.client();
+        assert_eq!(client.ask("e"), b"e");
+        assert_eq!(lab.shared.peers.lock().unwrap().pop(), Some(Some(client.local_addr())));
+    }
+    lab.finish();
+}
+
+pub fn the_peers_address_is_right(on: On) {
+    address_is_right(on, "127.0.0.1:0");
+}
+
+pub fn the_peers_address_is_right_on_ipv6(on: On) {
+    address_is_right(on, "[::1]:0");
+}
+
+pub fn many_at_once_are_all_accepted(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut clients: Vec<Client> = (0..300).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| client.send("e"));
+    clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
+    lab.holds(300);
+    drop(clients);
+    lab.holds(0);
+    assert_eq!(lab.finish().counters.accepted, 300);
+}
+
+pub fn who_is_gone_before_being_accepted_leaves_nothing(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    (0..100).for_each(|_| lab.client().reset());
+    assert_eq!(lab.client().ask("e"), b"e");
+    lab.holds(0);
+    lab.finish();
+}
+
+fn at_most(on: On, connections_max: usize) -> Lab {
+    Lab::on(on, Limits { connections_max, ..no_time_limits() })
+}
+
+pub fn beyond_the_limit_they_wait(on: On) {
+    let lab = at_most(on, 4);
+    let mut first: Vec<Client> = (0..4).map(|_| lab.client()).collect();
+    first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    let mut waiting: Vec<Client> = (0..8).map(|_| lab.client()).collect();
+    waiting.iter_mut().for_each(|client| client.send("c"));
+    eventually("accepting pauses", SOON, || lab.report().counters.accept_paused >= 1);
+    assert!(waiting.iter().all(Client::is_silent));
+    assert_eq!(lab.report().connections, 4);
+    drop(first);
+    for client in &mut waiting {
+        assert_eq!((client.recv(), client.end()), (b"bye".to_vec(), End::Fin));
+        client.finish_writing();
+    }
+    lab.closed_for(CloseReason::Closed, 8);
+    let counters = lab.finish().counters;
+    assert_eq!((counters.accepted, counters.refused), (12, 0));
+}
+
+pub fn who_gives_up_waiting_leaves_nothing(on: On) {
+    let lab = at_most(on, 1);
+    let mut first = lab.client();
+    assert_eq!(first.ask("e"), b"e");
+    (0..10).for_each(|_| lab.client().reset());
+    let mut last = lab.client();
+    last.send("e");
+    drop(first);
+    assert_eq!(last.recv(), b"e");
+    drop(last);
+    lab.holds(0);
+    lab.finish();
+}
+
+pub fn who_is_not_admitted_is_closed(on: On) {
+    let server = on.server(no_time_limits()).framing(LengthPrefix::default());
+    let lab = Lab::of(server.admit(|peer| peer.addr().is_none()));
+    (0..10).for_each(|_| assert_eq!(lab.client().end(), End::Fin));
+    let counters = lab.finish().counters;
+    assert_eq!((counters.accepted, counters.refused, counters.opened), (10, 10, 0));
+}
+
+pub fn who_is_refused_hears_why(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    lab.shared.refuse.store(true, SeqCst);
+    let mut client = lab.client();
+    assert_eq!((client.recv(), client.end()), (b"no".to_vec(), End::Fin));
+    drop(client);
+    lab.closed_for(CloseReason::Refused, 1);
+    assert_eq!(lab.shared.closed.load(SeqCst), 0);
+    lab.finish();
+}
+
+pub fn after_a_shutdown_nobody_is_accepted(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut waits = lab.client();
+    waits.send("p");
+    lab.parked(1);
+    lab.running.shutdown();
+    // It may connect, but it is not served, and sees an end when the server ends.
+    let late = lab.client_that_may_fail();
+    lab.shared.gate.open();
+    assert_eq!((waits.recv(), waits.end()), (b"p".to_vec(), End::Fin));
+    drop(waits);
+    let addr = lab.addr();
+    assert_eq!(lab.ended().counters.opened, 1);
+    if let Some(mut late) = late {
+        late.end_after_all();
+    }
+    assert!(std::net::TcpStream::connect(addr).is_err());
+}

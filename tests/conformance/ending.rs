@@ -1,0 +1,160 @@
+//! Ends, by the peer and by the service.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use ringserve::{CloseReason, Limits};
+
+use crate::common::client::{End, frame, frames};
+use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+
+pub fn half_closed_after_a_request(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.send("e");
+    client.finish_writing();
+    assert_eq!((client.recv(), client.end()), (b"e".to_vec(), End::Fin));
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+}
+
+pub fn half_closed_with_much_queued(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = Client::with_small_window(lab.addr());
+    client.write(&[frame(b"r100,100000"), frame(b"elast")].concat());
+    client.finish_writing();
+    (0..100).for_each(|_| assert!(client.recv() == pattern(100_000)));
+    assert_eq!((client.recv(), client.end()), (b"elast".to_vec(), End::Fin));
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+}
+
+pub fn half_closed_in_the_middle_of_a_frame(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.write(&[frame(b"e"), frame(b"e")[..3].to_vec()].concat());
+    client.finish_writing();
+    assert_eq!((client.recv(), client.end()), (b"e".to_vec(), End::Fin));
+    lab.closed_for(CloseReason::PeerClosedMidFrame, 1);
+    lab.finish();
+}
+
+pub fn half_closed_without_a_word(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.finish_writing();
+    assert_eq!(client.end(), End::Fin);
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+}
+
+pub fn fin_comes_after_all_bytes(on: On) {
+    let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
+    let mut client = Client::with_small_window(lab.addr());
+    client.write(&[frame(b"r100,100000"), frame(b"c")].concat());
+    let (wire, end) = client.read_to_end();
+    assert_eq!((frames(&wire).len(), end), (101, End::Fin));
+    drop(client);
+    lab.closed_for(CloseReason::Closed, 1);
+    lab.holds(0);
+    lab.finish();
+}
+
+pub fn what_is_written_after_a_close_destroys_no_reply(on: On) {
+    let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
+    let mut client = Client::with_small_window(lab.addr());
+    client.write(&[frame(b"r5,50000"), frame(b"c")].concat());
+    lab.closed_for(CloseReason::Closed, 1);
+    // The kernel holds most of the replies still.
+    client.write(&[0; 500_000]);
+    let (wire, end) = client.read_to_end();
+    assert_eq!((frames(&wire).len(), end), (6, End::Fin));
+    drop(client);
+    lab.holds(0);
+    lab.finish();
+}
+
+pub fn a_peer_that_stays_is_let_go(on: On) {
+    let lab = Lab::on(on, Limits { linger: Duration::from_millis(50), ..no_time_limits() });
+    let mut client = lab.client();
+    assert_eq!((client.ask("c"), client.end()), (b"bye".to_vec(), End::Fin));
+    lab.holds(0);
+    lab.closed_for(CloseReason::Closed, 1);
+    lab.finish();
+}
+
+pub fn reset_while_idle(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    assert_eq!(client.ask("e"), b"e");
+    client.reset();
+    lab.closed_for(CloseReason::PeerReset, 1);
+    lab.holds(0);
+    lab.finish();
+}
+
+pub fn reset_in_the_middle_of_a_frame(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.write(&frame(&[b'e'; 100_000])[..60_000]);
+    eventually("it arrives", SOON, || lab.report().counters.bytes_received == 60_000);
+    client.reset();
+    lab.closed_for(CloseReason::PeerReset, 1);
+    lab.finish();
+}
+
+pub fn reset_with_replies_queued(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = Client::with_small_window(lab.addr());
+    client.send("r100,100000");
+    assert!(client.recv() == pattern(100_000));
+    client.reset();
+    lab.closed_for(CloseReason::PeerReset, 1);
+    lab.holds(0);
+    lab.finish();
+}
+
+pub fn reset_while_a_call_waits(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.send("p");
+    lab.parked(1);
+    client.reset();
+    lab.closed_for(CloseReason::PeerReset, 1);
+    assert_eq!(lab.shared.dropped.load(SeqCst), 1);
+    lab.finish();
+}
+
+/// A close with bytes unread is a reset, by the rules of TCP.
+pub fn closed_with_replies_unread(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = Client::with_small_window(lab.addr());
+    client.send("r100,100000");
+    assert!(client.recv() == pattern(100_000));
+    drop(client);
+    lab.closed_for(CloseReason::PeerReset, 1);
+    lab.finish();
+}
+
+pub fn aborted_by_the_service(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.send("a");
+    assert_eq!(client.end(), End::Reset);
+    lab.closed_for(CloseReason::Aborted, 1);
+    lab.finish();
+}
+
+pub fn closed_twice(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    assert_eq!(client.ask("htarget"), b"named");
+    let mut other = lab.client();
+    // The second wish finds it closing, the third one gone.
+    other.write(&frame(b"!target").repeat(3));
+    (0..3).for_each(|_| assert_eq!(other.recv(), b"closed"));
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    lab.closed_for(CloseReason::Closed, 1);
+    lab.finish();
+}

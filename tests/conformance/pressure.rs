@@ -1,0 +1,171 @@
+//! Too few buffers, too slow peers, too much of everything, and time that runs out.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+use std::time::Duration;
+
+use ringserve::{CloseReason, Limits};
+
+use crate::common::client::{End, frame};
+use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+
+fn four_buffers() -> Limits {
+    Limits { receive_buffer_bytes: 64, receive_bytes_max: 4 * 64, ..no_time_limits() }
+}
+
+pub fn few_buffers_serve_many(on: On) {
+    let lab = Lab::on(on, four_buffers());
+    let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
+    let payload = |n: usize| [&b"e"[..], &pattern(n * 11)].concat();
+    for _ in 0..5 {
+        clients.iter_mut().enumerate().for_each(|(n, client)| client.send(payload(n)));
+        clients.iter_mut().enumerate().for_each(|(n, client)| assert_eq!(client.recv(), payload(n)));
+    }
+    drop(clients);
+    lab.closed_for(CloseReason::PeerClosed, 50);
+    lab.finish();
+}
+
+pub fn kept_frames_exhaust_no_buffers(on: On) {
+    let lab = Lab::on(on, four_buffers());
+    let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
+    for _ in 0..5 {
+        clients.iter_mut().for_each(|client| client.send("k"));
+        clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"1"));
+    }
+    drop(clients);
+    lab.closed_for(CloseReason::PeerClosed, 20);
+    lab.finish();
+}
+
+pub fn a_slow_reader_gets_every_byte(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = Client::with_small_window(lab.addr());
+    let wire = frame(&[&b"e"[..], &pattern(5_000)].concat()).repeat(4_000);
+    let written = client.write_until_stuck(&wire, Duration::from_millis(100));
+    assert!(written < wire.len(), "the server took everything of a peer that reads nothing");
+    let mut writer = Client::of(client.stream.try_clone().unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            writer.write(&wire[written..]);
+            writer.finish_writing();
+        });
+        let (replies, end) = client.read_to_end();
+        assert!(replies == wire);
+        assert_eq!(end, End::Fin);
+    });
+    lab.finish();
+}
+
+pub fn a_slow_reader_holds_up_nobody(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut slow = Client::with_small_window(lab.addr());
+    slow.send("b30000000");
+    let mut other = lab.client();
+    for n in 0..300 {
+        let text = format!("e{n}");
+        assert_eq!(other.ask_text(&text), text);
+    }
+    assert!(slow.recv() == pattern(30_000_000));
+    lab.finish();
+}
+
+pub fn a_stream_waits_for_room(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = Client::with_small_window(lab.addr());
+    client.send("s20000000");
+    client.finish_writing();
+    assert!(client.read_to_end() == (pattern(20_000_000), End::Fin));
+    let most = lab.shared.outbox_most.load(SeqCst);
+    assert!(most <= (256 << 10) + (16 << 10), "{most} bytes were held");
+    lab.finish();
+}
+
+pub fn bytes_behind_a_call_are_bounded(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.send("p");
+    lab.parked(1);
+    let wire = frame(&[b'e'; 9_996]).repeat(3_200);
+    let written = client.write_until_stuck(&wire, Duration::from_millis(100));
+    assert!(written < wire.len());
+    let received = lab.report().counters.bytes_received;
+    assert!(received < (64 << 10) + (1 << 20) + 100, "{received} bytes were taken");
+    client.reset();
+    lab.shared.gate.open();
+    lab.closed_for(CloseReason::PeerReset, 1);
+    lab.finish();
+}
+
+pub fn an_outbox_has_a_most(on: On) {
+    let lab = Lab::on(on, Limits { outbox_bytes_max: 1 << 20, ..no_time_limits() });
+    let mut client = lab.client();
+    client.send("b2000000");
+    assert_eq!(client.end_after_all(), End::Reset);
+    lab.closed_for(CloseReason::OutboxFull, 1);
+    lab.finish();
+}
+
+pub fn a_shard_has_a_most(on: On) {
+    let limits = Limits {
+        frame_bytes_max: 1 << 20,
+        outbox_bytes_max: 1 << 20,
+        held_bytes_max: 3 << 20,
+        ..no_time_limits()
+    };
+    let lab = Lab::on(on, limits);
+    // It needs nothing meanwhile, so it is not among those that need what is not there.
+    let mut quiet = lab.client();
+    assert_eq!(quiet.ask("e"), b"e");
+    // Each holds most of a frame that never ends.
+    let mut clients: Vec<Client> = (0..8).map(|_| lab.client()).collect();
+    let part = &frame(&[b'e'; 900_000])[..800_000];
+    for client in &mut clients {
+        // Whoever needs what is not there is reset while it writes.
+        let _ = std::io::Write::write_all(&mut client.stream, part);
+    }
+    eventually("some are closed", SOON, || lab.report().counters.closed_for(CloseReason::MemoryLimit) >= 4);
+    drop(clients);
+    lab.holds(1);
+    assert_eq!(quiet.ask("e"), b"e");
+    lab.finish();
+}
+
+const SHORT: Option<Duration> = Some(Duration::from_millis(100));
+
+pub fn first_frame_limit(on: On) {
+    let lab = Lab::on(on, Limits { first_frame: SHORT, ..no_time_limits() });
+    let mut served = lab.client();
+    assert_eq!(served.ask("e"), b"e");
+    let mut silent = lab.client();
+    let mut slow = lab.client();
+    slow.write(&frame(b"hello")[..6]);
+    assert_eq!((silent.end(), slow.end()), (End::Fin, End::Fin));
+    assert_eq!(served.ask("e"), b"e");
+    drop((silent, slow));
+    lab.closed_for(CloseReason::FirstFrameTimeout, 2);
+    lab.finish();
+}
+
+pub fn idle_limit(on: On) {
+    let lab = Lab::on(on, Limits { idle: SHORT, ..no_time_limits() });
+    let mut waits = lab.client();
+    waits.send("p");
+    lab.parked(1);
+    let mut idle = lab.client();
+    assert_eq!((idle.ask("e"), idle.end()), (b"e".to_vec(), End::Fin));
+    drop(idle);
+    lab.closed_for(CloseReason::IdleTimeout, 1);
+    lab.shared.gate.open();
+    assert_eq!(waits.recv(), b"p", "a call that waits is not idle");
+    lab.finish();
+}
+
+pub fn write_limit(on: On) {
+    let lab = Lab::on(on, Limits { write_stalled: SHORT, ..no_time_limits() });
+    let mut client = Client::with_small_window(lab.addr());
+    client.send("b20000000");
+    lab.closed_for(CloseReason::WriteStalled, 1);
+    assert_eq!(client.end_after_all(), End::Reset);
+    lab.finish();
+}

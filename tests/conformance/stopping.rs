@@ -1,0 +1,189 @@
+//! The server stops, whatever its connections do.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use ringserve::{CloseReason, Limits, Report};
+
+use crate::common::client::{End, frame};
+use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+
+#[track_caller]
+fn ended_for(report: &Report, reason: CloseReason, count: u64) {
+    assert_eq!(report.counters.closed_for(reason), count, "{:?}", report.counters);
+}
+
+fn receiving(on: On) -> (Lab, Client) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    assert_eq!(client.ask("e"), b"e");
+    (lab, client)
+}
+
+/// Most of the reply waits for the peer.
+fn sending(on: On) -> (Lab, Client) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = Client::with_small_window(lab.addr());
+    client.send("b20000000");
+    eventually("the reply is under way", SOON, || lab.report().counters.sends > 0);
+    (lab, client)
+}
+
+fn waiting(on: On) -> (Lab, Client) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    client.send("p");
+    lab.parked(1);
+    (lab, client)
+}
+
+fn lingering(on: On, linger: Duration) -> (Lab, Client) {
+    let lab = Lab::on(on, Limits { linger, ..no_time_limits() });
+    let mut client = lab.client();
+    assert_eq!((client.ask("c"), client.end()), (b"bye".to_vec(), End::Fin));
+    assert_eq!(lab.report().connections, 1);
+    (lab, client)
+}
+
+pub fn shutdown_while_receiving(on: On) {
+    let (lab, mut client) = receiving(on);
+    lab.running.shutdown();
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    ended_for(&lab.ended(), CloseReason::Shutdown, 1);
+}
+
+pub fn shutdown_in_the_middle_of_a_frame(on: On) {
+    let lab = Lab::on(on, Limits { drain: Duration::from_millis(100), ..no_time_limits() });
+    let mut client = lab.client();
+    client.write(&frame(b"ehello")[..7]);
+    eventually("it arrives", SOON, || lab.report().counters.bytes_received == 7);
+    lab.running.shutdown();
+    assert_eq!(client.end(), End::Reset);
+    ended_for(&lab.ended(), CloseReason::DrainTimeout, 1);
+}
+
+pub fn shutdown_while_sending(on: On) {
+    let (lab, mut client) = sending(on);
+    lab.running.shutdown();
+    assert!(client.recv() == pattern(20_000_000));
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    ended_for(&lab.ended(), CloseReason::Shutdown, 1);
+}
+
+pub fn shutdown_while_a_call_waits(on: On) {
+    let (lab, mut client) = waiting(on);
+    lab.running.shutdown();
+    assert!(client.is_silent());
+    lab.shared.gate.open();
+    assert_eq!((client.recv(), client.end()), (b"p".to_vec(), End::Fin));
+    drop(client);
+    ended_for(&lab.ended(), CloseReason::Shutdown, 1);
+}
+
+pub fn shutdown_while_lingering(on: On) {
+    let (lab, client) = lingering(on, SOON);
+    lab.running.shutdown();
+    drop(client);
+    ended_for(&lab.ended(), CloseReason::Closed, 1);
+}
+
+pub fn shutdown_while_others_wait_for_a_slot(on: On) {
+    let lab = Lab::on(on, Limits { connections_max: 1, ..no_time_limits() });
+    let mut client = lab.client();
+    assert_eq!(client.ask("e"), b"e");
+    let mut others: Vec<Client> = (0..10).map(|_| lab.client()).collect();
+    lab.running.shutdown();
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    lab.ended();
+    for other in &mut others {
+        other.end_after_all();
+    }
+}
+
+pub fn shutdown_with_requests_on_the_way(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut clients: Vec<Client> = (0..30).map(|_| lab.client()).collect();
+    lab.holds(30);
+    clients.iter_mut().for_each(|client| client.write(&frame(b"e").repeat(10)));
+    lab.running.shutdown();
+    for mut client in clients {
+        (0..10).for_each(|_| assert_eq!(client.recv(), b"e"));
+        assert_eq!(client.end(), End::Fin);
+    }
+    ended_for(&lab.ended(), CloseReason::Shutdown, 30);
+}
+
+pub fn force_while_receiving(on: On) {
+    let (lab, mut client) = receiving(on);
+    lab.running.force();
+    assert_eq!(client.end(), End::Reset);
+    ended_for(&lab.ended(), CloseReason::Forced, 1);
+}
+
+pub fn force_while_sending(on: On) {
+    let (lab, mut client) = sending(on);
+    lab.running.force();
+    assert_eq!(client.end_after_all(), End::Reset);
+    ended_for(&lab.ended(), CloseReason::Forced, 1);
+}
+
+pub fn force_while_receiving_is_paused(on: On) {
+    let (lab, mut client) = waiting(on);
+    client.write_until_stuck(&vec![0; 32 << 20], Duration::from_millis(50));
+    assert!(lab.report().counters.receives_paused >= 1);
+    lab.running.force();
+    assert_eq!(client.end_after_all(), End::Reset);
+    ended_for(&lab.ended(), CloseReason::Forced, 1);
+}
+
+pub fn force_while_a_call_waits(on: On) {
+    let (lab, mut client) = waiting(on);
+    let shared = lab.shared.clone();
+    lab.running.force();
+    assert_eq!(client.end(), End::Reset);
+    ended_for(&lab.ended(), CloseReason::Forced, 1);
+    assert_eq!(shared.dropped.load(SeqCst), 1);
+}
+
+pub fn force_while_lingering(on: On) {
+    let (lab, client) = lingering(on, Duration::from_secs(3600));
+    lab.running.force();
+    // It had ended before; force only cuts its waiting short.
+    ended_for(&lab.ended(), CloseReason::Closed, 1);
+    drop(client);
+}
+
+pub fn force_while_short_of_buffers(on: On) {
+    let limits = Limits { receive_buffer_bytes: 64, receive_bytes_max: 256, ..no_time_limits() };
+    let lab = Lab::on(on, limits);
+    let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
+    for client in &mut clients {
+        client.send("kept");
+        assert_eq!(client.recv(), b"4");
+        client.write_until_stuck(&frame(&[b'e'; 1000]).repeat(20), Duration::from_millis(10));
+    }
+    lab.running.force();
+    clients.iter_mut().for_each(|client| assert_eq!(client.end_after_all(), End::Reset));
+    ended_for(&lab.ended(), CloseReason::Forced, 20);
+}
+
+pub fn force_in_a_drain(on: On) {
+    let (lab, mut client) = waiting(on);
+    lab.running.shutdown();
+    assert!(client.is_silent());
+    lab.running.force();
+    assert_eq!(client.end(), End::Reset);
+    ended_for(&lab.ended(), CloseReason::Forced, 1);
+}
+
+pub fn dropped_while_busy(on: On) {
+    let (lab, mut client) = sending(on);
+    let mut other = lab.client();
+    assert_eq!(other.ask("e"), b"e");
+    drop(lab.running);
+    assert_eq!((client.end_after_all(), other.end()), (End::Reset, End::Reset));
+    assert_eq!(lab.shared.opened.load(SeqCst), lab.shared.closed.load(SeqCst));
+}

@@ -1,0 +1,200 @@
+//! Shutting down: what was asked is answered, and the server ends in time.
+
+mod common;
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::client::{End, frame, frames};
+use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
+use ringserve::{CloseReason, Limits};
+
+#[test]
+fn quiet_connections_are_closed_with_fin_and_the_port_is_free() {
+    let lab = Lab::start(no_time_limits());
+    let addr = lab.addr();
+    let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    lab.running.shutdown();
+    for mut client in clients {
+        assert_eq!(client.end(), End::Fin);
+    }
+    let report = lab.ended();
+    assert_eq!(report.counters.closed_for(CloseReason::Shutdown), 50);
+    assert!(std::net::TcpStream::connect(addr).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_drain_under_load_cuts_no_reply_and_resets_nobody() {
+    let lab = Lab::start(Limits { linger: Duration::from_secs(10), ..no_time_limits() });
+    let answered = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let loads: Vec<_> = (0..20)
+            .map(|n: usize| {
+                let (client, answered) = (lab.client(), &answered);
+                scope.spawn(move || load_until_fin(client, n, answered))
+            })
+            .collect();
+        eventually("the load runs", SOON, || answered.load(SeqCst) >= 1_000);
+        lab.running.shutdown();
+        loads.into_iter().for_each(|load| load.join().unwrap());
+    });
+    let report = lab.ended();
+    assert_eq!(report.counters.closed_for(CloseReason::Shutdown), 20, "{:?}", report.counters);
+}
+
+/// Asks for a few replies at a time, and looks at each, until the server closes: with FIN, and not within a reply.
+fn load_until_fin(mut client: Client, n: usize, answered: &AtomicU64) {
+    let payload = [&b"e"[..], &pattern(n * 997)].concat();
+    let wire = frame(&payload);
+    let requests = wire.repeat(1 + n % 4);
+    let mut reply = vec![0; wire.len()];
+    while client.stream.write_all(&requests).is_ok() {
+        for _ in 0..1 + n % 4 {
+            let Some(whole) = client.read_whole_or_fin(&mut reply) else { return };
+            assert!(whole == wire);
+            answered.fetch_add(1, SeqCst);
+        }
+    }
+    // The server has closed both ways, so what it sent before was read before.
+    assert_eq!(client.end(), End::Fin);
+}
+
+#[test]
+fn what_had_arrived_before_the_shutdown_is_answered() {
+    let lab = Lab::start(no_time_limits());
+    let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
+    lab.holds(50);
+    clients.iter_mut().for_each(|client| client.write(&frame(b"elast").repeat(20)));
+    lab.running.shutdown();
+    for mut client in clients {
+        let (wire, end) = client.read_to_end();
+        assert_eq!((frames(&wire).len(), end), (20, End::Fin));
+    }
+    lab.ended();
+}
+
+#[test]
+fn a_slow_reader_gets_the_rest_of_its_reply_in_a_drain() {
+    let lab = Lab::start(no_time_limits());
+    let mut client = Client::with_small_window(lab.addr());
+    client.send("b20000000");
+    eventually("the reply is under way", SOON, || lab.report().counters.sends > 0);
+    lab.running.shutdown();
+    assert!(client.recv() == pattern(20_000_000));
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    assert_eq!(lab.ended().counters.closed_for(CloseReason::Shutdown), 1);
+}
+
+#[test]
+fn a_call_that_waits_is_finished_in_a_drain() {
+    let lab = Lab::start(no_time_limits());
+    let mut client = lab.client();
+    client.write(&[frame(b"p"), frame(b"e2")].concat());
+    lab.parked(1);
+    let mut quiet = lab.client();
+    lab.holds(2);
+    lab.running.shutdown();
+    assert_eq!(quiet.end(), End::Fin);
+    drop(quiet);
+    assert!(client.is_silent());
+    lab.shared.gate.open();
+    assert_eq!([client.recv(), client.recv()], [b"p".to_vec(), b"e2".to_vec()]);
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    lab.ended();
+}
+
+#[test]
+fn what_is_not_done_at_the_drain_limit_is_reset() {
+    let lab = Lab::start(Limits { drain: Duration::from_millis(300), ..no_time_limits() });
+    let mut waits = lab.client();
+    waits.send("p");
+    lab.parked(1);
+    let mut never_reads = Client::with_small_window(lab.addr());
+    never_reads.send("r300,100000");
+    let mut half = lab.client();
+    half.write(&[0, 0, 0, 9, 1]);
+    eventually("everything arrives", SOON, || lab.report().counters.bytes_received == 5 + 15 + 5);
+    let started = Instant::now();
+    lab.running.shutdown();
+    assert_eq!(waits.end(), End::Reset);
+    assert_eq!(half.end(), End::Reset);
+    assert_eq!(never_reads.end_after_all(), End::Reset);
+    let dropped = lab.shared.clone();
+    let report = lab.ended();
+    assert!(started.elapsed() >= Duration::from_millis(280), "not before the limit");
+    assert_eq!(report.counters.closed_for(CloseReason::DrainTimeout), 3);
+    assert_eq!(dropped.dropped.load(SeqCst), 1);
+}
+
+#[test]
+fn a_connection_that_was_held_back_is_quiet_again() {
+    let lab = Lab::start(no_time_limits());
+    let mut client = lab.client();
+    // Larger than a buffer, so that it is put together, and than the outbox's high mark.
+    let payload = [&b"e"[..], &pattern(400 << 10)].concat();
+    assert_eq!(client.ask(&payload), payload);
+    lab.running.shutdown();
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    assert_eq!(lab.ended().counters.closed_for(CloseReason::Shutdown), 1);
+}
+
+#[test]
+fn force_resets_at_once_whatever_a_connection_does() {
+    let lab = Lab::start(no_time_limits());
+    let mut waits = lab.client();
+    waits.send("p");
+    lab.parked(1);
+    let mut never_reads = Client::with_small_window(lab.addr());
+    never_reads.send("r300,100000");
+    let mut quiet = lab.client();
+    assert_eq!(quiet.ask("e"), b"e");
+    eventually("everything arrives", SOON, || lab.report().counters.frames == 3);
+    lab.running.force();
+    assert_eq!(waits.end(), End::Reset);
+    assert_eq!(quiet.end(), End::Reset);
+    assert_eq!(never_reads.end_after_all(), End::Reset);
+    assert_eq!(lab.ended().counters.closed_for(CloseReason::Forced), 3);
+}
+
+#[test]
+fn force_ends_a_drain_that_waits() {
+    let lab = Lab::start(no_time_limits());
+    let mut waits = lab.client();
+    waits.send("p");
+    lab.parked(1);
+    lab.running.shutdown();
+    let mut quiet = lab.client_that_may_fail();
+    lab.running.force();
+    assert_eq!(waits.end(), End::Reset);
+    if let Some(quiet) = &mut quiet {
+        quiet.end_after_all();
+    }
+    lab.ended();
+}
+
+#[test]
+fn a_server_that_is_dropped_stops() {
+    let lab = Lab::start(no_time_limits());
+    let mut client = lab.client();
+    assert_eq!(client.ask("e"), b"e");
+    drop(lab.running);
+    assert_eq!(client.end(), End::Reset);
+    assert_eq!(lab.shared.closed.load(SeqCst), 1);
+}
+
+#[test]
+fn a_report_from_two_threads_at_once_reaches_both() {
+    let lab = Lab::start(no_time_limits());
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..300).for_each(|_| assert_eq!(lab.report().shards.len(), 1)));
+        }
+    });
+    lab.finish();
+}

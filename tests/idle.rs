@@ -1,0 +1,56 @@
+//! A server with nothing to do does nothing, whoever is connected.
+
+mod common;
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use common::{Client, Lab, SOON, eventually};
+use ringserve::Limits;
+
+const QUIET: Duration = Duration::from_secs(10);
+
+/// How often the shard's thread was put to sleep.
+fn sleeps() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let shards = tasks.filter(|task| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "ringserve-0")
+    });
+    shards
+        .map(|task| {
+            let status = std::fs::read_to_string(task.path().join("status")).unwrap();
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        })
+        .sum()
+}
+
+#[test]
+fn a_server_with_idle_connections_wakes_up_for_nothing() {
+    // With all limits as they come.
+    let lab = Lab::start(Limits::default());
+    let mut clients: Vec<Client> = (0..200).map(|_| lab.client()).collect();
+    clients[..100].iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    let mut waits = lab.client();
+    waits.send("p");
+    lab.parked(1);
+    lab.holds(201);
+    let before = lab.report().shards[0].driver;
+    // It falls asleep after its answer.
+    let mut slept = sleeps();
+    eventually("the shard rests", SOON, || {
+        std::thread::park_timeout(Duration::from_millis(50));
+        std::mem::replace(&mut slept, sleeps()) == slept
+    });
+    // Nobody ever sends: this is a wait for what must not happen.
+    let (never, nothing) = channel::<()>();
+    assert_eq!(nothing.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+    drop(never);
+    assert_eq!(sleeps(), slept, "the shard's thread woke up");
+    let after = lab.report().shards[0].driver;
+    // The turn that rested, and the one that answers.
+    let turns = after.turns - before.turns;
+    assert!(turns <= 2, "{turns} turns in {QUIET:?}: before {before:?}, after {after:?}");
+    assert_eq!(clients.pop().unwrap().ask("ealive"), b"ealive");
+    lab.force();
+}

@@ -1,0 +1,80 @@
+//! Frames that are kept pin receive buffers; others must not notice.
+
+mod common;
+
+use common::{Client, Lab, no_time_limits, pattern};
+use ringserve::{Limits, Report};
+
+const RECEIVE_BYTES_MAX: usize = 8 << 20;
+
+/// What one turn may bring on top: its budget of bytes.
+const TURN: usize = 1 << 20;
+
+#[track_caller]
+fn pinned_is_bounded(report: &Report) {
+    let buffers = report.shards[0].buffers;
+    let pinned = buffers.leased * (16 << 10);
+    assert!(pinned <= RECEIVE_BYTES_MAX / 2 + TURN, "{pinned} bytes pinned: {buffers:?}");
+    assert!(buffers.total <= RECEIVE_BYTES_MAX / (16 << 10), "{buffers:?}");
+}
+
+#[test]
+fn a_slow_reader_and_a_handler_that_keep_small_frames_out_of_much_traffic_harm_nobody() {
+    let lab = Lab::start(Limits { receive_bytes_max: RECEIVE_BYTES_MAX, ..no_time_limits() });
+    // A call that waits with its frame, and bytes behind it.
+    let mut waits = lab.client();
+    waits.send([&b"p"[..], &[0; 63]].concat());
+    lab.parked(1);
+    waits.write(&common::client::frame(&[b'e'; 63]).repeat(100));
+    // A peer that asks for much and reads nothing: its replies are lent from buffers.
+    let mut slow = Client::with_small_window(lab.addr());
+    let large = [&b"e"[..], &pattern(12_000)].concat();
+    slow.write_until_stuck(
+        &common::client::frame(&large).repeat(2_000),
+        std::time::Duration::from_millis(100),
+    );
+    // One that keeps a small frame in its session, again and again, amid the others' traffic.
+    let mut keeps = lab.client();
+    let small = [&b"k"[..], &[0; 63]].concat();
+    let mut others: Vec<Client> = (0..4).map(|_| lab.client()).collect();
+    let before = lab.report();
+    for n in 0..2_000 {
+        assert_eq!(keeps.ask(&small), b"64");
+        if n % 4 == 0 {
+            let large = [&b"e"[..], &pattern(100_000 + n)].concat();
+            let other = &mut others[n / 4 % 4];
+            assert!(other.ask(&large) == large);
+            pinned_is_bounded(&lab.report());
+        }
+    }
+    let report = lab.report();
+    assert!(report.counters.frames_copied > 0, "so many frames do not fit: {:?}", report.counters);
+    // A receive may find the few buffers of a quiet shard used up; it must not for long, nor often.
+    let parked = report.shards[0].driver.receives_parked - before.shards[0].driver.receives_parked;
+    assert!(parked <= 100, "{parked} receives found no buffer");
+    drop((keeps, slow));
+    lab.shared.gate.open();
+    assert_eq!(waits.recv().len(), 64);
+    (0..100).for_each(|_| assert_eq!(waits.recv(), [b'e'; 63]));
+    drop((waits, others));
+    lab.holds(0);
+    assert_eq!(lab.report().shards[0].buffers.leased, 0);
+    lab.finish();
+}
+
+#[test]
+fn frames_that_are_kept_in_all_of_the_memory_end_nobody() {
+    // Eight buffers, and each of a hundred connections keeps five frames.
+    let limits = Limits { receive_buffer_bytes: 1024, receive_bytes_max: 8 << 10, ..no_time_limits() };
+    let lab = Lab::start(limits);
+    let mut clients: Vec<Client> = (0..100).map(|_| lab.client()).collect();
+    for _ in 0..5 {
+        clients.iter_mut().for_each(|client| client.send("kept"));
+        clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"4"));
+    }
+    let large = [&b"e"[..], &pattern(50_000)].concat();
+    clients.iter_mut().for_each(|client| assert!(client.ask(&large) == large));
+    lab.holds(100);
+    drop(clients);
+    lab.finish();
+}

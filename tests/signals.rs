@@ -1,0 +1,116 @@
+//! `serve` in a process of its own: the first signal drains, the second one forces.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::child::{Process, is_child};
+use common::client::{End, frame};
+use common::{Actor, Client, On, SOON, eventually, no_time_limits};
+use ringserve::Limits;
+use ringserve::framing::LengthPrefix;
+use rustix::process::Signal;
+
+/// The child: an actor on a port of its own, whose gate never opens; the log tells where.
+#[test]
+#[ignore = "runs in a process that other tests start"]
+fn child_serves() {
+    if !is_child() {
+        return;
+    }
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
+    let limits = Limits { drain: Duration::from_secs(60), ..no_time_limits() };
+    let server = On::default().server(limits).framing(LengthPrefix::default());
+    let ended = server.serve(|_| Actor::new(Default::default()));
+    println!("\nserve returned {ended:?}");
+}
+
+struct Served {
+    process: Process,
+    addr: std::net::SocketAddr,
+}
+
+impl Served {
+    fn start() -> Served {
+        let mut process = Process::start("child_serves");
+        let addr = process.line_after("listening on ");
+        let addr = addr.split_whitespace().next().unwrap().parse().unwrap();
+        Served { process, addr }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.addr)
+    }
+
+    #[track_caller]
+    fn exits_in_order(mut self) {
+        assert_eq!(self.process.line_after("serve returned "), "Ok(())");
+        eventually("the process ends", SOON, || self.process.child.try_wait().unwrap().is_some());
+        assert!(self.process.child.wait().unwrap().success());
+    }
+}
+
+fn drains_then_forces(signal: Signal) {
+    let served = Served::start();
+    let mut waits = served.client();
+    waits.write(&[frame(b"e1"), frame(b"p")].concat());
+    assert_eq!(waits.recv(), b"e1");
+    let mut quiet = served.client();
+    assert_eq!(quiet.ask("e"), b"e");
+    served.process.signal(signal);
+    // The first one drains: quiet connections are closed, and what is asked is waited for.
+    assert_eq!(quiet.end(), End::Fin);
+    drop(quiet);
+    assert!(waits.is_silent());
+    served.process.signal(signal);
+    assert_eq!(waits.end(), End::Reset);
+    served.exits_in_order();
+}
+
+#[test]
+fn sigterm_drains_and_a_second_one_forces() {
+    drains_then_forces(Signal::TERM);
+}
+
+#[test]
+fn sigint_drains_and_a_second_one_forces() {
+    drains_then_forces(Signal::INT);
+}
+
+#[test]
+fn one_sigterm_is_enough_where_nothing_is_owed() {
+    let served = Served::start();
+    let mut clients: Vec<Client> = (0..20).map(|_| served.client()).collect();
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    let started = Instant::now();
+    served.process.signal(Signal::TERM);
+    for mut client in clients {
+        assert_eq!(client.end(), End::Fin);
+    }
+    served.exits_in_order();
+    assert!(started.elapsed() < Duration::from_secs(30), "long before the drain limit");
+}
+
+#[test]
+fn a_second_instance_names_the_process_that_holds_the_port() {
+    let served = Served::start();
+    let again = On::default().server_at(&served.addr.to_string(), no_time_limits());
+    let text = again.start(|_| Actor::new(Default::default())).unwrap_err().to_string();
+    let holder = format!("in use by process {} (", served.process.child.id());
+    assert!(text.contains(&holder), "{text}");
+    served.process.signal(Signal::TERM);
+    served.exits_in_order();
+}
+
+#[test]
+fn a_killed_server_can_be_started_again_at_once() {
+    let mut served = Served::start();
+    let mut clients: Vec<Client> = (0..200).map(|_| served.client()).collect();
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    served.process.signal(Signal::KILL);
+    served.process.child.wait().unwrap();
+    let server = On::default().server_at(&served.addr.to_string(), no_time_limits());
+    let lab = common::Lab::of(server.framing(LengthPrefix::default()));
+    assert_eq!(lab.client().ask("ealive"), b"ealive");
+    lab.finish();
+}

@@ -1,0 +1,195 @@
+//! Starting, and not starting.
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::net::{TcpListener, TcpStream};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::{Poll, Waker};
+
+use common::{Actor, Client, Lab, On, finish, no_time_limits};
+use ringserve::framing::LengthPrefix;
+use ringserve::{ConnHandle, Cx, Error, Frame, Server, Service};
+
+#[test]
+fn a_second_instance_is_refused_with_the_name_of_the_first() {
+    let lab = Lab::start(no_time_limits());
+    let error = Server::bind(lab.addr()).shards(1).start(|_| Actor::new(Default::default())).unwrap_err();
+    assert!(matches!(error, Error::AddressInUse { .. }));
+    let text = error.to_string();
+    assert!(text.contains(&format!("is in use by process {}", std::process::id())), "{text}");
+    assert!(text.contains("share_port(true)"), "{text}");
+    assert_eq!(lab.client().ask("ealive"), b"ealive");
+    lab.finish();
+}
+
+#[test]
+fn a_port_of_another_program_is_refused() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let started = Server::bind(other.local_addr().unwrap()).start(|_| Actor::new(Default::default()));
+    assert!(matches!(started, Err(Error::AddressInUse { .. })));
+}
+
+#[test]
+fn a_shared_port_serves_while_either_instance_runs() {
+    let shared = |addr: &str| {
+        Lab::of(On::default().server_at(addr, no_time_limits()).share_port(true).framing(framing()))
+    };
+    let first = shared("127.0.0.1:0");
+    let addr = first.addr();
+    let second = shared(&addr.to_string());
+    let both = |count: usize| (0..count).for_each(|_| assert_eq!(Client::connect(addr).ask("e"), b"e"));
+    both(40);
+    let served = first.report().counters.opened;
+    assert!(served > 0 && served < 40, "the kernel shares them out: {served} of 40");
+    first.finish();
+    both(20);
+    second.finish();
+}
+
+fn framing() -> LengthPrefix {
+    LengthPrefix::default()
+}
+
+#[test]
+fn all_shards_share_one_port_and_all_serve() {
+    let lab = Lab::of(On::default().server(no_time_limits()).shards(4).framing(framing()));
+    assert_eq!(lab.running.local_addrs().len(), 1);
+    let mut clients: Vec<Client> = (0..200).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask("t"), b"t"));
+    let report = lab.report();
+    assert_eq!((report.shards.len(), report.connections), (4, 200));
+    assert!(report.shards.iter().all(|shard| shard.connections > 0), "{report:?}");
+    drop(clients);
+    lab.finish();
+}
+
+#[test]
+fn every_address_is_served_and_peers_know_which() {
+    let addrs: Vec<_> = ["127.0.0.1:0", "[::1]:0"].iter().map(|addr| addr.parse().unwrap()).collect();
+    let server = Server::bind(&addrs[..]).shards(1).limits(no_time_limits()).framing(framing());
+    let lab = Lab::of(server);
+    let local: Vec<_> = lab.running.local_addrs().to_vec();
+    assert!(local[0].is_ipv4() && local[1].is_ipv6());
+    for addr in local {
+        let mut client = Client::connect(addr);
+        assert_eq!(client.ask("e"), b"e");
+        assert_eq!(lab.shared.peers.lock().unwrap().pop(), Some(Some(client.local_addr())));
+    }
+    lab.finish();
+}
+
+#[test]
+fn a_factory_that_fails_on_one_shard_leaves_nothing_running() {
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "ringserve-7").count()
+    };
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    // So many that the last one's name is this test's alone.
+    let started = On::default().server(no_time_limits()).shards(8).start(move |shard| {
+        counted.fetch_add(1, SeqCst);
+        if shard.index() == 7 { Err("planted: no service") } else { Ok(Actor::new(Default::default())) }
+    });
+    let text = started.unwrap_err().to_string();
+    assert_eq!(text, "no service for shard 7: planted: no service");
+    assert_eq!((calls.load(SeqCst), threads()), (8, 0));
+}
+
+#[test]
+fn a_factory_that_panics_is_an_error() {
+    let started = On::default().server(no_time_limits()).start(|_| -> Actor { panic!("planted: factory") });
+    assert!(matches!(started, Err(Error::FactoryPanicked { shard: 0 })));
+}
+
+#[test]
+fn an_address_that_is_none_is_named_at_the_start() {
+    let started = Server::bind("no such host.invalid:1").start(|_| Actor::new(Default::default()));
+    assert!(matches!(started, Err(Error::Address(_))));
+    let started = On::default().server(no_time_limits()).shards(0).start(|_| Actor::new(Default::default()));
+    assert!(matches!(started, Err(Error::Shards(0))));
+}
+
+/// Connections put their handles and texts here; a task of the shard sends each text to all.
+#[derive(Default)]
+struct Room {
+    members: RefCell<Vec<ConnHandle>>,
+    texts: RefCell<VecDeque<Vec<u8>>>,
+    waker: Cell<Option<Waker>>,
+}
+
+struct Chat(Rc<Room>);
+
+impl Service for Chat {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        if frame.is_empty() {
+            self.0.members.borrow_mut().push(cx.handle());
+            cx.reply(b"joined");
+            return Ok(());
+        }
+        self.0.texts.borrow_mut().push_back(frame.to_vec());
+        if let Some(waker) = self.0.waker.take() {
+            waker.wake();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_task_spawned_on_a_shard_shares_its_state_and_a_panic_in_it_ends_it_alone() {
+    let running = On::default().server(no_time_limits()).framing(framing()).start(|shard| {
+        let room = Rc::new(Room::default());
+        let for_task = room.clone();
+        shard.spawn(async { panic!("planted: a task panics") });
+        shard.spawn(async move {
+            loop {
+                let text = poll_fn(|task| match for_task.texts.borrow_mut().pop_front() {
+                    Some(text) => Poll::Ready(text),
+                    None => {
+                        for_task.waker.set(Some(task.waker().clone()));
+                        Poll::Pending
+                    }
+                });
+                let text = text.await;
+                let members = for_task.members.borrow();
+                members.iter().for_each(|member| member.push(&text).expect("they live and read"));
+            }
+        });
+        Chat(room)
+    });
+    let running = running.unwrap();
+    let mut members: Vec<Client> = (0..10).map(|_| Client::connect(running.local_addrs()[0])).collect();
+    members.iter_mut().for_each(|member| assert_eq!(member.ask(""), b"joined"));
+    for n in 0..50 {
+        members[n % 10].send(format!("text {n}"));
+        members.iter_mut().for_each(|member| assert_eq!(member.recv(), format!("text {n}").as_bytes()));
+    }
+    drop(members);
+    finish(running);
+}
+
+#[test]
+fn start_and_stop_again_and_again_on_one_port() {
+    let addr = {
+        let lab = Lab::start(no_time_limits());
+        let addr = lab.addr();
+        lab.finish();
+        addr
+    };
+    for _ in 0..20 {
+        let lab = Lab::of(On::default().server_at(&addr.to_string(), no_time_limits()).framing(framing()));
+        assert_eq!(lab.client().ask("e"), b"e");
+        lab.finish();
+        assert!(TcpStream::connect(addr).is_err());
+    }
+}
