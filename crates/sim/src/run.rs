@@ -1,6 +1,6 @@
 //! Many seeds, on several threads; the first violation ends them all.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -50,13 +50,19 @@ pub struct Violation {
 thread_local! {
     /// What the last panic of this thread said.
     static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+    /// True exactly while this thread runs a seed.
+    static IN_A_SEED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Keeps panics of seeds off the terminal; they are violations, and printed as such.
 fn hush() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        std::panic::set_hook(Box::new(|info| {
+        let elsewhere = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !IN_A_SEED.get() {
+                return elsewhere(info);
+            }
             let place = info.location().map_or(String::new(), |place| format!(" ({place})"));
             let payload = info.payload();
             let text = payload.downcast_ref::<String>().map(String::as_str);
@@ -83,7 +89,10 @@ pub fn run_seed(
         *state.borrow_mut() = Some(world.state());
         world.run()
     };
-    catch_unwind(AssertUnwindSafe(run)).map_err(|_| {
+    IN_A_SEED.set(true);
+    let ended = catch_unwind(AssertUnwindSafe(run));
+    IN_A_SEED.set(false);
+    ended.map_err(|_| {
         let what = SAID.with(|said| said.borrow().clone());
         let mut text = String::new();
         let state = state.into_inner();

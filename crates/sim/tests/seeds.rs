@@ -15,10 +15,13 @@ fn a_few_hundred_seeds_hold() {
 
 #[test]
 fn a_planted_bug_is_found() {
-    for (canary, oracle) in [(Canary::Byte, "wrong"), (Canary::Buffer, "buffers")] {
+    // Which oracle speaks first depends on where the planted byte lands (a length, a tag, a payload): what counts
+    // is that one does, and only because of the plant.
+    for canary in [Canary::Byte, Canary::Buffer] {
         let Err(violation) = run(&options(200, Some(canary))) else { panic!("{canary:?} went unnoticed") };
-        assert!(violation.what.contains(oracle), "{canary:?} was found by another: {}", violation.what);
         assert!(!violation.trace.is_empty(), "a violation comes with what happened before");
+        let without = run_seed(violation.seed, 2000, None, false);
+        assert!(without.is_ok(), "seed {} fails without {canary:?}: {}", violation.seed, violation.what);
     }
 }
 

@@ -53,6 +53,11 @@ impl Posted {
     fn ends(&self) -> bool {
         matches!(Kind::of(self.cqe.user_data), Some(Kind::Close | Kind::Shutdown))
     }
+
+    /// True if it answers the cancel of a send.
+    fn stops_a_send(&self) -> bool {
+        Kind::of(self.cqe.user_data) == Some(Kind::CancelSend)
+    }
 }
 
 /// A place of the file table.

@@ -277,9 +277,11 @@ impl State {
     pub(super) fn is_stopping(&self, tag: usize) -> bool {
         self.receives.iter().any(|receive| receive.sock == tag && receive.dying > 0)
             || self.sends.iter().any(|send| send.sock == tag && send.dying > 0)
-            // The answer to its cancel is all that is heard of a receive that ended in silence.
+            // The answer to its cancel is all that is heard of a receive that ended in silence, and of a send that
+            // had already left, quietly.
             || self.late.iter().any(|(_, late)| {
-                (late.ends() || self.socks[tag].may(excuse::SILENT)) && self.is_of(&late.cqe, tag)
+                let told = late.ends() || late.stops_a_send() || self.socks[tag].may(excuse::SILENT);
+                told && self.is_of(&late.cqe, tag)
             })
     }
 
