@@ -37,6 +37,8 @@ pub(crate) struct Times {
     pub idle: u32,
     pub write_stalled: u32,
     linger: u32,
+    probe_busy: u32,
+    probe_idle: u32,
 }
 
 /// No timer is set, no limit is near, no handler is parked.
@@ -50,6 +52,8 @@ impl Times {
             idle: steps(limits.idle),
             write_stalled: steps(limits.write_stalled),
             linger: steps_for(limits.linger),
+            probe_busy: steps_for(PROBE_BUSY),
+            probe_idle: steps_for(PROBE_IDLE),
         }
     }
 }
@@ -61,8 +65,18 @@ pub(crate) enum Due {
     Linger,
     /// The send in flight makes no progress, or so it seems.
     Write,
+    /// A reset may have gone unreported: the receive is armed anew.
+    Probe,
     Close(CloseReason),
 }
+
+/// A reset that arrives while a multishot receive is delivering data may go unreported: Linux (6.18) looks again after
+/// the data only if more bytes or a FIN wait. A receive armed anew finds it at once. So one that brought bytes is
+/// armed anew when nothing came after them for this long: a second where a parked handler or half a frame holds up
+/// the idle limit or more memory than an idle connection has, a minute otherwise. One cancel and one receive for
+/// each silence, about 2 µs.
+const PROBE_BUSY: Duration = Duration::from_secs(1);
+const PROBE_IDLE: Duration = Duration::from_secs(60);
 
 /// What a shard knows of a connection beside its [`Block`].
 pub(crate) struct Conn<S> {
@@ -77,6 +91,8 @@ pub(crate) struct Conn<S> {
     pub receiving: bool,
     /// ... and was told to stop.
     pub receive_stopping: bool,
+    /// It brought bytes since it was armed.
+    pub receive_used: bool,
     /// Receiving is held back because the inbox is full.
     pub paused: bool,
     /// The peer sent FIN, or receiving failed: nothing more will arrive.
@@ -127,6 +143,7 @@ impl<S> Conn<S> {
             state: State::Open,
             receiving: false,
             receive_stopping: false,
+            receive_used: false,
             paused: false,
             input_ended: false,
             sending: false,
@@ -214,6 +231,14 @@ impl<S> Conn<S> {
             let at = self.active_at.saturating_add(times.idle);
             if at < next.0 {
                 next = (at, Due::Close(CloseReason::IdleTimeout));
+            }
+        }
+        // While something is sent the send finds out.
+        if self.receive_used && self.receiving && !self.receive_stopping && self.is_open() && !self.sending {
+            let busy = self.has_handler() || self.inbox.is_some();
+            let at = self.active_at.saturating_add(if busy { times.probe_busy } else { times.probe_idle });
+            if at < next.0 {
+                next = (at, Due::Probe);
             }
         }
         next

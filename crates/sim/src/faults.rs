@@ -33,6 +33,7 @@ named! {
         ReceiveLies "... with F_MORE set",
         ReceiveBroken "receive fails with another error",
         ReceiveSilent "receive ends without a completion",
+        ResetUnheard "reset together with data is not reported",
         BufferInError "error or end of stream carries a buffer",
         NoBufferLie "ENOBUFS though a buffer is there",
         NoBufferEarly "ENOBUFS on an empty ring, nothing to read",
@@ -186,7 +187,7 @@ impl Rates {
                 rates[fault as usize] /= 24;
             }
             // And these have few occasions.
-            for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails] {
+            for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails, ResetUnheard] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);
             }
         }

@@ -284,6 +284,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.handler = handler;
         }
+        self.arm(id);
     }
 
     /// The parked handler finished without an error: call [`next_frame`](Shard::next_frame) again.

@@ -23,12 +23,16 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return;
         }
         conn.active_at = now;
+        let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
         if conn.takes_frames() && conn.waiting_bytes() == 0 {
             self.current = lease;
             self.current_id = Some(id);
             self.has_frames = Some(id);
         } else {
             self.hold(id, lease, false);
+        }
+        if first_since_armed {
+            self.arm(id);
         }
     }
 
@@ -142,6 +146,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             if begun.is_err() {
                 return self.abort(id, CloseReason::MemoryLimit);
             }
+            self.arm(id);
         }
         self.check_held(id);
     }
@@ -248,6 +253,7 @@ fn receive_op<S>(conn: &mut Conn<S>, id: ConnId) -> Option<Op> {
     let wanted = conn.wants_receive();
     if wanted && !conn.receiving {
         conn.receiving = true;
+        conn.receive_used = false;
         return Some(Op::Receive { id });
     }
     if !wanted && conn.receiving && !conn.receive_stopping {

@@ -45,6 +45,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     self.ops.push(Op::SendStop { id });
                 }
                 Due::Write => {}
+                Due::Probe => {
+                    conn.receive_stopping = true;
+                    self.ops.push(Op::ReceiveStop { id });
+                    self.arm(id);
+                }
                 Due::Close(reason) => {
                     self.finish(id, reason);
                     // Its last replies may still be on their way, and must not be for ever.

@@ -132,7 +132,7 @@ impl State {
         self.late.iter().any(|(due, _)| *due <= self.now)
             || (self.wake_due && self.wake_armed)
             || self.listeners.iter().any(|listener| listener.armed && !listener.backlog.is_empty())
-            || self.receives.iter().any(|receive| self.socks[receive.sock].is_readable() || receive.dying > 0)
+            || self.receives.iter().any(|receive| self.finds_something(receive) || receive.dying > 0)
             || self.sends.iter().any(|send| self.can_send(send))
     }
 }

@@ -1,5 +1,7 @@
 //! What must be true of each connection, judged by what the kernel and the peers know.
 
+use std::time::Duration;
+
 use ringserve_core::{CloseHow, CloseReason};
 
 use super::State;
@@ -9,6 +11,9 @@ use crate::sock::{Place, Sock, excuse};
 
 /// How coarse the shard's clock for time limits is, in nanoseconds.
 pub const STEP: u64 = 1 << 24;
+
+/// How long a connection may stay that was reset together with its last bytes.
+const RESET_HEARD: Duration = Duration::from_secs(60);
 
 /// True if all replies leave before such a connection is closed, with FIN.
 fn is_orderly(reason: CloseReason) -> bool {
@@ -115,6 +120,7 @@ impl State {
             Some(_) => None,
             None if busy && self.is_stopping(tag) => None,
             None if busy => limits.write_stalled.map(|_| "write_stalled"),
+            None if self.is_deaf(tag) => Some("the reset"),
             None if sock.parked => None,
             None if sock.handed == 0 && limits.first_frame.is_some() => Some("first_frame"),
             None => limits.idle.map(|_| "idle"),
@@ -131,7 +137,7 @@ impl State {
             let Some(file) = self.table[slot] else { continue };
             let tag = file.sock;
             let busy = self.socks[tag].untold || self.is_sending(tag);
-            let stopping = self.is_stopping(tag);
+            let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
             let sock = &mut self.socks[tag];
             let over = |from: u64, limit: Option<std::time::Duration>| {
                 limit.is_some_and(|limit| now > from + limit.as_nanos() as u64 + 3 * STEP)
@@ -141,6 +147,7 @@ impl State {
                 Some((at, _)) => over(at, Some(limits.linger)),
                 None if !sock.opened => false,
                 None if busy => over(sock.sent_at, limits.write_stalled),
+                None if deaf => over(sock.active_at, Some(RESET_HEARD)),
                 None if sock.parked => false,
                 None => {
                     (sock.handed == 0 && over(sock.opened_at, limits.first_frame))

@@ -20,6 +20,8 @@ pub(crate) struct Receive {
     pub(super) dying: u8,
     /// It is being cancelled.
     cancelled: bool,
+    /// A reset came together with the bytes it brought last, and it does not look again.
+    pub(super) deaf: bool,
 }
 
 impl State {
@@ -29,7 +31,7 @@ impl State {
             let cqe = RawCqe::new(Kind::Receive.with(id.bits()), -libc::EBADF, 0);
             return self.post(cqe, Arm::ReceiveNoSocket);
         };
-        self.receives.push(Receive { id, sock, dying: 0, cancelled: false });
+        self.receives.push(Receive { id, sock, dying: 0, cancelled: false, deaf: false });
         if self.ring.is_empty() && self.strikes(Fault::NoBufferEarly) {
             self.end_receive(self.receives.len() - 1, libc::ENOBUFS);
         }
@@ -153,7 +155,7 @@ impl State {
                     continue;
                 }
             }
-            if !self.socks[self.receives[index].sock].is_readable() {
+            if !self.finds_something(&self.receives[index]) {
                 if self.ring.is_empty() && self.strikes(Fault::NoBufferEarly) {
                     self.end_receive(index, libc::ENOBUFS);
                 }
@@ -170,7 +172,7 @@ impl State {
     fn receive_some(&mut self, index: usize) -> bool {
         for _ in 0..IN_A_ROW {
             let tag = self.receives[index].sock;
-            if !self.socks[tag].is_readable() {
+            if !self.finds_something(&self.receives[index]) {
                 return true;
             }
             if let Some(errno) = self.receive_fault(tag) {
@@ -265,7 +267,22 @@ impl State {
             self.receives.swap_remove(index);
             return false;
         }
+        let reset = self.socks[tag].reset && self.socks[tag].unread() == 0;
+        if reset && !cancelled && self.strikes(Fault::ResetUnheard) {
+            self.log(|| format!("connection {tag}: receive does not hear of the reset"));
+            self.receives[index].deaf = true;
+        }
         true
+    }
+
+    /// True if this receive would complete now.
+    pub(super) fn finds_something(&self, receive: &Receive) -> bool {
+        !receive.deaf && self.socks[receive.sock].is_readable()
+    }
+
+    /// True if this connection's receive does not know of a reset.
+    pub(super) fn is_deaf(&self, tag: usize) -> bool {
+        self.receives.iter().any(|receive| receive.sock == tag && receive.deaf)
     }
 
     /// True if a receive of this connection is armed.
