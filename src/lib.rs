@@ -56,11 +56,11 @@
 //!
 //! # What it does not do
 //!
-//! Yet: TLS, byte streams for existing protocol crates, messages between shards, timers for handlers, metrics
-//! export, UDP. It runs on Linux only.
+//! Yet: TLS, byte streams for existing protocol crates, metrics export, UDP. It runs on Linux only.
 
 pub use ringserve_server::{
-    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Driver, DriverStats, Error, Frame,
-    LimitError, Limits, MakeService, Outbox, Payload, Peer, PushError, Refusal, Report, Running, Server,
-    Service, SetupError, Shard, ShardReport, Stopper, framing,
+    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, DeadlineElapsed, Driver, DriverStats,
+    Error, Frame, LimitError, Limits, LocalHandle, MakeService, Outbox, Payload, Peer, PushError, Refusal,
+    Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep, Stopper,
+    framing,
 };

@@ -35,13 +35,19 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     waits.send("p");
     lab.parked(1);
     lab.holds(201);
+    let rests_for = |time: Duration| {
+        let mut slept = sleeps();
+        eventually("the shard rests", SOON, || {
+            std::thread::park_timeout(time);
+            std::mem::replace(&mut slept, sleeps()) == slept
+        });
+        slept
+    };
+    // It looks once, a second later, whether the one whose call waits was reset.
+    rests_for(Duration::from_millis(1500));
     let before = lab.report().shards[0].driver;
     // It falls asleep after its answer.
-    let mut slept = sleeps();
-    eventually("the shard rests", SOON, || {
-        std::thread::park_timeout(Duration::from_millis(50));
-        std::mem::replace(&mut slept, sleeps()) == slept
-    });
+    let slept = rests_for(Duration::from_millis(50));
     // Nobody ever sends: this is a wait for what must not happen.
     let (never, nothing) = channel::<()>();
     assert_eq!(nothing.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));

@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 
 use common::{Actor, Client, Lab, On, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
-use ringserve::{ConnHandle, Cx, Error, Frame, Server, Service};
+use ringserve::{Cx, Error, Frame, LocalHandle, Server, Service};
 
 #[test]
 fn a_second_instance_is_refused_with_the_name_of_the_first() {
@@ -120,7 +120,7 @@ fn an_address_that_is_none_is_named_at_the_start() {
 /// Connections put their handles and texts here; a task of the shard sends each text to all.
 #[derive(Default)]
 struct Room {
-    members: RefCell<Vec<ConnHandle>>,
+    members: RefCell<Vec<LocalHandle>>,
     texts: RefCell<VecDeque<Vec<u8>>>,
     waker: Cell<Option<Waker>>,
 }
@@ -133,7 +133,7 @@ impl Service for Chat {
 
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
         if frame.is_empty() {
-            self.0.members.borrow_mut().push(cx.handle());
+            self.0.members.borrow_mut().push(cx.local_handle());
             cx.reply(b"joined");
             return Ok(());
         }

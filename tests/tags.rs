@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use common::{Client, On, Random, finish, no_time_limits};
+use common::{Client, On, Random, SOON, eventually, finish, no_time_limits};
 use ringserve::{Cx, Frame, Limits, Service};
 
 const THREADS: u64 = 4;
@@ -87,7 +87,7 @@ fn connections_that_come_and_go_see_their_own_bytes_only() {
         connections_max: 24,
         receive_buffer_bytes: 512,
         receive_bytes_max: 64 * 512,
-        // Linux 6.18 does not tell a multishot receive of a reset that comes together with data: such a one is idle.
+        // A reset may go unreported for a while: such a connection is idle.
         idle: Some(Duration::from_millis(200)),
         ..no_time_limits()
     };
@@ -108,8 +108,10 @@ fn connections_that_come_and_go_see_their_own_bytes_only() {
     });
     assert_eq!((seen.strangers.load(SeqCst), seen.sessions_used_before.load(SeqCst)), (0, 0));
     assert!(bytes.load(SeqCst) > 1 << 20, "{bytes:?} bytes came back");
-    let report = finish(running);
-    assert_eq!(report.counters.accepted, THREADS * CONNECTIONS);
+    // The last ones may still be queued in the kernel, and a server that shuts down accepts no more.
+    let all = THREADS * CONNECTIONS;
+    eventually("all are accepted", SOON, || running.report().counters.accepted == all);
+    finish(running);
 }
 
 /// Sends frames of its tag, and ends in the middle of it, in one way or the other. Returns how many bytes came back.

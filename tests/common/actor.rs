@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use ringserve::framing::FrameError;
-use ringserve::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service};
+use ringserve::{CloseReason, Cx, Frame, LocalHandle, PushError, Refusal, Service};
 
 /// A part of the pattern's period.
 const STREAM_PIECE: usize = super::PERIOD / 4;
@@ -57,7 +57,7 @@ pub struct Shared {
 
 pub struct Actor {
     pub shared: Arc<Shared>,
-    names: RefCell<HashMap<Vec<u8>, ConnHandle>>,
+    names: RefCell<HashMap<Vec<u8>, LocalHandle>>,
 }
 
 impl Actor {
@@ -230,7 +230,7 @@ impl Actor {
         let (name, text) = split(rest, b':');
         let Some(handle) = names.get(name) else {
             assert_eq!(what, b'h', "no connection is called that");
-            names.insert(name.to_vec(), cx.handle());
+            names.insert(name.to_vec(), cx.local_handle());
             return cx.reply(b"named");
         };
         let handle = handle.clone();

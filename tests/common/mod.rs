@@ -34,7 +34,15 @@ pub fn eventually(what: &str, within: Duration, mut happened: impl FnMut() -> bo
 /// short, since at the end of a test its clients are still there.
 pub fn no_time_limits() -> Limits {
     let linger = Duration::from_millis(200);
-    Limits { first_frame: None, idle: None, write_stalled: None, linger, ..Limits::default() }
+    Limits {
+        first_frame: None,
+        idle: None,
+        write_stalled: None,
+        read_bytes_per_second_min: 0,
+        handler: None,
+        linger,
+        ..Limits::default()
+    }
 }
 
 /// True if the operator chose epoll for servers that leave the choice open.

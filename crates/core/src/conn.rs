@@ -37,6 +37,9 @@ pub(crate) struct Times {
     pub idle: u32,
     pub write_stalled: u32,
     linger: u32,
+    handler: u32,
+    heartbeat: u32,
+    read_window: u32,
     probe_busy: u32,
     probe_idle: u32,
 }
@@ -52,6 +55,9 @@ impl Times {
             idle: steps(limits.idle),
             write_stalled: steps(limits.write_stalled),
             linger: steps_for(limits.linger),
+            handler: steps(limits.handler),
+            heartbeat: steps(limits.heartbeat),
+            read_window: steps((limits.read_bytes_per_second_min > 0).then_some(READ_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),
             probe_idle: steps_for(PROBE_IDLE),
         }
@@ -67,6 +73,10 @@ pub(crate) enum Due {
     Write,
     /// A reset may have gone unreported: the receive is armed anew.
     Probe,
+    /// A half received frame had its window: did enough of it come?
+    ReadRate,
+    /// The peer was silent for so long that it is asked for a sign of life.
+    Heartbeat,
     Close(CloseReason),
 }
 
@@ -77,6 +87,10 @@ pub(crate) enum Due {
 /// each silence, about 2 µs.
 const PROBE_BUSY: Duration = Duration::from_secs(1);
 const PROBE_IDLE: Duration = Duration::from_secs(60);
+
+/// Over how long [`Limits::read_bytes_per_second_min`] is measured: long enough for a lost packet to be sent again
+/// a few times (TCP tries after 1, 3 and 7 seconds).
+pub(crate) const READ_WINDOW: Duration = Duration::from_secs(10);
 
 /// What a shard knows of a connection beside its [`Block`].
 pub(crate) struct Conn<S> {
@@ -107,6 +121,14 @@ pub(crate) struct Conn<S> {
     pub opened: bool,
     /// A whole frame arrived.
     pub frame_seen: bool,
+    /// As many calls wait as may.
+    pub calls_full: bool,
+    /// The service heard that nothing more will arrive.
+    pub input_end_told: bool,
+    /// Heartbeats since a byte arrived.
+    pub beats: u8,
+    /// Calls that wait.
+    pub calls: u16,
     /// On the list of connections with bytes left for the next turn.
     pub runnable: bool,
     /// The shard drains: close as soon as nothing is owed.
@@ -121,12 +143,15 @@ pub(crate) struct Conn<S> {
     pub shut: bool,
     /// The close is in flight.
     pub close_sent: bool,
-    /// The parked handler, as the caller names it, or [`NEVER`].
+    /// The first of the calls that wait, as the caller names it, or [`NEVER`].
     pub handler: u32,
     /// The step for which the connection's timer is set, or [`NEVER`].
     pub timer: u32,
-    /// The step in which it was adopted.
-    pub opened_at: u32,
+    /// The step in which it was adopted, until its first frame came. Then, while calls wait, the one in which the
+    /// first of them began to, or the last one was done.
+    pub since: u32,
+    /// ... in which a byte arrived.
+    pub heard_at: u32,
     /// ... in which a byte went either way, or a handler finished.
     pub active_at: u32,
     /// ... in which the send in flight last made progress; in Closing, in which that began.
@@ -151,6 +176,10 @@ impl<S> Conn<S> {
             held_back: false,
             opened: false,
             frame_seen: false,
+            calls_full: false,
+            input_end_told: false,
+            beats: 0,
+            calls: 0,
             runnable: false,
             drain: false,
             lingering: false,
@@ -160,7 +189,8 @@ impl<S> Conn<S> {
             close_sent: false,
             handler: NEVER,
             timer: NEVER,
-            opened_at: now,
+            since: now,
+            heard_at: now,
             active_at: now,
             send_at: now,
         }
@@ -173,7 +203,7 @@ impl<S> Conn<S> {
 
     #[inline]
     pub(crate) fn has_handler(&self) -> bool {
-        self.handler != NEVER
+        self.calls > 0
     }
 
     #[inline]
@@ -183,7 +213,7 @@ impl<S> Conn<S> {
 
     /// True if the next frame may go to the service now.
     pub(crate) fn takes_frames(&self) -> bool {
-        self.is_open() && self.opened && !self.has_handler() && !self.held_back
+        self.is_open() && self.opened && !self.calls_full && !self.held_back
     }
 
     /// Bytes that were received and not looked at.
@@ -206,7 +236,9 @@ impl<S> Conn<S> {
         !self.has_handler()
             && !self.sending
             && self.inbox.is_none()
-            && self.link().is_none_or(|link| link.pending_bytes() == 0 && !link.has_wishes())
+            && self
+                .link()
+                .is_none_or(|link| link.pending_bytes() == 0 && !link.has_wishes() && !link.is_held_open())
     }
 
     /// The step in which the next limit of this connection is over, and what it leads to.
@@ -221,7 +253,7 @@ impl<S> Conn<S> {
             next.0 = self.send_at.saturating_add(times.write_stalled);
         }
         if self.is_open() && !self.frame_seen {
-            let at = self.opened_at.saturating_add(times.first_frame);
+            let at = self.since.saturating_add(times.first_frame);
             if at < next.0 {
                 next = (at, Due::Close(CloseReason::FirstFrameTimeout));
             }
@@ -231,6 +263,27 @@ impl<S> Conn<S> {
             let at = self.active_at.saturating_add(times.idle);
             if at < next.0 {
                 next = (at, Due::Close(CloseReason::IdleTimeout));
+            }
+        }
+        if self.is_open() && self.has_handler() {
+            let at = self.since.saturating_add(times.handler);
+            if at < next.0 {
+                next = (at, Due::Close(CloseReason::HandlerTimeout));
+            }
+        }
+        if let Some(inbox) = &self.inbox
+            && inbox.has_partial()
+            && self.takes_frames()
+        {
+            let at = inbox.window_began.saturating_add(times.read_window);
+            if at < next.0 {
+                next = (at, Due::ReadRate);
+            }
+        }
+        if self.is_open() && self.opened && times.heartbeat != NEVER {
+            let at = self.heard_at.saturating_add(times.heartbeat.saturating_mul(u32::from(self.beats) + 1));
+            if at < next.0 {
+                next = (at, Due::Heartbeat);
             }
         }
         // While something is sent the send finds out.

@@ -15,6 +15,8 @@ pub struct Counters {
     pub refused: u64,
     /// Connections that waited because `connections_max` was reached.
     pub waited: u64,
+    /// Connections this shard accepted and passed on to another one, since its own table was full.
+    pub passed_on: u64,
     /// Times accepting stopped because of a limit: connections, descriptors, system files.
     pub accept_paused: u64,
     /// Connections that were opened.
@@ -54,6 +56,7 @@ impl AddAssign<&Counters> for Counters {
         self.accepted += other.accepted;
         self.refused += other.refused;
         self.waited += other.waited;
+        self.passed_on += other.passed_on;
         self.accept_paused += other.accept_paused;
         self.opened += other.opened;
         self.closed += other.closed;

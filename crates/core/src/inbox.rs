@@ -31,6 +31,9 @@ pub(crate) struct Inbox {
     missing: usize,
     rest: Lease,
     backlog: Vec<u8>,
+    /// The step in which the peer's time for enough of `partial` began, and the bytes that came since.
+    pub(crate) window_began: u32,
+    window_bytes: usize,
 }
 
 /// The system has no memory for what arrived.
@@ -152,12 +155,19 @@ impl Inbox {
     }
 
     /// Begins a frame with the bytes that [`cut`] answered [`Found::More`] for.
-    pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize) -> Result<(), NoMemory> {
+    pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize, now: u32) -> Result<(), NoMemory> {
         debug_assert!(self.partial.is_empty());
+        self.begin_window(now);
         append(&mut self.partial, bytes)?;
         self.scanned = bytes.len();
         self.missing = missing;
         Ok(())
+    }
+
+    /// The peer has its time for enough bytes from now on. Returns how many came in the time before.
+    pub(crate) fn begin_window(&mut self, now: u32) -> usize {
+        self.window_began = now;
+        core::mem::take(&mut self.window_bytes)
     }
 
     /// Adds to the frame that was begun from the front of `lease`, until it is whole or the lease is empty.
@@ -174,6 +184,7 @@ impl Inbox {
             if append(&mut self.partial, &lease[..step]).is_err() {
                 return Found::NoMemory;
             }
+            self.window_bytes += step;
             if step < self.missing {
                 self.missing -= step;
                 lease.advance(step);
@@ -237,7 +248,7 @@ mod tests {
                         frames.push(frame.to_vec());
                     }
                     Found::More(missing) if !inbox.has_partial() => {
-                        inbox.begin(&lease, missing).unwrap();
+                        inbox.begin(&lease, missing, 0).unwrap();
                         lease = Lease::empty();
                     }
                     Found::More(_) => assert!(lease.is_empty()),

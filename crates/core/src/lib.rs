@@ -22,6 +22,7 @@ mod limits;
 mod link;
 mod observer;
 mod outbox;
+mod reach;
 mod reason;
 mod shard;
 mod slots;
@@ -40,8 +41,9 @@ pub use limits::{LimitError, Limits};
 pub use link::{Block, Link, Local};
 pub use observer::Observer;
 pub use outbox::Outbox;
+pub use reach::Reach;
 pub use reason::{Actor, CloseReason};
-pub use shard::{Event, Next, Shard};
+pub use shard::{Event, Next, Quota, Shard};
 pub use time::Time;
 
 /// Parts that benchmarks measure one by one. Not for users.

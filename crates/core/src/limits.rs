@@ -51,6 +51,24 @@ pub struct Limits {
     pub idle: Option<Duration>,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
     pub write_stalled: Option<Duration>,
+    /// Bytes a second that a peer sends at least while a frame is half received, measured over 10 s; 0 is no bound.
+    /// Time in which the server itself holds the connection back does not count. Default 240: slower than any modem,
+    /// and it ends a peer that sends a byte now and then to keep a connection and its half frame for ever.
+    pub read_bytes_per_second_min: usize,
+    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
+    /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
+    pub handler: Option<Duration>,
+    /// Time without a byte from the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since
+    /// only a service knows how its protocol asks.
+    ///
+    /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    pub heartbeat: Option<Duration>,
+    /// Heartbeats that may stay without an answer, 1 to 255; when the time after the last one is over the connection
+    /// is closed. Any byte is an answer. Default 3.
+    pub heartbeats_missed_max: u8,
+    /// Calls of one connection that may wait at once, 1 to 65535. Default 1: a connection's replies come in the order
+    /// of its frames. More suits protocols whose replies carry the number of their request.
+    pub calls_in_flight_max: u16,
     /// Time that connections get to finish when the server shuts down. Default 30 s, the grace period of
     /// Kubernetes.
     pub drain: Duration,
@@ -74,6 +92,11 @@ impl Default for Limits {
             first_frame: Some(Duration::from_secs(30)),
             idle: Some(Duration::from_secs(600)),
             write_stalled: Some(Duration::from_secs(30)),
+            read_bytes_per_second_min: 240,
+            handler: Some(Duration::from_secs(60)),
+            heartbeat: None,
+            heartbeats_missed_max: 3,
+            calls_in_flight_max: 1,
             drain: Duration::from_secs(30),
             linger: Duration::from_secs(2),
         }
@@ -136,10 +159,13 @@ impl Limits {
             ("outbox_bytes_max", self.outbox_bytes_max, 2 * gib),
             ("inbox_bytes_high", self.inbox_bytes_high, gib),
             ("held_bytes_max", self.held_bytes_max, u64::MAX),
+            ("heartbeats_missed_max", self.heartbeats_missed_max.into(), 255),
+            ("calls_in_flight_max", self.calls_in_flight_max.into(), 65535),
         ];
         for (name, value, max) in bytes {
             in_range(name, value as u64, 1, max)?;
         }
+        in_range("read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
         in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
         let buffer = self.receive_buffer_bytes as u64;
         in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
@@ -150,6 +176,8 @@ impl Limits {
             ("first_frame", self.first_frame),
             ("idle", self.idle),
             ("write_stalled", self.write_stalled),
+            ("handler", self.handler),
+            ("heartbeat", self.heartbeat),
             ("drain", Some(self.drain)),
             ("linger", Some(self.linger)),
         ];
@@ -159,6 +187,10 @@ impl Limits {
             }
         }
 
+        if let (Some(heartbeat), Some(idle)) = (self.heartbeat, self.idle) {
+            let millis = |time: Duration| usize::try_from(time.as_millis()).unwrap_or(usize::MAX);
+            ordered("heartbeat", millis(heartbeat), "idle", millis(idle))?;
+        }
         ordered("outbox_bytes_low", self.outbox_bytes_low, "outbox_bytes_high", self.outbox_bytes_high)?;
         ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)?;
         ordered("outbox_bytes_max", self.outbox_bytes_max, "held_bytes_max", self.held_bytes_max)?;

@@ -6,6 +6,7 @@
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
@@ -14,7 +15,7 @@ use core::task::Waker;
 
 use crate::framing::{Encoding, Payload};
 use crate::outbox::Outbox;
-use crate::{Batch, ConnId, Limits};
+use crate::{Batch, ConnId, Limits, Reach};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
 /// of 256 completions are not needed.
@@ -32,6 +33,10 @@ const NOT_FRAMED: u8 = 8;
 const GONE: u8 = 16;
 /// Somebody waits for the outbox to fall below its low mark.
 const AWAITED: u8 = 32;
+/// The service holds the connection open beyond the peer's FIN.
+const HELD_OPEN: u8 = 64;
+/// Other threads may look at its [`Reach`].
+const REACHED: u8 = 128;
 
 /// What the connections of one shard share.
 pub struct Local {
@@ -118,8 +123,15 @@ pub struct Link {
     in_flight: Cell<u32>,
     listener: u16,
     flags: Cell<u8>,
+    extra: Cell<Option<Box<Extra>>>,
+}
+
+/// What few connections have.
+#[derive(Default)]
+struct Extra {
     /// Woken when the outbox falls below its low mark.
-    ready: Cell<Option<Waker>>,
+    ready: Option<Waker>,
+    reach: Option<Arc<Reach>>,
 }
 
 impl Link {
@@ -132,7 +144,7 @@ impl Link {
             in_flight: Cell::new(0),
             listener,
             flags: Cell::new(0),
-            ready: Cell::new(None),
+            extra: Cell::new(None),
         }
     }
 
@@ -192,6 +204,7 @@ impl Link {
         let added = batch.len() - before;
         drop(pending);
         self.local.outbox_bytes.set(self.local.outbox_bytes.get() + added);
+        self.update_reach();
         if !framed {
             self.set(NOT_FRAMED);
         }
@@ -224,9 +237,10 @@ impl Link {
 
     /// Wakes `waker` when the outbox falls below its low mark. The waker given last is woken.
     pub fn wake_when_ready(&self, waker: &Waker) {
-        let old = self.ready.take();
-        let keep = old.filter(|old| old.will_wake(waker));
-        self.ready.set(Some(keep.unwrap_or_else(|| waker.clone())));
+        // Cloning and dropping a waker may run others' code: outside.
+        let new = waker.clone();
+        let old = self.with_extra(|extra| extra.ready.replace(new));
+        drop(old);
         self.set(AWAITED);
         // A send that was started in this turn, when nobody waited for its end, must be waited for.
         self.mark_dirty();
@@ -238,8 +252,51 @@ impl Link {
     }
 
     pub(crate) fn take_ready(&self) -> Option<Waker> {
-        self.flags.set(self.flags.get() & !AWAITED);
-        self.ready.take()
+        self.has(AWAITED).then(|| {
+            self.clear(AWAITED);
+            self.with_extra(|extra| extra.ready.take())
+        })?
+    }
+
+    /// Allocates at the first call.
+    fn with_extra<T>(&self, change: impl FnOnce(&mut Extra) -> T) -> T {
+        let mut extra = self.extra.take().unwrap_or_default();
+        let result = change(&mut extra);
+        self.extra.set(Some(extra));
+        result
+    }
+
+    /// What other threads may know of this connection. The first call allocates.
+    pub fn reach(&self) -> Arc<Reach> {
+        let make = || Arc::new(Reach::new(self.outbox_bytes(), self.local.outbox_bytes_high, self.is_gone()));
+        let reach = self.with_extra(|extra| extra.reach.get_or_insert_with(make).clone());
+        self.set(REACHED);
+        reach
+    }
+
+    #[inline]
+    fn update_reach(&self) {
+        if !self.has(REACHED) {
+            return;
+        }
+        self.with_extra(|extra| {
+            let Some(reach) = &extra.reach else { return };
+            reach.set_outbox_bytes(self.outbox_bytes());
+            if self.is_gone() {
+                reach.set_gone();
+            }
+        });
+    }
+
+    /// Keeps the connection open when the peer has sent FIN and every frame was handed out, until
+    /// [`close`](Link::close), and keeps a drain from closing it as one that owes nothing.
+    pub fn hold_open(&self) {
+        self.set(HELD_OPEN);
+    }
+
+    #[inline]
+    pub(crate) fn is_held_open(&self) -> bool {
+        self.has(HELD_OPEN)
     }
 
     /// Bytes that were in flight and are no longer with the kernel, when `left_over` of them were not sent.
@@ -274,11 +331,13 @@ impl Link {
     pub(crate) fn left(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - bytes as u32);
         self.local.outbox_bytes.set(self.local.outbox_bytes.get() - bytes);
+        self.update_reach();
     }
 
     /// Takes nothing from now on; what is queued still leaves.
     pub(crate) fn seal(&self) {
         self.set(GONE);
+        self.update_reach();
     }
 
     /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
@@ -310,7 +369,7 @@ impl Link {
     }
 
     pub(crate) fn clear_dirty(&self) {
-        self.flags.set(self.flags.get() & !DIRTY);
+        self.clear(DIRTY);
     }
 
     /// Has the state machine look at the connection at the end of the turn.
@@ -325,6 +384,11 @@ impl Link {
     #[inline]
     fn has(&self, flag: u8) -> bool {
         self.flags.get() & flag != 0
+    }
+
+    #[inline]
+    fn clear(&self, flag: u8) {
+        self.flags.set(self.flags.get() & !flag);
     }
 
     #[inline]

@@ -35,6 +35,14 @@ pub enum CloseReason {
     IdleTimeout,
     /// The peer took no byte for [`Limits::write_stalled`](crate::Limits::write_stalled).
     WriteStalled,
+    /// The peer sent a frame more slowly than
+    /// [`Limits::read_bytes_per_second_min`](crate::Limits::read_bytes_per_second_min).
+    ReadTooSlow,
+    /// The peer answered none of
+    /// [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) heartbeats.
+    HeartbeatLost,
+    /// A call waited for longer than [`Limits::handler`](crate::Limits::handler).
+    HandlerTimeout,
     /// The service closed it, after its replies.
     Closed,
     /// The service aborted it.
@@ -66,18 +74,17 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// How many different reasons there are.
-    pub const COUNT: usize = 19;
+    pub const COUNT: usize = 22;
 
     /// Who ended the connection.
     pub fn actor(self) -> Actor {
         use CloseReason::*;
         match self {
             PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) => Actor::Peer,
-            FirstFrameTimeout | IdleTimeout | WriteStalled | MemoryLimit | Shutdown | DrainTimeout
-            | Forced => Actor::Server,
-            Closed | Aborted | Refused | HandlerError | HandlerPanicked | ReplyNotFramed | OutboxFull => {
-                Actor::Service
-            }
+            FirstFrameTimeout | IdleTimeout | WriteStalled | ReadTooSlow | HeartbeatLost | MemoryLimit
+            | Shutdown | DrainTimeout | Forced => Actor::Server,
+            Closed | Aborted | Refused | HandlerError | HandlerTimeout | HandlerPanicked | ReplyNotFramed
+            | OutboxFull => Actor::Service,
             System(_) => Actor::System,
         }
     }
@@ -110,6 +117,9 @@ impl CloseReason {
             DrainTimeout => 16,
             Forced => 17,
             System(_) => 18,
+            ReadTooSlow => 19,
+            HeartbeatLost => 20,
+            HandlerTimeout => 21,
         }
     }
 
@@ -145,6 +155,9 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "drain_timeout",
     "forced",
     "system",
+    "read_too_slow",
+    "heartbeat_lost",
+    "handler_timeout",
 ];
 
 impl fmt::Display for CloseReason {

@@ -20,7 +20,7 @@ use core::time::Duration;
 use crate::Time;
 use crate::chunked::Chunked;
 
-/// A step is 2^24 ns: fine enough for limits given in tenths of a second, and found by a shift.
+/// A step of connections' limits is 2^24 ns: fine enough for limits given in tenths of a second, and found by a shift.
 const STEP_SHIFT: u32 = 24;
 
 /// The width of a step, which is how late a timer may fire.
@@ -63,6 +63,8 @@ pub struct Wheel {
     earliest: [[u32; BUCKETS]; LEVELS],
     /// Every step up to this one has fired.
     now: u32,
+    /// A step is two to the power of this many nanoseconds.
+    step_shift: u32,
 }
 
 impl Default for Wheel {
@@ -72,9 +74,15 @@ impl Default for Wheel {
 }
 
 impl Wheel {
-    /// A wheel with no timer set, at time zero.
+    /// A wheel with no timer set, at time zero, and the steps of connections' limits.
     pub fn new() -> Wheel {
+        Wheel::with_step_shift(STEP_SHIFT)
+    }
+
+    /// One with steps of two to the power of `step_shift` nanoseconds.
+    pub fn with_step_shift(step_shift: u32) -> Wheel {
         Wheel {
+            step_shift,
             nodes: Chunked::new(),
             heads: [[NONE; BUCKETS]; LEVELS],
             occupied: [0; LEVELS],
@@ -118,12 +126,12 @@ impl Wheel {
                 next = next.min(self.earliest[level][(first + ahead) as usize % BUCKETS]);
             }
         }
-        (next != u32::MAX).then(|| Time::from_nanos(u64::from(next.max(self.now + 1)) << STEP_SHIFT))
+        (next != u32::MAX).then(|| Time::from_nanos(u64::from(next.max(self.now + 1)) << self.step_shift))
     }
 
     /// Moves on to `now` and puts the slots whose timer went off into `fired`.
     pub fn advance(&mut self, now: Time, fired: &mut impl Extend<u32>) {
-        let target = step_at(now);
+        let target = self.step_at(now);
         while self.now < target {
             if self.occupied == [0; LEVELS] {
                 self.now = target;
@@ -141,6 +149,11 @@ impl Wheel {
                 self.skip_to_next_bucket(target);
             }
         }
+    }
+
+    /// The last step of this wheel that has begun at `time`.
+    pub fn step_at(&self, time: Time) -> u32 {
+        ((time.as_nanos() >> self.step_shift) as u32).min(LAST)
     }
 
     /// Nothing is due on level 0: go to the step before the next one at which a bucket moves down.

@@ -71,7 +71,7 @@ impl Trial {
     fn connection(&mut self, slot: u32) -> Result<(UnixStream, ConnId), SetupError> {
         let (near, far) =
             UnixStream::pair().map_err(|error| SetupError::Descriptors { what: "a socket pair", error })?;
-        let socket = self.ring.take_socket(far.into());
+        let socket = self.ring.take_over(far.into());
         let id = ConnId::new(slot, 1);
         self.ring.submit(Op::Adopt { id, socket });
         Ok((near, id))

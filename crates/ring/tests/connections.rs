@@ -141,7 +141,7 @@ fn a_non_blocking_socket_or_listener_makes_no_difference() {
 
     let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
-    let socket = rig.ring.take_socket(far.into());
+    let socket = rig.ring.take_over(far.into());
     let id = rig.adopt(0, socket);
     rig.ring.submit(Op::Receive { id });
     let start = std::time::Instant::now();

@@ -1,25 +1,37 @@
 //! How user code reaches a connection.
 
-use std::any::Any;
 use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 use ringserve_core::{Block, ConnId, Payload};
 
+use crate::handle::{ConnHandle, LocalHandle};
+use crate::shard::Shard;
+use crate::timers::{DeadlineElapsed, Sleep};
+
 /// The connection a call is for.
 ///
-/// Nothing here waits but [`ready`](Cx::ready): replies are queued, and all of a turn leave together in one
-/// send.
+/// Nothing here waits but [`ready`](Cx::ready), [`sleep`](Cx::sleep) and [`deadline`](Cx::deadline): replies are queued,
+/// and all of a turn leave together in one send.
+///
+/// # What a dropped call leaves
+///
+/// A call that waits is dropped when its connection ends: the peer is gone, a limit was over, the server stops. What it
+/// had queued by then leaves, unless the connection was reset; nothing of what it would have queued later is on the wire,
+/// and frames are never cut. So a call that must finish what it began beside its connection, as writing a file, gives
+/// that to [`spawn`](Cx::spawn) and waits for the result.
 pub struct Cx<'a, S> {
     block: &'a Rc<Block<S>>,
+    shard: &'a Shard,
 }
 
 impl<'a, S: 'static> Cx<'a, S> {
-    pub(crate) fn new(block: &'a Rc<Block<S>>) -> Cx<'a, S> {
-        Cx { block }
+    pub(crate) fn new(block: &'a Rc<Block<S>>, shard: &'a Shard) -> Cx<'a, S> {
+        Cx { block, shard }
     }
 
     /// Queues one frame, encoded by the server's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent,
@@ -87,10 +99,49 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.block.link.outbox_bytes()
     }
 
-    /// A handle that can be kept, to push to this connection from other calls on the same shard.
+    /// Keeps the connection open after the peer has sent its last byte, until [`close`](Cx::close); the service hears of
+    /// the peer's end in [`Service::input_ended`](crate::Service::input_ended). For protocols in which a peer closes its
+    /// half and goes on reading for longer than its last call takes. A drain waits for such a connection, up to
+    /// [`Limits::drain`](crate::Limits::drain).
+    pub fn hold_open(&self) {
+        self.block.link.hold_open();
+    }
+
+    /// The shard this connection lives on.
+    pub fn shard(&self) -> &'a Shard {
+        self.shard
+    }
+
+    /// Runs a future on this shard, independent of this connection. See [`Shard::spawn`].
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        self.shard.spawn(future);
+    }
+
+    /// Waits for so long, up to about a millisecond longer and never shorter. Frames of this connection wait
+    /// meanwhile, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high); others go on.
+    pub fn sleep(&self, time: Duration) -> Sleep {
+        self.shard.sleep(time)
+    }
+
+    /// Runs a future for so long at most, and drops it then. One that does not wait costs no timer and no look at the
+    /// clock.
+    ///
+    /// # Errors
+    /// [`DeadlineElapsed`] if the time was over first.
+    pub async fn deadline<F: Future>(&self, time: Duration, future: F) -> Result<F::Output, DeadlineElapsed> {
+        self.shard.deadline(time, future).await
+    }
+
+    /// A handle that can be kept and sent to other threads, to push to this connection from anywhere. The first call
+    /// for a connection allocates.
     pub fn handle(&self) -> ConnHandle {
-        let block: Rc<Block<dyn Any>> = self.block.clone();
-        ConnHandle { id: self.id(), block: Rc::downgrade(&block) }
+        let link = &self.block.link;
+        ConnHandle::new(link.id(), link.reach(), self.shard.remote().clone())
+    }
+
+    /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.
+    pub fn local_handle(&self) -> LocalHandle {
+        LocalHandle::new(self.block)
     }
 }
 
@@ -128,86 +179,3 @@ impl fmt::Display for Peer {
         }
     }
 }
-
-/// Reaches a connection from elsewhere on its shard, as long as it lives. It keeps the connection's memory
-/// (about 200 bytes and the session's size) from being used again, but not the connection open.
-#[derive(Clone)]
-pub struct ConnHandle {
-    id: ConnId,
-    block: Weak<Block<dyn Any>>,
-}
-
-impl ConnHandle {
-    /// The connection's name on its shard.
-    pub fn id(&self) -> ConnId {
-        self.id
-    }
-
-    /// True once the connection takes nothing any more.
-    pub fn is_gone(&self) -> bool {
-        self.block.upgrade().is_none_or(|block| block.link.is_gone())
-    }
-
-    /// Queues one frame, encoded by the server's framing.
-    ///
-    /// # Errors
-    /// [`PushError::Full`] if the outbox is over its high mark, since the peer reads too slowly: the frame is
-    /// not queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection
-    /// ended.
-    pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
-        let block = self.block.upgrade().filter(|block| !block.link.is_gone()).ok_or(PushError::Gone)?;
-        if block.link.is_full() {
-            return Err(PushError::Full);
-        }
-        block.link.reply(payload.into());
-        Ok(())
-    }
-
-    /// Closes the connection after what is queued has left; a handler that waits is dropped then.
-    pub fn close(&self) {
-        if let Some(block) = self.block.upgrade() {
-            block.link.close();
-        }
-    }
-
-    /// Resets the connection.
-    pub fn abort(&self) {
-        if let Some(block) = self.block.upgrade() {
-            block.link.abort();
-        }
-    }
-}
-
-impl PartialEq for ConnHandle {
-    fn eq(&self, other: &ConnHandle) -> bool {
-        self.block.ptr_eq(&other.block)
-    }
-}
-
-impl Eq for ConnHandle {}
-
-impl fmt::Debug for ConnHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ConnHandle({})", self.id)
-    }
-}
-
-/// Why a push was not queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PushError {
-    /// The peer reads too slowly.
-    Full,
-    /// The connection ended.
-    Gone,
-}
-
-impl fmt::Display for PushError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PushError::Full => "the peer reads too slowly: its outbox is over outbox_bytes_high",
-            PushError::Gone => "the connection ended",
-        })
-    }
-}
-
-impl std::error::Error for PushError {}

@@ -56,6 +56,7 @@ impl fmt::Display for Driver {
 pub(crate) struct Chosen {
     pub(crate) kind: ChosenKind,
     reason: String,
+    connections_max: usize,
 }
 
 #[derive(Clone)]
@@ -69,8 +70,6 @@ pub(crate) struct Wanted<'a> {
     pub(crate) driver: Driver,
     pub(crate) incremental: bool,
     pub(crate) shards: usize,
-    /// Connections each shard should hold.
-    pub(crate) connections: usize,
     /// The soft limit on descriptors.
     pub(crate) descriptors: u64,
     pub(crate) limits: &'a Limits,
@@ -103,9 +102,16 @@ impl Wanted<'_> {
 
     fn uring(&self, why: &str) -> Result<Chosen, Error> {
         let found = probe().map_err(Error::Driver)?;
-        let mut connections = self.connections.min(usize::try_from(self.descriptors).unwrap_or(usize::MAX));
-        if !found.direct_descriptors {
-            connections = self.share_of_descriptors();
+        let max = self.limits.connections_max;
+        // A table may be as large as the limit, and costs 8 bytes of kernel memory an entry from the start. The kernel
+        // spreads connections evenly, so four times a shard's share is room enough.
+        let mut connections = max.min(usize::try_from(self.descriptors).unwrap_or(usize::MAX));
+        let mut connections_max = max.min(connections.saturating_mul(self.shards));
+        if found.direct_descriptors {
+            connections = connections.min(max.div_ceil(self.shards).saturating_mul(4));
+        } else {
+            connections = self.spare_descriptors();
+            connections_max = connections;
         }
         let config = UringConfig {
             connections: connections as u32,
@@ -117,24 +123,25 @@ impl Wanted<'_> {
         // It was tried with small queues.
         let queues = format!("queues {}/{}", config.submission_entries, config.completion_entries);
         let found = found.description.split(", ").skip(2).collect::<Vec<_>>().join(", ");
-        Ok(Chosen { kind: ChosenKind::Uring(config), reason: format!("io_uring ({why}); {queues}, {found}") })
+        let reason = format!("io_uring ({why}); {queues}, {found}");
+        Ok(Chosen { kind: ChosenKind::Uring(config), reason, connections_max })
     }
 
     fn epoll(&self, why: &str) -> Chosen {
-        let connections = self.share_of_descriptors();
+        let connections = self.spare_descriptors();
         let config = EpollConfig { connections: connections as u32, pool: self.pool() };
         let reason = format!(
             "epoll ({why}); each connection costs a descriptor, so RLIMIT_NOFILE, {}, bounds them",
             self.descriptors
         );
-        Chosen { kind: ChosenKind::Epoll(config), reason }
+        Chosen { kind: ChosenKind::Epoll(config), reason, connections_max: connections }
     }
 
-    /// Connections of a shard where each costs a descriptor of the process.
-    fn share_of_descriptors(&self) -> usize {
+    /// Connections of the process where each costs a descriptor; one shard may come to hold them all.
+    fn spare_descriptors(&self) -> usize {
         let own = DESCRIPTORS_PER_SHARD * self.shards as u64;
-        let share = self.descriptors.saturating_sub(own) / self.shards as u64;
-        self.connections.min(usize::try_from(share).unwrap_or(usize::MAX)).max(1)
+        let spare = usize::try_from(self.descriptors.saturating_sub(own)).unwrap_or(usize::MAX);
+        self.limits.connections_max.min(spare).max(1)
     }
 }
 
@@ -145,6 +152,11 @@ impl Chosen {
             ChosenKind::Uring(config) => config.connections as usize,
             ChosenKind::Epoll(config) => config.connections as usize,
         }
+    }
+
+    /// Connections all shards hold together.
+    pub(crate) fn connections_max(&self) -> usize {
+        self.connections_max
     }
 
     /// For the log: which driver, and why.

@@ -5,6 +5,7 @@ mod cx;
 mod driver;
 mod error;
 mod guard;
+mod handle;
 mod listen;
 mod log;
 mod remote;
@@ -12,7 +13,9 @@ mod running;
 mod server;
 mod service;
 mod shard;
+mod shards;
 mod tasks;
+mod timers;
 
 pub use ringserve_core::framing;
 pub use ringserve_core::{
@@ -20,14 +23,17 @@ pub use ringserve_core::{
 };
 pub use ringserve_ring::SetupError;
 
-pub use cx::{ConnHandle, Cx, Peer, PushError};
+pub use cx::{Cx, Peer};
 pub use driver::Driver;
 pub use error::Error;
+pub use handle::{ConnHandle, LocalHandle, PushError};
 pub use ringserve_buf::Counts as BufferCounts;
 pub use running::{Report, Running, ShardReport, Stopper};
 pub use server::Server;
 pub use service::{MakeService, Refusal, Service};
 pub use shard::Shard;
+pub use shards::{SendError, Shards};
+pub use timers::{DeadlineElapsed, Sleep};
 
 /// Runs a shard over a driver of the caller's. For benchmarks and tests of this workspace, not for users.
 #[doc(hidden)]

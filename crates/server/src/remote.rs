@@ -1,9 +1,14 @@
 //! What reaches a shard from other threads: wakers and orders.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Instant;
+
+use bytes::Bytes;
+use ringserve_core::{ConnId, Reach};
 
 use crate::running::ShardReport;
 
@@ -23,11 +28,37 @@ pub(crate) enum Order {
     Force = 2,
 }
 
+/// What other threads want of a shard.
+pub(crate) enum Mail {
+    /// One frame for a connection.
+    Push { id: ConnId, reach: Arc<Reach>, payload: Bytes },
+    /// The end of a connection, after what is queued.
+    Close { id: ConnId },
+    /// The end of a connection, at once.
+    Abort { id: ConnId },
+    /// A socket for which another shard had no room.
+    Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
+}
+
+/// What came for a shard since it last looked.
+#[derive(Default)]
+pub(crate) struct Post {
+    /// Tasks to poll.
+    pub(crate) woken: Vec<u32>,
+    pub(crate) mail: Vec<Mail>,
+    /// The shard ended: nobody will look any more.
+    closed: bool,
+}
+
 /// A shard as other threads see it.
 pub(crate) struct Remote {
     state: AtomicU8,
     order: AtomicU8,
-    woken: Mutex<Vec<u32>>,
+    post: Mutex<Post>,
+    /// A mailbox of [`Shards`](crate::Shards) has messages.
+    messages: AtomicBool,
+    /// Connections the shard's table has room for.
+    room: AtomicUsize,
     driver: OnceLock<ringserve_ring::Waker>,
     report_wanted: AtomicBool,
     reports: Mutex<Reports>,
@@ -47,7 +78,9 @@ impl Remote {
         Arc::new(Remote {
             state: AtomicU8::new(AWAKE),
             order: AtomicU8::new(Order::Serve as u8),
-            woken: Mutex::new(Vec::new()),
+            post: Mutex::default(),
+            messages: AtomicBool::new(false),
+            room: AtomicUsize::new(0),
             driver: OnceLock::new(),
             report_wanted: AtomicBool::new(false),
             reports: Mutex::default(),
@@ -125,12 +158,66 @@ impl Remote {
         self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Swaps the tasks woken since the last call into `woken`, which must be empty. What comes after is noticed by
+    /// Swaps what came since the last call with `post`, which must be empty. What comes after is noticed by
     /// [`fall_asleep`](Remote::fall_asleep).
-    pub(crate) fn wake_up(&self, woken: &mut Vec<u32>) {
+    pub(crate) fn wake_up(&self, post: &mut Post) {
         if self.state.swap(AWAKE, Ordering::SeqCst) == NOTIFIED {
-            std::mem::swap(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner), woken);
+            let mut here = self.post();
+            std::mem::swap(&mut here.woken, &mut post.woken);
+            std::mem::swap(&mut here.mail, &mut post.mail);
         }
+    }
+
+    fn post(&self) -> MutexGuard<'_, Post> {
+        self.post.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves mail for the shard. It comes back if the shard ended.
+    pub(crate) fn send(&self, mail: Mail) -> Result<(), Mail> {
+        let mut post = self.post();
+        if post.closed {
+            return Err(mail);
+        }
+        post.mail.push(mail);
+        drop(post);
+        self.notify();
+        Ok(())
+    }
+
+    /// The shard ended. What was left for it is dropped.
+    pub(crate) fn close(&self) {
+        let mut post = self.post();
+        post.closed = true;
+        let left = std::mem::take(&mut post.mail);
+        drop(post);
+        drop(left);
+    }
+
+    /// A mailbox of the shard has messages.
+    pub(crate) fn announce_messages(&self) {
+        self.messages.store(true, Ordering::SeqCst);
+        self.notify();
+    }
+
+    /// On the shard: true if messages were announced since the last call.
+    pub(crate) fn take_messages(&self) -> bool {
+        self.messages.load(Ordering::Relaxed) && self.messages.swap(false, Ordering::SeqCst)
+    }
+
+    /// On the shard: how many connections its table has room for.
+    pub(crate) fn set_room(&self, room: usize) {
+        if self.room.load(Ordering::Relaxed) != room {
+            self.room.store(room, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed)
+    }
+
+    /// Another shard passes a connection on to this one; until it looks, there is room for one less.
+    pub(crate) fn take_room(&self) {
+        let _ = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
     }
 }
 
@@ -164,7 +251,7 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::SeqCst) {
-            self.remote.woken.lock().unwrap_or_else(PoisonError::into_inner).push(self.task);
+            self.remote.post().woken.push(self.task);
             self.remote.notify();
         }
     }
@@ -182,9 +269,9 @@ mod tests {
         waker.wake_by_ref();
         waker.wake_by_ref();
         assert!(!remote.fall_asleep());
-        let mut woken = Vec::new();
-        remote.wake_up(&mut woken);
-        assert_eq!(woken, [7]);
+        let mut post = Post::default();
+        remote.wake_up(&mut post);
+        assert_eq!(post.woken, [7]);
         task.taken();
         assert!(remote.fall_asleep());
     }

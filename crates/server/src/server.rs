@@ -3,13 +3,13 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use ringserve_core::Limits;
 use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::{Limits, Quota, Socket};
 use ringserve_ring::{Epoll, Uring, Waker};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -24,7 +24,7 @@ use crate::log::LogObserver;
 use crate::remote::Remote;
 use crate::running::{Running, ShardEnd};
 use crate::service::MakeService;
-use crate::shard::{Admit, LocalTasks, Parts, Running as RunningShard, Shard};
+use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
 use crate::tasks::calls;
 
 /// Shards at most: beyond, something is wrong with the number.
@@ -182,12 +182,10 @@ impl<F: Framing + Clone + Send> Server<F> {
             return Err(Error::Shards(shards));
         }
         let descriptors = descriptors(shards, addrs.len())?;
-        let connections = (self.limits.connections_max / shards).max(1);
         let wanted = Wanted {
             driver: self.driver,
             incremental: self.incremental,
             shards,
-            connections,
             descriptors,
             limits: &self.limits,
         };
@@ -208,6 +206,9 @@ impl<F: Framing + Clone + Send> Server<F> {
         Ok(Running::new(local_addrs, remotes, threads))
     }
 }
+
+type HandOver<D> = fn(&mut D, Socket) -> Option<OwnedFd>;
+type TakeOver<D> = fn(&mut D, OwnedFd) -> Socket;
 
 /// The shards that run, as seen from outside and as threads.
 type Launched = (Vec<Arc<Remote>>, Vec<thread::JoinHandle<ShardEnd>>);
@@ -231,10 +232,11 @@ where
     /// Starts all shards and waits until each one is ready.
     fn launch(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Result<Launched, Error> {
         let (ready, readiness) = mpsc::channel();
-        let mut remotes = Vec::new();
+        let remotes: Arc<[Arc<Remote>]> = (0..self.shards).map(|_| Remote::new()).collect();
+        let quota = Arc::new(Quota::new(self.chosen.connections_max()));
+        let gate = Arc::new(Gate::default());
         let mut threads = Vec::new();
         for (index, sockets) in sockets.into_iter().enumerate() {
-            let remote = Remote::new();
             let shard = OneShard {
                 index,
                 shards: self.shards,
@@ -244,16 +246,18 @@ where
                 chosen: self.chosen.clone(),
                 admit: self.admit.clone(),
                 factory: self.factory.clone(),
-                remote: remote.clone(),
+                remotes: remotes.clone(),
+                quota: quota.clone(),
+                gate: gate.clone(),
                 sockets,
             };
             let ready = ready.clone();
             let thread =
                 thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || shard.run(&ready));
-            remotes.push(remote);
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
+                    gate.open();
                     stop(&remotes, threads);
                     return Err(Error::Thread(error));
                 }
@@ -263,11 +267,34 @@ where
         for _ in 0..threads.len() {
             let started = readiness.recv().unwrap_or(Err(Error::ShardPanicked { shard: 0 }));
             if let Err(error) = started {
+                gate.open();
                 stop(&remotes, threads);
                 return Err(error);
             }
         }
-        Ok((remotes, threads))
+        gate.open();
+        Ok((remotes.to_vec(), threads))
+    }
+}
+
+/// Holds every shard back until all are ready: the first message finds everybody there.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_open {
+            is_open = self.opened.wait(is_open).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
@@ -285,7 +312,9 @@ struct OneShard<F, Factory> {
     chosen: Chosen,
     admit: Option<Admit>,
     factory: Arc<Factory>,
-    remote: Arc<Remote>,
+    remotes: Arc<[Arc<Remote>]>,
+    quota: Arc<Quota>,
+    gate: Arc<Gate>,
     sockets: Vec<OwnedFd>,
 }
 
@@ -307,11 +336,17 @@ where
         // The one place where the driver is decided: from here on everything is compiled for it.
         match self.chosen.kind.clone() {
             ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
-                Ok(driver) => self.run_on(driver.waker(), driver, listeners, ready),
+                Ok(driver) => {
+                    let ways = (Uring::hand_over as HandOver<_>, Uring::take_over as TakeOver<_>);
+                    self.run_on(driver.waker(), driver, ways, listeners, ready)
+                }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
             ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
-                Ok(driver) => self.run_on(driver.waker(), driver, listeners, ready),
+                Ok(driver) => {
+                    let ways = (Epoll::hand_over as HandOver<_>, Epoll::take_over as TakeOver<_>);
+                    self.run_on(driver.waker(), driver, ways, listeners, ready)
+                }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
         }
@@ -321,18 +356,19 @@ where
         self,
         waker: Waker,
         driver: D,
+        (hand_over, take_over): (HandOver<D>, TakeOver<D>),
         listeners: u16,
         ready: &mpsc::Sender<Result<(), Error>>,
     ) -> ShardEnd {
-        self.remote.set_driver(waker);
-        let local_tasks = LocalTasks::new(self.remote.clone());
-        let context = Shard::new(self.index, self.shards, local_tasks.clone());
-        let service = match crate::guard::guard(|| (self.factory)(&context).make()) {
+        let remote = self.remotes[self.index].clone();
+        remote.set_driver(waker);
+        let shard = Shard::new(self.index, self.shards, remote);
+        let service = match crate::guard::guard(|| (self.factory)(&shard).make()) {
             Some(Ok(service)) => service,
             Some(Err(error)) => return give_up(ready, Error::Factory { shard: self.index, error }),
             None => return give_up(ready, Error::FactoryPanicked { shard: self.index }),
         };
-        let core = ringserve_core::Shard::new(
+        let mut core = ringserve_core::Shard::new(
             self.limits,
             self.chosen.connections(),
             listeners,
@@ -340,16 +376,14 @@ where
             driver.pool().clone(),
             LogObserver::new(self.index),
         );
+        let mut others = None;
+        if self.shards > 1 {
+            core.share_quota(self.quota);
+            others = Some(Others { remotes: self.remotes, hand_over, take_over });
+        }
         let _ = ready.send(Ok(()));
-        let parts = Parts {
-            index: self.index,
-            core,
-            driver,
-            service,
-            remote: self.remote,
-            admit: self.admit,
-            local_tasks,
-        };
+        self.gate.pass();
+        let parts = Parts { shard, core, driver, service, admit: self.admit, others };
         RunningShard::new(parts, calls::<Make::Service>).run()
     }
 }
@@ -383,14 +417,16 @@ fn announce(addrs: &[SocketAddr], shards: usize, cpus: &[usize], chosen: &Chosen
     }
     info!("driver: {}", chosen.reason());
     info!(
-        "limits: {} connections for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
-         shard; first frame within {}, idle {}, write stalled {}, drain {:?}",
+        "limits: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
+         shard; first frame within {}, idle {}, write stalled {}, handler {}, drain {:?}",
+        chosen.connections_max(),
         chosen.connections(),
         limits.frame_bytes_max,
         limits.receive_bytes_max >> 20,
         or_off(limits.first_frame),
         or_off(limits.idle),
         or_off(limits.write_stalled),
+        or_off(limits.handler),
         limits.drain,
     );
     info!(

@@ -62,6 +62,19 @@ pub trait Service: Sized + 'static {
         let _ = (cx, error);
     }
 
+    /// The peer was silent for [`Limits::heartbeat`](crate::Limits::heartbeat): what this queues asks it for a sign of
+    /// life. Any byte is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) without
+    /// one the connection is closed. Not called while the outbox is over its high mark.
+    fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
+        let _ = cx;
+    }
+
+    /// The peer sent its last byte, every frame was handed over, and the connection is [held
+    /// open](Cx::hold_open): it is for the service to close it.
+    fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
+        cx.close();
+    }
+
     /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the
     /// connection is left.
     fn close(&self, session: &Self::Session, reason: CloseReason) {

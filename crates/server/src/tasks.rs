@@ -16,8 +16,9 @@ use ringserve_core::{Block, ConnId, Frame};
 
 use crate::cx::Cx;
 use crate::guard::guard;
-use crate::remote::{Remote, TaskWaker};
+use crate::remote::TaskWaker;
 use crate::service::Service;
+use crate::shard::Shard;
 
 /// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
 const SPARE_MAX: usize = 1024;
@@ -28,6 +29,7 @@ pub(crate) struct Job<S: Service> {
     block: Cell<Option<Rc<Block<S::Session>>>>,
     frame: Cell<Frame>,
     result: Cell<Option<Result<(), S::Error>>>,
+    shard: Shard,
 }
 
 /// Calls the service for one frame after the other. A function, so that its future has a name as a type parameter.
@@ -38,7 +40,7 @@ pub(crate) async fn calls<S: Service>(service: Rc<S>, job: Rc<Job<S>>) {
             None => Poll::Pending,
         })
         .await;
-        let result = service.call(&Cx::new(&block), job.frame.take()).await;
+        let result = service.call(&Cx::new(&block, &job.shard), job.frame.take()).await;
         job.result.set(Some(result));
     }
 }
@@ -50,7 +52,7 @@ pub(crate) struct Tasks<S: Service, Make, Fut> {
     slots: Vec<Option<Slot<S, Fut>>>,
     /// Slots without a call, last in, first out.
     free: Vec<u32>,
-    remote: Arc<Remote>,
+    shard: Shard,
 }
 
 struct Slot<S: Service, Fut> {
@@ -60,6 +62,9 @@ struct Slot<S: Service, Fut> {
     waker: Waker,
     /// The connection of the call that waits here.
     id: Option<ConnId>,
+    /// That connection's other calls that wait, in a list.
+    prev: Option<u32>,
+    next: Option<u32>,
 }
 
 impl<S, Make, Fut> Tasks<S, Make, Fut>
@@ -68,8 +73,8 @@ where
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
-    pub(crate) fn new(service: Rc<S>, make: Make, remote: Arc<Remote>) -> Tasks<S, Make, Fut> {
-        Tasks { service, make, slots: Vec::new(), free: Vec::new(), remote }
+    pub(crate) fn new(service: Rc<S>, make: Make, shard: Shard) -> Tasks<S, Make, Fut> {
+        Tasks { service, make, slots: Vec::new(), free: Vec::new(), shard }
     }
 
     /// Calls the service. `Err` with the slot's number if the call waits.
@@ -89,7 +94,7 @@ where
         };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
-            empty => empty.insert(Slot::new(&self.service, &self.make, &self.remote, task)),
+            empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task)),
         };
         slot.job.frame.set(frame);
         slot.job.block.set(Some(block));
@@ -100,8 +105,36 @@ where
         })
     }
 
-    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
-    pub(crate) fn resume(&mut self, task: u32) -> Option<(ConnId, Resumed<S::Error>)> {
+    /// Lists a call that waits before its connection's others, of which `next` is the first.
+    pub(crate) fn list(&mut self, task: u32, next: Option<u32>) {
+        if let Some(slot) = self.slot(task) {
+            slot.next = next;
+        }
+        if let Some(slot) = next.and_then(|next| self.slot(next)) {
+            slot.prev = Some(task);
+        }
+    }
+
+    fn slot(&mut self, task: u32) -> Option<&mut Slot<S, Fut>> {
+        self.slots.get_mut(task as usize)?.as_mut()
+    }
+
+    /// Takes a call off its connection's list. Returns the one behind it.
+    fn unlist(&mut self, task: u32) -> Option<u32> {
+        let slot = self.slot(task)?;
+        let (prev, next) = (slot.prev.take(), slot.next.take());
+        if let Some(slot) = prev.and_then(|prev| self.slot(prev)) {
+            slot.next = next;
+        }
+        if let Some(slot) = next.and_then(|next| self.slot(next)) {
+            slot.prev = prev;
+        }
+        next
+    }
+
+    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late. With the
+    /// result comes the connection's next call that waits.
+    pub(crate) fn resume(&mut self, task: u32) -> Option<(ConnId, Resumed<S::Error>, Option<u32>)> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is no call: the next one here must be woken again.
         slot.wake.taken();
@@ -109,25 +142,27 @@ where
         match guard(|| slot.poll()) {
             Some(None) => None,
             Some(Some(result)) => {
+                let next = self.unlist(task);
                 self.release(task);
-                Some((id, Resumed::Done(result)))
+                Some((id, Resumed::Done(result), next))
             }
             None => {
-                self.cancel(task);
-                Some((id, Resumed::Panicked))
+                let next = self.unlist(task);
+                self.discard(task);
+                self.free.push(task);
+                Some((id, Resumed::Panicked, next))
             }
         }
     }
 
-    /// Drops a call that waits.
-    pub(crate) fn cancel(&mut self, task: u32) {
-        if self
-            .slots
-            .get(task as usize)
-            .is_some_and(|slot| slot.as_ref().is_some_and(|slot| slot.id.is_some()))
-        {
-            self.discard(task);
-            self.free.push(task);
+    /// Drops a connection's calls that wait, `first` and those listed behind it.
+    pub(crate) fn cancel(&mut self, first: u32) {
+        let mut task = Some(first);
+        while let Some(number) = task {
+            let Some(slot) = self.slot(number).filter(|slot| slot.id.is_some()) else { return };
+            task = slot.next;
+            self.discard(number);
+            self.free.push(number);
         }
     }
 
@@ -168,14 +203,20 @@ pub(crate) enum Resumed<E> {
 }
 
 impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
-    fn new<Make>(service: &Rc<S>, make: &Make, remote: &Arc<Remote>, task: u32) -> Slot<S, Fut>
+    fn new<Make>(service: &Rc<S>, make: &Make, shard: &Shard, task: u32) -> Slot<S, Fut>
     where
         Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     {
-        let job = Rc::new(Job { block: Cell::default(), frame: Cell::default(), result: Cell::default() });
-        let wake = TaskWaker::new(remote, task);
+        let job = Rc::new(Job {
+            block: Cell::default(),
+            frame: Cell::default(),
+            result: Cell::default(),
+            shard: shard.clone(),
+        });
+        let wake = TaskWaker::new(shard.remote(), task);
         let waker = wake.waker();
-        Slot { future: Box::pin(make(service.clone(), job.clone())), job, wake, waker, id: None }
+        let future = Box::pin(make(service.clone(), job.clone()));
+        Slot { future, job, wake, waker, id: None, prev: None, next: None }
     }
 
     /// The result, if the call is done.

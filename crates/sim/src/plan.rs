@@ -150,6 +150,11 @@ fn draw_limits(
         first_frame: maybe(rng, 60, 2000),
         idle: maybe(rng, 60, 4000),
         write_stalled: maybe(rng, 40, 1000),
+        read_bytes_per_second_min: 0,
+        handler: None,
+        heartbeat: None,
+        heartbeats_missed_max: 3,
+        calls_in_flight_max: 1,
         drain: time(rng, 40, 2000),
         linger: time(rng, 20, 300),
     }

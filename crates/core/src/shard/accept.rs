@@ -2,8 +2,10 @@
 
 use alloc::collections::VecDeque;
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 
 use super::{Event, Shard};
@@ -16,10 +18,28 @@ use crate::{AcceptEnd, CloseReason, ConnId, Observer, Op, Socket, Time};
 /// and cost nothing.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// Connections that all shards of a server may hold together.
+#[derive(Debug)]
+pub struct Quota {
+    used: AtomicUsize,
+    max: usize,
+}
+
+impl Quota {
+    /// None is used yet.
+    pub fn new(max: usize) -> Quota {
+        Quota { used: AtomicUsize::new(0), max }
+    }
+}
+
 /// Accepting, over all listeners of the shard.
 pub(super) struct Accepting {
     listeners: Vec<Listener>,
     connections_max: usize,
+    /// What all shards of the server may hold together.
+    quota: Option<Arc<Quota>>,
+    /// Another shard has room.
+    room_elsewhere: bool,
     /// Sockets that were on the way when the limit was reached, first in, first out.
     waiting: VecDeque<(u16, Socket, Option<SocketAddr>)>,
     /// Connections handed out as [`Event::Accepted`] and not answered yet.
@@ -40,6 +60,8 @@ impl Accepting {
         Accepting {
             listeners: (0..listeners).map(|_| Listener::default()).collect(),
             connections_max,
+            quota: None,
+            room_elsewhere: false,
             waiting: VecDeque::new(),
             asked: 0,
             retry_at: None,
@@ -47,8 +69,28 @@ impl Accepting {
         }
     }
 
-    pub(super) fn retry_at(&self) -> Option<Time> {
-        self.retry_at
+    /// When to look again: accepting rests after an error, and nobody tells this shard that another one has room.
+    pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
+        let held_by_others = self.paused && self.quota.is_some();
+        self.retry_at.or(held_by_others.then(|| now + RETRY))
+    }
+
+    /// A connection or a socket that was asked about is gone.
+    pub(super) fn give_back(&self) {
+        if let Some(quota) = &self.quota {
+            quota.used.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn quota_left(&self) -> bool {
+        self.quota.as_ref().is_none_or(|quota| quota.used.load(Ordering::Relaxed) < quota.max)
+    }
+
+    /// Takes one of the server's connections, if it has one left.
+    fn take_quota(&self) -> bool {
+        let Some(quota) = &self.quota else { return true };
+        let more = |used: usize| (used < quota.max).then_some(used + 1);
+        quota.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     pub(super) fn is_stopped(&self) -> bool {
@@ -59,25 +101,69 @@ impl Accepting {
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn accepted(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
         self.counters.accepted += 1;
+        self.place(listener, socket, peer);
+    }
+
+    /// A socket that another shard accepted and had no room for.
+    pub fn accepted_elsewhere(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
+        self.place(listener, socket, peer);
+    }
+
+    fn place(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
         if self.drain.is_some() {
             self.counters.refused += 1;
             self.ops.push(Op::Refuse { socket });
-        } else if self.has_room() && self.accepting.waiting.is_empty() {
-            self.ask(listener, socket, peer);
-        } else {
-            self.counters.waited += 1;
-            self.accepting.waiting.push_back((listener, socket, peer));
-            self.sync_accept();
+            return;
         }
+        if self.accepting.waiting.is_empty() && self.ask(listener, socket, peer) {
+            return;
+        }
+        if self.passes_on() {
+            self.counters.passed_on += 1;
+            self.events.push_back(Event::Elsewhere { socket, peer, listener });
+            return;
+        }
+        self.counters.waited += 1;
+        self.accepting.waiting.push_back((listener, socket, peer));
+        self.sync_accept();
     }
 
-    fn ask(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
+    /// False if there is no room.
+    fn ask(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
+        if !self.has_slot() || !self.accepting.take_quota() {
+            return false;
+        }
         self.accepting.asked += 1;
         self.events.push_back(Event::Accepted { socket, peer, listener });
+        true
+    }
+
+    /// Connections this shard's own table has room for.
+    pub fn slots_left(&self) -> usize {
+        self.accepting.connections_max - self.conns.len() - self.accepting.asked
+    }
+
+    fn has_slot(&self) -> bool {
+        self.slots_left() > 0
     }
 
     fn has_room(&self) -> bool {
-        self.conns.len() + self.accepting.asked < self.accepting.connections_max
+        self.has_slot() && self.accepting.quota_left()
+    }
+
+    /// True if what is accepted now goes to another shard.
+    fn passes_on(&self) -> bool {
+        !self.has_slot() && self.accepting.room_elsewhere && self.accepting.quota_left()
+    }
+
+    /// Counts this shard's connections together with those of others. Before the first turn.
+    pub fn share_quota(&mut self, quota: Arc<Quota>) {
+        self.accepting.quota = Some(quota);
+    }
+
+    /// Whether another shard has room for what this one accepts beyond its own table. Goes on from the next turn.
+    pub fn set_room_elsewhere(&mut self, room: bool) {
+        self.accepting.room_elsewhere = room;
     }
 
     /// Makes an accepted socket a connection. `None` if there is no memory for it; the socket is closed then.
@@ -96,6 +182,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             Conn::new(Rc::new(Block { link, session }), now)
         });
         let Some(id) = made else {
+            self.accepting.give_back();
             self.counters.refused += 1;
             self.ops.push(Op::Refuse { socket });
             return None;
@@ -112,6 +199,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Closes an accepted socket that is not admitted.
     pub fn refuse(&mut self, socket: Socket) {
         self.accepting.asked -= 1;
+        self.accepting.give_back();
         self.counters.refused += 1;
         self.ops.push(Op::Refuse { socket });
         self.serve_waiting();
@@ -144,10 +232,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.serve_waiting();
     }
 
-    fn serve_waiting(&mut self) {
-        while self.has_room() {
-            let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() else { break };
-            self.ask(listener, socket, peer);
+    pub(super) fn serve_waiting(&mut self) {
+        while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
+            if !self.ask(listener, socket, peer) {
+                self.accepting.waiting.push_front((listener, socket, peer));
+                break;
+            }
         }
         self.sync_accept();
     }
@@ -157,8 +247,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if self.accepting.retry_at.is_some_and(|at| at <= self.now) {
             self.accepting.retry_at = None;
         }
-        let held =
-            !self.has_room() || !self.accepting.waiting.is_empty() || self.accepting.retry_at.is_some();
+        let room = self.has_room() || self.passes_on();
+        let held = !room || !self.accepting.waiting.is_empty() || self.accepting.retry_at.is_some();
         let draining = self.drain.is_some();
         if held != self.accepting.paused && !draining {
             self.accepting.paused = held;

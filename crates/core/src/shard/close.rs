@@ -69,7 +69,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         block.link.end();
         conn.state = State::Closing;
         let handler = conn.has_handler().then_some(conn.handler);
-        conn.handler = NEVER;
+        (conn.handler, conn.calls, conn.calls_full) = (NEVER, 0, false);
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.input_ended;
         conn.send_at = step_at(self.now);
@@ -118,6 +118,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return;
         }
         self.conns.remove(id);
+        self.accepting.give_back();
         self.wheel.clear(id.slot());
         self.room_made();
     }

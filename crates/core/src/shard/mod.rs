@@ -34,10 +34,11 @@ use crate::conn::{Conn, NEVER, Times};
 use crate::framing::{FrameError, Framing};
 use crate::link::{Block, Local};
 use crate::slots::Slots;
-use crate::wheel::Wheel;
+use crate::wheel::{Wheel, step_at};
 use crate::{CloseReason, Completion, ConnId, Counters, Frame, Limits, Observer, Op, Socket, Time, Wait};
 
 use accept::Accepting;
+pub use accept::Quota;
 
 /// Frames handed out in a row from what one completion brought. A thousand calls of 25 ns are 25 µs; a peer
 /// that packs 16 000 one-byte lines into a buffer gets the rest of its turn later.
@@ -57,7 +58,22 @@ pub enum Event<S> {
     },
     /// There may be frames: call [`Shard::next_frame`] until it has none.
     Frames(ConnId),
-    /// The service is done with a connection: drop its parked handler, then tell the service if it was
+    /// The peer sent nothing for [`Limits::heartbeat`]: let the service ask for a sign of life.
+    Heartbeat(ConnId),
+    /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
+    /// ([`Link::hold_open`]): tell it.
+    InputEnded(ConnId),
+    /// This shard's table is full, another one's is not: pass the socket on to it. Comes only after
+    /// [`Shard::set_room_elsewhere`].
+    Elsewhere {
+        /// The socket.
+        socket: Socket,
+        /// The peer's address, if it has one.
+        peer: Option<SocketAddr>,
+        /// Where it was accepted.
+        listener: u16,
+    },
+    /// The service is done with a connection: drop its waiting calls, then tell the service if it was
     /// `opened`, then drop the block.
     Ended {
         /// The connection, whose name is not valid any more for calls from user code.
@@ -68,7 +84,7 @@ pub enum Event<S> {
         reason: CloseReason,
         /// True if the service accepted it in `open`.
         opened: bool,
-        /// The parked handler, if there is one.
+        /// The first of the calls that wait, if there is one.
         handler: Option<u32>,
     },
 }
@@ -197,7 +213,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         self.fire_timers();
         self.step_drain();
-        self.sync_accept();
+        self.serve_waiting();
     }
 
     /// Takes in what the driver reported.
@@ -270,7 +286,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return Wait::No;
         }
         let drain = self.drain.as_ref().map(|drain| drain.deadline);
-        let times = [self.wheel.next(), self.accepting.retry_at(), drain];
+        let times = [self.wheel.next(), self.accepting.retry_at(self.now), drain];
         match times.into_iter().flatten().min() {
             Some(next) if next <= self.now => Wait::No,
             Some(next) => Wait::For(next - self.now),
@@ -278,21 +294,37 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
     }
 
-    /// A handler parked: no frame is handed out until [`handler_done`](Shard::handler_done). It is what the
-    /// caller calls it, and comes back in [`Event::Ended`].
-    pub fn handler_parked(&mut self, id: ConnId, handler: u32) {
-        if let Some(conn) = self.conns.get_mut(id) {
-            conn.handler = handler;
+    /// A call waits. Once as many do as may ([`Limits::calls_in_flight_max`]) no frame is handed out until
+    /// [`handler_done`](Shard::handler_done). `handler` is what the caller calls it; the answer is the connection's
+    /// former first one, behind which the caller lists it. [`Event::Ended`] brings the first one back.
+    pub fn handler_parked(&mut self, id: ConnId, handler: u32) -> Option<u32> {
+        let conn = self.conns.get_mut(id)?;
+        let next = conn.has_handler().then_some(conn.handler);
+        if next.is_none() {
+            conn.since = step_at(self.now);
         }
+        conn.handler = handler;
+        conn.calls += 1;
+        conn.calls_full = conn.calls >= self.limits.calls_in_flight_max;
         self.arm(id);
+        next
     }
 
-    /// The parked handler finished without an error: call [`next_frame`](Shard::next_frame) again.
-    pub fn handler_done(&mut self, id: ConnId) {
+    /// A call that waited is done: call [`next_frame`](Shard::next_frame) again. `next` is the one listed behind
+    /// it, which is the first one now if this was.
+    pub fn handler_done(&mut self, id: ConnId, handler: u32, next: Option<u32>) {
         self.frames_left = FRAMES_IN_A_ROW;
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        conn.handler = NEVER;
-        conn.active_at = crate::wheel::step_at(self.now);
+        let now = step_at(self.now);
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
+        if conn.handler == handler {
+            conn.handler = next.unwrap_or(NEVER);
+        }
+        conn.calls -= 1;
+        conn.calls_full = false;
+        (conn.since, conn.active_at) = (now, now);
+        if let Some(inbox) = &mut conn.inbox {
+            inbox.begin_window(now);
+        }
         self.arm(id);
     }
 

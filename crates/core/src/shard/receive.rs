@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use ringserve_buf::Lease;
 
-use super::{Next, Shard, expect_conn};
+use super::{Event, Next, Shard, expect_conn};
 use crate::conn::{Conn, State};
 use crate::framing::Framing;
 use crate::inbox::{Found, cut};
@@ -23,6 +23,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return;
         }
         conn.active_at = now;
+        conn.heard_at = now;
+        conn.beats = 0;
         let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
         if conn.takes_frames() && conn.waiting_bytes() == 0 {
             self.current = lease;
@@ -141,7 +143,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let inbox = conn.inbox.get_or_insert_with(Box::default);
         if !inbox.has_partial() {
             let before = inbox.held_bytes();
-            let begun = inbox.begin(&lease, missing);
+            let begun = inbox.begin(&lease, missing, step_at(self.now));
             self.inbox_bytes = self.inbox_bytes + inbox.held_bytes() - before;
             if begun.is_err() {
                 return self.abort(id, CloseReason::MemoryLimit);
@@ -187,9 +189,16 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// The peer sent its last byte and every frame is answered.
     fn finish_input(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get(id) else { return };
+        let Some(conn) = self.conns.get_mut(id) else { return };
         // The service ended it before: that is carried out at the end of the turn, and is the reason.
         if conn.link().is_some_and(Link::has_wishes) {
+            return;
+        }
+        if conn.link().is_some_and(Link::is_held_open) {
+            if !conn.input_end_told {
+                conn.input_end_told = true;
+                self.events.push_back(Event::InputEnded(id));
+            }
             return;
         }
         let mid_frame = conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_frame());

@@ -45,7 +45,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         } else if link.not_framed() {
             self.finish(id, CloseReason::ReplyNotFramed);
         } else if link.close_asked() {
-            self.finish(id, CloseReason::Closed);
+            // Where it was the peer who ended first, and the service only held the connection open.
+            let told = self.conns.get(id).is_some_and(|conn| conn.input_end_told);
+            self.finish(id, if told { CloseReason::PeerClosed } else { CloseReason::Closed });
         }
     }
 
@@ -115,6 +117,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
+            if let Some(inbox) = &mut conn.inbox {
+                inbox.begin_window(step_at(self.now));
+            }
             if core::mem::take(&mut conn.held_back) && looks {
                 self.events.push_back(Event::Frames(id));
             }

@@ -3,8 +3,8 @@
 //! Activity only moves a step number in the connection. The timer stays where it is, and when it goes off the
 //! limit is worked out anew: so a frame costs no move on the wheel.
 
-use super::Shard;
-use crate::conn::{Due, NEVER};
+use super::{Event, Shard};
+use crate::conn::{Due, NEVER, READ_WINDOW};
 use crate::framing::Framing;
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
@@ -48,6 +48,28 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 Due::Probe => {
                     conn.receive_stopping = true;
                     self.ops.push(Op::ReceiveStop { id });
+                    self.arm(id);
+                }
+                Due::ReadRate => {
+                    // While receive memory is short it is not the peer's fault.
+                    let starved = self.pool.available() == 0;
+                    let wanted = self.limits.read_bytes_per_second_min * READ_WINDOW.as_secs() as usize;
+                    let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(step_at(self.now)));
+                    if !starved && came.is_some_and(|came| came < wanted) {
+                        self.finish(id, CloseReason::ReadTooSlow);
+                    }
+                    self.arm(id);
+                }
+                Due::Heartbeat if conn.beats >= self.limits.heartbeats_missed_max => {
+                    self.finish(id, CloseReason::HeartbeatLost);
+                    self.arm(id);
+                }
+                Due::Heartbeat => {
+                    conn.beats += 1;
+                    // One that does not read would not see it, and has a limit of its own.
+                    if conn.link().is_some_and(|link| !link.is_full()) {
+                        self.events.push_back(Event::Heartbeat(id));
+                    }
                     self.arm(id);
                 }
                 Due::Close(reason) => {

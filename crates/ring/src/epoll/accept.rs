@@ -164,6 +164,18 @@ impl Epoll {
         }
     }
 
+    /// Takes an accepted socket out of this driver, instead of an [`Op::Adopt`](ringserve_core::Op::Adopt) or
+    /// [`Op::Refuse`](ringserve_core::Op::Refuse).
+    pub fn hand_over(&mut self, name: Name) -> Option<OwnedFd> {
+        self.accepted.take(name).map(OwnedFd::from)
+    }
+
+    /// Takes over a connected stream socket that another driver of this kind accepted; it goes back in one
+    /// [`Op::Adopt`](ringserve_core::Op::Adopt) or [`Op::Refuse`](ringserve_core::Op::Refuse).
+    pub fn take_over(&mut self, socket: OwnedFd) -> Name {
+        self.accepted.put(Socket::from(socket))
+    }
+
     pub(super) fn refuse(&mut self, name: Name) {
         self.stats.calls += 1;
         let known = self.accepted.take(name).is_some();

@@ -100,9 +100,15 @@ impl Uring<SystemKernel> {
         self.kernel().describe()
     }
 
+    /// Takes an accepted socket out of this driver, instead of an [`Op::Adopt`](ringserve_core::Op::Adopt) or
+    /// [`Op::Refuse`](ringserve_core::Op::Refuse).
+    pub fn hand_over(&mut self, socket: Socket) -> Option<OwnedFd> {
+        self.kernel_mut().owned.take(socket.0 as i32)
+    }
+
     /// Takes over a connected stream socket, as if it had been accepted; it goes back in one
     /// [`Op::Adopt`](ringserve_core::Op::Adopt) or [`Op::Refuse`](ringserve_core::Op::Refuse).
-    pub fn take_socket(&mut self, socket: OwnedFd) -> Socket {
+    pub fn take_over(&mut self, socket: OwnedFd) -> Socket {
         let fd = socket.into_raw_fd();
         self.kernel_mut().owned.insert(fd);
         Socket(fd as u64)

@@ -36,6 +36,12 @@ impl Owned {
         had
     }
 
+    /// As [`remove`](Owned::remove), with the descriptor as what closes it.
+    pub(super) fn take(&mut self, fd: i32) -> Option<OwnedFd> {
+        // SAFETY: members of the set are open and belong to its holder alone (invariant); it is no member any more.
+        self.remove(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
     /// Calls `look` with the descriptor, if it is in the set.
     pub(super) fn borrow<T>(&self, fd: i32, look: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
         if !self.has(fd) {

@@ -1,38 +1,119 @@
+use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::LocalTasks;
+use crate::remote::Remote;
+use crate::timers::{DeadlineElapsed, Sleep, Timers, deadline};
 
-/// A shard as its factory sees it, on the shard's own thread.
+/// A shard as the code on its own thread sees it: its factory, and handlers by way of
+/// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.
+#[derive(Clone)]
 pub struct Shard {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
     index: usize,
     count: usize,
     tasks: LocalTasks,
+    timers: Timers,
+    remote: Arc<Remote>,
+    mailboxes: RefCell<Vec<Box<dyn FnMut()>>>,
+    draining: Cell<bool>,
 }
 
 impl Shard {
-    pub(crate) fn new(index: usize, count: usize, tasks: LocalTasks) -> Shard {
-        Shard { index, count, tasks }
+    pub(crate) fn new(index: usize, count: usize, remote: Arc<Remote>) -> Shard {
+        let inner = Inner {
+            index,
+            count,
+            tasks: LocalTasks::new(remote.clone()),
+            timers: Timers::new(),
+            remote,
+            mailboxes: RefCell::default(),
+            draining: Cell::new(false),
+        };
+        Shard { inner: Rc::new(inner) }
     }
 
     /// Which shard this is, from 0.
     pub fn index(&self) -> usize {
-        self.index
+        self.inner.index
     }
 
     /// How many shards the server has.
     pub fn count(&self) -> usize {
-        self.count
+        self.inner.count
     }
 
     /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
     /// `Rc`s with the service. A panic in it ends it alone.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        self.tasks.spawn(Box::pin(future));
+        self.inner.tasks.spawn(Box::pin(future));
+    }
+
+    /// Waits for so long, up to about a millisecond longer and never shorter.
+    pub fn sleep(&self, time: Duration) -> Sleep {
+        self.inner.timers.sleep(time)
+    }
+
+    /// Runs a future for so long at most, and drops it then. One that does not wait costs no timer and no look at the
+    /// clock.
+    ///
+    /// # Errors
+    /// [`DeadlineElapsed`] if the time was over first.
+    pub async fn deadline<F: Future>(&self, time: Duration, future: F) -> Result<F::Output, DeadlineElapsed> {
+        deadline(&self.inner.timers, time, future).await
+    }
+
+    /// True once the server shuts down.
+    pub fn is_draining(&self) -> bool {
+        self.inner.draining.get()
+    }
+
+    pub(crate) fn set_draining(&self) {
+        self.inner.draining.set(true);
+    }
+
+    pub(crate) fn remote(&self) -> &Arc<Remote> {
+        &self.inner.remote
+    }
+
+    pub(crate) fn tasks(&self) -> &LocalTasks {
+        &self.inner.tasks
+    }
+
+    pub(crate) fn timers(&self) -> &Timers {
+        &self.inner.timers
+    }
+
+    pub(crate) fn add_mailbox(&self, mailbox: Box<dyn FnMut()>) {
+        self.inner.mailboxes.borrow_mut().push(mailbox);
+    }
+
+    /// Has every message handled that came. False if a handler panicked: call it again then.
+    pub(crate) fn empty_mailboxes(&self) -> bool {
+        let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
+        let done = crate::guard::guard(|| mailboxes.iter_mut().for_each(|mailbox| mailbox())).is_some();
+        let mut new = self.inner.mailboxes.borrow_mut();
+        mailboxes.append(&mut new);
+        *new = mailboxes;
+        done
+    }
+
+    /// Drops what may hold this handle, so that nothing outlives the shard.
+    pub(crate) fn end(&self) {
+        let mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
+        let _ = crate::guard::guard(move || drop(mailboxes));
+        self.inner.tasks.clear();
     }
 }
 
 impl fmt::Debug for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shard").field("index", &self.index).field("count", &self.count).finish()
+        f.debug_struct("Shard").field("index", &self.index()).field("count", &self.count()).finish()
     }
 }

@@ -59,6 +59,15 @@ impl LocalTasks {
         }
     }
 
+    /// Drops all of them.
+    pub(crate) fn clear(&self) {
+        let Inner { new, slots } = std::mem::take(&mut *self.inner.borrow_mut());
+        let _ = guard(move || drop(new));
+        for slot in slots {
+            let _ = guard(move || drop(slot));
+        }
+    }
+
     fn place(&self, future: Boxed) -> u32 {
         let mut inner = self.inner.borrow_mut();
         let index = inner.slots.iter().position(Option::is_none).unwrap_or(inner.slots.len());
@@ -90,7 +99,9 @@ impl LocalTasks {
                 task.future = Some(future);
             }
         } else {
-            self.inner.borrow_mut().slots[index as usize] = None;
+            if let Some(slot) = self.inner.borrow_mut().slots.get_mut(index as usize) {
+                *slot = None;
+            }
             let _ = guard(move || drop(future));
         }
     }

@@ -4,18 +4,22 @@ mod context;
 mod local_tasks;
 mod run_on;
 
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, CloseReason, Completion, ConnId, Driver, Event, Next, Time, Wait};
+use ringserve_core::{
+    Budget, CloseReason, Completion, ConnId, Driver, Event, Next, Payload, Socket, Time, Wait,
+};
 use tracing::{debug, error, warn};
 
 use crate::cx::{Cx, Peer};
 use crate::guard::guard;
 use crate::log::{LineLimit, LogObserver};
-use crate::remote::{Order, Remote};
+use crate::remote::{Mail, Order, Post, Remote};
 use crate::running::{ShardEnd, ShardReport};
 use crate::service::Service;
 use crate::tasks::{Job, Resumed, Tasks};
@@ -32,30 +36,46 @@ const SPARE_BUFFERS: usize = 4 * ringserve_buf::CHUNK_BUFFERS;
 
 /// What a shard needs to start.
 pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
-    pub index: usize,
+    pub shard: Shard,
     pub core: ringserve_core::Shard<S::Session, F, LogObserver>,
     pub driver: D,
     pub service: S,
-    pub remote: Arc<Remote>,
     pub admit: Option<Admit>,
-    pub local_tasks: LocalTasks,
+    pub others: Option<Others<D>>,
+}
+
+/// The shards of the server, for one that passes connections on.
+pub(crate) struct Others<D> {
+    /// All of them, this one too.
+    pub remotes: Arc<[Arc<Remote>]>,
+    /// Takes an accepted socket from the driver.
+    pub hand_over: fn(&mut D, Socket) -> Option<OwnedFd>,
+    /// Gives one to it.
+    pub take_over: fn(&mut D, OwnedFd) -> Socket,
 }
 
 /// See the module. `Make` makes the future that calls the service, and `Fut` is that future.
 pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
-    index: usize,
+    shard: Shard,
     core: ringserve_core::Shard<S::Session, F, LogObserver>,
     driver: D,
     service: Rc<S>,
     tasks: Tasks<S, Make, Fut>,
-    local_tasks: LocalTasks,
     remote: Arc<Remote>,
     admit: Option<Admit>,
+    others: Option<Others<D>>,
     order: Order,
-    woken: Vec<u32>,
+    post: Post,
     now: Time,
     handler_errors: LineLimit,
     panics: LineLimit,
+}
+
+impl<S: Service, F: Framing, D: Driver, Make, Fut> Drop for Running<S, F, D, Make, Fut> {
+    fn drop(&mut self) {
+        self.remote.close();
+        self.shard.end();
+    }
 }
 
 impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
@@ -72,16 +92,16 @@ where
         }
         let service = Rc::new(parts.service);
         Running {
-            index: parts.index,
             core: parts.core,
             driver: parts.driver,
-            tasks: Tasks::new(service.clone(), make, parts.remote.clone()),
+            tasks: Tasks::new(service.clone(), make, parts.shard.clone()),
             service,
-            local_tasks: parts.local_tasks,
-            remote: parts.remote,
+            remote: parts.shard.remote().clone(),
+            shard: parts.shard,
             admit: parts.admit,
+            others: parts.others,
             order: Order::Serve,
-            woken: Vec::new(),
+            post: Post::default(),
             now: Time::ZERO,
             handler_errors: LineLimit::default(),
             panics: LineLimit::default(),
@@ -93,25 +113,37 @@ where
     /// # Errors
     /// The `errno` of a driver that broke.
     pub(crate) fn run(mut self) -> ShardEnd {
-        let started = Instant::now();
         let mut completions = Vec::new();
         loop {
-            self.now = Time::from_nanos(started.elapsed().as_nanos() as u64);
+            self.now = self.shard.timers().now();
             self.turn(&mut completions);
             if self.core.is_done() {
                 break;
             }
-            let mut wait = self.core.wait();
-            if wait != Wait::No && (self.local_tasks.has_new() || !self.remote.fall_asleep()) {
-                wait = Wait::No;
-            }
+            let wait = self.wait();
             self.driver.turn(wait, Budget::default(), &mut completions)?;
         }
-        debug!(shard = self.index, stats = ?self.driver.stats(), "shard done");
+        debug!(shard = self.shard.index(), stats = ?self.driver.stats(), "shard done");
         let report = self.report();
         // For those who still wait, and for those who will ask.
         self.remote.report(u64::MAX, report.clone());
         Ok(report)
+    }
+
+    /// How long the driver may wait. From here on a wake-up reaches it there.
+    fn wait(&self) -> Wait {
+        let mut wait = self.core.wait();
+        if wait == Wait::No || self.shard.tasks().has_new() {
+            return Wait::No;
+        }
+        if let Some(next) = self.shard.timers().next() {
+            let sleep = next - self.now;
+            wait = match wait {
+                Wait::For(time) => Wait::For(time.min(sleep)),
+                _ => Wait::For(sleep),
+            };
+        }
+        if wait == Wait::For(Duration::ZERO) || !self.remote.fall_asleep() { Wait::No } else { wait }
     }
 
     fn report(&self) -> ShardReport {
@@ -125,9 +157,11 @@ where
 
     /// Works off what the driver brought and hands it what is to do next.
     fn turn(&mut self, completions: &mut Vec<Completion>) {
-        self.remote.wake_up(&mut self.woken);
+        self.shard.timers().fire(self.now);
+        self.remote.wake_up(&mut self.post);
         self.core.begin_turn(self.now);
         self.obey();
+        self.read_mail();
         self.work_off();
         for completion in completions.drain(..) {
             self.core.complete(completion);
@@ -150,6 +184,7 @@ where
         if let Some(number) = self.remote.report_wanted() {
             self.remote.report(number, self.report());
         }
+        self.offer_room();
         let counts = self.driver.pool().counts();
         if counts.free > SPARE_BUFFERS && counts.leased == 0 {
             self.driver.pool().trim(1);
@@ -167,6 +202,70 @@ where
             Order::Drain => self.core.drain(),
             Order::Force => self.core.force(),
         }
+        if order != Order::Serve {
+            self.shard.set_draining();
+        }
+    }
+
+    /// What other threads want.
+    fn read_mail(&mut self) {
+        let mut mails = std::mem::take(&mut self.post.mail);
+        for mail in mails.drain(..) {
+            match mail {
+                Mail::Push { id, reach, payload } => {
+                    if let Some(block) = self.core.block(id) {
+                        block.link.reply(Payload::Bytes(&payload));
+                    }
+                    reach.arrived(payload.len());
+                }
+                Mail::Close { id } => {
+                    if let Some(block) = self.core.block(id) {
+                        block.link.close();
+                    }
+                }
+                Mail::Abort { id } => {
+                    if let Some(block) = self.core.block(id) {
+                        block.link.abort();
+                    }
+                }
+                Mail::Socket { socket, peer, listener } => {
+                    if let Some(others) = &self.others {
+                        let socket = (others.take_over)(&mut self.driver, socket);
+                        self.core.accepted_elsewhere(listener, socket, peer);
+                    }
+                }
+            }
+        }
+        self.post.mail = mails;
+        if self.remote.take_messages() && !self.shard.empty_mailboxes() {
+            self.report_panic("message");
+            self.remote.announce_messages();
+        }
+    }
+
+    /// Tells the other shards how much room there is here, and looks for room there if there is none.
+    fn offer_room(&mut self) {
+        let Some(others) = &self.others else { return };
+        let room = if self.order == Order::Serve { self.core.slots_left() } else { 0 };
+        self.remote.set_room(room);
+        self.core.set_room_elsewhere(room == 0 && others.remotes.iter().any(|remote| remote.room() > 0));
+    }
+
+    /// Passes a connection on to the shard with the most room.
+    #[cold]
+    fn pass_on(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
+        let Some(others) = &self.others else { return };
+        let Some(socket) = (others.hand_over)(&mut self.driver, socket) else { return };
+        let mut mail = Mail::Socket { socket, peer, listener };
+        let mut remotes: Vec<_> = others.remotes.iter().collect();
+        remotes.sort_by_key(|remote| std::cmp::Reverse(remote.room()));
+        for remote in remotes {
+            remote.take_room();
+            match remote.send(mail) {
+                Ok(()) => return,
+                Err(back) => mail = back,
+            }
+        }
     }
 
     fn work_off(&mut self) {
@@ -177,6 +276,9 @@ where
                     let peer = Peer { addr: peer, listener };
                     self.accept(socket, peer);
                 }
+                Event::Heartbeat(id) => self.tell(id, "heartbeat", |service, cx| service.heartbeat(cx)),
+                Event::InputEnded(id) => self.tell(id, "input_ended", |service, cx| service.input_ended(cx)),
+                Event::Elsewhere { socket, peer, listener } => self.pass_on(socket, peer, listener),
                 Event::Ended { block, reason, opened, handler, .. } => {
                     if let Some(task) = handler {
                         self.tasks.cancel(task);
@@ -196,7 +298,17 @@ where
         }
     }
 
-    fn accept(&mut self, socket: ringserve_core::Socket, peer: Peer) {
+    /// Calls a hook of the service for a connection.
+    #[cold]
+    fn tell(&mut self, id: ConnId, place: &str, hook: impl FnOnce(&S, &Cx<'_, S::Session>)) {
+        let Some(block) = self.core.block(id).cloned() else { return };
+        if guard(|| hook(&self.service, &Cx::new(&block, &self.shard))).is_none() {
+            self.report_panic(place);
+            self.core.abort(id, CloseReason::HandlerPanicked);
+        }
+    }
+
+    fn accept(&mut self, socket: Socket, peer: Peer) {
         let admitted = match &self.admit {
             None => Some(true),
             Some(admit) => guard(|| admit(&peer)),
@@ -208,10 +320,10 @@ where
         let Some(session) = session else { return self.core.refuse(socket) };
         let Some(id) = self.core.admit(socket, peer.addr, peer.listener, session) else { return };
         let Some(block) = self.core.block(id).cloned() else { return };
-        match guard(|| self.service.open(&Cx::new(&block))) {
+        match guard(|| self.service.open(&Cx::new(&block, &self.shard))) {
             Some(Ok(())) => self.core.opened(id),
             Some(Err(refusal)) => {
-                debug!(shard = self.index, %id, %peer, %refusal, "connection refused by open");
+                debug!(shard = self.shard.index(), %id, %peer, %refusal, "connection refused by open");
                 self.core.refused(id);
             }
             None => {
@@ -237,12 +349,15 @@ where
                 Next::Frame(frame, block) => match self.tasks.start(id, block, frame) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => return self.failed(id, error),
-                    Err(task) => self.core.handler_parked(id, task),
+                    Err(task) => {
+                        let next = self.core.handler_parked(id, task);
+                        self.tasks.list(task, next);
+                    }
                 },
                 Next::Nothing => return,
                 Next::Bad(error, block) => {
-                    debug!(shard = self.index, %id, %error, "bad frame");
-                    self.service.malformed(&Cx::new(&block), &error);
+                    debug!(shard = self.shard.index(), %id, %error, "bad frame");
+                    self.service.malformed(&Cx::new(&block, &self.shard), &error);
                     return self.core.finish(id, CloseReason::BadFrame(error));
                 }
             }
@@ -251,7 +366,7 @@ where
 
     #[cold]
     fn failed(&mut self, id: ConnId, error: S::Error) {
-        let (shard, logs) = (self.index, self.handler_errors.allows(self.now));
+        let (shard, logs) = (self.shard.index(), self.handler_errors.allows(self.now));
         // Writing the error and dropping it is user code too.
         let done = guard(move || {
             if logs {
@@ -265,14 +380,14 @@ where
     }
 
     fn run_woken(&mut self) {
-        let mut woken = std::mem::take(&mut self.woken);
+        let mut woken = std::mem::take(&mut self.post.woken);
         for task in woken.drain(..) {
             if task & SPAWNED != 0 {
-                self.local_tasks.resume(task & !SPAWNED);
+                self.shard.tasks().resume(task & !SPAWNED);
                 continue;
             }
-            let Some((id, resumed)) = self.tasks.resume(task) else { continue };
-            self.core.handler_done(id);
+            let Some((id, resumed, next)) = self.tasks.resume(task) else { continue };
+            self.core.handler_done(id, task, next);
             match resumed {
                 Resumed::Done(Ok(())) => {
                     self.run_frames(id);
@@ -282,8 +397,8 @@ where
                 Resumed::Panicked => self.panicked(id),
             }
         }
-        self.woken = woken;
-        self.local_tasks.run_new();
+        self.post.woken = woken;
+        self.shard.tasks().run_new();
     }
 
     #[cold]
@@ -294,7 +409,7 @@ where
 
     fn report_panic(&mut self, place: &str) {
         if self.panics.allows(self.now) {
-            error!(shard = self.index, place, "user code panicked; its connection is closed");
+            error!(shard = self.shard.index(), place, "user code panicked; its connection is closed");
         }
     }
 }

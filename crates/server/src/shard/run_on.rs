@@ -1,7 +1,7 @@
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Limits};
 
-use super::{LocalTasks, Parts, Running};
+use super::{Parts, Running, Shard};
 use crate::log::LogObserver;
 use crate::remote::Remote;
 use crate::running::ShardReport;
@@ -28,7 +28,6 @@ pub fn run_on<S: Service, F: Framing, D: Driver>(
         driver.pool().clone(),
         LogObserver::new(0),
     );
-    let local_tasks = LocalTasks::new(remote.clone());
-    Running::new(Parts { index: 0, core, driver, service, remote, admit: None, local_tasks }, calls::<S>)
-        .run()
+    let shard = Shard::new(0, 1, remote);
+    Running::new(Parts { shard, core, driver, service, admit: None, others: None }, calls::<S>).run()
 }

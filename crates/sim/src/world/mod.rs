@@ -241,6 +241,9 @@ impl World {
                     );
                     self.accept(socket, peer.map(|_| tag).unwrap_or(tag));
                 }
+                Event::Heartbeat(_) | Event::InputEnded(_) | Event::Elsewhere { .. } => {
+                    panic!("nobody asked for this")
+                }
                 Event::Ended { id, block, reason, opened, handler } => {
                     let state = &mut *self.state.borrow_mut();
                     if let Some(task) = handler {
@@ -360,7 +363,7 @@ impl World {
                 (sock.parked, sock.wants_room) = (false, false);
                 sock.touch(self.now.as_nanos());
             }
-            self.core.handler_done(id);
+            self.core.handler_done(id, index as u32, None);
             if self.settle(id, called) {
                 self.run_frames(id);
                 self.work_off();
@@ -395,7 +398,7 @@ impl World {
             assert!(self.core.block(id).is_none(), "{id} is gone, and is found");
             self.core.finish(id, CloseReason::Closed);
             self.core.handler_parked(id, 7);
-            self.core.handler_done(id);
+            self.core.handler_done(id, 7, None);
             assert!(matches!(self.core.next_frame(id), Next::Nothing), "{id} is gone, and has a frame");
         }
     }

@@ -1,0 +1,74 @@
+//! What other threads may know of a connection.
+
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// A connection's outbox as other threads see it, made when somebody first asks for it ([`Link::reach`]). The shard
+/// keeps it up to date.
+///
+/// [`Link::reach`]: crate::Link::reach
+#[derive(Debug)]
+pub struct Reach {
+    gone: AtomicBool,
+    /// Bytes in the outbox.
+    outbox_bytes: AtomicUsize,
+    /// Bytes that other threads pushed and that have not reached the outbox yet.
+    on_the_way: AtomicUsize,
+    outbox_bytes_high: usize,
+}
+
+impl Reach {
+    pub(crate) fn new(outbox_bytes: usize, outbox_bytes_high: usize, gone: bool) -> Reach {
+        Reach {
+            gone: AtomicBool::new(gone),
+            outbox_bytes: AtomicUsize::new(outbox_bytes),
+            on_the_way: AtomicUsize::new(0),
+            outbox_bytes_high,
+        }
+    }
+
+    /// True once the connection takes nothing any more.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Announces `bytes` bytes for the outbox. False if it, with what is on the way, is over its high mark: then they
+    /// must not be sent.
+    pub fn announce(&self, bytes: usize) -> bool {
+        let before = self.on_the_way.fetch_add(bytes, Ordering::AcqRel);
+        if before + self.outbox_bytes.load(Ordering::Acquire) > self.outbox_bytes_high {
+            self.on_the_way.fetch_sub(bytes, Ordering::AcqRel);
+            return false;
+        }
+        true
+    }
+
+    /// Bytes that were announced have reached the outbox, or never will.
+    pub fn arrived(&self, bytes: usize) {
+        self.on_the_way.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    pub(crate) fn set_outbox_bytes(&self, bytes: usize) {
+        self.outbox_bytes.store(bytes, Ordering::Release);
+    }
+
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_on_the_way_counts_like_what_is_there() {
+        let reach = Reach::new(0, 100, false);
+        assert!(reach.announce(60) && reach.announce(60));
+        assert!(!reach.announce(1), "120 bytes are on the way");
+        reach.set_outbox_bytes(60);
+        reach.arrived(60);
+        assert!(!reach.announce(1), "60 are there, 60 on the way");
+        reach.arrived(60);
+        assert!(reach.announce(1));
+    }
+}

@@ -1,0 +1,177 @@
+//! Reaching a connection from outside of its own calls.
+
+use std::any::Any;
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ringserve_core::{Block, ConnId, Payload, Reach};
+
+use crate::remote::{Mail, Remote};
+
+/// Reaches a connection from any thread, as long as it lives: from its own shard, from another one, from a thread that
+/// is no shard. A clone costs two reference counts. It keeps neither the connection open nor its slot: once the
+/// connection ended, and whatever came in its place, the handle answers [`PushError::Gone`].
+///
+/// What one thread pushes arrives in order. A push takes a lock for a few instructions, and wakes the shard if it
+/// sleeps.
+#[derive(Clone)]
+pub struct ConnHandle {
+    id: ConnId,
+    reach: Arc<Reach>,
+    remote: Arc<Remote>,
+}
+
+impl ConnHandle {
+    pub(crate) fn new(id: ConnId, reach: Arc<Reach>, remote: Arc<Remote>) -> ConnHandle {
+        ConnHandle { id, reach, remote }
+    }
+
+    /// The connection's name on its shard.
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// True once the connection takes nothing any more.
+    pub fn is_gone(&self) -> bool {
+        self.reach.is_gone()
+    }
+
+    /// Queues one frame, encoded by the server's framing on the connection's own shard. The same `Bytes` may go to many
+    /// connections without a copy until then.
+    ///
+    /// `Ok` means that it was queued while the connection lived, not that the peer got it.
+    ///
+    /// # Errors
+    /// [`PushError::Full`] if the outbox, with what is on the way to it, is over
+    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), since the peer reads too slowly: the frame is not
+    /// queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection ended.
+    pub fn push(&self, payload: impl Into<Bytes>) -> Result<(), PushError> {
+        if self.reach.is_gone() {
+            return Err(PushError::Gone);
+        }
+        let payload = payload.into();
+        let bytes = payload.len();
+        if !self.reach.announce(bytes) {
+            return Err(PushError::Full);
+        }
+        let mail = Mail::Push { id: self.id, reach: self.reach.clone(), payload };
+        self.remote.send(mail).map_err(|_| {
+            self.reach.arrived(bytes);
+            PushError::Gone
+        })
+    }
+
+    /// Closes the connection after what is queued has left; a handler that waits is dropped then.
+    pub fn close(&self) {
+        let _ = self.remote.send(Mail::Close { id: self.id });
+    }
+
+    /// Resets the connection.
+    pub fn abort(&self) {
+        let _ = self.remote.send(Mail::Abort { id: self.id });
+    }
+}
+
+impl PartialEq for ConnHandle {
+    fn eq(&self, other: &ConnHandle) -> bool {
+        Arc::ptr_eq(&self.reach, &other.reach)
+    }
+}
+
+impl Eq for ConnHandle {}
+
+impl fmt::Debug for ConnHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnHandle({})", self.id)
+    }
+}
+
+/// Reaches a connection from elsewhere on its shard, as long as it lives. It keeps the connection's memory
+/// (about 200 bytes and the session's size) from being used again, but not the connection open.
+#[derive(Clone)]
+pub struct LocalHandle {
+    id: ConnId,
+    block: Weak<Block<dyn Any>>,
+}
+
+impl LocalHandle {
+    pub(crate) fn new<S: 'static>(block: &Rc<Block<S>>) -> LocalHandle {
+        let any: Rc<Block<dyn Any>> = block.clone();
+        LocalHandle { id: block.link.id(), block: Rc::downgrade(&any) }
+    }
+
+    /// The connection's name on its shard.
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// True once the connection takes nothing any more.
+    pub fn is_gone(&self) -> bool {
+        self.block.upgrade().is_none_or(|block| block.link.is_gone())
+    }
+
+    /// Queues one frame, encoded by the server's framing.
+    ///
+    /// # Errors
+    /// [`PushError::Full`] if the outbox is over its high mark, since the peer reads too slowly: the frame is
+    /// not queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection
+    /// ended.
+    pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
+        let block = self.block.upgrade().filter(|block| !block.link.is_gone()).ok_or(PushError::Gone)?;
+        if block.link.is_full() {
+            return Err(PushError::Full);
+        }
+        block.link.reply(payload.into());
+        Ok(())
+    }
+
+    /// Closes the connection after what is queued has left; a handler that waits is dropped then.
+    pub fn close(&self) {
+        if let Some(block) = self.block.upgrade() {
+            block.link.close();
+        }
+    }
+
+    /// Resets the connection.
+    pub fn abort(&self) {
+        if let Some(block) = self.block.upgrade() {
+            block.link.abort();
+        }
+    }
+}
+
+impl PartialEq for LocalHandle {
+    fn eq(&self, other: &LocalHandle) -> bool {
+        self.block.ptr_eq(&other.block)
+    }
+}
+
+impl Eq for LocalHandle {}
+
+impl fmt::Debug for LocalHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LocalHandle({})", self.id)
+    }
+}
+
+/// Why a push was not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushError {
+    /// The peer reads too slowly.
+    Full,
+    /// The connection ended.
+    Gone,
+}
+
+impl fmt::Display for PushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PushError::Full => "the peer reads too slowly: its outbox is over outbox_bytes_high",
+            PushError::Gone => "the connection ended",
+        })
+    }
+}
+
+impl std::error::Error for PushError {}

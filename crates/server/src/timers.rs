@@ -1,0 +1,203 @@
+//! Sleeping and deadlines in handlers and tasks.
+//!
+//! A wheel of its own, finer than that of the connections' limits: a step is 2^20 ns, about a millisecond. A timer goes
+//! off up to one step late and never early.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use ringserve_core::Time;
+use ringserve_core::internals::Wheel;
+
+const STEP_SHIFT: u32 = 20;
+
+/// A shard's timers. Clones are handles on the same ones.
+#[derive(Clone)]
+pub(crate) struct Timers {
+    inner: Rc<RefCell<Inner>>,
+    started: Instant,
+}
+
+struct Inner {
+    wheel: Wheel,
+    /// By number; `None` if the number is free, or the timer went off.
+    wakers: Vec<Option<Waker>>,
+    free: Vec<u32>,
+    fired: Vec<u32>,
+}
+
+impl Timers {
+    pub(crate) fn new() -> Timers {
+        let wheel = Wheel::with_step_shift(STEP_SHIFT);
+        let inner = Inner { wheel, wakers: Vec::new(), free: Vec::new(), fired: Vec::new() };
+        Timers { inner: Rc::new(RefCell::new(inner)), started: Instant::now() }
+    }
+
+    /// The time since the shard's start, from the clock.
+    pub(crate) fn now(&self) -> Time {
+        Time::ZERO + self.started.elapsed()
+    }
+
+    pub(crate) fn next(&self) -> Option<Time> {
+        let inner = self.inner.borrow();
+        if inner.free.len() == inner.wakers.len() { None } else { inner.wheel.next() }
+    }
+
+    /// Wakes whoever slept until `now`.
+    pub(crate) fn fire(&self, now: Time) {
+        let mut inner = self.inner.borrow_mut();
+        if inner.free.len() == inner.wakers.len() {
+            return;
+        }
+        let mut fired = std::mem::take(&mut inner.fired);
+        inner.wheel.advance(now, &mut fired);
+        for number in fired.drain(..) {
+            let waker = inner.wakers[number as usize].take();
+            if let Some(waker) = waker {
+                // A waker is anybody's code.
+                drop(inner);
+                waker.wake();
+                inner = self.inner.borrow_mut();
+            }
+        }
+        inner.fired = fired;
+    }
+
+    pub(crate) fn sleep(&self, time: Duration) -> Sleep {
+        Sleep { until: self.now() + time, timers: self.clone(), number: None }
+    }
+}
+
+/// Waits for a point in time. See [`Cx::sleep`](crate::Cx::sleep).
+#[must_use = "a future does nothing until it is awaited"]
+pub struct Sleep {
+    until: Time,
+    timers: Timers,
+    number: Option<u32>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.timers.now() >= this.until {
+            return Poll::Ready(());
+        }
+        let waker = task.waker().clone();
+        let mut inner = this.timers.inner.borrow_mut();
+        let inner = &mut *inner;
+        let number = *this.number.get_or_insert_with(|| {
+            inner.free.pop().unwrap_or_else(|| {
+                inner.wakers.push(None);
+                inner.wakers.len() as u32 - 1
+            })
+        });
+        // Rounded up, so that it is never early.
+        let step = inner.wheel.step_at(this.until).saturating_add(1);
+        if !inner.wheel.set_earlier(number, step) {
+            // No memory for a timer: looking again each turn keeps the promise.
+            waker.wake_by_ref();
+        }
+        inner.wakers[number as usize] = Some(waker);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        let Some(number) = self.number else { return };
+        let mut inner = self.timers.inner.borrow_mut();
+        inner.wheel.clear(number);
+        inner.free.push(number);
+        let waker = inner.wakers[number as usize].take();
+        drop(inner);
+        drop(waker);
+    }
+}
+
+impl fmt::Debug for Sleep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sleep(until {} ms)", self.until.as_millis())
+    }
+}
+
+/// A future that has to be done within a time. See [`Cx::deadline`](crate::Cx::deadline).
+pub(crate) async fn deadline<F: Future>(
+    timers: &Timers,
+    time: Duration,
+    future: F,
+) -> Result<F::Output, DeadlineElapsed> {
+    let mut future = std::pin::pin!(future);
+    let mut sleep = None;
+    std::future::poll_fn(|task| {
+        if let Poll::Ready(output) = future.as_mut().poll(task) {
+            return Poll::Ready(Ok(output));
+        }
+        // Only one that waits needs a timer, and only then is the clock read.
+        let sleep = sleep.get_or_insert_with(|| timers.sleep(time));
+        Pin::new(sleep).poll(task).map(|()| Err(DeadlineElapsed))
+    })
+    .await
+}
+
+/// The time given to [`Cx::deadline`](crate::Cx::deadline) was over first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadlineElapsed;
+
+impl fmt::Display for DeadlineElapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the deadline is over")
+    }
+}
+
+impl std::error::Error for DeadlineElapsed {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Woken(AtomicU32);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_sleep_is_woken_once_it_is_over_and_not_before() {
+        let timers = Timers::new();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let mut task = Context::from_waker(&waker);
+        let mut sleep = timers.sleep(Duration::from_secs(3600));
+        assert!(Pin::new(&mut sleep).poll(&mut task).is_pending());
+        timers.fire(Time::ZERO + Duration::from_secs(3599));
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0);
+        assert!(timers.next().is_some());
+        timers.fire(Time::ZERO + Duration::from_secs(3601));
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_dropped_sleep_leaves_no_timer_and_its_number_is_used_again() {
+        let timers = Timers::new();
+        for _ in 0..3 {
+            let mut sleep = timers.sleep(Duration::from_secs(3600));
+            assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            drop(sleep);
+            assert_eq!(timers.next(), None);
+        }
+        assert_eq!(timers.inner.borrow().wakers.len(), 1);
+    }
+}
