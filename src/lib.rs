@@ -60,7 +60,7 @@
 
 pub use ringserve_server::{
     Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, DeadlineElapsed, Driver, DriverStats,
-    Error, Frame, LimitError, Limits, LocalHandle, MakeService, Outbox, Payload, Peer, PushError, Refusal,
-    Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep, Stopper,
-    framing,
+    Error, Frame, KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox, Payload,
+    Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport,
+    Shards, Sleep, SocketOptions, Stopper, framing,
 };

@@ -63,7 +63,7 @@ pub fn fin_comes_after_all_bytes(on: On) {
 pub fn what_is_written_after_a_close_destroys_no_reply(on: On) {
     let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
     let mut client = Client::with_small_window(lab.addr());
-    client.write(&[frame(b"r5,50000"), frame(b"c")].concat());
+    client.write(&[frame(b"r5,20000"), frame(b"c")].concat());
     lab.closed_for(CloseReason::Closed, 1);
     // The kernel holds most of the replies still.
     client.write(&[0; 500_000]);

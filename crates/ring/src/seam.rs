@@ -54,6 +54,10 @@ pub enum Kind {
     Wake = 9,
     /// A descriptor becomes a connection; it posts a completion only when it failed.
     Install = 10,
+    /// A message to another ring.
+    Message = 11,
+    /// A message from another ring: the turn is to return.
+    Woken = 12,
 }
 
 impl Kind {
@@ -77,6 +81,8 @@ impl Kind {
             8 => Kind::CancelSend,
             9 => Kind::Wake,
             10 => Kind::Install,
+            11 => Kind::Message,
+            12 => Kind::Woken,
             _ => return None,
         })
     }
@@ -161,6 +167,13 @@ pub enum RawOp {
     },
     /// Completes when another thread wants the turn to return.
     ReadWake,
+    /// Posts a completion of [`Kind::Woken`] on another ring. One completion here.
+    Message {
+        /// Its descriptor.
+        ring: i32,
+        /// By which the completion names it, below 2^32.
+        number: u32,
+    },
 }
 
 impl RawOp {
@@ -178,6 +191,7 @@ impl RawOp {
             RawOp::CancelReceive { id } => Kind::CancelReceive.with(id.bits()),
             RawOp::CancelSend { id } => Kind::CancelSend.with(id.bits()),
             RawOp::ReadWake => Kind::Wake.with(0),
+            RawOp::Message { number, .. } => Kind::Message.with(u64::from(*number)),
         }
     }
 }

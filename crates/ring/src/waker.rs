@@ -1,4 +1,4 @@
-//! Waking a shard from another thread.
+//! Waking a shard from another thread: by its eventfd, or from another shard's ring by a message.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -18,23 +18,41 @@ pub struct Waker {
 #[derive(Debug)]
 struct Inner {
     eventfd: OwnedFd,
+    /// The shard's ring. Its number may be another file's once the shard ended: a message then fails, or wakes another
+    /// ring for nothing.
+    ring: Option<RawFd>,
     /// True exactly from a wake until the shard saw it: further ones cost no system call.
     pending: AtomicBool,
 }
 
 impl Waker {
-    pub(crate) fn new() -> io::Result<Waker> {
+    pub(crate) fn new(ring: Option<RawFd>) -> io::Result<Waker> {
         // Not NONBLOCK: on such a descriptor the ring's read would end at once instead of waiting.
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Waker { inner: Arc::new(Inner { eventfd, pending: AtomicBool::new(false) }) })
+        Ok(Waker { inner: Arc::new(Inner { eventfd, ring, pending: AtomicBool::new(false) }) })
     }
 
     /// Wakes the shard: its turn returns, or the next one does not wait.
     pub fn wake(&self) {
-        if !self.inner.pending.swap(true, Ordering::AcqRel) {
-            // It cannot fail or block: the counter is at most 1 before, since only this line adds to it.
-            let _ = rustix::io::write(&self.inner.eventfd, &1u64.to_ne_bytes());
+        if self.begin() {
+            self.write();
         }
+    }
+
+    /// True if the shard has to be told: nobody did since it last saw a wake.
+    pub(crate) fn begin(&self) -> bool {
+        !self.inner.pending.swap(true, Ordering::AcqRel)
+    }
+
+    /// Tells it by its eventfd.
+    pub(crate) fn write(&self) {
+        // It cannot block: the counter is far from its end, since each wake that was seen empties it or adds one.
+        let _ = rustix::io::write(&self.inner.eventfd, &1u64.to_ne_bytes());
+    }
+
+    /// The ring to which a message can be sent instead.
+    pub(crate) fn ring(&self) -> Option<RawFd> {
+        self.inner.ring
     }
 
     /// The shard saw the wake; what the waking threads did before is visible from here on.

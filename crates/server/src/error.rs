@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use ringserve_core::LimitError;
 use ringserve_ring::SetupError;
 
+use crate::socket_options::OptionError;
+
 /// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
 /// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
 #[non_exhaustive]
@@ -15,6 +17,8 @@ pub enum Error {
     Address(io::Error),
     /// A limit is out of range, or two contradict each other.
     Limits(LimitError),
+    /// A socket option is out of range, or the kernel refused it.
+    SocketOption(OptionError),
     /// The number of shards is 0 or above 1024.
     Shards(usize),
     /// Somebody listens there already.
@@ -77,6 +81,7 @@ impl fmt::Display for Error {
         match self {
             Error::Address(error) => write!(f, "the address to listen on cannot be used: {error}"),
             Error::Limits(error) => write!(f, "limits: {error}"),
+            Error::SocketOption(error) => write!(f, "socket options: {error}"),
             Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
             Error::AddressInUse { addr, holder } => {
                 write!(f, "{addr} is in use")?;
@@ -125,6 +130,7 @@ impl std::error::Error for Error {
             Error::Address(error) | Error::Listen { error, .. } | Error::Thread(error) => Some(error),
             Error::Signals(error) | Error::Broken { error, .. } => Some(error),
             Error::Limits(error) => Some(error),
+            Error::SocketOption(error) => Some(error),
             Error::Driver(error) => Some(error),
             Error::Factory { error, .. } => Some(&**error),
             _ => None,

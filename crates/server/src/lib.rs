@@ -14,6 +14,7 @@ mod server;
 mod service;
 mod shard;
 mod shards;
+mod socket_options;
 mod tasks;
 mod timers;
 
@@ -33,6 +34,7 @@ pub use server::Server;
 pub use service::{MakeService, Refusal, Service};
 pub use shard::Shard;
 pub use shards::{SendError, Shards};
+pub use socket_options::{KeepAlive, OptionError, SocketOptions};
 pub use timers::{DeadlineElapsed, Sleep};
 
 /// Runs a shard over a driver of the caller's. For benchmarks and tests of this workspace, not for users.

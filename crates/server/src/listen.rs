@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::error::Error;
-
-/// Connections the kernel queues for us at most; it cuts this to `net.core.somaxconn`, 4096 by default.
-const BACKLOG: i32 = 4096;
+use crate::socket_options::SocketOptions;
 
 /// How long a port may stay taken by a process that was just killed: with 1000 connections 8 ms were seen.
 const RETRY_FOR: Duration = Duration::from_millis(250);
@@ -23,6 +21,7 @@ pub(crate) fn listeners(
     addrs: &[SocketAddr],
     shards: usize,
     share_port: bool,
+    options: &SocketOptions,
 ) -> Result<(Vec<Vec<OwnedFd>>, Vec<SocketAddr>), Error> {
     let mut by_shard: Vec<Vec<OwnedFd>> = (0..shards).map(|_| Vec::new()).collect();
     let mut local_addrs = Vec::new();
@@ -33,7 +32,10 @@ pub(crate) fn listeners(
         // The first one finds a port if 0 was asked for; the others join it.
         let mut local = addr;
         for shard in &mut by_shard {
-            let socket = listen(local).map_err(|error| Error::Listen { addr: local, error })?;
+            let socket = bind(local).map_err(|error| Error::Listen { addr: local, error })?;
+            options.set_on(&socket).map_err(Error::SocketOption)?;
+            let backlog = i32::try_from(options.backlog).unwrap_or(i32::MAX);
+            socket.listen(backlog).map_err(|error| Error::Listen { addr: local, error })?;
             local = local_addr(&socket).map_err(|error| Error::Listen { addr, error })?;
             shard.push(socket.into());
         }
@@ -73,13 +75,10 @@ fn stream_socket(addr: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-fn listen(addr: SocketAddr) -> io::Result<Socket> {
+fn bind(addr: SocketAddr) -> io::Result<Socket> {
     let socket = stream_socket(addr)?;
     socket.set_reuse_port(true)?;
     socket.bind(&SockAddr::from(addr))?;
-    // Accepted sockets inherit it. Replies leave in batches already, so waiting for more only adds delay.
-    socket.set_tcp_nodelay(true)?;
-    socket.listen(BACKLOG)?;
     Ok(socket)
 }
 
@@ -124,24 +123,29 @@ mod tests {
 
     #[test]
     fn all_shards_share_the_port_the_first_one_found() {
-        let (by_shard, addrs) = listeners(&["127.0.0.1:0".parse().unwrap()], 3, false).unwrap();
+        let (by_shard, addrs) =
+            listeners(&["127.0.0.1:0".parse().unwrap()], 3, false, &SocketOptions::default()).unwrap();
         assert_eq!((by_shard.len(), by_shard[2].len(), addrs.len()), (3, 1, 1));
         assert_ne!(addrs[0].port(), 0);
     }
 
     #[test]
     fn a_port_that_is_taken_is_refused_with_its_holder_even_if_it_would_be_shared() {
-        let (_held, addrs) = listeners(&["127.0.0.1:0".parse().unwrap()], 1, false).unwrap();
-        let error = listeners(&addrs, 1, false).unwrap_err().to_string();
+        let (_held, addrs) =
+            listeners(&["127.0.0.1:0".parse().unwrap()], 1, false, &SocketOptions::default()).unwrap();
+        let error = listeners(&addrs, 1, false, &SocketOptions::default()).unwrap_err().to_string();
         let me = format!("is in use by process {}", std::process::id());
         assert!(error.contains(&me), "{error}");
-        assert!(listeners(&addrs, 1, true).is_ok());
+        assert!(listeners(&addrs, 1, true, &SocketOptions::default()).is_ok());
     }
 
     #[test]
     fn a_port_held_by_another_kind_of_program_is_refused_too() {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = other.local_addr().unwrap();
-        assert!(matches!(listeners(&[addr], 1, false), Err(Error::AddressInUse { .. })));
+        assert!(matches!(
+            listeners(&[addr], 1, false, &SocketOptions::default()),
+            Err(Error::AddressInUse { .. })
+        ));
     }
 }

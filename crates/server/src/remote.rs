@@ -1,5 +1,6 @@
 //! What reaches a shard from other threads: wakers and orders.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -18,6 +19,26 @@ const AWAKE: u8 = 0;
 const ASLEEP: u8 = 1;
 /// Something came since it last looked.
 const NOTIFIED: u8 = 2;
+
+thread_local! {
+    /// On a shard's thread: other shards to be woken at the end of its turn, by way of its driver.
+    static COLLECTED: RefCell<Option<Vec<ringserve_ring::Waker>>> = const { RefCell::new(None) };
+}
+
+/// Wake-ups from this thread wait for [`collected_wakes`] from now on.
+pub(crate) fn collect_wakes() {
+    COLLECTED.set(Some(Vec::new()));
+}
+
+/// Calls `wake` for each shard to be woken.
+pub(crate) fn collected_wakes(mut wake: impl FnMut(ringserve_ring::Waker)) {
+    COLLECTED.with_borrow_mut(|list| list.iter_mut().flat_map(|list| list.drain(..)).for_each(&mut wake));
+}
+
+/// Wake-ups from this thread go out at once again.
+pub(crate) fn wake_collected() {
+    COLLECTED.take().into_iter().flatten().for_each(|waker| waker.wake());
+}
 
 /// What a shard was told to do. Later ones replace earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -149,7 +170,11 @@ impl Remote {
         if self.state.swap(NOTIFIED, Ordering::SeqCst) == ASLEEP
             && let Some(driver) = self.driver.get()
         {
-            driver.wake();
+            let later = COLLECTED
+                .with_borrow_mut(|list| list.as_mut().map(|list| list.push(driver.clone())).is_some());
+            if !later {
+                driver.wake();
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_core::framing::{Framing, Raw};
-use ringserve_core::{Limits, Quota, Socket};
+use ringserve_core::{Limits, Quota};
 use ringserve_ring::{Epoll, Uring, Waker};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -25,6 +25,7 @@ use crate::remote::Remote;
 use crate::running::{Running, ShardEnd};
 use crate::service::MakeService;
 use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
+use crate::socket_options::SocketOptions;
 use crate::tasks::calls;
 
 /// Shards at most: beyond, something is wrong with the number.
@@ -59,6 +60,7 @@ pub struct Server<F = Raw> {
     pin: Option<bool>,
     share_port: bool,
     driver: Driver,
+    sockets: SocketOptions,
     incremental: bool,
     admit: Option<Admit>,
 }
@@ -75,6 +77,7 @@ impl Server<Raw> {
             pin: None,
             share_port: false,
             driver: Driver::default(),
+            sockets: SocketOptions::default(),
             incremental: false,
             admit: None,
         }
@@ -84,8 +87,8 @@ impl Server<Raw> {
 impl<F: Framing + Clone + Send> Server<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
     pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Server<G> {
-        let Server { addrs, limits, shards, pin, share_port, driver, incremental, admit, .. } = self;
-        Server { addrs, framing, limits, shards, pin, share_port, driver, incremental, admit }
+        let Server { addrs, limits, shards, pin, share_port, driver, sockets, incremental, admit, .. } = self;
+        Server { addrs, framing, limits, shards, pin, share_port, driver, sockets, incremental, admit }
     }
 
     /// Bounds. They are checked at the start.
@@ -114,6 +117,11 @@ impl<F: Framing + Clone + Send> Server<F> {
     /// Which driver to run on.
     pub fn driver(self, driver: Driver) -> Server<F> {
         Server { driver, ..self }
+    }
+
+    /// What the kernel is told about the sockets. Checked at the start.
+    pub fn sockets(self, sockets: SocketOptions) -> Server<F> {
+        Server { sockets, ..self }
     }
 
     /// Lets io_uring put the bytes of several receives into one buffer (Linux 6.12, prudent from 6.14; ignored
@@ -176,6 +184,8 @@ impl<F: Framing + Clone + Send> Server<F> {
     {
         let addrs = self.addrs.map_err(Error::Address)?;
         self.limits.check().map_err(Error::Limits)?;
+        self.sockets.check().map_err(Error::SocketOption)?;
+        self.sockets.warn_of_cut_backlog();
         let parallelism = thread::available_parallelism().map_or(1, usize::from);
         let shards = self.shards.unwrap_or(parallelism);
         if !(1..=SHARDS_MAX).contains(&shards) {
@@ -190,7 +200,7 @@ impl<F: Framing + Clone + Send> Server<F> {
             limits: &self.limits,
         };
         let chosen = wanted.choose()?;
-        let (sockets, local_addrs) = listeners(&addrs, shards, self.share_port)?;
+        let (sockets, local_addrs) = listeners(&addrs, shards, self.share_port, &self.sockets)?;
         let cpus = cpus_to_pin(self.pin, shards);
         announce(&local_addrs, shards, &cpus, &chosen, &self.limits);
 
@@ -206,9 +216,6 @@ impl<F: Framing + Clone + Send> Server<F> {
         Ok(Running::new(local_addrs, remotes, threads))
     }
 }
-
-type HandOver<D> = fn(&mut D, Socket) -> Option<OwnedFd>;
-type TakeOver<D> = fn(&mut D, OwnedFd) -> Socket;
 
 /// The shards that run, as seen from outside and as threads.
 type Launched = (Vec<Arc<Remote>>, Vec<thread::JoinHandle<ShardEnd>>);
@@ -337,15 +344,25 @@ where
         match self.chosen.kind.clone() {
             ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
                 Ok(driver) => {
-                    let ways = (Uring::hand_over as HandOver<_>, Uring::take_over as TakeOver<_>);
-                    self.run_on(driver.waker(), driver, ways, listeners, ready)
+                    let others = Others {
+                        remotes: self.remotes.clone(),
+                        hand_over: Uring::hand_over,
+                        take_over: Uring::take_over,
+                        wake_other: Uring::wake_other,
+                    };
+                    self.run_on(driver.waker(), driver, others, listeners, ready)
                 }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
             ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
                 Ok(driver) => {
-                    let ways = (Epoll::hand_over as HandOver<_>, Epoll::take_over as TakeOver<_>);
-                    self.run_on(driver.waker(), driver, ways, listeners, ready)
+                    let others = Others {
+                        remotes: self.remotes.clone(),
+                        hand_over: Epoll::hand_over,
+                        take_over: Epoll::take_over,
+                        wake_other: Epoll::wake_other,
+                    };
+                    self.run_on(driver.waker(), driver, others, listeners, ready)
                 }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
@@ -356,7 +373,7 @@ where
         self,
         waker: Waker,
         driver: D,
-        (hand_over, take_over): (HandOver<D>, TakeOver<D>),
+        others: Others<D>,
         listeners: u16,
         ready: &mpsc::Sender<Result<(), Error>>,
     ) -> ShardEnd {
@@ -376,10 +393,9 @@ where
             driver.pool().clone(),
             LogObserver::new(self.index),
         );
-        let mut others = None;
-        if self.shards > 1 {
+        let others = (self.shards > 1).then_some(others);
+        if others.is_some() {
             core.share_quota(self.quota);
-            others = Some(Others { remotes: self.remotes, hand_over, take_over });
         }
         let _ = ready.send(Ok(()));
         self.gate.pass();

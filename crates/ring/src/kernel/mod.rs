@@ -95,6 +95,14 @@ impl Uring<SystemKernel> {
         self.kernel().waker.clone()
     }
 
+    /// Wakes another shard with this turn's submission, instead of a system call of its own.
+    pub fn wake_other(&mut self, other: &Waker) {
+        match other.ring() {
+            Some(ring) => self.send_message(ring, other),
+            None => other.wake(),
+        }
+    }
+
     /// What the ring runs with, in a line for the log.
     pub fn describe(&self) -> String {
         self.kernel().describe()
@@ -118,7 +126,8 @@ impl Uring<SystemKernel> {
 impl SystemKernel {
     fn new(config: &UringConfig, listeners: Vec<OwnedFd>) -> Result<SystemKernel, SetupError> {
         let setup::Made { buffers, ring, mode } = setup::make(config)?;
-        let waker = Waker::new().map_err(|error| SetupError::from_call("the wake-up descriptor", error))?;
+        let waker = Waker::new(Some(ring.as_raw_fd()))
+            .map_err(|error| SetupError::from_call("the wake-up descriptor", error))?;
         Ok(SystemKernel {
             staging: Staging::new(ring.params().sq_entries() as usize),
             ring,
@@ -257,7 +266,7 @@ impl SystemKernel {
     fn account(&mut self, cqe: &mut RawCqe) {
         let Some(kind) = Kind::of(cqe.user_data) else { return };
         let ended = match kind {
-            Kind::Ignored | Kind::Install => false,
+            Kind::Ignored | Kind::Install | Kind::Woken => false,
             Kind::Accept => cqe.res < 0 || cqe.flags & F_MORE == 0,
             Kind::Receive => cqe.res <= 0 || cqe.flags & F_MORE == 0,
             _ => true,
@@ -272,7 +281,7 @@ impl SystemKernel {
                 }
             }
             Kind::Accept if cqe.res >= 0 => self.owned.insert(cqe.res),
-            Kind::Wake => self.waker.seen(),
+            Kind::Wake | Kind::Woken => self.waker.seen(),
             _ => {}
         }
     }
@@ -324,6 +333,9 @@ impl Kernel for SystemKernel {
             RawOp::ReadWake => {
                 let word = self.wake_count.get().cast();
                 self.push_awaited(encode::read_wake(self.waker.raw(), word), user_data);
+            }
+            RawOp::Message { ring, .. } => {
+                self.push_awaited(encode::message(ring, Kind::Woken.with(0)), user_data);
             }
         }
         Ok(())

@@ -27,6 +27,7 @@ use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
 
 use crate::seam::{Kernel, Kind, RawCqe, RawOp};
+use crate::waker::Waker;
 use accept::Listening;
 use buffers::Buffers;
 use table::{Ports, Sending};
@@ -50,6 +51,8 @@ pub struct Uring<K: Kernel> {
     quiet: bool,
     /// True while the completion queue overflows, so that each time counts once.
     overflowing: bool,
+    /// Whom messages on their way are for, by number; a failed one is made good by other means.
+    messages: Vec<Option<Waker>>,
     connections_max: u32,
     stats: DriverStats,
     anomalies: Anomalies,
@@ -124,6 +127,7 @@ impl<K: Kernel> Uring<K> {
             ready: VecDeque::new(),
             quiet: false,
             overflowing: false,
+            messages: Vec::new(),
             connections_max,
             stats: DriverStats::default(),
             anomalies: Anomalies::default(),
@@ -220,10 +224,34 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Close) => self.on_close(cqe, sink),
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
             Some(Kind::CancelSend | Kind::CancelAccept) => {}
+            Some(Kind::Message) => self.on_message(cqe),
+            Some(Kind::Woken) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
             Some(Kind::Ignored) => tracing::debug!(errno = -cqe.res, "an operation nobody waits for failed"),
             None => self.stale(cqe),
+        }
+    }
+
+    /// Has another ring's shard woken by a message, unless it is being woken already.
+    pub(crate) fn send_message(&mut self, ring: i32, other: &Waker) {
+        if !other.begin() {
+            return;
+        }
+        let number = self.messages.iter().position(Option::is_none).unwrap_or(self.messages.len());
+        if number == self.messages.len() {
+            self.messages.push(None);
+        }
+        self.messages[number] = Some(other.clone());
+        self.queue.push_back(RawOp::Message { ring, number: number as u32 });
+    }
+
+    fn on_message(&mut self, cqe: RawCqe) {
+        let number = (cqe.user_data & u64::from(u32::MAX)) as usize;
+        let other = self.messages.get_mut(number).and_then(Option::take);
+        let Some(other) = other else { return self.stale(cqe) };
+        if cqe.res < 0 {
+            other.write();
         }
     }
 

@@ -19,7 +19,7 @@ use tracing::{debug, error, warn};
 use crate::cx::{Cx, Peer};
 use crate::guard::guard;
 use crate::log::{LineLimit, LogObserver};
-use crate::remote::{Mail, Order, Post, Remote};
+use crate::remote::{Mail, Order, Post, Remote, collect_wakes, collected_wakes, wake_collected};
 use crate::running::{ShardEnd, ShardReport};
 use crate::service::Service;
 use crate::tasks::{Job, Resumed, Tasks};
@@ -52,6 +52,8 @@ pub(crate) struct Others<D> {
     pub hand_over: fn(&mut D, Socket) -> Option<OwnedFd>,
     /// Gives one to it.
     pub take_over: fn(&mut D, OwnedFd) -> Socket,
+    /// Wakes another shard by way of the driver.
+    pub wake_other: fn(&mut D, &ringserve_ring::Waker),
 }
 
 /// See the module. `Make` makes the future that calls the service, and `Fut` is that future.
@@ -75,6 +77,7 @@ impl<S: Service, F: Framing, D: Driver, Make, Fut> Drop for Running<S, F, D, Mak
     fn drop(&mut self) {
         self.remote.close();
         self.shard.end();
+        wake_collected();
     }
 }
 
@@ -114,6 +117,9 @@ where
     /// The `errno` of a driver that broke.
     pub(crate) fn run(mut self) -> ShardEnd {
         let mut completions = Vec::new();
+        if self.others.is_some() {
+            collect_wakes();
+        }
         loop {
             self.now = self.shard.timers().now();
             self.turn(&mut completions);
@@ -184,7 +190,7 @@ where
         if let Some(number) = self.remote.report_wanted() {
             self.remote.report(number, self.report());
         }
-        self.offer_room();
+        self.meet_others();
         let counts = self.driver.pool().counts();
         if counts.free > SPARE_BUFFERS && counts.leased == 0 {
             self.driver.pool().trim(1);
@@ -209,6 +215,13 @@ where
 
     /// What other threads want.
     fn read_mail(&mut self) {
+        if self.remote.take_messages() && !self.shard.empty_mailboxes() {
+            self.report_panic("message");
+            self.remote.announce_messages();
+        }
+        if self.post.mail.is_empty() {
+            return;
+        }
         let mut mails = std::mem::take(&mut self.post.mail);
         for mail in mails.drain(..) {
             match mail {
@@ -237,15 +250,13 @@ where
             }
         }
         self.post.mail = mails;
-        if self.remote.take_messages() && !self.shard.empty_mailboxes() {
-            self.report_panic("message");
-            self.remote.announce_messages();
-        }
     }
 
-    /// Tells the other shards how much room there is here, and looks for room there if there is none.
-    fn offer_room(&mut self) {
+    /// Wakes the other shards that have something to look at, tells them how much room there is here, and looks for
+    /// room there if there is none.
+    fn meet_others(&mut self) {
         let Some(others) = &self.others else { return };
+        collected_wakes(|waker| (others.wake_other)(&mut self.driver, &waker));
         let room = if self.order == Order::Serve { self.core.slots_left() } else { 0 };
         self.remote.set_room(room);
         self.core.set_room_elsewhere(room == 0 && others.remotes.iter().any(|remote| remote.room() > 0));

@@ -81,6 +81,7 @@ impl State {
             RawOp::CancelSend { id } => self.cancel_send(id),
             RawOp::Shutdown { id } => self.shutdown(id),
             RawOp::Close { id, how } => self.close(id, how),
+            RawOp::Message { .. } => panic!("there is no other ring"),
             RawOp::ReadWake => {
                 assert!(!self.wake_armed, "the wake-up is read twice");
                 self.wake_armed = true;
