@@ -33,14 +33,24 @@
 //!
 //! [`Cx::reply`] never waits: it queues, and all replies of a turn of the shard's loop leave in one send. When a peer
 //! reads too slowly its next frames are held back, then receiving stops and TCP slows it down.
-//! [`Cx::ready`] lets a handler that streams wait for room; a [`ConnHandle`] pushes to a connection from other calls
+//! [`Cx::ready`] lets a handler that streams wait for room; a [`ConnHandle`] pushes to a connection from any thread
 //! and says when it is full.
+//!
+//! # Waiting, and others
+//!
+//! A call may await whatever it likes: [`Cx::sleep`], [`Cx::deadline`] around any future, a channel that another thread
+//! feeds. The next frame of its connection waits until it is done, unless [`Limits::calls_in_flight_max`] allows more at
+//! once. [`Cx::spawn`] starts what does not belong to a connection.
+//!
+//! [`ConnHandle`] reaches a connection from anywhere; [`LocalHandle`] does so on its own shard and costs less. State that is
+//! split over the shards is reached by messages: [`Shards`].
 //!
 //! # What can be bounded
 //!
 //! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
-//! connection and for a shard, receive memory, time to the first frame, idle time, stalled writes, drain. They are
-//! checked against each other at the start.
+//! connection and for a shard, receive memory, time to the first frame, slow senders, silent peers, waiting calls, idle
+//! time, stalled writes, drain. They are checked against each other at the start. [`SocketOptions`] has what the kernel is
+//! told: keep-alive, user timeout, unsent bytes, backlog.
 //!
 //! # How a connection ends
 //!
