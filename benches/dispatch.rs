@@ -7,7 +7,9 @@
 mod loopback;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::hint::black_box;
+use std::task::Poll;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -41,6 +43,42 @@ impl Service for Sink {
     }
 }
 
+/// As `Sink`, with a time limit on each call.
+struct Limited;
+
+impl Service for Limited {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        let done = cx.deadline(Duration::from_secs(1), async { black_box(&*frame).len() }).await;
+        black_box(done.is_ok());
+        Ok(())
+    }
+}
+
+/// As `Sink`, with calls that wait until they are woken, which they do themselves.
+struct Parked;
+
+impl Service for Parked {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, _cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        let mut woken = false;
+        poll_fn(|task| {
+            if std::mem::replace(&mut woken, true) {
+                return Poll::Ready(());
+            }
+            task.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        black_box(&*frame);
+        Ok(())
+    }
+}
+
 fn lines(count: usize) -> Vec<u8> {
     [[b'x'; 63].as_slice(), b"\n"].concat().repeat(count)
 }
@@ -63,11 +101,18 @@ fn dispatch(criterion: &mut Criterion) {
         group.bench_function(format!("sink {count} lines"), |bencher| {
             bencher.iter_custom(|times| run(Sink, Lines::default(), &received, times));
         });
+        group.bench_function(format!("sink {count} lines, each with a deadline"), |bencher| {
+            bencher.iter_custom(|times| run(Limited, Lines::default(), &received, times));
+        });
         group.bench_function(format!("echo {count} lines"), |bencher| {
             bencher.iter_custom(|times| run(Echo, Lines::default(), &received, times));
         });
     }
     group.throughput(Throughput::Elements(1));
+    // Against "sink 1 lines": parking, the waker, and being polled again in the next turn.
+    group.bench_function("park and wake 1 lines", |bencher| {
+        bencher.iter_custom(|times| run(Parked, Lines::default(), &lines(1), times));
+    });
     group.bench_function("echo 64 raw bytes", |bencher| {
         bencher.iter_custom(|times| run(Echo, Raw, &[b'x'; 64], times));
     });
