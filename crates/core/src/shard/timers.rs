@@ -60,6 +60,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     }
                     self.arm(id);
                 }
+                // Its answers may wait where the server does not read them.
+                Due::Heartbeat if conn.paused || self.pool.available() == 0 => {
+                    (conn.heard_at, conn.beats) = (step_at(self.now), 0);
+                    self.arm(id);
+                }
                 Due::Heartbeat if conn.beats >= self.limits.heartbeats_missed_max => {
                     self.finish(id, CloseReason::HeartbeatLost);
                     self.arm(id);
