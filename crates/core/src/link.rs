@@ -251,6 +251,12 @@ impl Link {
         self.has(AWAITED)
     }
 
+    /// True if other threads find it full, and nothing but the end of what is in flight lets them push again.
+    #[inline]
+    pub(crate) fn refuses(&self) -> bool {
+        self.has(REACHED) && self.is_full()
+    }
+
     pub(crate) fn take_ready(&self) -> Option<Waker> {
         self.has(AWAITED).then(|| {
             self.clear(AWAITED);

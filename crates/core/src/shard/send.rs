@@ -72,8 +72,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.sending = true;
         conn.send_at = step_at(self.now);
-        let nobody_waits =
-            conn.is_open() && !conn.held_back && conn.link().is_some_and(|link| !link.is_awaited());
+        let nobody_waits = conn.is_open()
+            && !conn.held_back
+            && conn.link().is_some_and(|link| !link.is_awaited() && !link.refuses());
         self.send_awaited |= !nobody_waits || self.drain.is_some();
         // The other limits are not nearer than they were.
         let sooner = conn.send_at.saturating_add(self.times.write_stalled) < conn.timer;
