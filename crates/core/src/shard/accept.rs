@@ -118,9 +118,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if self.accepting.waiting.is_empty() && self.ask(listener, socket, peer) {
             return;
         }
-        if self.passes_on() {
-            self.counters.passed_on += 1;
-            self.events.push_back(Event::Elsewhere { socket, peer, listener });
+        if self.pass_on(listener, socket, peer) {
             return;
         }
         self.counters.waited += 1;
@@ -136,6 +134,16 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.asked += 1;
         self.events.push_back(Event::Accepted { socket, peer, listener });
         true
+    }
+
+    /// False if it stays here, since there is no room elsewhere, or there is some here.
+    fn pass_on(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
+        let passes_on = self.passes_on();
+        if passes_on {
+            self.counters.passed_on += 1;
+            self.events.push_back(Event::Elsewhere { socket, peer, listener });
+        }
+        passes_on
     }
 
     /// Connections this shard's own table has room for.
@@ -234,10 +242,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     pub(super) fn serve_waiting(&mut self) {
         while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
-            if !self.ask(listener, socket, peer) {
-                self.accepting.waiting.push_front((listener, socket, peer));
-                break;
+            if self.ask(listener, socket, peer) || self.pass_on(listener, socket, peer) {
+                continue;
             }
+            self.accepting.waiting.push_front((listener, socket, peer));
+            break;
         }
         self.sync_accept();
     }
