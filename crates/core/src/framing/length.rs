@@ -1,7 +1,9 @@
 use alloc::rc::Rc;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload};
+use super::{Decode, EncodeError, Encoding, FrameError, Framing, LengthField, Payload};
+use super::{frame_or_more, not_above_frame_bytes_max};
 use crate::outbox::Outbox;
+use crate::{LimitError, Limits};
 
 /// In which order the bytes of a length stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,7 +15,11 @@ pub enum ByteOrder {
     Little,
 }
 
-/// A length of 1, 2, 4 or 8 bytes, then as many bytes of payload. The length does not count itself.
+/// A length of 1, 2, 3, 4 or 8 bytes, then as many bytes of payload. The length does not count itself.
+///
+/// [`varint`](LengthPrefix::varint), [`offset`](LengthPrefix::offset), [`adjust`](LengthPrefix::adjust) and
+/// [`keep_header`](LengthPrefix::keep_header) make a [`LengthField`] of it, for lengths that are written or count
+/// otherwise.
 ///
 /// ```
 /// use ringserve_core::framing::{Decode, Framing, LengthPrefix};
@@ -39,10 +45,15 @@ impl LengthPrefix {
     /// A length of `width` bytes, most significant first.
     ///
     /// # Panics
-    /// If `width` is not 1, 2, 4 or 8.
+    /// If `width` is not 1, 2, 3, 4 or 8.
     pub const fn bytes(width: u8) -> LengthPrefix {
-        assert!(matches!(width, 1 | 2 | 4 | 8), "a length has 1, 2, 4 or 8 bytes");
+        assert!(matches!(width, 1 | 2 | 3 | 4 | 8), "a length has 1, 2, 3, 4 or 8 bytes");
         LengthPrefix { width, order: ByteOrder::Big }
+    }
+
+    /// A length as Protocol Buffers write it: see [`LengthField::varint`].
+    pub const fn varint() -> LengthField {
+        LengthField::varint()
     }
 
     /// The same with another byte order.
@@ -50,47 +61,86 @@ impl LengthPrefix {
         LengthPrefix { order, ..self }
     }
 
-    fn read(self, prefix: &[u8]) -> u64 {
-        let mut wide = [0; 8];
-        match self.order {
+    /// A length that stands behind so many bytes: see [`LengthField::offset`].
+    pub const fn offset(self, bytes: u8) -> LengthField {
+        LengthField::of(self).offset(bytes)
+    }
+
+    /// A length that counts more or less than what follows it: see [`LengthField::adjust`].
+    pub const fn adjust(self, adjust: i32) -> LengthField {
+        LengthField::of(self).adjust(adjust)
+    }
+
+    /// A payload that begins with the length: see [`LengthField::keep_header`].
+    pub const fn keep_header(self, keep_header: bool) -> LengthField {
+        LengthField::of(self).keep_header(keep_header)
+    }
+
+    /// Bytes of the length.
+    pub(super) const fn width(self) -> usize {
+        self.width as usize
+    }
+
+    /// The length at the start of `bytes`, if it is there.
+    #[inline(always)]
+    pub(super) fn read(self, bytes: &[u8]) -> Option<u64> {
+        // Each width apart, so that the compiler knows how much it reads.
+        match self.width {
+            1 => self.read_wide::<1>(bytes),
+            2 => self.read_wide::<2>(bytes),
+            3 => self.read_wide::<3>(bytes),
+            4 => self.read_wide::<4>(bytes),
+            _ => self.read_wide::<8>(bytes),
+        }
+    }
+
+    #[inline(always)]
+    fn read_wide<const WIDTH: usize>(self, bytes: &[u8]) -> Option<u64> {
+        let (length, mut wide) = (bytes.first_chunk::<WIDTH>()?, [0; 8]);
+        Some(match self.order {
             ByteOrder::Big => {
-                wide[8 - prefix.len()..].copy_from_slice(prefix);
+                wide[8 - WIDTH..].copy_from_slice(length);
                 u64::from_be_bytes(wide)
             }
             ByteOrder::Little => {
-                wide[..prefix.len()].copy_from_slice(prefix);
+                wide[..WIDTH].copy_from_slice(length);
                 u64::from_le_bytes(wide)
             }
+        })
+    }
+
+    /// Writes a length. Nothing is written if it does not fit.
+    #[inline(always)]
+    pub(super) fn write(self, length: u64, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        let width = self.width();
+        if width < 8 && length >> (8 * width) != 0 {
+            return Err(EncodeError("longer than the length prefix can say"));
         }
+        match self.order {
+            ByteOrder::Big => out.put(&length.to_be_bytes()[8 - width..]),
+            ByteOrder::Little => out.put(&length.to_le_bytes()[..width]),
+        }
+        Ok(())
     }
 }
 
 impl Framing for LengthPrefix {
     #[inline]
     fn decode(&self, bytes: &[u8], _scanned: usize) -> Result<Decode, FrameError> {
-        let skip = usize::from(self.width);
-        let Some(prefix) = bytes.get(..skip) else { return Ok(Decode::More(skip - bytes.len())) };
-        // A length beyond the address space saturates; the limit on frames refuses it.
-        let len = usize::try_from(self.read(prefix)).unwrap_or(usize::MAX);
-        let consumed = len.saturating_add(skip);
-        Ok(match consumed.checked_sub(bytes.len()) {
-            None | Some(0) => Decode::Frame { skip, len, consumed },
-            Some(missing) => Decode::More(missing),
-        })
+        let header = self.width();
+        let Some(length) = self.read(bytes) else { return Ok(Decode::More(header - bytes.len())) };
+        Ok(frame_or_more(header, header, usize::try_from(length).unwrap_or(usize::MAX), bytes.len()))
     }
 
     #[inline]
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
-        let (len, width) = (payload.len() as u64, usize::from(self.width));
-        if width < 8 && len >> (8 * width) != 0 {
-            return Err(EncodeError("longer than the length prefix can say"));
-        }
-        match self.order {
-            ByteOrder::Big => out.put(&len.to_be_bytes()[8 - width..]),
-            ByteOrder::Little => out.put(&len.to_le_bytes()[..width]),
-        }
+        self.write(payload.len() as u64, out)?;
         out.payload(payload);
         Ok(())
+    }
+
+    fn check(&self, limits: &Limits) -> Result<(), LimitError> {
+        not_above_frame_bytes_max("the smallest frame of LengthPrefix", self.width(), limits)
     }
 
     fn encoding(self: &Rc<Self>) -> Encoding {

@@ -1,33 +1,66 @@
 use alloc::rc::Rc;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload};
+use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload, bytes_max_in_range, unended};
 use crate::outbox::Outbox;
+use crate::{LimitError, Limits};
 
 /// Lines that end in `\n`. A `\r` before it is not part of the payload. Replies end in `\n`, or in `\r\n`
 /// after [`crlf`](Lines::crlf).
 ///
+/// A reply is not searched: one that holds `\n` is several lines to the peer, which is how an answer of several
+/// lines is written. Do not reply with text of strangers before taking `\n` out of it.
+/// [`Delimiter`](super::Delimiter) refuses such replies.
+///
 /// ```
-/// use ringserve_core::framing::{Decode, Framing, Lines};
+/// use ringserve_core::framing::{Decode, FrameError, Framing, Lines};
 ///
 /// let found = Lines::default().decode(b"hello\r\nworld", 0);
 /// assert_eq!(found, Ok(Decode::Frame { skip: 0, len: 5, consumed: 7 }));
+///
+/// // SMTP: 512 bytes with the line's end.
+/// let smtp = Lines::crlf().bytes_max(512);
+/// let endless = smtp.decode(&[b'x'; 600], 0);
+/// assert_eq!(endless, Err(FrameError::OverBytesMax { max: 512 }));
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lines {
     crlf: bool,
+    bytes_max: usize,
+}
+
+impl Default for Lines {
+    /// Replies end in `\n`; a line is bounded by [`Limits::frame_bytes_max`] alone.
+    fn default() -> Lines {
+        Lines::lf()
+    }
 }
 
 impl Lines {
+    /// Lines whose replies end in `\n`: the default.
+    pub const fn lf() -> Lines {
+        Lines { crlf: false, bytes_max: usize::MAX }
+    }
+
     /// Lines whose replies end in `\r\n`, as in SMTP or Redis. Both endings are read either way.
     pub const fn crlf() -> Lines {
-        Lines { crlf: true }
+        Lines { crlf: true, ..Lines::lf() }
+    }
+
+    /// The most bytes of a received line with its ending, 1 to [`Limits::frame_bytes_max`], which is what bounds
+    /// it otherwise. A longer one closes the connection ([`FrameError::OverBytesMax`]). The server does not start
+    /// with another value. Replies are not bounded.
+    pub const fn bytes_max(self, bytes_max: usize) -> Lines {
+        Lines { bytes_max, ..self }
     }
 }
 
 impl Framing for Lines {
     #[inline]
     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
-        let Some(found) = memchr::memchr(b'\n', &bytes[scanned..]) else { return Ok(Decode::More(1)) };
+        let seen = bytes.len().min(self.bytes_max);
+        let Some(found) = memchr::memchr(b'\n', &bytes[scanned..seen]) else {
+            return unended(bytes.len(), self.bytes_max);
+        };
         let end = scanned + found;
         let len = if end > 0 && bytes[end - 1] == b'\r' { end - 1 } else { end };
         Ok(Decode::Frame { skip: 0, len, consumed: end + 1 })
@@ -43,6 +76,10 @@ impl Framing for Lines {
             out.put(b"\n");
         }
         Ok(())
+    }
+
+    fn check(&self, limits: &Limits) -> Result<(), LimitError> {
+        bytes_max_in_range("Lines::bytes_max", self.bytes_max, 1, limits)
     }
 
     fn encoding(self: &Rc<Self>) -> Encoding {

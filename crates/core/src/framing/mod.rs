@@ -4,20 +4,36 @@
 //! |---|---|---|
 //! | [`Raw`] | whatever arrived | nothing |
 //! | [`Lines`] | bytes up to `\n`, without it and without a `\r` before it | `\n`, or `\r\n` |
+//! | [`Delimiter`] | bytes up to a delimiter of 1 to 255 bytes, without it | the delimiter |
+//! | [`Fixed`] | so many bytes | nothing, and must have the size |
 //! | [`LengthPrefix`] | as many bytes as the number before it says | the same number |
+//! | [`LengthField`] | the same, with the number written, placed or counted otherwise | the same number, or nothing |
+//!
+//! A frame that lies in one receive buffer is never copied; one that spans buffers is copied once, to put it
+//! together. What can be wrong with received bytes has a name in [`FrameError`], with what a reply cannot be in
+//! [`EncodeError`].
 //!
 //! Writing one's own is one small trait: [`Framing`].
 
+mod delimiter;
+mod error;
+mod field;
+mod fixed;
 mod length;
 mod lines;
 mod raw;
+mod varint;
 
 use alloc::rc::Rc;
 use core::fmt;
 
-use crate::Frame;
 use crate::outbox::Outbox;
+use crate::{Frame, LimitError, Limits};
 
+pub use delimiter::Delimiter;
+pub use error::{EncodeError, FrameError};
+pub use field::LengthField;
+pub use fixed::Fixed;
 pub use length::{ByteOrder, LengthPrefix};
 pub use lines::Lines;
 pub use raw::Raw;
@@ -38,49 +54,6 @@ pub enum Decode {
         consumed: usize,
     },
 }
-
-/// Why bytes are not a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameError {
-    /// The frame is, or claims to be, larger than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max).
-    TooLarge {
-        /// Bytes it has at least, or claims.
-        bytes: usize,
-        /// The limit.
-        max: usize,
-    },
-    /// The bytes break the rules of the framing, which says how.
-    Malformed(&'static str),
-}
-
-impl fmt::Display for FrameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FrameError::TooLarge { bytes, max } => {
-                write!(f, "a frame of at least {bytes} bytes is larger than frame_bytes_max, {max}")
-            }
-            FrameError::Malformed(what) => write!(f, "malformed frame: {what}"),
-        }
-    }
-}
-
-impl core::error::Error for FrameError {}
-
-/// Why a payload cannot be written as a frame. It closes the connection: a reply that was left out would
-/// shift every later one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EncodeError(
-    /// What is wrong with the payload.
-    pub &'static str,
-);
-
-impl fmt::Display for EncodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "payload cannot be framed: {}", self.0)
-    }
-}
-
-impl core::error::Error for EncodeError {}
 
 /// Finds frames in a stream of bytes, and writes them.
 ///
@@ -132,6 +105,16 @@ pub trait Framing: 'static {
     /// If the payload has no frame. The connection is closed; nothing of the frame may be written then.
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
 
+    /// Refuses limits with which this framing cannot work, naming both sides. Called when the server starts, which
+    /// then does not.
+    ///
+    /// # Errors
+    /// The first thing found. By default there is none.
+    fn check(&self, limits: &Limits) -> Result<(), LimitError> {
+        let _ = limits;
+        Ok(())
+    }
+
     /// How the shard encodes replies. The framings of this crate answer with themselves, so that a reply costs
     /// no indirect call; others are called through a pointer, which is what this default does.
     #[doc(hidden)]
@@ -153,6 +136,12 @@ pub enum Encoding {
     Lines(Lines),
     /// [`LengthPrefix`].
     Length(LengthPrefix),
+    /// [`LengthField`].
+    Field(LengthField),
+    /// [`Fixed`].
+    Fixed(Fixed),
+    /// [`Delimiter`].
+    Delimiter(Rc<Delimiter>),
     /// Any other.
     Custom(Rc<dyn Framing>),
 }
@@ -164,6 +153,20 @@ impl Encoding {
             Encoding::Raw => Raw.encode(payload, out),
             Encoding::Lines(lines) => lines.encode(payload, out),
             Encoding::Length(length) => length.encode(payload, out),
+            other => other.encode_other(payload, out),
+        }
+    }
+
+    /// Apart, so that the three above stay small where they are inlined.
+    #[inline(never)]
+    fn encode_other(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        match self {
+            Encoding::Raw => Raw.encode(payload, out),
+            Encoding::Lines(lines) => lines.encode(payload, out),
+            Encoding::Length(length) => length.encode(payload, out),
+            Encoding::Field(field) => field.encode(payload, out),
+            Encoding::Fixed(fixed) => fixed.encode(payload, out),
+            Encoding::Delimiter(delimiter) => delimiter.encode(payload, out),
             Encoding::Custom(framing) => framing.encode(payload, out),
         }
     }
@@ -175,6 +178,9 @@ impl fmt::Debug for Encoding {
             Encoding::Raw => "Raw",
             Encoding::Lines(_) => "Lines",
             Encoding::Length(_) => "Length",
+            Encoding::Field(_) => "Field",
+            Encoding::Fixed(_) => "Fixed",
+            Encoding::Delimiter(_) => "Delimiter",
             Encoding::Custom(_) => "Custom",
         })
     }
@@ -224,6 +230,45 @@ impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Payload<'a> {
     fn from(bytes: &'a T) -> Self {
         Payload::Bytes(bytes.as_ref())
     }
+}
+
+/// A frame of which `have` bytes are there, with so many behind its header.
+#[inline(always)]
+fn frame_or_more(skip: usize, header: usize, follows: usize, have: usize) -> Decode {
+    // A length beyond the address space saturates; the limit on frames refuses it.
+    let consumed = follows.saturating_add(header);
+    match consumed.checked_sub(have) {
+        None | Some(0) => Decode::Frame { skip, len: consumed - skip, consumed },
+        Some(missing) => Decode::More(missing),
+    }
+}
+
+/// What a framing that searches answers when there is no end in so many bytes, or in the first `bytes_max` of them.
+#[inline]
+fn unended(bytes: usize, bytes_max: usize) -> Result<Decode, FrameError> {
+    if bytes < bytes_max { Ok(Decode::More(1)) } else { Err(FrameError::OverBytesMax { max: bytes_max }) }
+}
+
+/// Checks the `bytes_max` of a framing that searches: `usize::MAX` says that there is none.
+fn bytes_max_in_range(
+    name: &'static str,
+    bytes_max: usize,
+    min: usize,
+    limits: &Limits,
+) -> Result<(), LimitError> {
+    if bytes_max < min {
+        let (value, min, max) = (bytes_max as u64, min as u64, limits.frame_bytes_max as u64);
+        return Err(LimitError::Range { name, value, min, max });
+    }
+    if bytes_max == usize::MAX { Ok(()) } else { not_above_frame_bytes_max(name, bytes_max, limits) }
+}
+
+fn not_above_frame_bytes_max(small: &'static str, value: usize, limits: &Limits) -> Result<(), LimitError> {
+    let (small_value, large_value) = (value as u64, limits.frame_bytes_max as u64);
+    if small_value <= large_value {
+        return Ok(());
+    }
+    Err(LimitError::Order { small, small_value, large: "frame_bytes_max", large_value })
 }
 
 #[cfg(test)]

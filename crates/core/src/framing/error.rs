@@ -1,0 +1,102 @@
+use core::fmt;
+
+/// Why bytes are not a frame. The connection is closed for
+/// [`CloseReason::BadFrame`](crate::CloseReason::BadFrame), which carries it.
+///
+/// | framing | what it refuses, beside [`TooLarge`](FrameError::TooLarge) |
+/// |---|---|
+/// | [`Raw`](super::Raw), [`Fixed`](super::Fixed), [`LengthPrefix`](super::LengthPrefix) | nothing |
+/// | [`Lines`](super::Lines), [`Delimiter`](super::Delimiter) | [`OverBytesMax`](FrameError::OverBytesMax) |
+/// | [`LengthField`](super::LengthField) | [`NegativeLength`](FrameError::NegativeLength) |
+/// | [`LengthField::varint`](super::LengthField::varint) | also [`VarintOverflow`](FrameError::VarintOverflow) and [`VarintOverlong`](FrameError::VarintOverlong) |
+/// | one's own | [`Malformed`](FrameError::Malformed) |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// The frame is, or claims to be, larger than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max).
+    TooLarge {
+        /// Bytes it has at least, or claims.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// The frame is larger than the `bytes_max` of its own framing.
+    OverBytesMax {
+        /// The limit.
+        max: usize,
+    },
+    /// A length is below 0 after [`LengthPrefix::adjust`](super::LengthField::adjust).
+    NegativeLength {
+        /// The length as it was received.
+        length: u64,
+        /// What the framing adds to it.
+        adjust: i64,
+    },
+    /// A varint goes on after 10 bytes, or says 2^64 or more.
+    VarintOverflow,
+    /// A varint has more bytes than its value needs. One value has one form, so that nobody is told two
+    /// things by the same bytes.
+    VarintOverlong {
+        /// Bytes it has.
+        bytes: usize,
+        /// Bytes that suffice.
+        needed: usize,
+    },
+    /// The bytes break the rules of the framing, which says how.
+    Malformed(&'static str),
+}
+
+impl FrameError {
+    /// A short name, for counters and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            FrameError::TooLarge { .. } => "too_large",
+            FrameError::OverBytesMax { .. } => "over_bytes_max",
+            FrameError::NegativeLength { .. } => "negative_length",
+            FrameError::VarintOverflow => "varint_overflow",
+            FrameError::VarintOverlong { .. } => "varint_overlong",
+            FrameError::Malformed(_) => "malformed",
+        }
+    }
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FrameError::TooLarge { bytes, max } => {
+                write!(f, "a frame of at least {bytes} bytes is larger than frame_bytes_max, {max}")
+            }
+            FrameError::OverBytesMax { max } => {
+                write!(f, "a frame is larger than bytes_max of its framing, {max}")
+            }
+            FrameError::NegativeLength { length, adjust } => {
+                write!(f, "a length of {length}, to which {adjust} is added, is negative")
+            }
+            FrameError::VarintOverflow => {
+                f.write_str("a varint length has more than 10 bytes or is above 18446744073709551615")
+            }
+            FrameError::VarintOverlong { bytes, needed } => {
+                write!(f, "a varint length has {bytes} bytes where {needed} suffice")
+            }
+            FrameError::Malformed(what) => write!(f, "malformed frame: {what}"),
+        }
+    }
+}
+
+impl core::error::Error for FrameError {}
+
+/// Why a payload cannot be written as a frame. It closes the connection: a reply that was left out would
+/// shift every later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodeError(
+    /// What is wrong with the payload.
+    pub &'static str,
+);
+
+impl fmt::Display for EncodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "payload cannot be framed: {}", self.0)
+    }
+}
+
+impl core::error::Error for EncodeError {}

@@ -1,0 +1,150 @@
+use alloc::rc::Rc;
+
+use super::varint::{read_varint, write_varint};
+use super::{ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, LengthPrefix, Payload};
+use super::{frame_or_more, not_above_frame_bytes_max};
+use crate::outbox::Outbox;
+use crate::{LimitError, Limits};
+
+/// A length that is written, placed or counted otherwise than a [`LengthPrefix`], which it is made from.
+///
+/// ```text
+///   offset     1, 2, 3, 4, 8, or a varint        length + adjust
+///   ├────────┼───────────────────────────┼──────────────────────────┤
+///   bytes      length                      what follows
+///   ├──────────── header ────────────────┤
+///                                        ├─ payload, header stripped ─┤
+///   ├─────────────────────── payload, header kept ────────────────────┤
+/// ```
+///
+/// ```
+/// use ringserve_core::framing::{Decode, Framing, LengthPrefix};
+///
+/// // A length that counts itself.
+/// let inclusive = LengthPrefix::bytes(2).adjust(-2);
+/// assert_eq!(inclusive.decode(b"\0\x04hi", 0), Ok(Decode::Frame { skip: 2, len: 2, consumed: 4 }));
+///
+/// // A type, a length, and what it counts; the service sees all of it.
+/// let typed = LengthPrefix::bytes(2).offset(1);
+/// assert_eq!(typed.decode(b"T\0\x02hi", 0), Ok(Decode::Frame { skip: 0, len: 5, consumed: 5 }));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LengthField {
+    /// `None` for a varint.
+    width: Option<LengthPrefix>,
+    /// Bytes before the length; above 0 only if the header is kept.
+    offset: u8,
+    keep_header: bool,
+    adjust: i32,
+}
+
+impl LengthField {
+    pub(super) const fn of(prefix: LengthPrefix) -> LengthField {
+        LengthField { width: Some(prefix), ..LengthField::varint() }
+    }
+
+    /// A length as Protocol Buffers write it (LEB128): 7 bits in each byte, least significant first, the top bit
+    /// set in all but the last; 1 to 10 bytes. More bytes than needed are refused, and so are values beyond 64
+    /// bits ([`FrameError::VarintOverlong`], [`FrameError::VarintOverflow`]).
+    ///
+    /// ```
+    /// use ringserve_core::framing::{Decode, Framing, LengthField};
+    ///
+    /// let found = LengthField::varint().decode(&[0xAC, 0x02], 0);
+    /// assert_eq!(found, Ok(Decode::More(300)));
+    /// ```
+    pub const fn varint() -> LengthField {
+        LengthField { width: None, offset: 0, keep_header: false, adjust: 0 }
+    }
+
+    /// The same with another byte order.
+    ///
+    /// # Panics
+    /// For a varint, which has one order.
+    pub const fn order(self, order: ByteOrder) -> LengthField {
+        let Some(prefix) = self.width else { panic!("a varint has one byte order") };
+        LengthField { width: Some(prefix.order(order)), ..self }
+    }
+
+    /// The length stands behind so many bytes, which it does not count. If there are any the header is kept, as
+    /// with [`keep_header`](LengthField::keep_header): they mean something, and only the service knows what to
+    /// write there in a reply.
+    pub const fn offset(self, bytes: u8) -> LengthField {
+        LengthField { offset: bytes, keep_header: self.keep_header || bytes > 0, ..self }
+    }
+
+    /// What follows the length has `adjust` bytes more than the length says: above 0 if more of a header follows that
+    /// the length does not count, below 0 if the length counts itself or what is before it. A received length
+    /// below 0 after that closes the connection ([`FrameError::NegativeLength`]), and so does a reply shorter than
+    /// `adjust`.
+    pub const fn adjust(self, adjust: i32) -> LengthField {
+        LengthField { adjust, ..self }
+    }
+
+    /// Whether the payload of a frame begins with the header: what is before the length, and the length. Then the
+    /// payload of a reply must too, and its length must be right; otherwise it closes the connection
+    /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+    ///
+    /// # Panics
+    /// If the header is not to be kept and there is an [`offset`](LengthField::offset).
+    pub const fn keep_header(self, keep_header: bool) -> LengthField {
+        assert!(keep_header || self.offset == 0, "with an offset the header is kept");
+        LengthField { keep_header, ..self }
+    }
+
+    /// Bytes of the shortest header.
+    fn header_min(self) -> usize {
+        usize::from(self.offset) + self.width.map_or(1, LengthPrefix::width)
+    }
+}
+
+impl Framing for LengthField {
+    #[inline]
+    fn decode(&self, bytes: &[u8], _scanned: usize) -> Result<Decode, FrameError> {
+        let missing = self.header_min().saturating_sub(bytes.len());
+        if missing > 0 {
+            return Ok(Decode::More(missing));
+        }
+        let field = &bytes[self.offset.into()..];
+        let found = match self.width {
+            Some(prefix) => prefix.read(field).map(|length| (length, prefix.width())),
+            None => read_varint(field)?,
+        };
+        let Some((length, width)) = found else { return Ok(Decode::More(1)) };
+        let follows = i128::from(length) + i128::from(self.adjust);
+        if follows < 0 {
+            return Err(FrameError::NegativeLength { length, adjust: self.adjust.into() });
+        }
+        let header = usize::from(self.offset) + width;
+        let skip = if self.keep_header { 0 } else { header };
+        Ok(frame_or_more(skip, header, usize::try_from(follows).unwrap_or(usize::MAX), bytes.len()))
+    }
+
+    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        if self.keep_header {
+            let found = self.decode(payload.bytes(), 0);
+            if !matches!(found, Ok(Decode::Frame { consumed, .. }) if consumed == payload.len()) {
+                return Err(EncodeError("not one whole frame, as the kept header must make it"));
+            }
+        } else {
+            let Ok(length) = u64::try_from(payload.len() as i128 - i128::from(self.adjust)) else {
+                return Err(EncodeError("shorter than what is added to each length"));
+            };
+            match self.width {
+                Some(prefix) => prefix.write(length, out)?,
+                None => write_varint(length, out),
+            }
+        }
+        out.payload(payload);
+        Ok(())
+    }
+
+    fn check(&self, limits: &Limits) -> Result<(), LimitError> {
+        let smallest = self.header_min().saturating_add(usize::try_from(self.adjust).unwrap_or(0));
+        not_above_frame_bytes_max("the smallest frame of LengthField", smallest, limits)
+    }
+
+    fn encoding(self: &Rc<Self>) -> Encoding {
+        Encoding::Field(**self)
+    }
+}

@@ -1,0 +1,58 @@
+use alloc::rc::Rc;
+
+use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload, not_above_frame_bytes_max};
+use crate::outbox::Outbox;
+use crate::{LimitError, Limits};
+
+/// Frames that all have the same size. A reply must have it too: any other closes the connection
+/// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+///
+/// ```
+/// use ringserve_core::framing::{Decode, Fixed, Framing};
+///
+/// let framing = Fixed::bytes(8);
+/// assert_eq!(framing.decode(b"price", 0), Ok(Decode::More(3)));
+/// assert_eq!(framing.decode(b"price 42price", 0), Ok(Decode::Frame { skip: 0, len: 8, consumed: 8 }));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    bytes: usize,
+}
+
+impl Fixed {
+    /// Frames of `bytes` bytes, at most [`Limits::frame_bytes_max`].
+    ///
+    /// # Panics
+    /// If that is 0: there would be no end of frames in any bytes.
+    pub const fn bytes(bytes: usize) -> Fixed {
+        assert!(bytes > 0, "a frame of a fixed size has at least 1 byte");
+        Fixed { bytes }
+    }
+}
+
+impl Framing for Fixed {
+    #[inline]
+    fn decode(&self, bytes: &[u8], _scanned: usize) -> Result<Decode, FrameError> {
+        Ok(match self.bytes.checked_sub(bytes.len()) {
+            None | Some(0) => Decode::Frame { skip: 0, len: self.bytes, consumed: self.bytes },
+            Some(missing) => Decode::More(missing),
+        })
+    }
+
+    #[inline]
+    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        if payload.len() != self.bytes {
+            return Err(EncodeError("not of the size that all frames have"));
+        }
+        out.payload(payload);
+        Ok(())
+    }
+
+    fn check(&self, limits: &Limits) -> Result<(), LimitError> {
+        not_above_frame_bytes_max("Fixed::bytes", self.bytes, limits)
+    }
+
+    fn encoding(self: &Rc<Self>) -> Encoding {
+        Encoding::Fixed(**self)
+    }
+}

@@ -1,0 +1,42 @@
+//! LEB128 as in Protocol Buffers, in its shortest form only.
+
+use super::FrameError;
+use crate::outbox::Outbox;
+
+/// 64 bits, 7 in each byte.
+const VARINT_BYTES_MAX: usize = 10;
+
+/// The number at the start of `bytes` and how many bytes it has. `None` if it goes on behind them.
+pub(super) fn read_varint(bytes: &[u8]) -> Result<Option<(u64, usize)>, FrameError> {
+    let mut value = 0;
+    for (place, &byte) in bytes.iter().take(VARINT_BYTES_MAX).enumerate() {
+        // The last byte has room for one bit, and nothing may follow it.
+        if place == VARINT_BYTES_MAX - 1 && byte > 1 {
+            return Err(FrameError::VarintOverflow);
+        }
+        value |= u64::from(byte & 0x7F) << (7 * place);
+        if byte & 0x80 == 0 {
+            if byte == 0 && place > 0 {
+                return Err(FrameError::VarintOverlong { bytes: place + 1, needed: varint_bytes(value) });
+            }
+            return Ok(Some((value, place + 1)));
+        }
+    }
+    Ok(None)
+}
+
+/// Appends a number.
+pub(super) fn write_varint(mut value: u64, out: &mut Outbox<'_>) {
+    let (mut bytes, width) = ([0; VARINT_BYTES_MAX], varint_bytes(value));
+    for byte in &mut bytes[..width] {
+        *byte = value as u8 | 0x80;
+        value >>= 7;
+    }
+    bytes[width - 1] &= 0x7F;
+    out.put(&bytes[..width]);
+}
+
+/// How many bytes a number has in its shortest form: 1 to 10.
+fn varint_bytes(value: u64) -> usize {
+    (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
+}
