@@ -1,0 +1,253 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::commands::{self, Reach};
+use crate::inline;
+use crate::reply::Protocol;
+
+/// A shard without a connection. Its clock stands still.
+struct Lab {
+    store: Store,
+    keyer: Keyer,
+    millis: u64,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        Lab { store: Store::default(), keyer: Keyer::default(), millis: 1_000_000 }
+    }
+
+    /// The reply to a line, on one line.
+    fn ask(&mut self, line: &str) -> String {
+        let request = inline::to_array(line.as_bytes());
+        let mut args = Args::of(&request);
+        let command = args.next().and_then(commands::find).expect("a command");
+        let mut task = Task {
+            store: &mut self.store,
+            keyer: &self.keyer,
+            place: Place { index: 0, shards: 1 },
+            now: Moment::at(self.millis),
+            value_bytes_max: 100,
+            reply: Reply::new(Vec::new(), Protocol::Resp2),
+        };
+        if command.spec().reach == Reach::Key {
+            let key = self.keyer.key(args.next().unwrap());
+            task.run_one(command, key, args);
+        } else {
+            let outcome = task.run_many(command, args, 0);
+            assert!(matches!(outcome, Outcome::Done), "{line}: {outcome:?}");
+        }
+        let reply = String::from_utf8(task.reply.into_inner()).unwrap();
+        self.store.invariants();
+        reply.trim_end().replace("\r\n", " ")
+    }
+
+    fn check(&mut self, cases: &[(&str, &str)]) {
+        for (line, expected) in cases {
+            assert_eq!(self.ask(line), *expected, "{line}");
+        }
+    }
+}
+
+#[test]
+fn strings_are_set_and_read() {
+    Lab::new().check(&[
+        ("get k", "$-1"),
+        ("set k v", "+OK"),
+        ("get k", "$1 v"),
+        ("set k '' get", "$1 v"),
+        ("get k", "$0"),
+        ("strlen k", ":0"),
+        ("append k hello", ":5"),
+        ("append new hi", ":2"),
+        ("strlen k", ":5"),
+        ("mset a 1 b 2", "+OK"),
+        ("mget a none b", "*3 $1 1 $-1 $1 2"),
+        ("mset a 1 b", "-ERR wrong number of arguments for 'mset' command"),
+        ("type a", "+string"),
+        ("type none", "+none"),
+        ("exists a a none", ":2"),
+        ("del a a none b", ":2"),
+        ("dbsize", ":2"),
+        ("flushall sync", "+OK"),
+        ("flushdb fast", "-ERR syntax error"),
+        ("dbsize", ":0"),
+    ]);
+}
+
+#[test]
+fn set_keeps_to_its_conditions() {
+    Lab::new().check(&[
+        ("set k v xx", "$-1"),
+        ("set k v nx", "+OK"),
+        ("set k w nx", "$-1"),
+        ("set k w xx", "+OK"),
+        ("set k x nx get", "$1 w"),
+        ("get k", "$1 w"),
+        ("set none x xx get", "$-1"),
+        ("exists none", ":0"),
+        ("set k v nx xx", "-ERR syntax error"),
+        ("set k v ex", "-ERR syntax error"),
+        ("set k v ex 1 px 1", "-ERR syntax error"),
+        ("set k v ex 1 keepttl", "-ERR syntax error"),
+        ("set k v keepttl ex 1", "-ERR syntax error"),
+        ("set k v bogus", "-ERR syntax error"),
+        ("set k v ex x", "-ERR value is not an integer or out of range"),
+        ("set k v ex 0", "-ERR invalid expire time in 'set' command"),
+        ("set k v px -1", "-ERR invalid expire time in 'set' command"),
+        ("set k v ex 9223372036854775807", "-ERR invalid expire time in 'set' command"),
+        ("set k v px 9223372036854775807", "-ERR invalid expire time in 'set' command"),
+        ("set k v px x bogus", "-ERR syntax error"),
+        ("set k v ex 0 ex 5", "+OK"),
+    ]);
+}
+
+#[test]
+fn numbers_are_counted_within_their_range() {
+    Lab::new().check(&[
+        ("incr n", ":1"),
+        ("incrby n 41", ":42"),
+        ("decr n", ":41"),
+        ("decrby n 50", ":-9"),
+        ("get n", "$2 -9"),
+        ("set n 9223372036854775807", "+OK"),
+        ("incr n", "-ERR increment or decrement would overflow"),
+        ("set n -9223372036854775808", "+OK"),
+        ("decr n", "-ERR increment or decrement would overflow"),
+        ("decrby n -9223372036854775808", "-ERR decrement would overflow"),
+        ("incrby n x", "-ERR value is not an integer or out of range"),
+        ("set n 1.5", "+OK"),
+        ("incr n", "-ERR value is not an integer or out of range"),
+        ("set n ' 1'", "+OK"),
+        ("incr n", "-ERR value is not an integer or out of range"),
+    ]);
+}
+
+#[test]
+fn keys_end_when_their_time_is_over() {
+    let mut lab = Lab::new();
+    lab.check(&[
+        ("set k v ex 10", "+OK"),
+        ("ttl k", ":10"),
+        ("pttl k", ":10000"),
+        ("set other v", "+OK"),
+        ("ttl other", ":-1"),
+        ("ttl none", ":-2"),
+        ("pexpire other 500", ":1"),
+        ("expire none 10", ":0"),
+    ]);
+    lab.millis += 499;
+    lab.check(&[("get other", "$1 v"), ("ttl other", ":0"), ("pttl other", ":1"), ("ttl k", ":10")]);
+    lab.millis += 1;
+    lab.check(&[("dbsize", ":2"), ("get other", "$-1"), ("dbsize", ":1"), ("ttl k", ":10")]);
+    lab.check(&[("set k w keepttl", "+OK"), ("append k x", ":2"), ("pttl k", ":9500")]);
+    lab.check(&[
+        ("set k 1", "+OK"),
+        ("ttl k", ":-1"),
+        ("expire k 5", ":1"),
+        ("incr k", ":2"),
+        ("ttl k", ":5"),
+    ]);
+    lab.millis += 5000;
+    lab.check(&[
+        ("incr k", ":1"),
+        ("ttl k", ":-1"),
+        ("mset k 1", "+OK"),
+        ("expire k -1", ":1"),
+        ("get k", "$-1"),
+    ]);
+    lab.check(&[("set k v px 5", "+OK")]);
+    lab.millis += 5;
+    lab.check(&[("keys *", "*0"), ("scan 0", "*2 $1 0 *0"), ("set k v nx", "+OK"), ("ttl k", ":-1")]);
+    assert_eq!(lab.store.expired(), 3);
+}
+
+#[test]
+fn expire_keeps_to_its_conditions() {
+    Lab::new().check(&[
+        ("set k v", "+OK"),
+        ("expire k 10 xx", ":0"),
+        ("expire k 10 gt", ":0"),
+        ("expire k 10 nx", ":1"),
+        ("expire k 20 nx", ":0"),
+        ("expire k 5 gt", ":0"),
+        ("expire k 20 gt", ":1"),
+        ("expire k 30 lt", ":0"),
+        ("expire k 10 xx lt", ":1"),
+        ("ttl k", ":10"),
+        ("expire k 1 nx xx", "-ERR NX and XX, GT or LT options at the same time are not compatible"),
+        ("expire k 1 gt lt", "-ERR GT and LT options at the same time are not compatible"),
+        ("expire k 1 bogus", "-ERR Unsupported option bogus"),
+        ("expire k x", "-ERR value is not an integer or out of range"),
+        ("expire k 9223372036854775807", "-ERR invalid expire time in 'expire' command"),
+        ("pexpire k 9223372036854775807", "-ERR invalid expire time in 'pexpire' command"),
+        ("expire k -9223372036854775807", "-ERR invalid expire time in 'expire' command"),
+        ("set k v", "+OK"),
+        ("expire k 10 lt", ":1"),
+    ]);
+}
+
+#[test]
+fn a_value_grows_no_longer_than_a_request_could_bring() {
+    let mut lab = Lab::new();
+    lab.ask(&format!("set k {}", "x".repeat(90)));
+    lab.check(&[
+        ("append k 0123456789", ":100"),
+        ("append k x", "-ERR string exceeds maximum allowed size (proto-max-bulk-len)"),
+        ("append k ''", ":100"),
+    ]);
+}
+
+#[test]
+fn keys_are_listed_whole_or_in_parts() {
+    let mut lab = Lab::new();
+    for n in 0..25 {
+        lab.ask(&format!("set key:{n} v"));
+    }
+    assert_eq!(lab.ask("keys key:?4").matches("key:").count(), 2);
+    let (mut cursor, mut seen) = ("0".to_owned(), BTreeSet::new());
+    loop {
+        let reply = lab.ask(&format!("scan {cursor} match key:1* count 7 type string"));
+        let words: Vec<&str> = reply.split(' ').collect();
+        cursor = words[2].to_owned();
+        seen.extend(words.iter().filter(|word| word.starts_with("key:")).map(|word| word.to_string()));
+        if cursor == "0" {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 11, "{seen:?}");
+    lab.check(&[
+        ("scan 0 type list", "*2 $2 15 *0"),
+        ("scan x", "-ERR invalid cursor"),
+        ("scan -1", "-ERR invalid cursor"),
+        ("scan 0 count 0", "-ERR syntax error"),
+        ("scan 0 count x", "-ERR value is not an integer or out of range"),
+        ("scan 0 match", "-ERR syntax error"),
+        ("scan 0 bogus x", "-ERR syntax error"),
+    ]);
+}
+
+#[test]
+fn a_long_reply_does_not_go_out_at_once() {
+    let mut lab = Lab::new();
+    for n in 0..30_000 {
+        lab.store.insert(
+            lab.keyer.key(format!("key:{n}").as_bytes()),
+            b"",
+            crate::store::NEVER,
+            &Moment::at(0),
+        );
+    }
+    let request = inline::to_array(b"*");
+    let mut task = Task {
+        store: &mut lab.store,
+        keyer: &lab.keyer,
+        place: Place { index: 0, shards: 1 },
+        now: Moment::at(0),
+        value_bytes_max: 100,
+        reply: Reply::new(Vec::new(), Protocol::Resp2),
+    };
+    assert!(
+        matches!(task.run_many(Command::Keys, Args::of(&request), 0), Outcome::Long(text) if text.len() > 256 << 10)
+    );
+}

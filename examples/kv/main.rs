@@ -1,0 +1,112 @@
+//! A key-value server that Redis clients believe.
+//!
+//!     cargo run --release --example kv
+//!     redis-cli -p 6379 set greeting hello
+//!
+//! Requests are frames ([`resp`]); each shard keeps the keys whose hash leads to it ([`store`], [`route`]); replies are
+//! written straight into the outbox ([`reply`]). Everything is in memory, and nothing is ever evicted.
+
+mod about;
+mod commands;
+mod data;
+mod glob;
+mod inline;
+mod mesh;
+mod node;
+mod number;
+mod pending;
+mod reply;
+mod resp;
+mod route;
+mod service;
+mod session;
+mod store;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use clap::Parser;
+use ringserve::{Driver, Limits, Server, Shard};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::mesh::Shards;
+use crate::node::{Message, Node};
+use crate::reply::OUTBOX_BYTES_HIGH;
+use crate::resp::Resp;
+use crate::route::Place;
+use crate::service::Kv;
+use crate::store::Keyer;
+
+/// The Redis whose commands, errors and replies these are.
+const VERSION: &str = "7.0.0";
+
+/// A key-value server that speaks the Redis protocol.
+#[derive(Parser)]
+struct Args {
+    /// Address and port to listen on; port 0 finds a free one.
+    #[arg(long, default_value = "127.0.0.1:6379", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Shards. Until shards can send each other messages there is one.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    shards: usize,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+    /// Bytes of one request, and of one value, at most.
+    #[arg(long, default_value_t = 1 << 20, value_name = "BYTES",
+          value_parser = clap::value_parser!(u32).range(1024..=(512 << 20)))]
+    request_bytes_max: u32,
+}
+
+impl Args {
+    fn limits(&self) -> Limits {
+        let request = self.request_bytes_max as usize;
+        let defaults = Limits::default();
+        Limits {
+            frame_bytes_max: request,
+            outbox_bytes_high: OUTBOX_BYTES_HIGH,
+            // Room for a value behind what waits already.
+            outbox_bytes_max: defaults.outbox_bytes_max.max(2 * request),
+            held_bytes_max: defaults.held_bytes_max.max(4 * request),
+            // Clients keep connections for hours without a word, and Redis lets them.
+            first_frame: None,
+            idle: None,
+            ..defaults
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let args = Args::parse();
+    if args.shards != 1 {
+        eprintln!(
+            "--shards is {}; it must be 1: the framework cannot send messages between shards yet",
+            args.shards
+        );
+        return ExitCode::from(2);
+    }
+    let value_bytes_max = args.request_bytes_max as usize;
+    let (keyer, shards) = (Keyer::default(), Shards::<Message>::new());
+    let service = move |shard: &Shard| {
+        let place = Place { index: shard.index(), shards: shard.count() };
+        let node = Rc::new(Node::new(place, keyer.clone(), value_bytes_max, shards.clone()));
+        let here = node.clone();
+        shards.join(shard, move |from, message| here.receive(from, message));
+        if place.shards > 1 {
+            shard.spawn(node.clone().courier());
+        }
+        Kv::new(node)
+    };
+    let server = Server::bind(args.listen).driver(args.driver).shards(args.shards).limits(args.limits());
+    match server.framing(Resp).serve(service) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
