@@ -190,8 +190,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// The peer sent its last byte and every frame is answered.
     fn finish_input(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // The service ended it before: that is carried out at the end of the turn, and is the reason.
-        if conn.link().is_some_and(Link::has_wishes) {
+        // Calls that wait owe an answer, and whoever is done looks here again. And what the service ended before is
+        // carried out at the end of the turn, with that as the reason.
+        if conn.has_handler() || conn.link().is_some_and(Link::has_wishes) {
             return;
         }
         if conn.link().is_some_and(Link::is_held_open) {
