@@ -274,13 +274,15 @@ impl<S> Conn<S> {
         if let Some(inbox) = &self.inbox
             && inbox.has_partial()
             && self.takes_frames()
+            && !self.input_ended
         {
             let at = inbox.window_began.saturating_add(times.read_window);
             if at < next.0 {
                 next = (at, Due::ReadRate);
             }
         }
-        if self.is_open() && self.opened && times.heartbeat != NEVER {
+        // A peer that has sent FIN cannot answer, and owes no more bytes.
+        if self.is_open() && self.opened && !self.input_ended && times.heartbeat != NEVER {
             let at = self.heard_at.saturating_add(times.heartbeat.saturating_mul(u32::from(self.beats) + 1));
             if at < next.0 {
                 next = (at, Due::Heartbeat);
