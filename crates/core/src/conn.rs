@@ -38,7 +38,7 @@ pub(crate) struct Times {
     pub write_stalled: u32,
     linger: u32,
     handler: u32,
-    heartbeat: u32,
+    pub heartbeat: u32,
     read_window: u32,
     probe_busy: u32,
     probe_idle: u32,
@@ -150,7 +150,7 @@ pub(crate) struct Conn<S> {
     /// The step in which it was adopted, until its first frame came. Then, while calls wait, the one in which the
     /// first of them began to, or the last one was done.
     pub since: u32,
-    /// ... in which a byte arrived.
+    /// ... in which a byte arrived, or later by as much as heartbeats were late.
     pub heard_at: u32,
     /// ... in which a byte went either way, or a handler finished.
     pub active_at: u32,

@@ -66,6 +66,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 Due::Heartbeat => {
                     conn.beats += 1;
+                    // The peer has its whole time from now on, also where this one came late: a process that was stopped
+                    // for long would otherwise ask again and again at once, and close before anybody could answer.
+                    conn.heard_at = step_at(self.now) - u32::from(conn.beats) * self.times.heartbeat;
                     // One that does not read would not see it, and has a limit of its own.
                     if conn.link().is_some_and(|link| !link.is_full()) {
                         self.events.push_back(Event::Heartbeat(id));
