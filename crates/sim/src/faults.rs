@@ -76,8 +76,15 @@ named! {
         PeerSilent "peer sends nothing",
         PeerIdles "peer stays after its last reply",
         PeerIgnoresEnd "peer ignores the server's FIN",
+        PeerCrawls "peer goes on with half a frame next to never",
+        PeerAnswers "peer answers a heartbeat",
+        PeerMute "peer leaves a heartbeat unanswered",
         PeerGoneEarly "peer resets before it is accepted",
         HandlerParks "handler parks",
+        HandlerOverlaps "handler parks beside another of its connection",
+        HandlerOvertakes "parked handler is done before an older one",
+        HandlerLingers "handler parks for seconds",
+        HandlersDropped "several parked handlers are dropped at once",
         HandlerHolds "handler keeps frames",
         HandlerFails "handler fails",
         HandlerPanics "handler panics",
@@ -86,6 +93,23 @@ named! {
         HandlerStreams "handler streams and waits for room",
         HandlerUnframed "reply cannot be framed",
         PushElsewhere "push to another connection",
+        PushAnnounced "push from another thread",
+        PushFull "push from another thread finds the outbox full",
+        PushGone "push from another thread finds the connection gone",
+        PushTooLate "push from another thread, and its connection ended on the way",
+        HeldOpen "connection held open",
+        InputEndTold "connection is still held open when its peer ends",
+        HeldClosed "service closes what it held open",
+        HeldForgotten "service never closes what it held open",
+        HeartbeatAsked "heartbeat asks",
+        HeartbeatUnsaid "heartbeat, and the service says nothing",
+        PassedOn "socket passed on to another shard",
+        PassedBack "socket passed back by another shard",
+        PassedAway "socket passed on and lost on the way",
+        PassedTaken "another shard takes a socket",
+        PassedRefused "another shard refuses a socket",
+        PassedAtTheEnd "socket passed back to a shard that drains",
+        QuotaUsedUp "server is full, this shard is not",
         OpenRefuses "open refuses",
         AdmitRefuses "admit refuses",
         OpenGreets "open greets",
@@ -183,9 +207,10 @@ impl Rates {
             }
             // These break a connection, so they are kept rare; too many would hide everything else.
             use Fault::*;
-            for fault in [ReceiveBroken, SendBroken, InstallFails, ReceiveSilent, Stall] {
+            for fault in [ReceiveBroken, SendBroken, ReceiveSilent, Stall] {
                 rates[fault as usize] /= 24;
             }
+            rates[InstallFails as usize] /= 12;
             // And these have few occasions.
             for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails, ResetUnheard] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);

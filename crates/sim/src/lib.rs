@@ -21,6 +21,11 @@
 //!   ([`bytes`]);
 //! * after every turn: buffers, slots, queues and bounds ([`world`]), the rules of the driver boundary, for
 //!   both sides of it ([`protocol`]);
+//! * at the start and the end of every turn: each time limit is kept, neither early nor more than a few steps late, and
+//!   nothing but the peer was in the way ([`clocks`]);
+//! * calls that wait, as the shard lists them: no more than may, each once, all dropped at the end ([`tasks`]);
+//! * what other threads and shards share with it: room in an outbox ([`pushes`]), the quota of the server
+//!   ([`world`]);
 //! * whenever the shard sleeps: nothing that arrived waits unread, no reply waits unsent, no limit is forgotten
 //!   ([`kernel`]);
 //! * at the end of each connection: its reason is true, and its peer got all that was owed, or a reset;
@@ -30,13 +35,16 @@
 //! the trace, and the command that does it again.
 
 pub mod bytes;
+pub mod clocks;
 pub mod faults;
 pub mod kernel;
 pub mod peer;
 pub mod plan;
 pub mod protocol;
+pub mod pushes;
 pub mod rng;
 pub mod run;
 pub mod service;
 pub mod sock;
+pub mod tasks;
 pub mod world;

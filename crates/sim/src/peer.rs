@@ -42,6 +42,10 @@ pub struct Peer {
     /// Frames it sends before it wants answers.
     window: usize,
     end: End,
+    /// Once it sent so many bytes it sends so few at a time, and so rarely.
+    crawls: Option<(usize, usize, u64)>,
+    /// Heartbeats it answers.
+    answers: usize,
     /// It has seen the end of the server's bytes, or a reset.
     pub saw_end: bool,
     /// It does nothing any more.
@@ -72,6 +76,8 @@ pub fn draw(rng: &mut Rng, plan: &Plan, tag: usize, hit: &mut impl FnMut(Fault))
         reads_from: 0,
         window: if rng.one_in(3) { 1 } else { rng.range(1, 64) as usize },
         end: End::Fin,
+        crawls: None,
+        answers: if rng.one_in(2) { rng.spread(1, 40) as usize } else { 0 },
         saw_end: false,
         finished: false,
     };
@@ -112,6 +118,22 @@ pub fn draw(rng: &mut Rng, plan: &Plan, tag: usize, hit: &mut impl FnMut(Fault))
     }
     if odd(rng) {
         draw_end(rng, plan, &mut sock, hit);
+    }
+    if !sock.frames.is_empty() && rng.below(16) < plan.crawlers {
+        let frame = rng.range(0, sock.frames.len() as u64 - 1) as usize;
+        let (start, end) =
+            (frame.checked_sub(1).map_or(0, |last| sock.frames[last].end), sock.frames[frame].end);
+        let from = rng.range(start as u64 + 1, end as u64) as usize;
+        let gap = rng.spread(100, 6000) * MS;
+        sock.peer.crawls = Some((from, rng.spread(1, 64) as usize, gap));
+        // A long way at this pace would take for ever.
+        if sock.wire.len() > from + 400 && !sock.may(excuse::GARBAGE) {
+            let last = sock.frames.iter().position(|frame| frame.end > from + 400).unwrap_or(frame);
+            sock.frames.truncate(last + 1);
+            sock.wire.truncate(sock.frames[last].end);
+            sock.peer.end = End::Fin;
+        }
+        hit(Fault::PeerCrawls);
     }
     sock
 }
@@ -178,12 +200,13 @@ impl State {
 
     /// Something changed for a peer that waits.
     pub fn kick(&mut self, tag: usize) {
+        let pace = self.pace(tag);
         let peer = &mut self.socks[tag].peer;
         if peer.kicked || peer.finished {
             return;
         }
         peer.kicked = true;
-        let soon = self.now + self.rng.below(peer.gap);
+        let soon = self.now + self.rng.below(pace);
         peer.next_at = peer.next_at.min(soon);
         self.peers_at = self.peers_at.min(peer.next_at);
     }
@@ -197,14 +220,15 @@ impl State {
             // Its SYN may have been dropped; what it sends waits for its place in the backlog.
             Place::Backlog | Place::Descriptor | Place::Table | Place::Closed => {}
         }
-        let moved = self.peer_reads(tag) | self.peer_sends(tag);
+        let moved = self.peer_reads(tag) | self.peer_answers(tag) | self.peer_sends(tag);
         self.peer_ends(tag);
+        let pace = self.pace(tag);
         let sock = &mut self.socks[tag];
         if sock.peer.finished {
             return;
         }
         if moved {
-            sock.peer.next_at = now + self.rng.below(sock.peer.gap) + 1;
+            sock.peer.next_at = now + self.rng.below(pace) + 1;
         } else if sock.peer.reads_from > now && sock.peer.ever_reads() {
             sock.peer.next_at = sock.peer.reads_from;
         } else if sock.peer.end == End::Ignore && sock.server_fin && !sock.server_closed {
@@ -214,6 +238,37 @@ impl State {
             }
             sock.peer.next_at = now + sock.peer.gap.max(MS / 5);
         }
+    }
+
+    /// Nanoseconds between two actions of a peer, at most.
+    fn pace(&self, tag: usize) -> u64 {
+        let sock = &self.socks[tag];
+        match sock.peer.crawls {
+            Some((from, _, gap)) if sock.sent >= from => gap,
+            _ => sock.peer.gap,
+        }
+    }
+
+    /// True if it has seen a heartbeat, and answers with a frame.
+    fn peer_answers(&mut self, tag: usize) -> bool {
+        let framing = self.plan.framing;
+        let sock = &mut self.socks[tag];
+        if sock.pings.front().is_none_or(|end| *end > sock.delivered) {
+            return false;
+        }
+        sock.pings.pop_front();
+        // One in the middle of a frame, or through, has nothing to say.
+        let between =
+            sock.sent == sock.wire.len() && sock.frames.last().is_none_or(|last| last.end == sock.sent);
+        let able = between && !sock.reset && !sock.peer_fin && !sock.peer.saw_end && !sock.server_fin;
+        if !able || sock.peer.answers == 0 || matches!(sock.peer.end, End::HalfClose | End::Reset(_)) {
+            self.cover.fault(Fault::PeerMute);
+            return false;
+        }
+        sock.peer.answers -= 1;
+        sock.script(framing, 5.min(self.plan.payload_max));
+        self.cover.fault(Fault::PeerAnswers);
+        true
     }
 
     fn connect(&mut self, tag: usize) {
@@ -272,7 +327,12 @@ impl State {
             Some(frame) => frame.end,
             None => sock.wire.len(),
         };
-        let len = end.saturating_sub(sock.sent).min(sock.peer.send_max).min(room - sock.unread());
+        let most = match sock.peer.crawls {
+            Some((from, most, _)) if sock.sent >= from => most,
+            Some((from, ..)) => sock.peer.send_max.min(from - sock.sent),
+            None => sock.peer.send_max,
+        };
+        let len = end.saturating_sub(sock.sent).min(most).min(room - sock.unread());
         if len == 0 {
             return false;
         }

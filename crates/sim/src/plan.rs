@@ -58,6 +58,14 @@ pub struct Plan {
     pub unusual: u16,
     /// Peers that do something unusual, in 8.
     pub odd_peers: u64,
+    /// Connections that the service holds open beyond the peer's FIN, in 65536.
+    pub holds: u16,
+    /// Pushes of other threads, in 65536 turns.
+    pub pushes: u16,
+    /// Another shard, and what it shares with this one.
+    pub elsewhere: Option<Elsewhere>,
+    /// Peers that send half a frame and then next to nothing, in 16.
+    pub crawlers: u64,
     /// Turns after which the shard is told to drain, if it was not before.
     pub turns: u64,
     /// Nanoseconds after that until it is forced; `None` if it is not.
@@ -66,6 +74,32 @@ pub struct Plan {
     pub budget: Budget,
     /// The parts check themselves every so many turns.
     pub check_every: u64,
+}
+
+/// Another shard of the same server.
+#[derive(Clone, Copy, Debug)]
+pub struct Elsewhere {
+    /// Its slots.
+    pub connections_max: usize,
+    /// Connections of both together.
+    pub quota: usize,
+    /// Nanoseconds it keeps a connection, at most.
+    pub keeps_max: u64,
+    /// Nanoseconds until it finds what was passed on to it, at most.
+    pub mail_max: u64,
+}
+
+impl Elsewhere {
+    fn draw(rng: &mut Rng, connections_max: usize) -> Elsewhere {
+        let slots = rng.range(1, 4) as usize;
+        let quota = if rng.one_in(2) { connections_max + slots } else { rng.spread(1, 24) as usize };
+        Elsewhere {
+            connections_max: slots,
+            quota,
+            keeps_max: rng.spread(MS, 1000 * MS),
+            mail_max: rng.spread(MS, 400 * MS),
+        }
+    }
 }
 
 impl Plan {
@@ -79,14 +113,22 @@ impl Plan {
         let buffers = if rng.one_in(5) { rng.range(2, 4) } else { rng.spread(2, 64) } as usize;
         let (shortest, longest) = if large { (6000, 16_000) } else { (8, 1500) };
         let payload_max = (rng.spread(shortest, longest) as usize).min(framing.payload_max());
-        let connections_max = if rng.one_in(3) { rng.range(1, 6) } else { rng.range(4, 40) } as usize;
+        let passes_on = rng.one_in(3);
+        let connections_max =
+            if passes_on || rng.one_in(3) { rng.range(1, 6) } else { rng.range(4, 40) } as usize;
         let ring_entries = buffers.next_power_of_two() >> rng.below(2).min(buffers.ilog2() as u64);
         let tight_memory = rng.one_in(12);
-        let limits = draw_limits(rng, framing, payload_max, buffer_bytes, buffers, tight_memory);
+        let sizes = draw_sizes(rng, framing, payload_max, buffer_bytes, buffers, tight_memory);
+        let slow = rng.one_in(4);
+        let elsewhere = passes_on.then(|| Elsewhere::draw(rng, connections_max));
+        // Early, so that much is under way.
+        let short = rng.one_in(if passes_on { 3 } else { 8 });
+        let limits = draw_times(rng, slow, sizes);
         limits.check().expect("limits are drawn so that they hold together");
         let small_budget = rng.one_in(4);
         Plan {
             tight_memory,
+            elsewhere,
             connections_max,
             listeners: if rng.one_in(4) { 2 } else { 1 },
             backlog: rng.spread(1, 32) as usize,
@@ -101,16 +143,24 @@ impl Plan {
                 rng.spread(64, 8192) as usize,
             ),
             framing,
-            peers: rng.spread(1, 60) as usize,
+            peers: rng.spread(if passes_on { 16 } else { 1 }, 60) as usize,
             frames_max: rng.spread(1, 60) as usize,
             payload_max,
             gap_max: rng.spread(50_000, 40 * MS),
             defers: rng.one_in(2),
             late_max: rng.spread(MS, 200 * MS),
             rates: Rates::draw(rng),
-            unusual: if rng.one_in(5) { 0 } else { rng.spread(256, 20_000) as u16 },
+            unusual: match rng.below(5) {
+                0 => 0,
+                // Several calls wait at once only where many do.
+                1 | 2 if limits.calls_in_flight_max > 1 => rng.spread(8192, 32_000) as u16,
+                _ => rng.spread(256, 20_000) as u16,
+            },
             odd_peers: rng.below(7),
-            turns: if rng.one_in(8) { rng.range(5, turns.max(6)) } else { turns },
+            holds: if rng.one_in(3) { rng.spread(2048, 32_768) as u16 } else { 0 },
+            pushes: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
+            crawlers: if slow { rng.range(1, 8) } else { 0 },
+            turns: if short { rng.spread(5, turns.max(6)) } else { turns },
             force_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
             budget: Budget {
                 completions: if small_budget { rng.spread(1, 16) as usize } else { 256 },
@@ -122,7 +172,8 @@ impl Plan {
     }
 }
 
-fn draw_limits(
+/// How much there may be; no limit of time is set.
+fn draw_sizes(
     rng: &mut Rng,
     framing: AnyFraming,
     payload_max: usize,
@@ -135,8 +186,6 @@ fn draw_limits(
     let outbox_bytes_max = outbox_bytes_high * rng.pick(&[1, 4, 64]);
     let inbox_bytes_high = rng.spread(64, 8192) as usize;
     let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
-    let time = |rng: &mut Rng, low: u64, high: u64| Duration::from_nanos(rng.spread(low * MS, high * MS));
-    let maybe = |rng: &mut Rng, low, high| rng.below(3).min(1).eq(&1).then(|| time(rng, low, high));
     Limits {
         connections_max: 1 << 20,
         frame_bytes_max,
@@ -147,15 +196,31 @@ fn draw_limits(
         held_bytes_max: if tight_memory { needed } else { 1 << 30 },
         receive_bytes_max: buffers * buffer_bytes,
         receive_buffer_bytes: buffer_bytes,
-        first_frame: maybe(rng, 60, 2000),
-        idle: maybe(rng, 60, 4000),
+        calls_in_flight_max: if rng.one_in(3) { 1 } else { rng.range(2, 4) as u16 },
+        ..Limits::default()
+    }
+}
+
+/// How long things may take. A `slow` seed leaves half received frames the time that their limit is measured over.
+fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
+    let time = |rng: &mut Rng, low: u64, high: u64| Duration::from_nanos(rng.spread(low * MS, high * MS));
+    let maybe = |rng: &mut Rng, low, high| rng.below(3).min(1).eq(&1).then(|| time(rng, low, high));
+    let longest = if slow { 40_000 } else { 4000 };
+    let idle = maybe(rng, if slow { 4000 } else { 60 }, longest);
+    let heartbeat = rng.one_in(3).then(|| time(rng, 20, 1500));
+    Limits {
+        first_frame: if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) },
+        idle,
         write_stalled: maybe(rng, 40, 1000),
-        read_bytes_per_second_min: 0,
-        handler: None,
-        heartbeat: None,
-        heartbeats_missed_max: 3,
-        calls_in_flight_max: 1,
+        read_bytes_per_second_min: match slow {
+            true => rng.spread(1, 400) as usize,
+            false => rng.pick(&[0, 1, 240]),
+        },
+        handler: rng.one_in(2).then(|| time(rng, 20, if slow { 15_000 } else { 1000 })),
+        heartbeat: heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))),
+        heartbeats_missed_max: rng.range(1, 3) as u8,
         drain: time(rng, 40, 2000),
         linger: time(rng, 20, 300),
+        ..sizes
     }
 }

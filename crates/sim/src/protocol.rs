@@ -1,7 +1,7 @@
 //! The rules of the driver boundary, held against both sides of it: what the core submits, and what the
 //! driver answers.
 
-use ringserve_core::{Completion, ConnId, Op};
+use ringserve_core::{Completion, ConnId, Op, Socket};
 
 /// What is in flight on a connection.
 #[derive(Debug, Default)]
@@ -60,6 +60,22 @@ impl Protocol {
     fn socket_leaves(&mut self, socket: u64) {
         let place = self.sockets.iter().position(|known| *known == socket);
         self.sockets.swap_remove(place.expect("a socket that was not accepted"));
+    }
+
+    /// The core passes a socket on to another shard.
+    pub fn passed_on(&mut self, socket: Socket) {
+        self.socket_leaves(socket.0);
+    }
+
+    /// Another shard passes a socket to the core.
+    pub fn passed_back(&mut self, socket: Socket) {
+        assert!(!self.sockets.contains(&socket.0), "socket {socket:?} twice");
+        self.sockets.push(socket.0);
+    }
+
+    /// True if an accepted socket waits in the core.
+    pub fn has_waiting(&self) -> bool {
+        !self.sockets.is_empty()
     }
 
     /// The core submits an operation.

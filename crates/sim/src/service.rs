@@ -46,6 +46,8 @@ pub struct Parked {
     /// Whose it is.
     pub id: ConnId,
     block: Rc<Block<Session>>,
+    /// Where the frame it was called with ends in what the peer sends.
+    at: usize,
     /// When it goes on, unless it waits for room.
     pub due: u64,
     frame: Option<Frame>,
@@ -78,17 +80,28 @@ pub fn say(state: &mut State, block: &Block<Session>, len: usize) {
     if link.is_gone() {
         return;
     }
+    if !state.rng.one_in(8) {
+        return push(state, block, len);
+    }
     let number = session.replies.get();
     session.replies.set(number + 1);
     let payload = bytes::payload(session.tag, 1000 + number, len);
-    let sock = &mut state.socks[session.tag];
-    if state.rng.one_in(8) {
-        sock.owed.extend_from_slice(payload);
-        link.write(payload);
-    } else {
-        sock.owe(state.plan.framing, payload);
-        link.reply(Payload::Bytes(payload));
+    state.socks[session.tag].owed.extend_from_slice(payload);
+    link.write(payload);
+    charge(state, block);
+}
+
+/// Replies with a frame that another thread pushed.
+pub fn push(state: &mut State, block: &Block<Session>, len: usize) {
+    let (link, session) = (&block.link, &block.session);
+    if link.is_gone() {
+        return;
     }
+    let number = session.replies.get();
+    session.replies.set(number + 1);
+    let payload = bytes::payload(session.tag, 1000 + number, len);
+    state.socks[session.tag].owe(state.plan.framing, payload);
+    link.reply(Payload::Bytes(payload));
     charge(state, block);
 }
 
@@ -113,6 +126,11 @@ fn charge(state: &mut State, block: &Block<Session>) {
 
 /// A connection opens. True if it is accepted.
 pub fn open(state: &mut State, block: &Block<Session>) -> bool {
+    if state.rng.chance(state.plan.holds) {
+        state.cover.fault(Fault::HeldOpen);
+        state.socks[block.session.tag].held = true;
+        block.link.hold_open();
+    }
     if !state.rng.chance(state.plan.unusual) {
         return true;
     }
@@ -136,13 +154,51 @@ pub fn malformed(state: &mut State, block: &Block<Session>) {
     }
 }
 
+/// The shard asks whether the peer is alive: so does the service, of the peer.
+pub fn heartbeat(state: &mut State, block: &Block<Session>) {
+    if state.rng.one_in(8) {
+        return state.cover.fault(Fault::HeartbeatUnsaid);
+    }
+    state.cover.fault(Fault::HeartbeatAsked);
+    say(state, block, 4.min(state.plan.payload_max));
+    let sock = &mut state.socks[block.session.tag];
+    sock.pings.push_back(sock.owed.len());
+}
+
+/// The peer of a connection that is held open has sent its last byte. When to close it, if ever.
+pub fn input_ended(state: &mut State, block: &Block<Session>) -> Option<u64> {
+    state.cover.fault(Fault::InputEndTold);
+    match state.rng.below(8) {
+        0 => {
+            state.cover.fault(Fault::HeldForgotten);
+            None
+        }
+        1 | 2 => {
+            say(state, block, 3.min(state.plan.payload_max));
+            Some(0)
+        }
+        _ => Some(state.now + state.rng.spread(1000, 200 * MS)),
+    }
+}
+
+/// The service closes a connection that it held open.
+pub fn close_held(state: &mut State, block: &Block<Session>) {
+    state.cover.fault(Fault::HeldClosed);
+    if state.rng.one_in(2) {
+        say(state, block, 2.min(state.plan.payload_max));
+    }
+    state.socks[block.session.tag].excuses |= excuse::CLOSED;
+    block.link.close();
+}
+
 /// A frame is handed to the service: it must be the next one, whole, of this connection.
 pub fn check_frame(state: &mut State, tag: usize, frame: &Frame) {
     let framing = state.plan.framing;
     let sock = &mut state.socks[tag];
     assert!(sock.opened, "connection {tag}: a frame before open");
     assert!(sock.ended.is_none(), "connection {tag}: a frame after the end");
-    assert!(!sock.parked, "connection {tag}: a frame while a handler is parked");
+    let most = usize::from(state.plan.limits.calls_in_flight_max);
+    assert!(sock.waiting.len() < most, "connection {tag}: a frame while {most} handlers are parked");
     if let AnyFraming::Raw = framing {
         let expected = sock.wire.get(sock.handed..sock.handed + frame.len());
         assert!(expected == Some(&**frame), "connection {tag}: wrong bytes at {}", sock.handed);
@@ -166,7 +222,8 @@ pub fn check_frame(state: &mut State, tag: usize, frame: &Frame) {
 
 /// A call is done: its peer may send on.
 fn done(state: &mut State, tag: usize) {
-    state.socks[tag].done = state.socks[tag].seen;
+    let sock = &mut state.socks[tag];
+    sock.done = sock.done.max(sock.seen.saturating_sub(sock.waiting.len()));
     state.kick(tag);
 }
 
@@ -200,11 +257,20 @@ fn answer(state: &mut State, block: &Block<Session>, frame: Frame) {
 
 fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Frame) -> Called {
     let tag = block.session.tag;
-    let mut parked = Parked { id, block: block.clone(), due: 0, frame: None, pieces: 0, wants_room: None };
+    let at = state.socks[tag].handed;
+    let mut parked =
+        Parked { id, block: block.clone(), at, due: 0, frame: None, pieces: 0, wants_room: None };
     match state.rng.below(20) {
         0..=6 => {
             state.cover.fault(Fault::HandlerParks);
-            let most = if state.rng.one_in(8) { 400 * MS } else { 8 * MS };
+            let most = match state.rng.below(64) {
+                0..4 => {
+                    state.cover.fault(Fault::HandlerLingers);
+                    20_000 * MS
+                }
+                4..12 => 400 * MS,
+                _ => 8 * MS,
+            };
             parked.due = state.now + state.rng.spread(1000, most);
             parked.frame = Some(frame);
             return Called::Parked(parked);
@@ -260,8 +326,11 @@ pub fn resume(state: &mut State, parked: Parked) -> Called {
     let called = if parked.pieces > 0 {
         go_on(state, parked)
     } else {
-        let Parked { block, frame, .. } = parked;
-        answer(state, &block, frame.unwrap_or_default());
+        let Parked { block, frame, at, .. } = parked;
+        let frame = frame.unwrap_or_default();
+        let wire = &state.socks[tag].wire[at - frame.wire().len()..at];
+        assert!(wire == frame.wire(), "connection {tag}: a frame changed while its handler waited");
+        answer(state, &block, frame);
         match state.rng.below(24) {
             0 => {
                 state.cover.fault(Fault::HandlerFails);
@@ -288,6 +357,11 @@ fn go_on(state: &mut State, mut parked: Parked) -> Called {
     while parked.pieces > 0 {
         let link = &parked.block.link;
         if link.is_full() && !link.is_gone() {
+            if state.socks[parked.block.session.tag].wants_room {
+                // The waker given last is woken, and no other: one call of a connection can wait for room.
+                parked.due = state.now + MS;
+                return Called::Parked(parked);
+            }
             let flag = Arc::new(Flag::default());
             link.wake_when_ready(&Waker::from(flag.clone()));
             parked.wants_room = Some(flag);

@@ -5,9 +5,12 @@
 //! the peer is the part between `delivered` and `taken`. The kernel compares each byte it takes from the
 //! server with the one owed at that place.
 
+use std::collections::VecDeque;
+
 use ringserve_core::CloseReason;
 
 use crate::bytes::{self, AnyFraming};
+use crate::clocks::{Clocks, Sealed};
 use crate::peer::Peer;
 
 /// A frame of the peer's script, as places in `wire`.
@@ -96,6 +99,8 @@ pub struct Sock {
     pub peer_fin: bool,
     /// The server was told of it.
     pub fin_read: bool,
+    /// ... and so was the core.
+    pub fin_heard: bool,
     /// The connection was reset: by the peer, the network or the server.
     pub reset: bool,
     /// The `errno` the next operation gets.
@@ -116,10 +121,20 @@ pub struct Sock {
     pub opened: bool,
     /// When it was adopted, by the server's clock.
     pub opened_at: u64,
-    /// A handler of it is parked.
-    pub parked: bool,
-    /// ... until there is room in the outbox.
+    /// The calls that wait, as tasks, the oldest first.
+    pub waiting: Vec<u32>,
+    /// One of them waits until there is room in the outbox.
     pub wants_room: bool,
+    /// When the first of those calls began, or another one was done.
+    pub waiting_since: u64,
+    /// The service holds it open, until it closes it.
+    pub held: bool,
+    /// The service heard that nothing more will arrive.
+    pub input_end_told: bool,
+    /// What the time limits are judged by.
+    pub clocks: Clocks,
+    /// Where in `owed` each heartbeat ends that the peer has not seen yet.
+    pub pings: VecDeque<usize>,
     /// The turn in which the core made its last send.
     pub sent_turn: u64,
     /// ... and when that was.
@@ -158,6 +173,7 @@ impl Sock {
             done: 0,
             peer_fin: false,
             fin_read: false,
+            fin_heard: false,
             reset: false,
             error: 0,
             owed: Vec::new(),
@@ -167,8 +183,13 @@ impl Sock {
             server_closed: false,
             opened: false,
             opened_at: 0,
-            parked: false,
+            waiting: Vec::new(),
             wants_room: false,
+            waiting_since: 0,
+            held: false,
+            input_end_told: false,
+            clocks: Clocks::default(),
+            pings: VecDeque::new(),
             sent_turn: 0,
             sent_at: 0,
             untold: false,
@@ -223,6 +244,12 @@ impl Sock {
     /// When it was active last, without what this turn brought.
     pub fn was_active(&self, now: u64) -> u64 {
         if self.active_at == now { self.active_before } else { self.active_at }
+    }
+
+    /// What is the case at `now`, if it ends.
+    pub fn sealed(&self, now: u64, half: bool) -> Sealed {
+        let (waiting, waiting_since) = (self.waiting.len(), self.waiting_since);
+        Sealed { at: now, waiting, waiting_since, half, ended: self.fin_heard }
     }
 
     /// True if nothing is owed by the server: every frame that arrived is answered, every reply has left.

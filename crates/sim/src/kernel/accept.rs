@@ -1,6 +1,6 @@
 //! Accepting: multishot, with limits that end it and sockets that stay queued.
 
-use ringserve_core::ConnId;
+use ringserve_core::{ConnId, Socket};
 use ringserve_ring::seam::{F_MORE, Kind, RawCqe};
 
 use super::{File, State};
@@ -147,6 +147,21 @@ impl State {
 
     pub(super) fn close_descriptor(&mut self, fd: i32) {
         let tag = self.take_descriptor(fd);
+        self.drop_socket(tag);
+    }
+
+    /// Another shard takes an accepted socket: into its own file table, so that the descriptor is free.
+    pub fn take_passed(&mut self, socket: Socket) -> usize {
+        self.take_descriptor(socket.0 as i32)
+    }
+
+    /// Another shard closes a socket that it did not take.
+    pub fn close_passed(&mut self, socket: Socket) {
+        self.close_descriptor(socket.0 as i32);
+    }
+
+    /// Another shard closes a connection.
+    pub fn drop_passed(&mut self, tag: usize) {
         self.drop_socket(tag);
     }
 

@@ -12,6 +12,7 @@ mod oracle;
 mod queues;
 mod receive;
 mod send;
+mod times;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -31,9 +32,9 @@ use crate::rng::Rng;
 use crate::run::Canary;
 use crate::sock::{Place, Sock};
 
-pub use oracle::STEP;
 use receive::Receive;
 use send::Sending;
+pub use times::STEP;
 
 /// Lines of the trace that are kept.
 const TRACE_LINES: usize = 80;
@@ -115,8 +116,8 @@ pub struct State {
     pub forced: bool,
     /// The shard's turn.
     pub turn: u64,
-    /// Connections the shard holds.
-    pub connections: usize,
+    /// What is accepted now has a place, here or elsewhere.
+    pub has_room: bool,
     /// ENOBUFS since a buffer was last provided.
     pub dry_in_a_row: usize,
     /// Something went wrong on purpose, so that the oracles can be seen to notice.
@@ -182,7 +183,7 @@ impl State {
             drain_deadline: None,
             forced: false,
             turn: 0,
-            connections: 0,
+            has_room: true,
             dry_in_a_row: 0,
             canary: None,
             cut_short: false,

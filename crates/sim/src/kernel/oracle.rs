@@ -1,26 +1,20 @@
 //! What must be true of each connection, judged by what the kernel and the peers know.
 
-use std::time::Duration;
-
 use ringserve_core::{CloseHow, CloseReason};
 
-use super::State;
+use super::{STEP, State};
 use crate::bytes::AnyFraming;
 use crate::peer::NEVER;
 use crate::sock::{Place, Sock, excuse};
-
-/// How coarse the shard's clock for time limits is, in nanoseconds.
-pub const STEP: u64 = 1 << 24;
-
-/// How long a connection may stay that was reset together with its last bytes.
-const RESET_HEARD: Duration = Duration::from_secs(60);
 
 /// True if all replies leave before such a connection is closed, with FIN.
 fn is_orderly(reason: CloseReason) -> bool {
     use CloseReason::*;
     match reason {
-        PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | Closed
-        | Refused | HandlerError | ReplyNotFramed | Shutdown => true,
+        PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | ReadTooSlow
+        | HeartbeatLost | HandlerTimeout | Closed | Refused | HandlerError | ReplyNotFramed | Shutdown => {
+            true
+        }
         PeerReset | WriteStalled | Aborted | HandlerPanicked | OutboxFull | MemoryLimit | DrainTimeout
         | Forced | System(_) => false,
         other => panic!("unknown reason {other}"),
@@ -37,7 +31,7 @@ impl State {
                 self.check_timed(file.sock);
             }
         }
-        let has_room = self.drain_deadline.is_none() && self.connections < self.plan.connections_max;
+        let has_room = self.drain_deadline.is_none() && self.has_room;
         for listener in &mut self.listeners {
             if listener.armed || listener.backlog.is_empty() || !has_room {
                 listener.neglected = None;
@@ -63,8 +57,8 @@ impl State {
             let comes = self.unannounced.iter().any(|cqe| self.is_of(cqe, tag));
             assert!(comes, "connection {tag}: a send is over and nobody was told, all sleep");
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
-            let ends = ends || (sock.fin_read && !sock.parked);
-            let held_back = !sock.parked && self.has_frame(sock);
+            let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);
+            let held_back = !self.calls_are_full(sock) && self.has_frame(sock);
             let depends = ends || sock.wants_room || held_back || self.drain_deadline.is_some();
             // One that a full queue held up was not waited for when it was made.
             let depends = depends && sock.sent_turn == self.turn;
@@ -80,7 +74,7 @@ impl State {
             "connection {tag}: replies are owed, nothing is sent, all sleep"
         );
         assert!(!sock.wants_room, "connection {tag}: a handler waits for room, and nothing is sent");
-        if sock.parked {
+        if self.calls_are_full(sock) {
             return;
         }
         let receiving = self.is_receiving(tag);
@@ -97,72 +91,25 @@ impl State {
             !self.has_frame(sock),
             "connection {tag}: a whole frame was received and not handed out, all sleep"
         );
-        assert!(!sock.fin_read, "connection {tag}: the peer closed, all is answered, and it stays open");
+        let answered = sock.waiting.is_empty();
+        let stays = !answered || (sock.held && sock.input_end_told);
+        assert!(
+            !sock.fin_read || stays,
+            "connection {tag}: the peer closed, all is answered, and it stays open, held open {}",
+            sock.held
+        );
+    }
+
+    /// True if as many calls of a connection wait as may.
+    pub fn calls_are_full(&self, sock: &Sock) -> bool {
+        sock.waiting.len() >= usize::from(self.plan.limits.calls_in_flight_max)
     }
 
     /// True if a whole frame reached the core and not the service.
-    fn has_frame(&self, sock: &Sock) -> bool {
+    pub fn has_frame(&self, sock: &Sock) -> bool {
         match self.plan.framing {
             AnyFraming::Raw => sock.handed < sock.arrived,
             _ => sock.frames.get(sock.seen).is_some_and(|frame| frame.end <= sock.arrived),
-        }
-    }
-
-    /// A shard without a timer may have no connection with a time limit.
-    fn check_timed(&self, tag: usize) {
-        let (sock, limits) = (&self.socks[tag], &self.plan.limits);
-        if !sock.opened {
-            return;
-        }
-        let busy = sock.untold || self.is_sending(tag);
-        let what = match sock.ended {
-            Some(_) if !sock.fin_read && !sock.reset && !self.is_stopping(tag) => Some("linger"),
-            Some(_) => None,
-            None if busy && self.is_stopping(tag) => None,
-            None if busy => limits.write_stalled.map(|_| "write_stalled"),
-            None if self.is_deaf(tag) => Some("the reset"),
-            None if sock.parked => None,
-            None if sock.handed == 0 && limits.first_frame.is_some() => Some("first_frame"),
-            None => limits.idle.map(|_| "idle"),
-        };
-        if let Some(what) = what {
-            panic!("connection {tag}: the shard sleeps for ever, and {what} never comes");
-        }
-    }
-
-    /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
-    pub fn check_limits(&mut self, now: u64) {
-        let limits = self.plan.limits.clone();
-        for slot in 0..self.table.len() {
-            let Some(file) = self.table[slot] else { continue };
-            let tag = file.sock;
-            let busy = self.socks[tag].untold || self.is_sending(tag);
-            let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
-            let sock = &mut self.socks[tag];
-            let over = |from: u64, limit: Option<std::time::Duration>| {
-                limit.is_some_and(|limit| now > from + limit.as_nanos() as u64 + 3 * STEP)
-            };
-            let overdue = match sock.ended {
-                _ if stopping => false,
-                Some((at, _)) => over(at, Some(limits.linger)),
-                None if !sock.opened => false,
-                None if busy => over(sock.sent_at, limits.write_stalled),
-                None if deaf => over(sock.active_at, Some(RESET_HEARD)),
-                None if sock.parked => false,
-                None => {
-                    (sock.handed == 0 && over(sock.opened_at, limits.first_frame))
-                        || over(sock.active_at, limits.idle)
-                }
-            };
-            sock.overdue = if overdue { sock.overdue + 1 } else { 0 };
-            // The kernel may take a few turns to end what is in flight.
-            assert!(
-                sock.overdue < 400,
-                "connection {tag} outlives its limits: {:?}, busy {busy}, active at {}, opened at {}",
-                sock.ended,
-                sock.active_at,
-                sock.opened_at
-            );
         }
     }
 
@@ -183,17 +130,32 @@ impl State {
             AnyFraming::Raw => true,
             _ => sock.arrived == sock.seen.checked_sub(1).map_or(0, |last| sock.frames[last].end),
         };
+        let idle = sock.waiting.is_empty();
+        // As things were when the shard decided, which may be long ago: its last replies had to leave first.
+        let framed = !matches!(self.plan.framing, AnyFraming::Raw);
+        let half = framed && all_seen && !on_frame;
+        let then = sock.clocks.sealed.unwrap_or_else(|| sock.sealed(now, half));
         let fine = match reason {
             // The service closed, and the peer before the end of the same turn.
             PeerClosed if sock.may(excuse::CLOSED | excuse::ABORTED | excuse::UNFRAMED) => sock.fin_read,
-            PeerClosed => sock.fin_read && sock.arrived == sock.read && all_seen && on_frame && !sock.parked,
-            PeerClosedMidFrame => sock.fin_read && sock.arrived == sock.read && all_seen && !on_frame,
+            PeerClosed => sock.fin_read && sock.arrived == sock.read && all_seen && on_frame && idle,
+            PeerClosedMidFrame => {
+                sock.fin_read && sock.arrived == sock.read && all_seen && !on_frame && idle && !sock.held
+            }
             PeerReset => sock.may(excuse::RESET | excuse::SYSTEM) || sock.reset,
             BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame),
-            IdleTimeout => over(sock.was_active(now), limits.idle) && !sock.parked && sock.idle_is_fair(),
+            IdleTimeout => over(sock.was_active(now), limits.idle) && idle && sock.idle_is_fair(),
             WriteStalled => over(sock.taken_at, limits.write_stalled) && sock.taken < sock.owed.len(),
-            Closed => sock.may(excuse::CLOSED),
+            // A peer that has sent FIN cannot answer, and owes no more bytes.
+            HeartbeatLost => sock.clocks.heartbeat_is_lost(limits, now) && !then.ended,
+            ReadTooSlow => then.half && sock.clocks.read_is_too_slow(limits, now) && !then.ended,
+            HandlerTimeout => {
+                then.waiting > 0
+                    && limits.handler.is_some()
+                    && then.at + STEP >= self.handler_ends(then.waiting_since)
+            }
+            Closed => sock.may(excuse::CLOSED) && !sock.input_end_told,
             Aborted => sock.may(excuse::ABORTED),
             Refused => sock.may(excuse::REFUSED),
             HandlerError => sock.may(excuse::FAILED),
@@ -201,7 +163,7 @@ impl State {
             ReplyNotFramed => sock.may(excuse::UNFRAMED),
             OutboxFull => sock.may(excuse::FULL),
             MemoryLimit => self.plan.tight_memory,
-            Shutdown => self.drain_deadline.is_some() && !sock.parked,
+            Shutdown => self.drain_deadline.is_some() && idle && !sock.held,
             DrainTimeout => self.drain_deadline.is_some_and(|deadline| now >= deadline),
             Forced => self.forced,
             System(_) => sock.may(excuse::SYSTEM),
@@ -210,8 +172,8 @@ impl State {
         assert!(
             fine,
             "connection {tag} ended as {reason}, which is not so: seen {} of {} frames, sent {} read {} arrived \
-             {} handed {}, fin {} read {}, parked {}, owed {} taken {}, active {} opened {} taken {} now {now}, \
-             excuses {:#x}",
+             {} handed {}, fin {} read {}, parked {:?} since {}, held {}, owed {} taken {}, active {} opened {} taken {} now {now}, \
+             excuses {:#x}, {:?}",
             sock.seen,
             sock.frames.len(),
             sock.sent,
@@ -220,13 +182,16 @@ impl State {
             sock.handed,
             sock.peer_fin,
             sock.fin_read,
-            sock.parked,
+            sock.waiting,
+            sock.waiting_since,
+            sock.held,
             sock.owed.len(),
             sock.taken,
             sock.active_at,
             sock.opened_at,
             sock.taken_at,
             sock.excuses,
+            sock.clocks,
         );
     }
 

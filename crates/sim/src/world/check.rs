@@ -61,6 +61,7 @@ impl World {
         self.driver.invariants();
         self.pool.invariants();
         let mut state = self.state.borrow_mut();
+        self.pushes.check(&state, &self.live);
         assert_eq!(self.pool.counts().with_kernel, state.buffers_held(), "buffers with the kernel");
         state.check_limits(self.now.as_nanos());
         if !state.plan.tight_memory {
@@ -71,6 +72,10 @@ impl World {
     /// The shard is done: everything must be back where it was.
     pub(super) fn end(mut self, mut completions: Vec<Completion>) -> Outcome {
         let budget = self.state.borrow().plan.budget;
+        self.pushes.end(&mut self.state.borrow_mut());
+        if let Some(elsewhere) = &mut self.elsewhere {
+            elsewhere.end(&mut self.state.borrow_mut(), self.now);
+        }
         for _ in 0..64 {
             self.state.borrow_mut().pass(1_000_000);
             let turned = self.driver.turn(Wait::No, budget, &mut completions);
@@ -80,7 +85,7 @@ impl World {
         self.check_all();
         self.protocol.check_rest();
         assert!(self.live.is_empty(), "a connection did not end");
-        assert!(self.tasks.iter().all(Option::is_none), "a handler is left");
+        assert!(self.tasks.is_empty(), "a handler is left");
         assert_eq!(self.driver.anomalies().stale, 0, "stale completions");
         let counts = self.pool.counts();
         assert_eq!(counts.leased, 0, "receive buffers leaked: {counts:?}");

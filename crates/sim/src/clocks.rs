@@ -1,0 +1,198 @@
+//! What the time limits of a connection are judged by: when its peer was heard, how many heartbeats went
+//! unanswered, and how long half a frame has been the peer's affair alone.
+//!
+//! The shard carries out time limits at the start of a turn, before what the turn brought. So a turn goes like this:
+//! limits are judged by what earlier turns left here, then bytes are noted, and at its end the connection is looked at.
+
+use std::collections::VecDeque;
+
+use ringserve_core::Limits;
+
+use crate::kernel::STEP;
+
+/// Nanoseconds over which a half received frame's rate is measured.
+pub const READ_WINDOW: u64 = 10_000_000_000;
+
+/// How much later than it says a limit may be carried out: stamps are rounded down by a step and times up by one,
+/// and the wheel fires up to one late.
+pub const LATE_MAX: u64 = 3 * STEP;
+
+/// Steps beyond that, with a turn in each: where several limits are over at once, as after a long stop of the process, one
+/// is carried out in each step. There are not more of them.
+const LATE_STEPS: u32 = 6;
+
+/// What there is to see of a connection at the start or the end of a turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Its outbox is over its high mark: heartbeats are left out.
+    pub full: bool,
+    /// Bytes of it wait in the kernel and are not received.
+    pub unread: bool,
+    /// As many of its calls wait as may.
+    pub calls_full: bool,
+    /// Half a frame was received, and the number of frames before it.
+    pub half: Option<usize>,
+    /// Whether that frame waits for its peer alone.
+    pub free: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Clocks {
+    /// When bytes reached the core last.
+    heard_at: u64,
+    /// ... or a heartbeat was asked for.
+    beat_at: u64,
+    /// ... or one may have been left out.
+    quiet_at: u64,
+    /// Heartbeats since.
+    beats: u32,
+    /// One of them may have been left out.
+    left_out: bool,
+    /// Since when bytes have been waiting that nobody receives.
+    unread_since: Option<u64>,
+    /// When calls held the connection back last.
+    held_back_at: u64,
+    /// Since when a frame has been half received and waiting for nothing else, and its number.
+    half: Option<(u64, usize)>,
+    /// Bytes that reached the core, with the time, newest last.
+    arrivals: VecDeque<(u64, usize)>,
+    /// What was the case when the shard decided that it ends.
+    pub sealed: Option<Sealed>,
+    /// Steps in which a limit was seen to be overdue, and the last of them.
+    late: (u32, u64),
+}
+
+/// A connection takes no frames and no replies any more; what is queued may still leave.
+#[derive(Clone, Copy, Debug)]
+pub struct Sealed {
+    /// Since when.
+    pub at: u64,
+    /// Calls that waited, and since when the first of them did, or another was done.
+    pub waiting: usize,
+    /// See there.
+    pub waiting_since: u64,
+    /// Half a frame was received.
+    pub half: bool,
+    /// The peer had sent FIN, and the core had heard of it.
+    pub ended: bool,
+}
+
+impl Clocks {
+    /// The connection is accepted.
+    pub fn start(&mut self, now: u64) {
+        (self.heard_at, self.beat_at, self.quiet_at) = (now, now, now);
+    }
+
+    /// Bytes reach the core.
+    pub fn hear(&mut self, now: u64, bytes: usize) {
+        if self.sealed.is_some() {
+            return;
+        }
+        self.start(now);
+        (self.beats, self.left_out) = (0, false);
+        self.arrivals.push_back((now, bytes));
+        while self.arrivals.front().is_some_and(|(at, _)| at + 3 * READ_WINDOW < now) {
+            self.arrivals.pop_front();
+        }
+    }
+
+    /// A call of the connection is done: the peer has its time for the half frame from now on.
+    pub fn call_done(&mut self, now: u64, calls_full: bool) {
+        self.half = None;
+        if calls_full {
+            self.held_back_at = now;
+        }
+    }
+
+    /// The shard asks for a heartbeat. Panics if it should not.
+    pub fn beat(&mut self, limits: &Limits, now: u64) {
+        let heartbeat = limits.heartbeat.expect("a heartbeat, and there are none").as_nanos() as u64;
+        assert!(now + STEP >= self.beat_at + heartbeat, "a heartbeat too early: {self:?}");
+        self.beats += 1;
+        assert!(
+            self.beats <= limits.heartbeats_missed_max.into(),
+            "more heartbeats than may stay without an answer: {self:?}"
+        );
+        (self.beat_at, self.quiet_at) = (now, now);
+    }
+
+    /// True if the peer has not answered as many heartbeats as it may leave unanswered. Those left out since its outbox was
+    /// full count, and so do those whose answer may lie unread since the shard holds the connection back.
+    pub fn heartbeat_is_lost(&self, limits: &Limits, now: u64) -> bool {
+        let now = self.judged_at(now);
+        let Some(heartbeat) = limits.heartbeat.map(|time| time.as_nanos() as u64) else { return false };
+        let missed = u64::from(limits.heartbeats_missed_max);
+        (self.left_out || u64::from(self.beats) == missed)
+            && now + STEP >= self.beat_at + heartbeat
+            && now + STEP >= self.heard_at + heartbeat * (missed + 1)
+    }
+
+    /// True if too few bytes of half a frame came in the time over which that is measured, and nothing but the peer
+    /// was in the way.
+    pub fn read_is_too_slow(&self, limits: &Limits, now: u64) -> bool {
+        let now = self.judged_at(now);
+        let since = now.saturating_sub(READ_WINDOW);
+        let starved = self.unread_since.is_some_and(|unread| unread <= since);
+        !starved
+            && now >= READ_WINDOW
+            && self.arrived_since(since) < Clocks::wanted(limits)
+            && self.held_back_at <= since + STEP
+    }
+
+    /// Bytes that must come within [`READ_WINDOW`].
+    fn wanted(limits: &Limits) -> usize {
+        limits.read_bytes_per_second_min * (READ_WINDOW / 1_000_000_000) as usize
+    }
+
+    fn arrived_since(&self, time: u64) -> usize {
+        self.arrivals.iter().rev().take_while(|(at, _)| *at > time).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// When the shard decided that the connection ends.
+    fn judged_at(&self, now: u64) -> u64 {
+        self.sealed.map_or(now, |sealed| sealed.at)
+    }
+
+    /// A look at the connection at `now`.
+    pub fn look(&mut self, look: Look, now: u64) {
+        if look.full {
+            (self.left_out, self.quiet_at) = (true, now);
+        }
+        self.unread_since = look.unread.then(|| self.unread_since.unwrap_or(now));
+        if look.calls_full {
+            self.held_back_at = now;
+        }
+        self.half = match (look.half.filter(|_| look.free), self.half) {
+            (Some(number), Some((since, before))) if number == before => Some((since, number)),
+            (Some(number), _) => Some((now, number)),
+            (None, _) => None,
+        };
+    }
+
+    /// Panics if a limit of connection `tag` is `overdue` for longer than it may be.
+    pub fn check(&mut self, overdue: Option<&'static str>, tag: usize, now: u64) {
+        let Some(limit) = overdue else {
+            self.late = (0, 0);
+            return;
+        };
+        if now >= self.late.1 + STEP {
+            self.late = (self.late.0 + 1, now);
+        }
+        assert!(self.late.0 <= LATE_STEPS, "connection {tag} outlives its limit, {limit}: {self:?}");
+    }
+
+    /// The limit that should have ended the connection by now, or made its service ask for a heartbeat.
+    pub fn overdue(&self, limits: &Limits, now: u64) -> Option<&'static str> {
+        let heartbeat = limits.heartbeat.map(|time| time.as_nanos() as u64);
+        if heartbeat.is_some_and(|heartbeat| now > self.quiet_at + heartbeat + LATE_MAX) {
+            return Some("heartbeat");
+        }
+        let (since, _) = self.half.filter(|_| limits.read_bytes_per_second_min > 0)?;
+        // From `from` on nothing but the peer was in the way, so a window that began at most its length before that
+        // is over by now.
+        let from = now.checked_sub(READ_WINDOW + LATE_MAX).filter(|from| since <= *from)?;
+        let came = self.arrived_since(from.saturating_sub(READ_WINDOW + LATE_MAX));
+        (came < Clocks::wanted(limits)).then_some("read_bytes_per_second_min")
+    }
+}

@@ -1,0 +1,121 @@
+//! Time limits: each is carried out, neither early nor late.
+
+use std::time::Duration;
+
+use super::State;
+use crate::bytes::AnyFraming;
+use crate::clocks::{LATE_MAX, Look};
+use crate::sock::excuse;
+
+/// How coarse the shard's clock for time limits is, in nanoseconds.
+pub const STEP: u64 = 1 << 24;
+
+/// How long a connection may stay that was reset together with its last bytes.
+const RESET_HEARD: Duration = Duration::from_secs(60);
+
+impl State {
+    /// A shard without a timer may have no connection with a time limit.
+    pub(super) fn check_timed(&self, tag: usize) {
+        let (sock, limits) = (&self.socks[tag], &self.plan.limits);
+        if !sock.opened {
+            return;
+        }
+        let busy = sock.untold || self.is_sending(tag);
+        let what = match sock.ended {
+            Some(_) if !sock.fin_read && !sock.reset && !self.is_stopping(tag) => Some("linger"),
+            Some(_) => None,
+            None if busy && self.is_stopping(tag) => None,
+            None if busy => limits.write_stalled.map(|_| "write_stalled"),
+            None if self.is_deaf(tag) => Some("the reset"),
+            None if limits.heartbeat.is_some() && !sock.fin_read => Some("heartbeat"),
+            None if !sock.waiting.is_empty() => limits.handler.map(|_| "handler"),
+            None if sock.handed == 0 && limits.first_frame.is_some() => Some("first_frame"),
+            None => limits.idle.map(|_| "idle"),
+        };
+        if let Some(what) = what {
+            panic!("connection {tag}: the shard sleeps for ever, and {what} never comes");
+        }
+    }
+
+    /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
+    pub fn check_limits(&mut self, now: u64) {
+        let limits = self.plan.limits.clone();
+        for slot in 0..self.table.len() {
+            let Some(file) = self.table[slot] else { continue };
+            let tag = file.sock;
+            let busy = self.socks[tag].untold || self.is_sending(tag);
+            let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
+            let sock = &mut self.socks[tag];
+            let over = |from: u64, limit: Option<std::time::Duration>| {
+                limit.is_some_and(|limit| now > from + limit.as_nanos() as u64 + 3 * STEP)
+            };
+            let overdue = match sock.ended {
+                _ if stopping => false,
+                Some((at, _)) => over(at, Some(limits.linger)),
+                None if !sock.opened => false,
+                None if busy => over(sock.sent_at, limits.write_stalled),
+                None if deaf => over(sock.active_at, Some(RESET_HEARD)),
+                None if !sock.waiting.is_empty() => false,
+                None => {
+                    (sock.handed == 0 && over(sock.opened_at, limits.first_frame))
+                        || over(sock.active_at, limits.idle)
+                }
+            };
+            sock.overdue = if overdue { sock.overdue + 1 } else { 0 };
+            // The kernel may take a few turns to end what is in flight.
+            assert!(
+                sock.overdue < 400,
+                "connection {tag} outlives its limits: {:?}, busy {busy}, active at {}, opened at {}",
+                sock.ended,
+                sock.active_at,
+                sock.opened_at
+            );
+        }
+    }
+
+    /// When calls that have been waiting since then have waited for too long.
+    pub(super) fn handler_ends(&self, since: u64) -> u64 {
+        let limit = self.plan.limits.handler.map_or(u64::MAX, |limit| limit.as_nanos() as u64);
+        since.saturating_add(limit)
+    }
+
+    /// Looks at an open connection at the start or the end of a turn at `now`, whose outbox holds `outbox` bytes and takes
+    /// more unless `gone`. The limits that the service depends on are kept to the turn.
+    pub fn look(&mut self, tag: usize, outbox: usize, gone: bool, now: u64) {
+        let limits = &self.plan.limits;
+        let sock = &self.socks[tag];
+        if !sock.opened || sock.clocks.sealed.is_some() {
+            return;
+        }
+        let framed = !matches!(self.plan.framing, AnyFraming::Raw);
+        let seen_to = sock.seen.checked_sub(1).map_or(0, |last| sock.frames[last].end);
+        let half = framed && sock.arrived > seen_to && !self.has_frame(sock);
+        if gone {
+            self.socks[tag].clocks.sealed = Some(sock.sealed(now, half));
+            return;
+        }
+        let calls_full = self.calls_are_full(sock);
+        let look = Look {
+            full: outbox > limits.outbox_bytes_high,
+            unread: sock.unread() > 0 && !self.is_receiving(tag) && !sock.may(excuse::SILENT),
+            calls_full,
+            half: half.then_some(sock.seen),
+            free: !calls_full && outbox <= limits.outbox_bytes_low && self.pool.available() > 0,
+        };
+        let handler =
+            !sock.waiting.is_empty() && now > self.handler_ends(sock.waiting_since).saturating_add(LATE_MAX);
+        // Nothing is limited while a send is being stopped: its end tells all there is to know.
+        let stalled = limits.write_stalled.map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
+        let stopping = sock.untold && now >= stalled;
+        let limits = limits.clone();
+        let sock = &mut self.socks[tag];
+        sock.clocks.look(look, now);
+        let overdue = match () {
+            () if stopping => None,
+            () if handler => Some("handler"),
+            () if sock.fin_read => None,
+            () => sock.clocks.overdue(&limits, now),
+        };
+        sock.clocks.check(overdue, tag, now);
+    }
+}

@@ -1,0 +1,142 @@
+//! Pushes from other threads: announced through a connection's [`Reach`], under way for a while, delivered by name.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringserve_core::{Block, ConnId, Reach};
+
+use crate::faults::Fault;
+use crate::kernel::State;
+use crate::plan::MS;
+use crate::service::{self, Session};
+
+/// Handles that are kept; the oldest one goes first.
+const HANDLES_MAX: usize = 16;
+
+/// What another thread has of a connection.
+#[derive(Debug)]
+struct Handle {
+    id: ConnId,
+    reach: Arc<Reach>,
+    /// Bytes announced and not delivered.
+    on_the_way: usize,
+}
+
+/// A push under way.
+#[derive(Debug)]
+struct Mail {
+    due: u64,
+    id: ConnId,
+    bytes: usize,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Pushes {
+    handles: Vec<Handle>,
+    mail: Vec<Mail>,
+}
+
+type Live = [(ConnId, Rc<Block<Session>>)];
+
+fn find(live: &Live, id: ConnId) -> Option<&Rc<Block<Session>>> {
+    live.iter().find(|(known, _)| *known == id).map(|(_, block)| block)
+}
+
+impl Pushes {
+    /// A thread gets a handle of a connection, or pushes through one. `live` are the connections that exist.
+    pub fn act(&mut self, state: &mut State, live: &Live) {
+        if !state.rng.chance(state.plan.pushes) {
+            return;
+        }
+        if let Some(last) = live.len().checked_sub(1)
+            && state.rng.one_in(3)
+        {
+            let (id, block) = &live[state.rng.range(0, last as u64) as usize];
+            if self.handles.iter().all(|handle| handle.id != *id) {
+                if let Some(old) = self.handles.iter().position(|handle| handle.on_the_way == 0)
+                    && self.handles.len() >= HANDLES_MAX
+                {
+                    self.handles.remove(old);
+                }
+                self.handles.push(Handle { id: *id, reach: block.link.reach(), on_the_way: 0 });
+            }
+        }
+        let Some(last) = self.handles.len().checked_sub(1) else { return };
+        let handle = state.rng.range(0, last as u64) as usize;
+        // A burst, so that what is on the way counts too.
+        for _ in 0..state.rng.range(1, 3) {
+            self.push(state, live, handle);
+        }
+    }
+
+    fn push(&mut self, state: &mut State, live: &Live, handle: usize) {
+        let handle = &mut self.handles[handle];
+        let block = find(live, handle.id);
+        let gone = block.is_none_or(|block| block.link.is_gone());
+        assert_eq!(handle.reach.is_gone(), gone, "{}: gone, or not", handle.id);
+        let Some(block) = block.filter(|_| !gone) else { return state.cover.fault(Fault::PushGone) };
+        let bytes = state.rng.spread(1, state.plan.payload_max as u64) as usize;
+        let before = handle.on_the_way + block.link.outbox_bytes();
+        let fits = before <= state.plan.limits.outbox_bytes_high;
+        let announced = handle.reach.announce(bytes);
+        assert_eq!(announced, fits, "{}: {before} bytes are there or on the way", handle.id);
+        if !announced {
+            return state.cover.fault(Fault::PushFull);
+        }
+        state.cover.fault(Fault::PushAnnounced);
+        handle.on_the_way += bytes;
+        let due = state.now + state.rng.spread(1000, 20 * MS);
+        self.mail.push(Mail { due, id: handle.id, bytes });
+    }
+
+    /// The shard reads its mail. True if there was some.
+    pub fn deliver(&mut self, state: &mut State, live: &Live, now: u64) -> bool {
+        let before = self.mail.len();
+        let (due, later) = std::mem::take(&mut self.mail).into_iter().partition(|mail| mail.due <= now);
+        self.mail = later;
+        let due: Vec<Mail> = due;
+        for mail in due {
+            match find(live, mail.id) {
+                Some(block) => service::push(state, block, mail.bytes),
+                None => state.cover.fault(Fault::PushTooLate),
+            }
+            let handle = self.handles.iter_mut().find(|handle| handle.id == mail.id);
+            let handle = handle.expect("a handle with something on the way is kept");
+            handle.reach.arrived(mail.bytes);
+            handle.on_the_way -= mail.bytes;
+        }
+        before > self.mail.len()
+    }
+
+    /// When the next mail is due.
+    pub fn next_due(&self) -> u64 {
+        self.mail.iter().map(|mail| mail.due).min().unwrap_or(u64::MAX)
+    }
+
+    /// Panics unless each account says what is there and what is on the way.
+    pub fn check(&self, state: &State, live: &Live) {
+        for Handle { id, reach, on_the_way } in &self.handles {
+            // Its numbers are nobody's business but its own, so they are read where they can be seen.
+            let text = format!("{reach:?}");
+            let way = format!(" on_the_way: {on_the_way},");
+            assert!(text.contains(&way), "{id}: {on_the_way} bytes are on the way: {text}");
+            let Some(block) = find(live, *id) else {
+                assert!(reach.is_gone(), "{id} ended, and is in reach");
+                continue;
+            };
+            let bytes = block.link.outbox_bytes();
+            let outbox = format!(" outbox_bytes: {bytes},");
+            assert!(text.contains(&outbox), "{id}: {bytes} bytes are in the outbox: {text}");
+            let high = format!(" outbox_bytes_high: {} ", state.plan.limits.outbox_bytes_high);
+            assert!(text.contains(&high), "{id}: {text}");
+        }
+    }
+
+    /// Every connection is gone: what is still under way arrives nowhere, and no account has anything left.
+    pub fn end(&mut self, state: &mut State) {
+        self.deliver(state, &[], u64::MAX);
+        assert!(self.handles.iter().all(|handle| handle.on_the_way == 0), "bytes are on the way: {self:?}");
+        self.check(state, &[]);
+    }
+}

@@ -1,0 +1,100 @@
+//! Calls that wait, in a list for each connection, as the real shard keeps them.
+
+use crate::service::Parked;
+
+#[derive(Debug)]
+struct Task {
+    /// `None` while it runs.
+    parked: Option<Parked>,
+    prev: Option<u32>,
+    next: Option<u32>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Tasks {
+    slots: Vec<Option<Task>>,
+}
+
+impl Tasks {
+    /// Room for a call that begins to wait.
+    pub fn add(&mut self, parked: Parked) -> u32 {
+        let task = Some(Task { parked: Some(parked), prev: None, next: None });
+        let free = self.slots.iter().position(Option::is_none);
+        match free {
+            Some(free) => self.slots[free] = task,
+            None => self.slots.push(task),
+        }
+        free.unwrap_or(self.slots.len() - 1) as u32
+    }
+
+    /// Lists a call before its connection's others, of which `next` is the first.
+    pub fn list(&mut self, task: u32, next: Option<u32>) {
+        self.at(task).next = next;
+        if let Some(next) = next {
+            let behind = self.at(next);
+            assert_eq!(behind.prev, None, "task {next} is not the first of its connection");
+            behind.prev = Some(task);
+        }
+    }
+
+    fn at(&mut self, task: u32) -> &mut Task {
+        let slot = self.slots.get_mut(task as usize).and_then(Option::as_mut);
+        slot.unwrap_or_else(|| panic!("task {task} is not there"))
+    }
+
+    /// How many there may be.
+    pub fn len(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// True if no call waits.
+    pub fn is_empty(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
+    /// A call, if it waits.
+    pub fn get(&self, task: u32) -> Option<&Parked> {
+        self.slots.get(task as usize)?.as_ref()?.parked.as_ref()
+    }
+
+    /// All that wait.
+    pub fn iter(&self) -> impl Iterator<Item = &Parked> {
+        self.slots.iter().flatten().filter_map(|task| task.parked.as_ref())
+    }
+
+    /// Takes a call in order to run it.
+    pub fn run(&mut self, task: u32) -> Parked {
+        self.at(task).parked.take().expect("a call that runs does not wait")
+    }
+
+    /// It waits again.
+    pub fn wait(&mut self, task: u32, parked: Parked) {
+        self.at(task).parked = Some(parked);
+    }
+
+    /// A call is done: the one behind it.
+    pub fn remove(&mut self, task: u32) -> Option<u32> {
+        let Task { prev, next, .. } = self.slots[task as usize].take().expect("a call is done once");
+        if let Some(prev) = prev {
+            self.at(prev).next = next;
+        }
+        if let Some(next) = next {
+            self.at(next).prev = prev;
+        }
+        next
+    }
+
+    /// Drops `first` and all that are listed behind it. Returns what they are called, and whose they are.
+    pub fn cancel(&mut self, first: u32) -> Vec<(u32, Parked)> {
+        let mut dropped = Vec::new();
+        let mut next = Some(first);
+        while let Some(task) = next {
+            let slot = self.slots.get_mut(task as usize).and_then(Option::take);
+            let slot = slot.unwrap_or_else(|| panic!("task {task} is listed, and is not there"));
+            next = slot.next;
+            dropped.push((task, slot.parked.expect("no call runs now")));
+        }
+        dropped
+    }
+}

@@ -1,0 +1,117 @@
+//! Calls of the service: one for each frame, and those that wait go on.
+
+use ringserve_core::{CloseReason, ConnId, Next};
+
+use super::World;
+use crate::faults::Fault;
+use crate::service::{self, Called, Parked};
+
+impl World {
+    pub(super) fn run_frames(&mut self, id: ConnId) {
+        loop {
+            match self.core.next_frame(id) {
+                Next::Frame(frame, block) => {
+                    let mut state = self.state.borrow_mut();
+                    state.log(|| {
+                        format!("frame of {} for {id}, connection {}", frame.len(), block.session.tag)
+                    });
+                    assert!(
+                        !block.link.is_full(),
+                        "{id}: a frame is handed out, and {} bytes are not taken",
+                        block.link.outbox_bytes()
+                    );
+                    let called = service::call(&mut state, id, &block, frame);
+                    drop(state);
+                    if !self.settle(id, called) {
+                        return;
+                    }
+                }
+                Next::Nothing => return,
+                Next::Bad(error, block) => {
+                    service::malformed(&mut self.state.borrow_mut(), &block);
+                    return self.core.finish(id, CloseReason::BadFrame(error));
+                }
+            }
+        }
+    }
+
+    /// True if the next frame may follow.
+    fn settle(&mut self, id: ConnId, called: Called) -> bool {
+        match called {
+            Called::Done => return true,
+            Called::Failed => self.core.finish(id, CloseReason::HandlerError),
+            Called::Panicked => self.core.abort(id, CloseReason::HandlerPanicked),
+            Called::Parked(parked) => {
+                let tag = self.core_block(id).expect("who is called is alive");
+                let state = &mut *self.state.borrow_mut();
+                let sock = &mut state.socks[tag];
+                sock.wants_room |= parked.wants_room.is_some();
+                let task = self.tasks.add(parked);
+                let next = self.core.handler_parked(id, task);
+                assert_eq!(next, sock.waiting.last().copied(), "{id}: another's handler, or none");
+                if next.is_none() {
+                    sock.waiting_since = self.now.as_nanos();
+                } else {
+                    state.cover.fault(Fault::HandlerOverlaps);
+                }
+                sock.waiting.push(task);
+                self.tasks.list(task, next);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Resumes the handlers whose time has come.
+    pub(super) fn run_tasks(&mut self) {
+        for task in 0..self.tasks.len() {
+            let due = match self.tasks.get(task) {
+                None => false,
+                Some(Parked { wants_room: Some(flag), .. }) => flag.is_set(),
+                Some(parked) => parked.due <= self.now.as_nanos(),
+            };
+            if due {
+                self.resume(task);
+            }
+        }
+    }
+
+    fn resume(&mut self, task: u32) {
+        self.moved = true;
+        let mut parked = self.tasks.run(task);
+        let id = parked.id;
+        let tag = self.core_block(id).expect("a handler of a connection that ended");
+        let shared = self.state.clone();
+        let mut borrowed = shared.borrow_mut();
+        let state = &mut *borrowed;
+        if parked.wants_room.take().is_some() {
+            state.socks[tag].wants_room = false;
+        }
+        // The service counts it as done when it is; put back if it is not.
+        let place = state.socks[tag].waiting.iter().position(|waits| *waits == task);
+        let place = place.expect("it waits");
+        let full = state.calls_are_full(&state.socks[tag]);
+        state.socks[tag].waiting.remove(place);
+        let called = service::resume(state, parked);
+        let sock = &mut state.socks[tag];
+        if let Called::Parked(parked) = called {
+            sock.wants_room |= parked.wants_room.is_some();
+            sock.waiting.insert(place, task);
+            return self.tasks.wait(task, parked);
+        }
+        if place > 0 {
+            state.cover.fault(Fault::HandlerOvertakes);
+        }
+        sock.waiting_since = self.now.as_nanos();
+        sock.clocks.call_done(self.now.as_nanos(), full);
+        sock.touch(self.now.as_nanos());
+        drop(borrowed);
+        let next = self.tasks.remove(task);
+        self.core.handler_done(id, task, next);
+        if self.settle(id, called) {
+            self.run_frames(id);
+        }
+        // Also after a failure: the end of the connection names its first call, which must not run before that.
+        self.work_off();
+    }
+}

@@ -1,0 +1,87 @@
+//! What happens beside calls: user code that uses handles and names, what other threads and shards send.
+
+use ringserve_core::{CloseReason, ConnId, Next};
+
+use super::World;
+use crate::faults::Fault;
+use crate::kernel::address_of;
+use crate::service;
+
+impl World {
+    /// What other threads and shards left for this one.
+    pub(super) fn read_mail(&mut self) {
+        let state = &mut *self.state.borrow_mut();
+        let now = self.now.as_nanos();
+        self.moved |= self.pushes.deliver(state, &self.live, now);
+        let Some(elsewhere) = &mut self.elsewhere else { return };
+        for (socket, listener) in elsewhere.returned(state, now) {
+            self.moved = true;
+            let tag = state.descriptor(socket.0 as i32);
+            self.protocol.passed_back(socket);
+            self.core.accepted_elsewhere(listener, socket, Some(address_of(tag)));
+        }
+    }
+
+    /// A turn of the other shard, and what they tell each other.
+    pub(super) fn other_shard(&mut self) {
+        let state = &mut *self.state.borrow_mut();
+        state.has_room = self.core.slots_left() > 0;
+        let Some(elsewhere) = &mut self.elsewhere else { return };
+        elsewhere.turn(state, self.now);
+        elsewhere.check(self.core.connections());
+        elsewhere.offer_room(state, &mut self.core);
+        if state.has_room && !elsewhere.quota_left() {
+            state.cover.fault(Fault::QuotaUsedUp);
+        }
+        // Those who wait here since there was room nowhere are not passed on later, and hold up the backlog.
+        state.has_room |= elsewhere.is_known_to_have_room() && !self.protocol.has_waiting();
+        state.has_room &= elsewhere.quota_left();
+    }
+
+    /// What tasks of the service do beside its calls: give back frames, push, use names that are old.
+    pub(super) fn user_code(&mut self) {
+        let state = &mut *self.state.borrow_mut();
+        let now = self.now.as_nanos();
+        for (_, block) in &self.live {
+            let mut kept = block.session.kept.borrow_mut();
+            if !kept.is_empty() {
+                kept.retain(|(until, _)| *until > now);
+            }
+        }
+        self.pushes.act(state, &self.live);
+        if state.plan.unusual == 0 || !state.rng.one_in(32) {
+            return;
+        }
+        if let Some(last) = self.live.len().checked_sub(1) {
+            let (_, block) = &self.live[state.rng.range(0, last as u64) as usize];
+            if !block.link.is_full() && state.socks[block.session.tag].opened {
+                state.cover.fault(Fault::PushElsewhere);
+                service::say(state, block, 9.min(state.plan.payload_max));
+                self.moved = true;
+            }
+        }
+        if !self.old.is_empty() {
+            state.cover.fault(Fault::OldName);
+            let id = state.rng.pick(&self.old);
+            assert!(self.core.block(id).is_none(), "{id} is gone, and is found");
+            self.core.finish(id, CloseReason::Closed);
+            assert_eq!(self.core.handler_parked(id, 7), None, "{id} is gone, and has a handler");
+            self.core.handler_done(id, 7, None);
+            assert!(matches!(self.core.next_frame(id), Next::Nothing), "{id} is gone, and has a frame");
+        }
+    }
+
+    /// The service closes what it held open, where it is time.
+    pub(super) fn close_held(&mut self) {
+        let now = self.now.as_nanos();
+        let (due, later) = std::mem::take(&mut self.closings).into_iter().partition(|(at, _)| *at <= now);
+        self.closings = later;
+        let due: Vec<(u64, ConnId)> = due;
+        for (_, id) in due {
+            if let Some(block) = self.core.block(id) {
+                self.moved = true;
+                service::close_held(&mut self.state.borrow_mut(), block);
+            }
+        }
+    }
+}
