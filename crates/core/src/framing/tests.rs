@@ -71,7 +71,7 @@ fn received(
                     frames.push((frame.to_vec(), !range.contains(&frame.wire().as_ptr())));
                 }
                 Found::More(missing) if !inbox.has_partial() => {
-                    inbox.begin(&lease, missing).unwrap();
+                    inbox.begin(&lease, missing, 0).unwrap();
                     lease = Lease::empty();
                 }
                 Found::More(_) => assert!(lease.is_empty()),

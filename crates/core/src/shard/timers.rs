@@ -24,6 +24,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     pub(super) fn fire_timers(&mut self) {
         let mut fired = core::mem::take(&mut self.fired);
+        let starved = self.is_starved();
         self.wheel.advance(self.now, &mut fired);
         for slot in fired.drain(..) {
             let Some(id) = self.conns.id_at(slot) else { continue };
@@ -52,7 +53,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 Due::ReadRate => {
                     // While receive memory is short it is not the peer's fault.
-                    let starved = self.pool.available() == 0;
                     let wanted = self.limits.read_bytes_per_second_min * READ_WINDOW.as_secs() as usize;
                     let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(step_at(self.now)));
                     if !starved && came.is_some_and(|came| came < wanted) {
@@ -61,7 +61,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     self.arm(id);
                 }
                 // Its answers may wait where the server does not read them.
-                Due::Heartbeat if conn.paused || self.pool.available() == 0 => {
+                Due::Heartbeat if conn.paused || starved => {
                     (conn.heard_at, conn.beats) = (step_at(self.now), 0);
                     self.arm(id);
                 }
@@ -88,5 +88,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
         }
         self.fired = fired;
+    }
+
+    /// True if nothing can be received: every buffer there may be is kept by somebody.
+    fn is_starved(&self) -> bool {
+        self.pool.available() == 0 && self.pool.counts().with_kernel == 0
     }
 }

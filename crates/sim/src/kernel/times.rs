@@ -95,8 +95,9 @@ impl State {
             return;
         }
         let calls_full = self.calls_are_full(sock);
+        let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
         let look = Look {
-            full: outbox > limits.outbox_bytes_high,
+            left_out: outbox > limits.outbox_bytes_high || starved || !self.is_receiving(tag),
             unread: sock.unread() > 0 && !self.is_receiving(tag) && !sock.may(excuse::SILENT),
             calls_full,
             half: half.then_some(sock.seen),
