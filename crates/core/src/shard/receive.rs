@@ -172,6 +172,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// Every byte was looked at.
     fn out_of_bytes(&mut self, id: ConnId) -> Next<S> {
+        // What is left has no bytes, and would go on pinning its buffer.
+        self.current = Lease::empty();
         let Some(conn) = self.conns.get_mut(id) else { return Next::Nothing };
         conn.inbox.take_if(|inbox| inbox.is_empty());
         if conn.input_ended {

@@ -72,6 +72,7 @@ impl<K: Kernel> Uring<K> {
             return self.stale(cqe);
         };
         let stop = port.receive_stop;
+        port.fed |= cqe.res > 0;
         let lease = self.buffers.arrived(&mut self.side, &cqe);
         let after = match -cqe.res {
             _ if cqe.res > 0 && lease.is_none() => After::End(ReceiveEnd::Error(libc::EIO)),

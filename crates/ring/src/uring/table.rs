@@ -42,6 +42,8 @@ pub(super) struct Port {
     pub(super) send_stop: bool,
     pub(super) shutting_down: bool,
     pub(super) closing: bool,
+    /// The receive brought bytes since it was taken out of the list of parked ones.
+    pub(super) fed: bool,
     /// Cancels of receives that have not completed.
     pub(super) receive_cancels: u8,
     /// Neighbours in the list of parked connections; `NONE` at its ends and outside of it.
@@ -59,6 +61,7 @@ impl Default for Port {
             send_stop: false,
             shutting_down: false,
             closing: false,
+            fed: false,
             receive_cancels: 0,
             parked_before: NONE,
             parked_after: NONE,
@@ -72,12 +75,16 @@ pub(super) struct Ports {
     /// First and last of the list of parked connections.
     first: u32,
     last: u32,
+    /// The last of those at its head that got nothing when they were armed: one that was armed before them took every
+    /// buffer. They come before it next time. Otherwise those who are armed together would stay together each time
+    /// the list goes round, and the first of them would get everything for as long as it has bytes.
+    passed_over: u32,
     parked: usize,
 }
 
 impl Ports {
     pub(super) fn new() -> Ports {
-        Ports { table: Chunked::new(), first: NONE, last: NONE, parked: 0 }
+        Ports { table: Chunked::new(), first: NONE, last: NONE, passed_over: NONE, parked: 0 }
     }
 
     /// The connection, if the slot is this id's.
@@ -110,15 +117,23 @@ impl Ports {
         self.parked
     }
 
-    /// Puts a connection behind the last parked one.
+    /// Puts a connection behind the last parked one; if it got nothing since it was armed, before all that did.
     pub(super) fn park(&mut self, id: ConnId) {
-        let last = self.last;
+        let (first, last, passed_over) = (self.first, self.last, self.passed_over);
+        let after_passed_over = self.table.get(passed_over).map_or(first, |port| port.parked_after);
         let Some(port) = self.find(id) else { return };
         debug_assert_ne!(port.receiving, Receiving::Parked, "{id} is parked already");
         port.receiving = Receiving::Parked;
-        (port.parked_before, port.parked_after) = (last, NONE);
-        self.link(last, id.slot());
-        self.last = id.slot();
+        let (before, after) = if port.fed { (last, NONE) } else { (passed_over, after_passed_over) };
+        (port.parked_before, port.parked_after) = (before, after);
+        if !std::mem::replace(&mut port.fed, false) {
+            self.passed_over = id.slot();
+        }
+        self.link(before, id.slot());
+        match self.table.get_mut(after) {
+            Some(next) => next.parked_before = id.slot(),
+            None => self.last = id.slot(),
+        }
         self.parked += 1;
     }
 
@@ -131,6 +146,9 @@ impl Ports {
         port.receiving = Receiving::No;
         let (before, after) = (port.parked_before, port.parked_after);
         (port.parked_before, port.parked_after) = (NONE, NONE);
+        if self.passed_over == id.slot() {
+            self.passed_over = before;
+        }
         self.link(before, after);
         match self.table.get_mut(after) {
             Some(next) => next.parked_before = before,
@@ -157,15 +175,18 @@ impl Ports {
     /// Walks the list of parked connections and panics if it is not what the flags say.
     pub(super) fn invariants(&self) {
         let (mut slot, mut before, mut count) = (self.first, NONE, 0);
+        let mut passed_over = self.passed_over == NONE;
         while let Some(port) = self.table.get(slot) {
             assert_eq!(port.receiving, Receiving::Parked, "slot {slot} is in the list but not parked");
             assert_eq!(port.parked_before, before, "slot {slot} has the wrong neighbour");
             assert_ne!(port.id, VACANT, "slot {slot} is parked and vacant");
+            passed_over |= slot == self.passed_over;
             count += 1;
             assert!(count <= self.parked, "the list of parked connections has a loop");
             (before, slot) = (slot, port.parked_after);
         }
         assert_eq!((before, count), (self.last, self.parked), "the list of parked connections");
+        assert!(passed_over, "slot {} is not in the list of parked connections", self.passed_over);
     }
 }
 
@@ -192,6 +213,30 @@ mod tests {
         assert_eq!(ports.unpark_first(), Some(ids[1]));
         assert_eq!(ports.unpark_first(), Some(ids[0]));
         assert_eq!((ports.unpark_first(), ports.parked()), (None, 0));
+        ports.invariants();
+    }
+
+    #[test]
+    fn who_got_nothing_is_before_all_who_did_and_behind_others_who_did_not() {
+        let mut ports = Ports::new();
+        let ids: Vec<ConnId> = (0..6).map(|n| ConnId::new(n, u64::from(n))).collect();
+        let park = |ports: &mut Ports, slot: usize, fed: bool| {
+            ports.find(ids[slot]).unwrap().fed = fed;
+            ports.park(ids[slot]);
+            ports.invariants();
+        };
+        ids.iter().for_each(|id| assert!(ports.open(*id)));
+        for (slot, fed) in [(0, true), (1, false), (2, true), (3, false)] {
+            park(&mut ports, slot, fed);
+        }
+        assert_eq!(ports.unpark_first(), Some(ids[1]));
+        park(&mut ports, 1, true);
+        park(&mut ports, 4, false);
+        // The last of those that got nothing leaves from the middle.
+        ports.unpark(ids[4]);
+        park(&mut ports, 5, false);
+        let order: Vec<_> = std::iter::from_fn(|| ports.unpark_first()).collect();
+        assert_eq!(order, [3, 5, 0, 2, 1].map(|slot| ids[slot]));
         ports.invariants();
     }
 
