@@ -121,6 +121,24 @@ mod tests {
         }
 
         #[test]
+        fn stars_match_as_the_definition_says(pattern in "[*?ab]{0,7}", text in "[ab]{0,7}") {
+            fn defined(pattern: &[u8], text: &[u8]) -> bool {
+                match pattern {
+                    [] => text.is_empty(),
+                    [b'*', rest @ ..] => (0..=text.len()).any(|taken| defined(rest, &text[taken..])),
+                    [first, rest @ ..] => {
+                        text.first().is_some_and(|byte| matches!(first, b'?') || first == byte)
+                            && defined(rest, &text[1..])
+                    }
+                }
+            }
+            prop_assert_eq!(
+                matches(pattern.as_bytes(), text.as_bytes()),
+                defined(pattern.as_bytes(), text.as_bytes())
+            );
+        }
+
+        #[test]
         fn an_escaped_text_matches_itself_alone(text in "[ -~]{0,12}", other in "[ -~]{0,12}") {
             let pattern: Vec<u8> = text.bytes().flat_map(|byte| [b'\\', byte]).collect();
             prop_assert!(matches(&pattern, text.as_bytes()));

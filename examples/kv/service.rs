@@ -170,7 +170,7 @@ impl Kv {
         }
     }
 
-    #[cold]
+    #[inline(never)]
     fn about_the_connection(&self, cx: &Cx<'_, Session>, command: Command, mut args: Args<'_>) {
         let mut reply = Reply::new(cx, cx.session().protocol());
         match command {
