@@ -51,10 +51,15 @@ pub struct Clocks {
     left_out: bool,
     /// Since when bytes have been waiting that nobody receives.
     unread_since: Option<u64>,
-    /// When calls held the connection back last.
+    /// Bytes came while its outbox was full, which has not fallen below its low mark since: no frame is looked for.
+    held_back: bool,
+    /// When that, or calls, held the connection back last.
     held_back_at: u64,
     /// Since when a frame has been half received and waiting for nothing else, and its number.
     half: Option<(u64, usize)>,
+    /// Bytes that came while it waited for something else, and that count in its first window; and when that began.
+    held_bytes: usize,
+    freed: (u64, usize),
     /// Bytes that reached the core, with the time, newest last.
     arrivals: VecDeque<(u64, usize)>,
     /// What was the case when the shard decided that it ends.
@@ -84,16 +89,27 @@ impl Clocks {
         (self.heard_at, self.beat_at, self.quiet_at) = (now, now, now);
     }
 
-    /// Bytes reach the core.
-    pub fn hear(&mut self, now: u64, bytes: usize) {
+    /// Bytes reach the core, and are not looked at if `held_back`.
+    pub fn hear(&mut self, now: u64, bytes: usize, held_back: bool) {
         if self.sealed.is_some() {
             return;
         }
+        self.held_back |= held_back;
         self.start(now);
         (self.beats, self.left_out) = (0, false);
+        if self.half.is_none() {
+            self.held_bytes += bytes;
+        }
         self.arrivals.push_back((now, bytes));
         while self.arrivals.front().is_some_and(|(at, _)| at + 3 * READ_WINDOW < now) {
             self.arrivals.pop_front();
+        }
+    }
+
+    /// The outbox fell below its low mark.
+    pub fn release(&mut self, now: u64) {
+        if std::mem::take(&mut self.held_back) {
+            self.held_back_at = now;
         }
     }
 
@@ -161,8 +177,11 @@ impl Clocks {
             (self.left_out, self.quiet_at) = (true, now);
         }
         self.unread_since = look.unread.then(|| self.unread_since.unwrap_or(now));
-        if look.calls_full {
+        if look.calls_full || self.held_back {
             self.held_back_at = now;
+        }
+        if self.half.is_none() && look.half.is_some() && look.free {
+            self.freed = (now, std::mem::take(&mut self.held_bytes));
         }
         self.half = match (look.half.filter(|_| look.free), self.half) {
             (Some(number), Some((since, before))) if number == before => Some((since, number)),
@@ -193,7 +212,9 @@ impl Clocks {
         // From `from` on nothing but the peer was in the way, so a window that began at most its length before that
         // is over by now.
         let from = now.checked_sub(READ_WINDOW + LATE_MAX).filter(|from| since <= *from)?;
-        let came = self.arrived_since(from.saturating_sub(READ_WINDOW + LATE_MAX));
+        let span = from.saturating_sub(READ_WINDOW + LATE_MAX);
+        let (freed_at, freed) = self.freed;
+        let came = self.arrived_since(span) + if freed_at > span { freed } else { 0 };
         (came < Clocks::wanted(limits)).then_some("read_bytes_per_second_min")
     }
 }

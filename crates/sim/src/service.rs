@@ -357,7 +357,7 @@ fn go_on(state: &mut State, mut parked: Parked) -> Called {
     while parked.pieces > 0 {
         let link = &parked.block.link;
         if link.is_full() && !link.is_gone() {
-            if state.socks[parked.block.session.tag].wants_room {
+            if state.socks[parked.block.session.tag].wants_room > 0 {
                 // The waker given last is woken, and no other: one call of a connection can wait for room.
                 parked.due = state.now + MS;
                 return Called::Parked(parked);

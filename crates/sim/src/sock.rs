@@ -123,8 +123,8 @@ pub struct Sock {
     pub opened_at: u64,
     /// The calls that wait, as tasks, the oldest first.
     pub waiting: Vec<u32>,
-    /// One of them waits until there is room in the outbox.
-    pub wants_room: bool,
+    /// Those of them that wait until there is room in the outbox.
+    pub wants_room: usize,
     /// When the first of those calls began, or another one was done.
     pub waiting_since: u64,
     /// The service holds it open, until it closes it.
@@ -184,7 +184,7 @@ impl Sock {
             opened: false,
             opened_at: 0,
             waiting: Vec::new(),
-            wants_room: false,
+            wants_room: 0,
             waiting_since: 0,
             held: false,
             input_end_told: false,

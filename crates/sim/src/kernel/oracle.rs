@@ -59,7 +59,7 @@ impl State {
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
             let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);
             let held_back = !self.calls_are_full(sock) && self.has_frame(sock);
-            let depends = ends || sock.wants_room || held_back || self.drain_deadline.is_some();
+            let depends = ends || sock.wants_room > 0 || held_back || self.drain_deadline.is_some();
             // One that a full queue held up was not waited for when it was made.
             let depends = depends && sock.sent_turn == self.turn;
             assert!(
@@ -73,7 +73,7 @@ impl State {
             sock.owed.len() == sock.taken,
             "connection {tag}: replies are owed, nothing is sent, all sleep"
         );
-        assert!(!sock.wants_room, "connection {tag}: a handler waits for room, and nothing is sent");
+        assert!(sock.wants_room == 0, "connection {tag}: a handler waits for room, and nothing is sent");
         if self.calls_are_full(sock) {
             return;
         }

@@ -45,7 +45,7 @@ impl World {
                 let tag = self.core_block(id).expect("who is called is alive");
                 let state = &mut *self.state.borrow_mut();
                 let sock = &mut state.socks[tag];
-                sock.wants_room |= parked.wants_room.is_some();
+                sock.wants_room += usize::from(parked.wants_room.is_some());
                 let task = self.tasks.add(parked);
                 let next = self.core.handler_parked(id, task);
                 assert_eq!(next, sock.waiting.last().copied(), "{id}: another's handler, or none");
@@ -85,7 +85,7 @@ impl World {
         let mut borrowed = shared.borrow_mut();
         let state = &mut *borrowed;
         if parked.wants_room.take().is_some() {
-            state.socks[tag].wants_room = false;
+            state.socks[tag].wants_room -= 1;
         }
         // The service counts it as done when it is; put back if it is not.
         let place = state.socks[tag].waiting.iter().position(|waits| *waits == task);
@@ -95,7 +95,7 @@ impl World {
         let called = service::resume(state, parked);
         let sock = &mut state.socks[tag];
         if let Called::Parked(parked) = called {
-            sock.wants_room |= parked.wants_room.is_some();
+            sock.wants_room += usize::from(parked.wants_room.is_some());
             sock.waiting.insert(place, task);
             return self.tasks.wait(task, parked);
         }

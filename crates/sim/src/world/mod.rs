@@ -162,7 +162,9 @@ impl World {
         self.look();
         for completion in completions.drain(..) {
             self.note(&completion);
+            let sent = if let Completion::Sent { id, .. } = &completion { Some(*id) } else { None };
             self.core.complete(completion);
+            self.look_after(sent);
             if let Some(id) = self.core.take_frames() {
                 self.moved = true;
                 self.run_frames(id);
@@ -202,6 +204,15 @@ impl World {
         for (_, block) in &self.live {
             let link = &block.link;
             state.look(block.session.tag, link.outbox_bytes(), link.is_gone(), self.now.as_nanos());
+        }
+    }
+
+    /// A send is over: what was held back may not be any more.
+    fn look_after(&mut self, sent: Option<ConnId>) {
+        let Some((_, block)) = self.live.iter().find(|(known, _)| Some(*known) == sent) else { return };
+        let state = &mut *self.state.borrow_mut();
+        if block.link.outbox_bytes() <= state.plan.limits.outbox_bytes_low {
+            state.socks[block.session.tag].clocks.release(self.now.as_nanos());
         }
     }
 
@@ -256,13 +267,16 @@ impl World {
             Completion::Sent { id, .. } => (*id, 0),
             _ => return,
         };
-        if let Some(tag) = self.core_block(id) {
-            let sock = &mut self.state.borrow_mut().socks[tag];
+        if let Some((_, block)) = self.live.iter().find(|(known, _)| *known == id) {
+            let state = &mut *self.state.borrow_mut();
+            let sock = &state.socks[block.session.tag];
+            let held_back = block.link.is_full() && !state.calls_are_full(sock);
+            let sock = &mut state.socks[block.session.tag];
             sock.arrived += bytes;
             sock.untold &= bytes > 0;
             sock.touch(self.now.as_nanos());
             if bytes > 0 {
-                sock.clocks.hear(self.now.as_nanos(), bytes);
+                sock.clocks.hear(self.now.as_nanos(), bytes, held_back);
             }
         }
     }
