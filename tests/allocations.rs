@@ -30,6 +30,7 @@ fn a_frame_allocates_nothing() {
     counts("raw, 16 KiB", Raw, &[b'e'; 16 << 10], 1);
     counts("lines, pipelined", Lines::default(), &line, 16);
     counts("lengths, pipelined", LengthPrefix::default(), &length, 16);
+    counts("a deadline that is not needed", LengthPrefix::default(), &common::client::frame(b"=text"), 1);
     counts("lengths, large and lent", LengthPrefix::default(), &common::client::frame(&[b'e'; 8_000]), 1);
 }
 

@@ -13,6 +13,8 @@ mod echoing;
 mod ending;
 #[path = "conformance/pressure.rs"]
 mod pressure;
+#[path = "conformance/reaching.rs"]
+mod reaching;
 #[path = "conformance/serving.rs"]
 mod serving;
 #[path = "conformance/stopping.rs"]
@@ -132,6 +134,18 @@ macro_rules! cases {
                 first_frame_limit
                 idle_limit
                 write_limit
+                handler_limit
+                heartbeats_that_nobody_answers
+            }
+            reaching {
+                pushes_from_a_thread
+                pushes_from_another_shard
+                a_push_beyond_the_high_mark
+                a_push_from_a_thread_to_who_reads_nothing
+                pushes_to_a_slot_that_was_used_again
+                closed_from_a_thread
+                messages_between_shards
+                more_than_one_shard_holds
             }
             serving {
                 a_call_woken_from_a_thread
@@ -145,6 +159,13 @@ macro_rules! cases {
                 a_push_to_who_reads_nothing
                 a_handle_used_after_the_end
                 a_handle_used_after_its_slot_was_used_again
+                a_call_that_sleeps
+                a_deadline_that_is_over
+                several_in_flight
+                several_in_flight_and_half_closed
+                several_in_flight_and_reset
+                held_open_after_the_peers_end
+                held_open_and_reset
             }
         }
     };

@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use common::client::{End, frame};
-use common::{Client, Lab, no_time_limits};
+use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
 use ringserve::{CloseReason, Limits};
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(200));
@@ -113,6 +114,96 @@ fn a_limit_that_is_off_closes_nobody() {
     assert_eq!(lab.client().end(), End::Fin);
     assert_eq!(quiet.ask("ealive"), b"ealive");
     lab.closed_for(CloseReason::FirstFrameTimeout, 2);
+    lab.finish();
+}
+
+#[test]
+fn a_call_that_waits_too_long_is_dropped_and_closed_after_what_was_queued() {
+    let lab = Lab::start(Limits { handler: SHORT, ..no_time_limits() });
+    let mut canary = lab.client();
+    let mut clients: Vec<Client> = (0..10)
+        .map(|n| {
+            let mut client = Client::with_small_window(lab.addr());
+            assert_eq!(client.ask(format!("H{n}")), b"reached");
+            client.send("B3000000");
+            client
+        })
+        .collect();
+    // Their time is over before they read: nothing is taken from what they are owed.
+    for n in 0..10 {
+        let handle = lab.shared.handle(&n.to_string());
+        eventually("its time is over", SOON, || handle.is_gone());
+    }
+    assert_eq!(lab.report().counters.closed, 0);
+    for client in &mut clients {
+        let (wire, end) = client.read_to_end();
+        assert!(wire == frame(&pattern(3_000_000)), "{} bytes came", wire.len());
+        assert_eq!(end, End::Fin);
+    }
+    drop(clients);
+    asks_until_closed(&lab, &mut canary, CloseReason::HandlerTimeout, 10);
+    eventually("the calls are dropped", SOON, || lab.shared.dropped.load(SeqCst) == 10);
+    lab.finish();
+}
+
+#[test]
+fn a_call_that_is_done_in_time_starts_the_time_of_the_next_one_anew() {
+    let time = Duration::from_millis(400);
+    let lab = Lab::start(Limits { handler: Some(time), ..no_time_limits() });
+    let mut client = lab.client();
+    let started = Instant::now();
+    // Together they take longer than one may, and sleep most of the time.
+    for n in 0..8 {
+        assert_eq!(client.ask(format!("S100,{n}")), format!("S100,{n}").as_bytes());
+    }
+    assert!(started.elapsed() > time);
+    client.send("p");
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    lab.closed_for(CloseReason::HandlerTimeout, 1);
+    lab.finish();
+}
+
+#[test]
+fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enough_lives() {
+    // Measured over 10 s: 100 bytes in that time are enough.
+    let lab = Lab::start(Limits { read_bytes_per_second_min: 10, ..no_time_limits() });
+    let (mut fast, mut quiet, mut waits, mut slow) = (lab.client(), lab.client(), lab.client(), lab.client());
+    assert_eq!(quiet.ask("e"), b"e");
+    let wire = frame(&[b'e'; 100_000]);
+    let (begin, mut rest) = wire.split_at(10);
+    fast.write(begin);
+    // While its call waits the server does not look at what comes behind it.
+    waits.write(&[frame(b"p"), begin.to_vec()].concat());
+    lab.parked(1);
+    slow.write(begin);
+    let started = Instant::now();
+    let mut drops = 0;
+    // The window of the slow one began last, so the fast one's is over too when that is closed.
+    while lab.report().counters.closed_for(CloseReason::ReadTooSlow) == 0 {
+        assert!(started.elapsed() < 2 * SOON, "{:?}", lab.report().counters);
+        let (byte, more) = rest.split_at(1);
+        fast.write(byte);
+        rest = more;
+        // Now and then a byte, as one who wants to keep the connection would.
+        if started.elapsed() > Duration::from_secs(drops) {
+            let _ = std::io::Write::write(&mut slow.stream, b"e");
+            drops += 1;
+        }
+        assert!(rest.len() > 1_000, "a byte at a time it would take longer");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    assert!(started.elapsed() >= Duration::from_secs(10));
+    assert_eq!(slow.end_after_all(), End::Fin);
+    fast.write(rest);
+    assert_eq!(fast.recv(), wire[4..]);
+    assert_eq!(quiet.ask("e"), b"e", "between frames nobody is slow");
+    lab.shared.gate.open();
+    assert_eq!(waits.recv(), b"p");
+    waits.write(&wire[10..]);
+    assert_eq!(waits.recv(), wire[4..]);
+    drop(slow);
+    lab.closed_for(CloseReason::ReadTooSlow, 1);
     lab.finish();
 }
 

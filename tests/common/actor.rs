@@ -19,17 +19,30 @@
 //! | `h` name | names the connection |
 //! | `>` name `:` text | pushes text to that connection; replies `ok`, `full` or `gone` |
 //! | `!` name, `?` name | closes that connection; replies whether it is gone |
+//! | `S` number`,`... | sleeps for so many milliseconds, then it is sent back |
+//! | `=...` | sent back within a deadline that it does not need |
+//! | `L` number | waits for ever within a deadline of so many milliseconds; replies `elapsed` |
+//! | `g` name | waits until the test lets that name go, then it is sent back |
+//! | `B` number | a reply of so many bytes; then it waits for the gate |
+//! | `o` | holds the connection open; replies `held` |
+//! | `H` name | gives the test a handle by that name; replies `reached` |
+//! | `@` name `:` text | pushes text through that handle, from wherever this is; replies as `>` |
+//! | `i` | replies the shard's number |
+//! | `|` | blocks the shard's thread until the test lets it go; then it is sent back |
+//!
+//! Asked for a sign of life it sends `beat`, told of the end of the input it sends `ended`, and goes on.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::future::{pending, poll_fn};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use ringserve::framing::FrameError;
-use ringserve::{CloseReason, Cx, Frame, LocalHandle, PushError, Refusal, Service};
+use ringserve::{CloseReason, ConnHandle, Cx, Frame, LocalHandle, PushError, Refusal, Service};
 
 /// A part of the pattern's period.
 const STREAM_PIECE: usize = super::PERIOD / 4;
@@ -38,6 +51,15 @@ const STREAM_PIECE: usize = super::PERIOD / 4;
 #[derive(Default)]
 pub struct Shared {
     pub gate: Gate,
+    pub doors: Doors,
+    pub block: Block,
+    /// Given away with `H`.
+    pub handles: Mutex<HashMap<Vec<u8>, ConnHandle>>,
+    pub beats: AtomicU64,
+    pub inputs_ended: AtomicU64,
+    /// Connections that are open, and the most there were.
+    pub open_now: AtomicU64,
+    pub open_most: AtomicU64,
     pub opened: AtomicU64,
     pub closed: AtomicU64,
     pub malformed: AtomicU64,
@@ -70,6 +92,14 @@ impl Actor {
 pub struct Session {
     kept: RefCell<Vec<Frame>>,
     panics: Cell<Option<Tripwire>>,
+}
+
+impl Shared {
+    /// The handle that was given away under a name.
+    #[track_caller]
+    pub fn handle(&self, name: &str) -> ConnHandle {
+        self.handles.lock().unwrap().get(name.as_bytes()).expect("it was given away").clone()
+    }
 }
 
 /// Panics when dropped.
@@ -125,6 +155,8 @@ impl Service for Actor {
         }
         note(&self.shared.peers, cx.peer().addr());
         self.shared.opened.fetch_add(1, SeqCst);
+        let now = self.shared.open_now.fetch_add(1, SeqCst) + 1;
+        self.shared.open_most.fetch_max(now, SeqCst);
         Ok(())
     }
 
@@ -195,9 +227,65 @@ impl Service for Actor {
                 self.shared.gate.arrived();
                 pending().await
             }
+            b'S' => {
+                cx.sleep(millis(split(rest, b',').0)).await;
+                cx.reply(frame);
+            }
+            b'=' => {
+                if cx.deadline(Duration::from_secs(3600), async { cx.reply(frame) }).await.is_err() {
+                    cx.reply(b"elapsed");
+                }
+            }
+            b'L' => {
+                let unfinished = Unfinished(&self.shared.dropped, true);
+                let never = async move {
+                    let _unfinished = unfinished;
+                    pending::<()>().await
+                };
+                assert!(cx.deadline(millis(rest), never).await.is_err());
+                cx.reply(b"elapsed");
+            }
+            b'g' => {
+                let mut unfinished = Unfinished(&self.shared.dropped, true);
+                self.shared.doors.pass(rest).await;
+                unfinished.1 = false;
+                cx.reply(frame);
+            }
+            b'B' => {
+                cx.reply(&super::pattern(number(rest)));
+                self.pass().await;
+            }
+            b'o' => {
+                cx.hold_open();
+                cx.reply(b"held");
+            }
+            b'H' => {
+                self.shared.handles.lock().unwrap().insert(rest.to_vec(), cx.handle());
+                cx.reply(b"reached");
+            }
+            b'@' => {
+                let (name, text) = split(rest, b':');
+                let handle = self.shared.handles.lock().unwrap().get(name).cloned();
+                cx.reply(answer(handle.expect("it was given away").push(text.to_vec())));
+            }
+            b'i' => cx.reply(cx.shard().index().to_string().as_bytes()),
+            b'|' => {
+                self.shared.block.wait();
+                cx.reply(frame);
+            }
             _ => self.reach_others(cx, what, rest),
         }
         Ok(())
+    }
+
+    fn heartbeat(&self, cx: &Cx<'_, Session>) {
+        self.shared.beats.fetch_add(1, SeqCst);
+        cx.reply(b"beat");
+    }
+
+    fn input_ended(&self, cx: &Cx<'_, Session>) {
+        self.shared.inputs_ended.fetch_add(1, SeqCst);
+        cx.reply(b"ended");
     }
 
     fn malformed(&self, cx: &Cx<'_, Session>, _error: &FrameError) {
@@ -210,6 +298,7 @@ impl Service for Actor {
 
     fn close(&self, session: &Session, reason: CloseReason) {
         self.shared.closed.fetch_add(1, SeqCst);
+        self.shared.open_now.fetch_sub(1, SeqCst);
         note(&self.shared.reasons, reason);
         session.kept.borrow_mut().clear();
         if self.shared.panic_in_close.swap(false, SeqCst) {
@@ -236,11 +325,7 @@ impl Actor {
         let handle = handle.clone();
         drop(names);
         match what {
-            b'>' => cx.reply(match handle.push(text) {
-                Ok(()) => &b"ok"[..],
-                Err(PushError::Full) => b"full",
-                Err(PushError::Gone) => b"gone",
-            }),
+            b'>' => cx.reply(answer(handle.push(text))),
             b'!' => {
                 handle.close();
                 cx.reply(b"closed");
@@ -300,6 +385,86 @@ impl Gate {
         })
         .await
     }
+}
+
+/// Holds each call back until the test lets its name go.
+#[derive(Default)]
+pub struct Doors {
+    came: AtomicU64,
+    open: Mutex<HashSet<Vec<u8>>>,
+    wakers: Mutex<HashMap<Vec<u8>, Waker>>,
+}
+
+impl Doors {
+    /// Lets the call of that name go, once, whether it came already or not.
+    pub fn open(&self, name: &str) {
+        self.open.lock().unwrap().insert(name.into());
+        let waker = self.wakers.lock().unwrap().remove(name.as_bytes());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Calls that came.
+    pub fn came(&self) -> u64 {
+        self.came.load(SeqCst)
+    }
+
+    async fn pass(&self, name: &[u8]) {
+        let mut first = true;
+        poll_fn(|task| {
+            // Before it is looked at, so that no opening is missed.
+            self.wakers.lock().unwrap().insert(name.to_vec(), task.waker().clone());
+            let mut open = self.open.lock().unwrap();
+            if open.remove(name) {
+                return Poll::Ready(());
+            }
+            if std::mem::take(&mut first) {
+                self.came.fetch_add(1, SeqCst);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Blocks threads until the test lets them go.
+#[derive(Default)]
+pub struct Block {
+    came: AtomicU64,
+    ended: Mutex<bool>,
+    end: Condvar,
+}
+
+impl Block {
+    pub fn wait(&self) {
+        self.came.fetch_add(1, SeqCst);
+        let ended = self.ended.lock().unwrap();
+        // Bounded, so that a test that fails also ends.
+        drop(self.end.wait_timeout_while(ended, 2 * super::SOON, |ended| !*ended).unwrap());
+    }
+
+    /// Threads that came.
+    pub fn came(&self) -> u64 {
+        self.came.load(SeqCst)
+    }
+
+    pub fn end(&self) {
+        *self.ended.lock().unwrap() = true;
+        self.end.notify_all();
+    }
+}
+
+fn answer(pushed: Result<(), PushError>) -> &'static [u8] {
+    match pushed {
+        Ok(()) => b"ok",
+        Err(PushError::Full) => b"full",
+        Err(PushError::Gone) => b"gone",
+    }
+}
+
+fn millis(text: &[u8]) -> Duration {
+    Duration::from_millis(number(text) as u64)
 }
 
 async fn wait_for_a_thread() {

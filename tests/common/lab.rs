@@ -54,6 +54,12 @@ impl Lab {
         Lab { running, shared }
     }
 
+    /// With frames of a 4-byte length, on several shards.
+    #[track_caller]
+    pub fn on_shards(shards: usize, limits: Limits) -> Lab {
+        Lab::of(On::default().server(limits).shards(shards).framing(LengthPrefix::default()))
+    }
+
     pub fn addr(&self) -> SocketAddr {
         self.running.local_addrs()[0]
     }
@@ -99,6 +105,20 @@ impl Lab {
             );
             report.connections == connections
         });
+    }
+
+    /// A connection to which the test has a handle of that name.
+    #[track_caller]
+    pub fn reached(&self, name: &str) -> Client {
+        let mut client = self.client();
+        assert_eq!(client.ask(format!("H{name}")), b"reached");
+        client
+    }
+
+    /// Waits until so many calls came to the doors.
+    #[track_caller]
+    pub fn at_doors(&self, calls: u64) {
+        eventually("calls come to their doors", SOON, || self.shared.doors.came() >= calls);
     }
 
     /// Waits until so many calls came to the gate.

@@ -10,6 +10,7 @@ pub mod client;
 pub mod lab;
 pub mod proc_net;
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use ringserve::{Limits, Report, Running};
@@ -29,6 +30,15 @@ pub fn eventually(what: &str, within: Duration, mut happened: impl FnMut() -> bo
     while !happened() {
         assert!(started.elapsed() < within, "within {within:?} it did not happen that {what}");
         std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+/// Sets a flag when it goes, also if that is because the test fails: a thread that works until then ends as well.
+pub struct EndOf<'a>(pub &'a AtomicBool);
+
+impl Drop for EndOf<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
     }
 }
 

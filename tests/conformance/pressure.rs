@@ -169,3 +169,32 @@ pub fn write_limit(on: On) {
     assert_eq!(client.end_after_all(), End::Reset);
     lab.finish();
 }
+
+pub fn handler_limit(on: On) {
+    let lab = Lab::on(on, Limits { handler: SHORT, ..no_time_limits() });
+    let mut client = Client::with_small_window(lab.addr());
+    assert_eq!(client.ask("Hit"), b"reached");
+    let handle = lab.shared.handle("it");
+    client.send("B3000000");
+    eventually("the limit is over", SOON, || handle.is_gone());
+    let (wire, end) = client.read_to_end();
+    assert!(wire == frame(&pattern(3_000_000)), "what was queued leaves, whole");
+    assert_eq!(end, End::Fin);
+    drop(client);
+    lab.closed_for(CloseReason::HandlerTimeout, 1);
+    eventually("the call is dropped", SOON, || lab.shared.dropped.load(SeqCst) == 1);
+    lab.finish();
+}
+
+pub fn heartbeats_that_nobody_answers(on: On) {
+    let limits = Limits { heartbeat: SHORT, heartbeats_missed_max: 3, ..no_time_limits() };
+    let lab = Lab::on(on, limits);
+    let (mut mute, mut waits) = (lab.client(), lab.client());
+    waits.send("p");
+    for client in [&mut mute, &mut waits] {
+        assert_eq!(client.read_to_end(), (frame(b"beat").repeat(3), End::Fin));
+    }
+    drop((mute, waits));
+    lab.closed_for(CloseReason::HeartbeatLost, 2);
+    lab.finish();
+}

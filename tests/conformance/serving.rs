@@ -1,5 +1,8 @@
 //! Calls that wait, fail and panic, and handles.
 
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
 use ringserve::{CloseReason, Limits};
 
 use crate::common::client::{End, frame};
@@ -139,5 +142,102 @@ pub fn a_handle_used_after_its_slot_was_used_again(on: On) {
         assert_eq!([other.ask(format!(">{n}:stray")), other.ask(format!("!{n}"))], [&b"gone"[..], b"closed"]);
         assert_eq!(next.ask("estill"), b"estill");
     }
+    lab.finish();
+}
+
+pub fn a_call_that_sleeps(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
+    let mut other = lab.client();
+    let started = Instant::now();
+    clients.iter_mut().zip(0..).for_each(|(client, n)| client.send(format!("S{}", 100 + n % 7)));
+    assert_eq!(other.ask("e"), b"e");
+    for (client, n) in clients.iter_mut().zip(0..) {
+        assert_eq!(client.recv(), format!("S{}", 100 + n % 7).as_bytes());
+        assert!(started.elapsed() >= Duration::from_millis(100 + n % 7), "too early");
+    }
+    lab.finish();
+}
+
+pub fn a_deadline_that_is_over(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.client();
+    for n in 1..=5 {
+        assert_eq!([client.ask("=e"), client.ask("L20")], [&b"=e"[..], b"elapsed"]);
+        assert_eq!(lab.shared.dropped.load(SeqCst), n);
+    }
+    lab.finish();
+}
+
+fn three_in_flight(on: On) -> (Lab, Client) {
+    let lab = Lab::on(on, Limits { calls_in_flight_max: 3, ..no_time_limits() });
+    let mut client = lab.client();
+    client.write(&["g1", "g2", "e", "g3", "g4"].map(|text| frame(text.as_bytes())).concat());
+    assert_eq!(client.recv(), b"e");
+    lab.at_doors(3);
+    assert!(client.is_silent());
+    (lab, client)
+}
+
+pub fn several_in_flight(on: On) {
+    let (lab, mut client) = three_in_flight(on);
+    for (name, came) in [("2", 4), ("4", 4), ("1", 4), ("3", 4)] {
+        lab.shared.doors.open(name);
+        assert_eq!(client.recv(), format!("g{name}").as_bytes());
+        lab.at_doors(came);
+    }
+    assert_eq!(lab.shared.doors.came(), 4);
+    lab.finish();
+}
+
+pub fn several_in_flight_and_half_closed(on: On) {
+    let (lab, mut client) = three_in_flight(on);
+    client.finish_writing();
+    for name in ["3", "4", "1", "2"] {
+        lab.shared.doors.open(name);
+        assert_eq!(client.recv(), format!("g{name}").as_bytes());
+    }
+    assert_eq!(client.end(), End::Fin);
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+}
+
+pub fn several_in_flight_and_reset(on: On) {
+    let (lab, client) = three_in_flight(on);
+    client.reset();
+    lab.closed_for(CloseReason::PeerReset, 1);
+    eventually("all three are dropped", SOON, || lab.shared.dropped.load(SeqCst) == 3);
+    lab.finish();
+}
+
+fn held_open(on: On) -> (Lab, Client) {
+    let lab = Lab::on(on, no_time_limits());
+    let mut client = lab.reached("it");
+    client.write(&[frame(b"o"), frame(b"t")].concat());
+    client.finish_writing();
+    assert_eq!([client.recv(), client.recv(), client.recv()], [&b"held"[..], b"t", b"ended"]);
+    (lab, client)
+}
+
+pub fn held_open_after_the_peers_end(on: On) {
+    let (lab, mut client) = held_open(on);
+    let handle = lab.shared.handle("it");
+    for n in 0..10 {
+        assert_eq!(handle.push(pattern(n * 10_000)), Ok(()));
+        assert!(client.recv() == pattern(n * 10_000));
+    }
+    assert!(client.is_silent());
+    handle.close();
+    assert_eq!(client.end(), End::Fin);
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+}
+
+pub fn held_open_and_reset(on: On) {
+    let (lab, client) = held_open(on);
+    client.reset();
+    let handle = lab.shared.handle("it");
+    eventually("a send finds out", SOON, || handle.push("text").is_err());
+    lab.closed_for(CloseReason::PeerReset, 1);
     lab.finish();
 }

@@ -1,0 +1,117 @@
+//! Answers that take a while, a deadline for each, and an end that cuts nobody off.
+//!
+//!     cargo run --release --example graceful_shutdown
+//!     nc 127.0.0.1 7000          type 100, 1500 and 60000, then Ctrl-C in the server's terminal
+//!
+//! A line is a number of milliseconds: how long its answer takes. An answer that takes longer than the deadline is
+//! given up, and `too late` comes in its place. Four requests of a connection may be under way at once, so answers name
+//! their requests.
+//!
+//! SIGTERM or Ctrl-C begins the end: nobody is accepted any more, what has arrived is answered, each of these answers says
+//! goodbye, and connections close when they are owed nothing. What is not done when the drain is over is reset. Then the
+//! program says how many requests it answered, and why its connections ended.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::ParseIntError;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::Parser;
+use ringserve::framing::Lines;
+use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, Service};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// A server that takes its time, and its leave.
+#[derive(Parser)]
+struct Args {
+    /// Address and port to listen on; port 0 finds a free one.
+    #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Shards; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+    /// Milliseconds after which an answer is given up.
+    #[arg(long, default_value_t = 2_000, value_name = "MS")]
+    deadline: u64,
+    /// Milliseconds that connections get to finish.
+    #[arg(long, default_value_t = 10_000, value_name = "MS")]
+    drain: u64,
+}
+
+/// What all shards did. Written once for each request and each end, so that shards do not get in each other's way.
+#[derive(Default)]
+struct Report {
+    answered: AtomicU64,
+    too_late: AtomicU64,
+    ends: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+struct Patient {
+    deadline: Duration,
+    report: Arc<Report>,
+}
+
+impl Patient {
+    /// Stands for a query, a file, another server.
+    async fn work(&self, cx: &Cx<'_, ()>, time: Duration) -> String {
+        cx.sleep(time).await;
+        format!("done after {} ms", time.as_millis())
+    }
+}
+
+impl Service for Patient {
+    type Session = ();
+    type Error = ParseIntError;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), ParseIntError> {
+        let request = String::from_utf8_lossy(&line).trim().to_owned();
+        let time = Duration::from_millis(request.parse()?);
+        // Dropped when the time is over, whatever it waits for.
+        let answer = match cx.deadline(self.deadline, self.work(cx, time)).await {
+            Ok(answer) => {
+                self.report.answered.fetch_add(1, Relaxed);
+                answer
+            }
+            Err(_elapsed) => {
+                self.report.too_late.fetch_add(1, Relaxed);
+                "too late".to_owned()
+            }
+        };
+        let goodbye = if cx.is_draining() { "; goodbye" } else { "" };
+        cx.reply(format!("{request}: {answer}{goodbye}").as_bytes());
+        Ok(())
+    }
+
+    fn close(&self, _session: &(), reason: CloseReason) {
+        let mut ends = self.report.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        *ends.entry(reason.name()).or_default() += 1;
+    }
+}
+
+fn main() -> Result<(), ringserve::Error> {
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let args = Args::parse();
+    let limits =
+        Limits { calls_in_flight_max: 4, drain: Duration::from_millis(args.drain), ..Limits::default() };
+    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits).framing(Lines::default());
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
+    let report = Arc::new(Report::default());
+    let (deadline, of_all) = (Duration::from_millis(args.deadline), report.clone());
+    server.serve(move |_shard| Patient { deadline, report: of_all.clone() })?;
+
+    let (answered, too_late) = (report.answered.load(Relaxed), report.too_late.load(Relaxed));
+    println!("{answered} requests answered, {too_late} too late");
+    for (reason, count) in report.ends.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        println!("{count} connections ended: {reason}");
+    }
+    Ok(())
+}

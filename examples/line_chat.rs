@@ -1,0 +1,265 @@
+//! Rooms to chat in, over all shards.
+//!
+//!     cargo run --release --example line_chat
+//!     nc 127.0.0.1 7000          and once more in another terminal
+//!
+//! | line | what happens |
+//! |---|---|
+//! | `/name X` | you are called X from now on |
+//! | `/join ROOM` | you leave your room for that one; everybody begins in `lobby` |
+//! | `/who` | who is in the room, on all shards |
+//! | `/quit` | goodbye |
+//! | anything else | goes to everybody in the room but you |
+//!
+//! Each shard keeps the members it serves itself and knows nothing of the others. What is said goes to each shard once,
+//! as a message through [`Shards`], however many listen there, and is handed out there through [`LocalHandle`]s, which
+//! costs a copy into each outbox.
+//!
+//! Who reads too slowly misses lines instead of holding up the room or filling memory: a push to a full outbox is
+//! dropped and counted, and when there is room again the first thing to come is how many lines were missed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use clap::Parser;
+use ringserve::framing::Lines;
+use ringserve::{
+    CloseReason, ConnHandle, ConnId, Cx, Driver, Frame, Limits, LocalHandle, PushError, Refusal, Server,
+    Service, Shard, Shards,
+};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// A chat server.
+#[derive(Parser)]
+struct Args {
+    /// Address and port to listen on; port 0 finds a free one.
+    #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Shards; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+    /// Bytes that may wait for one who does not read, before lines are dropped.
+    #[arg(long, default_value_t = 256 << 10, value_name = "BYTES")]
+    outbox: usize,
+}
+
+/// A line may be as long as that; a name or a room as the other.
+const LINE_BYTES_MAX: usize = 4096;
+const NAME_BYTES_MAX: usize = 32;
+
+/// What shards tell each other. Texts are shared, not copied, until they are in an outbox.
+enum Message {
+    /// A line for a room's members, but for the one who said it.
+    Said { room: Arc<str>, line: Arc<str>, by: (usize, ConnId) },
+    /// Tell the one who asked who is in the room.
+    Who { room: Arc<str>, asks: ConnHandle },
+}
+
+/// The members of one shard, by room.
+#[derive(Default)]
+struct Rooms {
+    rooms: RefCell<HashMap<Arc<str>, HashMap<ConnId, Member>>>,
+}
+
+struct Member {
+    name: Rc<str>,
+    handle: LocalHandle,
+    /// Lines that were dropped since the last one that came through.
+    missed: Cell<u64>,
+}
+
+impl Rooms {
+    fn put(&self, room: &Arc<str>, name: Rc<str>, handle: LocalHandle) {
+        let member = Member { name, missed: Cell::new(0), handle };
+        self.rooms.borrow_mut().entry(room.clone()).or_default().insert(member.handle.id(), member);
+    }
+
+    fn remove(&self, room: &Arc<str>, id: ConnId) -> Option<Member> {
+        let mut rooms = self.rooms.borrow_mut();
+        let members = rooms.get_mut(room)?;
+        let member = members.remove(&id);
+        if members.is_empty() {
+            rooms.remove(room);
+        }
+        member
+    }
+
+    fn handle(&self, here: usize, message: Message) {
+        match message {
+            Message::Said { room, line, by } => {
+                let rooms = self.rooms.borrow();
+                let members = rooms.get(&room).into_iter().flatten();
+                members.filter(|(id, _)| (here, **id) != by).for_each(|(_, member)| member.tell(&line));
+            }
+            Message::Who { room, asks } => {
+                let rooms = self.rooms.borrow();
+                for member in rooms.get(&room).into_iter().flat_map(HashMap::values) {
+                    // Who asks and does not read has not much use for the rest either.
+                    if asks.push(format!("* {} is in {room}", member.name)).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Member {
+    /// Hands a line on, or counts that it was dropped.
+    fn tell(&self, line: &str) {
+        let missed = self.missed.get();
+        let told = match missed {
+            0 => Ok(()),
+            missed => self.handle.push(format!("* you read too slowly and missed {missed} lines").as_bytes()),
+        };
+        match told.and_then(|()| self.handle.push(line.as_bytes())) {
+            Ok(()) => self.missed.set(0),
+            Err(PushError::Full) => self.missed.set(missed + 1),
+            // Its close is on the way to us.
+            Err(PushError::Gone) => {}
+        }
+    }
+}
+
+/// One shard's part of the chat.
+struct Chat {
+    shard: usize,
+    shards: Shards<Message>,
+    rooms: Rc<Rooms>,
+}
+
+/// Who a connection is. `None` until it was opened.
+#[derive(Default)]
+struct Session {
+    who: RefCell<Option<Who>>,
+}
+
+#[derive(Clone)]
+struct Who {
+    id: ConnId,
+    name: Rc<str>,
+    room: Arc<str>,
+}
+
+impl Chat {
+    /// One message for each shard, whoever listens there.
+    fn tell_all(&self, cx: &Cx<'_, Session>, message: impl Fn() -> Message) {
+        for shard in 0..self.shards.count() {
+            if self.shards.send(shard, message()).is_err() {
+                // Tens of thousands wait there: say so rather than wait with everybody behind us.
+                cx.reply(b"* too much is being said, not everybody will hear you");
+            }
+        }
+    }
+
+    fn say(&self, cx: &Cx<'_, Session>, who: &Who, line: &str) {
+        let (line, by) = (Arc::<str>::from(line), (self.shard, who.id));
+        self.tell_all(cx, || Message::Said { room: who.room.clone(), line: line.clone(), by });
+    }
+
+    fn obey(&self, cx: &Cx<'_, Session>, mut who: Who, line: &str) {
+        match line.split_once(' ').unwrap_or((line, "")) {
+            ("/name", name) if is_name(name) => {
+                self.say(cx, &who, &format!("* {} is called {name} now", who.name));
+                who.name = name.into();
+                self.enter(cx, who);
+                cx.reply(format!("* you are called {name} now").as_bytes());
+            }
+            ("/join", room) if is_name(room) => {
+                self.say(cx, &who, &format!("* {} left", who.name));
+                self.rooms.remove(&who.room, who.id);
+                who.room = room.into();
+                self.say(cx, &who, &format!("* {} came", who.name));
+                self.enter(cx, who);
+                cx.reply(format!("* you are in {room} now").as_bytes());
+            }
+            ("/who", "") => {
+                let asks = cx.handle();
+                self.tell_all(cx, || Message::Who { room: who.room.clone(), asks: asks.clone() });
+            }
+            ("/quit", "") => {
+                cx.reply(b"* goodbye");
+                cx.close();
+            }
+            _ => cx.reply(b"* /name X, /join ROOM, /who, /quit; names are short and have no spaces"),
+        }
+    }
+
+    fn enter(&self, cx: &Cx<'_, Session>, who: Who) {
+        self.rooms.put(&who.room, who.name.clone(), cx.local_handle());
+        cx.session().who.replace(Some(who));
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.chars().all(|c| c.is_alphanumeric() || "-_".contains(c))
+}
+
+impl Service for Chat {
+    type Session = Session;
+    type Error = Infallible;
+
+    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+        let name = format!("guest-{}-{}", self.shard, cx.id().slot());
+        cx.reply(format!("* you are {name}, in lobby; /name X, /join ROOM, /who, /quit").as_bytes());
+        let who = Who { id: cx.id(), name: name.into(), room: "lobby".into() };
+        self.say(cx, &who, &format!("* {} came", who.name));
+        self.enter(cx, who);
+        Ok(())
+    }
+
+    async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Infallible> {
+        let Some(who) = cx.session().who.borrow().clone() else { return Ok(()) };
+        let line = String::from_utf8_lossy(&frame);
+        if line.starts_with('/') {
+            self.obey(cx, who, line.trim_end());
+        } else if !line.is_empty() {
+            self.say(cx, &who, &format!("{}: {line}", who.name));
+        }
+        Ok(())
+    }
+
+    fn close(&self, session: &Session, _reason: CloseReason) {
+        let Some(who) = session.who.take() else { return };
+        self.rooms.remove(&who.room, who.id);
+        let (line, by) = (Arc::<str>::from(format!("* {} left", who.name)), (self.shard, who.id));
+        for shard in 0..self.shards.count() {
+            let _ = self.shards.send(shard, Message::Said { room: who.room.clone(), line: line.clone(), by });
+        }
+    }
+}
+
+fn main() -> Result<(), ringserve::Error> {
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let args = Args::parse();
+    let limits = Limits {
+        frame_bytes_max: LINE_BYTES_MAX,
+        outbox_bytes_high: args.outbox,
+        outbox_bytes_low: args.outbox / 4,
+        // People listen for longer than they talk.
+        first_frame: None,
+        idle: None,
+        ..Limits::default()
+    };
+    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits).framing(Lines::default());
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
+    let shards = Shards::new();
+    server.serve(move |shard: &Shard| {
+        let (rooms, here) = (Rc::new(Rooms::default()), shard.index());
+        let local = rooms.clone();
+        shards.join(shard, move |message| local.handle(here, message));
+        Chat { shard: here, shards: shards.clone(), rooms }
+    })
+}
