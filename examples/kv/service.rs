@@ -66,8 +66,8 @@ impl Service for Kv {
     fn malformed(&self, cx: &Cx<'_, Session>, error: &FrameError) {
         let what = match error {
             FrameError::Malformed(what) => what,
-            // Redis knows the length of strings only.
-            FrameError::TooLarge { .. } => "invalid bulk length",
+            // It is too large: Redis knows the length of strings only.
+            _ => "invalid bulk length",
         };
         Reply::new(cx, cx.session().protocol()).error(format!("ERR Protocol error: {what}"));
     }
