@@ -112,7 +112,7 @@ fn close_does_not_destroy_the_reply_although_the_peer_goes_on_writing() {
     let lab = Lab::start(Limits { linger: SOON, ..no_time_limits() });
     for n in 1..=10 {
         let mut client = Client::with_small_window(lab.addr());
-        client.write(&[frame(b"r5,50000"), frame(b"c")].concat());
+        client.write(&[frame(b"r5,20000"), frame(b"c")].concat());
         lab.closed_for(CloseReason::Closed, n);
         client.write(&[0; 500_000]);
         let (wire, end) = client.read_to_end();

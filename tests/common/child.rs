@@ -1,9 +1,13 @@
 //! A process of its own: the test binary again, in a test that does nothing unless it is called so.
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 
 use rustix::process::{Pid, Signal, kill_process};
+
+use super::SOON;
 
 /// Tells a test that it is the child.
 const ROLE: &str = "RINGSERVE_TEST_CHILD";
@@ -11,7 +15,7 @@ const ROLE: &str = "RINGSERVE_TEST_CHILD";
 pub struct Process {
     pub child: Child,
     pub stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
+    lines: Receiver<String>,
 }
 
 /// True in the process that [`Process::start`] made.
@@ -22,7 +26,12 @@ pub fn is_child() -> bool {
 impl Process {
     /// Runs one ignored test of this binary.
     pub fn start(test: &str) -> Process {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Process::start_as(test, |command| command)
+    }
+
+    /// As [`start`](Process::start), after a change to the command.
+    pub fn start_as(test: &str, change: impl FnOnce(&mut Command) -> &mut Command) -> Process {
+        let mut child = change(&mut Command::new(std::env::current_exe().unwrap()))
             .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(ROLE, "1")
             .stdin(Stdio::piped())
@@ -31,20 +40,27 @@ impl Process {
             .spawn()
             .expect("the test binary runs again");
         let stdin = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (tell, lines) = channel();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        // A read has no bound; this thread ends with the child.
+        thread::spawn(move || output.all(|line| line.is_ok_and(|line| tell.send(line).is_ok())));
         Process { child, stdin, lines }
     }
 
     /// The rest of the next line of its output that holds `mark`.
     #[track_caller]
     pub fn line_after(&mut self, mark: &str) -> String {
-        for line in self.lines.by_ref() {
-            let line = line.unwrap();
-            if let Some(at) = line.find(mark) {
-                return line[at + mark.len()..].trim().to_owned();
+        loop {
+            match self.lines.recv_timeout(2 * SOON) {
+                Ok(line) => {
+                    if let Some(at) = line.find(mark) {
+                        return line[at + mark.len()..].trim().to_owned();
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => panic!("the child ended without saying {mark:?}"),
+                Err(RecvTimeoutError::Timeout) => panic!("the child does not say {mark:?}"),
             }
         }
-        panic!("the child ended without saying {mark:?}");
     }
 
     pub fn say(&mut self, line: &str) {

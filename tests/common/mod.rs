@@ -4,9 +4,11 @@
 #![allow(dead_code, unused_imports)]
 
 pub mod actor;
+pub mod brake;
 pub mod child;
 pub mod client;
 pub mod lab;
+pub mod proc_net;
 
 use std::time::{Duration, Instant};
 

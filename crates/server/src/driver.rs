@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::Limits;
-use ringserve_ring::{EpollConfig, UringConfig, probe};
+use ringserve_ring::{EpollConfig, Uring, UringConfig, probe};
 
 use crate::error::Error;
 
@@ -123,8 +123,19 @@ impl Wanted<'_> {
         // It was tried with small queues.
         let queues = format!("queues {}/{}", config.submission_entries, config.completion_entries);
         let found = found.description.split(", ").skip(2).collect::<Vec<_>>().join(", ");
+        self.try_all(&config)?;
         let reason = format!("io_uring ({why}); {queues}, {found}");
         Ok(Chosen { kind: ChosenKind::Uring(config), reason, connections_max })
+    }
+
+    /// Where little memory may be locked, makes the rings of all shards once: what was tried was smaller.
+    fn try_all(&self, config: &UringConfig) -> Result<(), Error> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+        if limit.is_none_or(|limit| limit >= LOCKED_BYTES * self.shards as u64) {
+            return Ok(());
+        }
+        let rings: Result<Vec<_>, _> = (0..self.shards).map(|_| Uring::new(config, Vec::new())).collect();
+        rings.map(drop).map_err(Error::Driver)
     }
 
     fn epoll(&self, why: &str) -> Chosen {
@@ -164,6 +175,9 @@ impl Chosen {
         &self.reason
     }
 }
+
+/// Memory a shard's ring locks, rounded up: about 170 KiB were seen.
+const LOCKED_BYTES: u64 = 1 << 20;
 
 /// Descriptors a shard needs beside its listeners: ring or epoll instance, eventfd, sockets on their way to being
 /// connections.

@@ -260,7 +260,7 @@ where
             };
             let ready = ready.clone();
             let thread =
-                thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || shard.run(&ready));
+                thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || shard.run(ready));
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
@@ -332,7 +332,7 @@ where
     Make: MakeService,
 {
     /// On the shard's own thread: makes driver and service, says so, and serves.
-    fn run(mut self, ready: &mpsc::Sender<Result<(), Error>>) -> ShardEnd {
+    fn run(mut self, ready: mpsc::Sender<Result<(), Error>>) -> ShardEnd {
         if let Some(cpu) = self.cpu
             && let Err(error) = cores::pin_to(cpu)
         {
@@ -375,7 +375,7 @@ where
         driver: D,
         others: Others<D>,
         listeners: u16,
-        ready: &mpsc::Sender<Result<(), Error>>,
+        ready: mpsc::Sender<Result<(), Error>>,
     ) -> ShardEnd {
         let remote = self.remotes[self.index].clone();
         remote.set_driver(waker);
@@ -398,13 +398,15 @@ where
             core.share_quota(self.quota);
         }
         let _ = ready.send(Ok(()));
+        // If another shard panics, nobody is left who could report, and the wait for reports ends.
+        drop(ready);
         self.gate.pass();
         let parts = Parts { shard, core, driver, service, admit: self.admit, others };
         RunningShard::new(parts, calls::<Make::Service>).run()
     }
 }
 
-fn give_up(ready: &mpsc::Sender<Result<(), Error>>, error: Error) -> ShardEnd {
+fn give_up(ready: mpsc::Sender<Result<(), Error>>, error: Error) -> ShardEnd {
     let _ = ready.send(Err(error));
     Ok(Default::default())
 }

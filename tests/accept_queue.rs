@@ -1,0 +1,115 @@
+//! More peers at once than the accept queue holds, at a server that is stopped.
+
+mod common;
+
+use std::net::SocketAddr;
+
+use common::child::{Process, is_child};
+use common::client::frame;
+use common::proc_net::waiting_at;
+use common::{Client, Lab, On, SOON, eventually, no_time_limits};
+use ringserve::SocketOptions;
+use ringserve::framing::LengthPrefix;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use socket2::{Domain, Socket, Type};
+
+const BACKLOG: u32 = 16;
+
+/// One more than the backlog: the kernel looks whether there are more than that.
+const QUEUE: usize = BACKLOG as usize + 1;
+
+const PEERS: usize = 100;
+
+/// The child: serves with a short accept queue, and for each line of its input tells what it holds, until that is
+/// nothing.
+#[test]
+#[ignore = "runs in a process that another test starts"]
+fn child_serves() {
+    if !is_child() {
+        return;
+    }
+    let sockets = SocketOptions { backlog: BACKLOG, ..SocketOptions::default() };
+    let server = On::default().server(no_time_limits()).sockets(sockets);
+    let lab = Lab::of(server.framing(LengthPrefix::default()));
+    println!("\naddress {}", lab.addr());
+    for _ in std::io::stdin().lines() {
+        let report = lab.report();
+        println!("\nreport {} {}", report.connections, report.counters.accepted);
+        if report.connections == 0 {
+            break;
+        }
+    }
+    lab.finish();
+    println!("\nended");
+}
+
+/// A peer that may not be connected yet.
+struct Peer(Socket);
+
+impl Peer {
+    fn to(addr: SocketAddr) -> Peer {
+        let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let begun = socket.connect(&addr.into());
+        let on_its_way = Some(Errno::INPROGRESS.raw_os_error());
+        assert!(begun.is_ok() || begun.is_err_and(|error| error.raw_os_error() == on_its_way));
+        Peer(socket)
+    }
+
+    fn is_established(&self) -> bool {
+        assert!(self.0.take_error().unwrap().is_none(), "nobody is refused");
+        self.0.peer_addr().is_ok()
+    }
+
+    fn into_client(self) -> Client {
+        self.0.set_nonblocking(false).unwrap();
+        Client::of(self.0.into())
+    }
+}
+
+#[test]
+fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed() {
+    let mut process = Process::start("child_serves");
+    let addr: SocketAddr = process.line_after("address ").parse().unwrap();
+    let mut canary = Client::connect(addr);
+    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    process.signal(Signal::STOP);
+    let pid = Pid::from_child(&process.child);
+    eventually("the server stops", SOON, || {
+        let told = waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::NOHANG).unwrap();
+        told.is_some_and(|(_, status)| status.stopped())
+    });
+
+    canary.send("ewaits too");
+    let peers: Vec<Peer> = (0..PEERS).map(|_| Peer::to(addr)).collect();
+    eventually("the accept queue is full", SOON, || waiting_at(addr) == QUEUE);
+    // Those whose last step the kernel could not take believe that they are connected, too.
+    let (established, waiting): (Vec<Peer>, Vec<Peer>) = peers.into_iter().partition(Peer::is_established);
+    assert!(established.len() >= QUEUE, "{} established", established.len());
+    assert!(!waiting.is_empty(), "nobody was too much");
+    let text = |n: usize| format!("epeer {n}");
+    let mut established: Vec<Client> = established.into_iter().map(Peer::into_client).collect();
+    established.iter_mut().enumerate().for_each(|(n, client)| client.write(&frame(text(n).as_bytes())));
+
+    process.signal(Signal::CONT);
+    assert_eq!(canary.recv(), b"ewaits too");
+    for (n, client) in established.iter_mut().enumerate() {
+        assert_eq!(client.recv(), text(n).as_bytes());
+    }
+    // Their kernel tries again, after a second for the first time, and later if all of them come at once again.
+    eventually("all others are connected", 3 * SOON, || waiting.iter().all(Peer::is_established));
+    let mut waited: Vec<Client> = waiting.into_iter().map(Peer::into_client).collect();
+    waited.iter_mut().for_each(|client| client.send("ewaited"));
+    waited.iter_mut().for_each(|client| assert_eq!(client.recv(), b"ewaited"));
+
+    drop((canary, established, waited));
+    let mut told = String::new();
+    eventually("the server lets go of all", SOON, || {
+        process.say("report");
+        told = process.line_after("report ");
+        told.starts_with("0 ")
+    });
+    assert_eq!(told, format!("0 {}", PEERS + 1), "each was accepted once");
+    process.line_after("ended");
+}

@@ -1,0 +1,38 @@
+//! What the kernel holds for sockets on IPv4, as `/proc/net/tcp` tells: what came and was not taken yet.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::SocketAddr;
+
+/// Connections that wait at a listener to be accepted.
+#[track_caller]
+pub fn waiting_at(listener: SocketAddr) -> usize {
+    let nobody = SocketAddr::from(([0; 4], 0));
+    *to_take(listener).get(&name(nobody)).expect("somebody listens there")
+}
+
+/// Bytes from each of these peers that came to the socket at `at` and were not received.
+pub fn unread(at: SocketAddr, peers: &[SocketAddr]) -> Vec<usize> {
+    let table = to_take(at);
+    peers.iter().map(|peer| table.get(&name(*peer)).copied().unwrap_or(0)).collect()
+}
+
+/// For each peer of the sockets at `at`, the bytes to receive or the connections to accept.
+fn to_take(at: SocketAddr) -> HashMap<String, usize> {
+    let table = fs::read_to_string("/proc/net/tcp").expect("Linux has /proc");
+    let at = name(at);
+    let entry = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (_here, peer, _state) = (words.next().filter(|here| *here == at)?, words.next()?, words.next()?);
+        let (_send, receive) = words.next()?.split_once(':')?;
+        Some((peer.to_owned(), usize::from_str_radix(receive, 16).ok()?))
+    };
+    // Beside other tests the table has thousands of lines.
+    table.lines().filter(|line| line.contains(&at)).filter_map(entry).collect()
+}
+
+/// An address as the table writes it: the four bytes as a number of this machine, then the port.
+fn name(addr: SocketAddr) -> String {
+    let SocketAddr::V4(addr) = addr else { panic!("{addr} is not in this table") };
+    format!("{:08X}:{:04X}", u32::from_ne_bytes(addr.ip().octets()), addr.port())
+}
