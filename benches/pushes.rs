@@ -63,7 +63,10 @@ fn pushes(criterion: &mut Criterion) {
     let (mut count, shard_before) = (0u64, shard_cpu());
     let mut group = criterion.benchmark_group("push");
     // In the pusher's time; the shard and the peer take several times as long.
-    group.measurement_time(Duration::from_millis(500)).warm_up_time(Duration::from_millis(100)).sample_size(10);
+    group
+        .measurement_time(Duration::from_millis(500))
+        .warm_up_time(Duration::from_millis(100))
+        .sample_size(10);
     group.bench_function("from another thread", |bencher| {
         bencher.iter_custom(|times| {
             let mut spent = Duration::ZERO;
