@@ -45,6 +45,12 @@
 //! [`ConnHandle`] reaches a connection from anywhere; [`LocalHandle`] does so on its own shard and costs less. State that is
 //! split over the shards is reached by messages: [`Shards`].
 //!
+//! # Protocols that exist
+//!
+//! [`Server::serve_stream`] hands over connections as [`Stream`]s of bytes. With the cargo feature `tokio` they are tokio's
+//! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. Where a crate
+//! wants to spawn, as hyper does for HTTP/2, [`Shard::spawn`] is the executor; the example `byte_stream` has it all.
+//!
 //! # What can be bounded
 //!
 //! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
@@ -66,11 +72,11 @@
 //!
 //! # What it does not do
 //!
-//! Yet: TLS, byte streams for existing protocol crates, metrics export, UDP. It runs on Linux only.
+//! Yet: TLS, metrics export, UDP. It runs on Linux only.
 
 pub use ringserve_server::{
-    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, DeadlineElapsed, Driver, DriverStats,
-    Error, Frame, KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox, Payload,
-    Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport,
-    Shards, Sleep, SocketOptions, Stopper, framing,
+    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, DeadlineElapsed, DrainBegins, Driver,
+    DriverStats, Error, Frame, KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox,
+    Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
+    ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, framing,
 };

@@ -9,6 +9,7 @@ pub mod child;
 pub mod client;
 pub mod lab;
 pub mod proc_net;
+pub mod streams;
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use ringserve::{Limits, Report, Running};
 pub use actor::{Actor, Shared};
 pub use client::Client;
 pub use lab::{Lab, On};
+pub use streams::Streams;
 
 /// The bound of everything that should happen at once. Long, since these tests also run beside others on
 /// machines with few cores; a test that passes does not wait for it.

@@ -15,28 +15,32 @@ use core::task::Waker;
 
 use crate::framing::{Encoding, Payload};
 use crate::outbox::Outbox;
-use crate::{Batch, ConnId, Limits, Reach};
+use crate::{Batch, CloseReason, ConnId, Limits, Reach};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
 /// of 256 completions are not needed.
 const SPARE_BATCHES_MAX: usize = 256;
 
 /// The connection is on the dirty list.
-const DIRTY: u8 = 1;
+const DIRTY: u16 = 1;
 /// User code asked to close after its replies.
-const CLOSE: u8 = 2;
+const CLOSE: u16 = 2;
 /// User code asked to abort.
-const ABORT: u8 = 4;
+const ABORT: u16 = 4;
 /// A reply could not be framed.
-const NOT_FRAMED: u8 = 8;
+const NOT_FRAMED: u16 = 8;
 /// The connection takes nothing any more.
-const GONE: u8 = 16;
+const GONE: u16 = 16;
 /// Somebody waits for the outbox to fall below its low mark.
-const AWAITED: u8 = 32;
+const AWAITED: u16 = 32;
 /// The service holds the connection open beyond the peer's FIN.
-const HELD_OPEN: u8 = 64;
+const HELD_OPEN: u16 = 64;
 /// Other threads may look at its [`Reach`].
-const REACHED: u8 = 128;
+const REACHED: u16 = 128;
+/// User code has written its last byte: FIN follows what is queued.
+const WRITING_ENDED: u16 = 256;
+/// Frames are handed out even while the outbox is over its high mark.
+const READS_ON: u16 = 512;
 
 /// What the connections of one shard share.
 pub struct Local {
@@ -122,7 +126,7 @@ pub struct Link {
     /// Bytes with the kernel.
     in_flight: Cell<u32>,
     listener: u16,
-    flags: Cell<u8>,
+    flags: Cell<u16>,
     extra: Cell<Option<Box<Extra>>>,
 }
 
@@ -132,6 +136,8 @@ struct Extra {
     /// Woken when the outbox falls below its low mark.
     ready: Option<Waker>,
     reach: Option<Arc<Reach>>,
+    /// Why user code closes or aborts it, if it says more than that.
+    reason: Option<CloseReason>,
 }
 
 impl Link {
@@ -191,7 +197,7 @@ impl Link {
 
     #[inline]
     fn append(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
-        if self.has(GONE) {
+        if self.has(GONE | WRITING_ENDED) {
             return;
         }
         let mut pending = self.pending.borrow_mut();
@@ -223,6 +229,61 @@ impl Link {
         self.mark_dirty();
     }
 
+    /// Closes after what is queued has left, because user code failed.
+    pub fn fail(&self) {
+        self.with_extra(|extra| extra.reason = Some(CloseReason::HandlerError));
+        self.close();
+    }
+
+    /// Resets the connection, because user code panicked.
+    pub fn panicked(&self) {
+        self.with_extra(|extra| extra.reason = Some(CloseReason::HandlerPanicked));
+        self.abort();
+    }
+
+    /// Why user code ends it, where `otherwise` does not say it all.
+    pub(crate) fn end_reason(&self, otherwise: CloseReason) -> CloseReason {
+        let extra = self.extra.take();
+        let reason = extra.as_ref().and_then(|extra| extra.reason);
+        self.extra.set(extra);
+        reason.unwrap_or(otherwise)
+    }
+
+    /// Sends FIN after what is queued, and takes nothing more to send. Receiving goes on.
+    pub fn end_writing(&self) {
+        self.set(WRITING_ENDED);
+        self.mark_dirty();
+    }
+
+    /// True once nothing more is taken to be sent.
+    #[inline]
+    pub fn writing_ended(&self) -> bool {
+        self.has(WRITING_ENDED | GONE)
+    }
+
+    /// True if FIN follows what is queued, and receiving goes on.
+    #[inline]
+    pub(crate) fn half_closes(&self) -> bool {
+        self.has(WRITING_ENDED)
+    }
+
+    /// Has frames handed out even while the outbox is over its high mark: for a service that reads and writes
+    /// independently, and stops writing by itself ([`is_full`](Link::is_full)).
+    pub fn read_on(&self) {
+        self.set(READS_ON);
+    }
+
+    /// True if no frame is handed out before the outbox has fallen.
+    #[inline]
+    pub(crate) fn holds_back(&self) -> bool {
+        self.is_full() && !self.has(READS_ON)
+    }
+
+    /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
+    pub fn outbox_room(&self) -> usize {
+        (self.local.outbox_bytes_high + 1).saturating_sub(self.outbox_bytes())
+    }
+
     /// Bytes queued or with the kernel.
     #[inline]
     pub fn outbox_bytes(&self) -> usize {
@@ -246,9 +307,10 @@ impl Link {
         self.mark_dirty();
     }
 
+    /// True if something waits for the end of what is being sent: a handler, or FIN.
     #[inline]
     pub(crate) fn is_awaited(&self) -> bool {
-        self.has(AWAITED)
+        self.has(AWAITED | WRITING_ENDED)
     }
 
     /// True if other threads find it full, and nothing but the end of what is in flight lets them push again.
@@ -388,17 +450,17 @@ impl Link {
     }
 
     #[inline]
-    fn has(&self, flag: u8) -> bool {
+    fn has(&self, flag: u16) -> bool {
         self.flags.get() & flag != 0
     }
 
     #[inline]
-    fn clear(&self, flag: u8) {
+    fn clear(&self, flag: u16) {
         self.flags.set(self.flags.get() & !flag);
     }
 
     #[inline]
-    fn set(&self, flag: u8) {
+    fn set(&self, flag: u16) {
         self.flags.set(self.flags.get() | flag);
     }
 }

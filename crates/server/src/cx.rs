@@ -34,6 +34,10 @@ impl<'a, S: 'static> Cx<'a, S> {
         Cx { block, shard }
     }
 
+    pub(crate) fn block(&self) -> &'a Rc<Block<S>> {
+        self.block
+    }
+
     /// Queues one frame, encoded by the server's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent,
     /// not copied. A payload the framing cannot express closes the connection
     /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).

@@ -15,6 +15,7 @@ mod service;
 mod shard;
 mod shards;
 mod socket_options;
+mod stream;
 mod tasks;
 mod timers;
 
@@ -32,9 +33,10 @@ pub use ringserve_buf::Counts as BufferCounts;
 pub use running::{Report, Running, ShardReport, Stopper};
 pub use server::Server;
 pub use service::{MakeService, Refusal, Service};
-pub use shard::Shard;
+pub use shard::{DrainBegins, Shard};
 pub use shards::{SendError, Shards};
 pub use socket_options::{KeepAlive, OptionError, SocketOptions};
+pub use stream::{Stream, StreamResult};
 pub use timers::{DeadlineElapsed, Sleep};
 
 /// Runs a shard over a driver of the caller's. For benchmarks and tests of this workspace, not for users.

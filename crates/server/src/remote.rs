@@ -183,6 +183,11 @@ impl Remote {
         self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
+    /// True if something came since [`wake_up`](Remote::wake_up).
+    pub(crate) fn is_notified(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == NOTIFIED
+    }
+
     /// Swaps what came since the last call with `post`, which must be empty. What comes after is noticed by
     /// [`fall_asleep`](Remote::fall_asleep).
     pub(crate) fn wake_up(&self, post: &mut Post) {

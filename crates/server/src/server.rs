@@ -26,6 +26,7 @@ use crate::running::{Running, ShardEnd};
 use crate::service::MakeService;
 use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
 use crate::socket_options::SocketOptions;
+use crate::stream::{Stream, StreamResult, Streams};
 use crate::tasks::calls;
 
 /// Shards at most: beyond, something is wrong with the number.
@@ -81,6 +82,63 @@ impl Server<Raw> {
             incremental: false,
             admit: None,
         }
+    }
+
+    /// Serves streams of bytes instead of frames, and waits as [`serve`](Server::serve) does. `factory` is called on each
+    /// shard's thread and makes what is called for each connection there, whose future runs on that shard and need not
+    /// be `Send`.
+    ///
+    /// All [`Limits`] apply but [`Limits::handler`] and [`Limits::calls_in_flight_max`]: how long a stream may take is its
+    /// own affair. To [`Limits::first_frame`] the first byte counts. A panic resets its connection alone.
+    ///
+    /// ```no_run
+    /// use ringserve_server::{Server, Stream};
+    ///
+    /// # fn main() -> Result<(), ringserve_server::Error> {
+    /// Server::bind("127.0.0.1:7000").serve_stream(|_shard| async |mut stream: Stream| {
+    ///     while let Some(bytes) = stream.read_frame().await? {
+    ///         stream.queue(bytes);
+    ///         stream.ready().await?;
+    ///     }
+    ///     std::io::Result::Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`serve`](Server::serve).
+    pub fn serve_stream<H, R>(
+        self,
+        factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
+    ) -> Result<(), Error>
+    where
+        H: AsyncFn(Stream) -> R + 'static,
+        R: StreamResult + 'static,
+    {
+        self.for_streams().serve(move |shard| Streams::new(shard, factory(shard)))
+    }
+
+    /// Starts a server of streams on threads of its own. See [`serve_stream`](Server::serve_stream) and
+    /// [`start`](Server::start).
+    ///
+    /// # Errors
+    /// Those of [`start`](Server::start).
+    pub fn start_stream<H, R>(
+        self,
+        factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
+    ) -> Result<Running, Error>
+    where
+        H: AsyncFn(Stream) -> R + 'static,
+        R: StreamResult + 'static,
+    {
+        self.for_streams().start(move |shard| Streams::new(shard, factory(shard)))
+    }
+
+    /// A call waits here as long as its bytes are unread, which may be for ever, and keeps their order.
+    fn for_streams(mut self) -> Server<Raw> {
+        self.limits.handler = None;
+        self.limits.calls_in_flight_max = 1;
+        self
     }
 }
 

@@ -71,6 +71,12 @@ pub(crate) const SERVERS: &[Server] = &[
         run: Run::Itself(product::raw_on_epoll),
     },
     Server {
+        name: "ringserve-stream",
+        args: &["serve", "ringserve-stream"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(product::stream),
+    },
+    Server {
         name: "ringserve-lines",
         args: &["serve", "ringserve-lines"],
         speaks: Speaks::Lines,

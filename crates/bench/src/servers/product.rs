@@ -5,7 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use ringserve::framing::{Framing, Lines, Raw};
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::{Cx, Driver, Frame, Running, Server, Service, Stream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::announce;
 
@@ -38,7 +39,28 @@ pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
 
 fn serve(address: SocketAddr, framing: impl Framing + Clone + Send, driver: Driver) -> io::Result<()> {
     let server = Server::bind(address).framing(framing).driver(driver).shards(1).pin(false);
-    let running = server.start(|_shard| Echo).map_err(io::Error::other)?;
+    wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
+}
+
+/// Echoes on io_uring, through a stream: read and written by copying, with tokio's traits.
+pub(crate) fn stream(address: SocketAddr) -> io::Result<()> {
+    let server = Server::bind(address).driver(Driver::IoUring).shards(1).pin(false);
+    let running = server.start_stream(|_shard| {
+        async |mut stream: Stream| {
+            let mut buf = [0; 4096];
+            loop {
+                let len = stream.read(&mut buf).await?;
+                if len == 0 {
+                    return io::Result::Ok(());
+                }
+                AsyncWriteExt::write_all(&mut stream, &buf[..len]).await?;
+            }
+        }
+    });
+    wait(running.map_err(io::Error::other)?)
+}
+
+fn wait(running: Running) -> io::Result<()> {
     announce(running.local_addrs()[0])?;
     running.wait().map(|_| ()).map_err(io::Error::other)
 }

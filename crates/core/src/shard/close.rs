@@ -66,6 +66,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn begin_closing(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = conn.block.take() else { return };
+        // What waits for room may be a task, which is not dropped with the connection.
+        if let Some(waker) = block.link.take_ready() {
+            waker.wake();
+        }
         block.link.end();
         conn.state = State::Closing;
         let handler = conn.has_handler().then_some(conn.handler);
@@ -110,7 +114,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn shut_down(&mut self, id: ConnId) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.shutting = false;
-        self.advance_close(id);
+        if conn.state == State::Closing {
+            self.advance_close(id);
+        }
     }
 
     pub(super) fn closed(&mut self, id: ConnId) {

@@ -61,7 +61,7 @@ pub enum Event<S> {
     /// The peer sent nothing for [`Limits::heartbeat`]: let the service ask for a sign of life.
     Heartbeat(ConnId),
     /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
-    /// ([`Link::hold_open`]): tell it.
+    /// ([`Link::hold_open`](crate::Link::hold_open)): tell it.
     InputEnded(ConnId),
     /// This shard's table is full, another one's is not: pass the socket on to it. Comes only after
     /// [`Shard::set_room_elsewhere`].

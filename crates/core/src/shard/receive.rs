@@ -74,7 +74,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             if !conn.is_open() || block.link.close_asked() || block.link.abort_asked() {
                 return self.no_frame();
             }
-            conn.held_back |= block.link.is_full();
+            conn.held_back |= block.link.holds_back();
             if !conn.takes_frames() || self.frames_left == 0 {
                 self.send_awaited |= conn.held_back && conn.sending;
                 return self.settle(id);

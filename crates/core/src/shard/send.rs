@@ -39,7 +39,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn obey(&mut self, id: ConnId, over_max: bool) {
         let Some(link) = self.conns.get(id).and_then(|conn| conn.link()) else { return };
         if link.abort_asked() {
-            self.abort(id, CloseReason::Aborted);
+            self.abort(id, link.end_reason(CloseReason::Aborted));
         } else if over_max {
             self.abort(id, CloseReason::OutboxFull);
         } else if link.not_framed() {
@@ -47,7 +47,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         } else if link.close_asked() {
             // Where it was the peer who ended first, and the service only held the connection open.
             let told = self.conns.get(id).is_some_and(|conn| conn.input_end_told);
-            self.finish(id, if told { CloseReason::PeerClosed } else { CloseReason::Closed });
+            let reason = if told { CloseReason::PeerClosed } else { CloseReason::Closed };
+            self.finish(id, link.end_reason(reason));
         }
     }
 
@@ -61,10 +62,27 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             self.send_awaited = true;
             return;
         }
-        let Some(batch) = conn.block.as_ref().and_then(|block| block.link.take_pending()) else { return };
+        let Some(block) = &conn.block else { return };
+        let Some(batch) = block.link.take_pending() else {
+            if block.link.half_closes() {
+                self.end_writing(id);
+            }
+            return;
+        };
         self.counters.sends += 1;
         self.observer.sending(self.now, id, batch.len());
         self.send(id, batch);
+    }
+
+    /// Everything has left, and nothing more will be sent: FIN, while receiving goes on.
+    #[cold]
+    fn end_writing(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if conn.is_open() && !conn.shut {
+            conn.shut = true;
+            conn.shutting = true;
+            self.ops.push(Op::Shutdown { id });
+        }
     }
 
     #[inline]

@@ -1,10 +1,10 @@
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::LocalTasks;
+use super::{DrainBegins, Draining, LocalTasks};
 use crate::remote::Remote;
 use crate::timers::{DeadlineElapsed, Sleep, Timers, deadline};
 
@@ -22,19 +22,20 @@ struct Inner {
     timers: Timers,
     remote: Arc<Remote>,
     mailboxes: RefCell<Vec<Box<dyn FnMut()>>>,
-    draining: Cell<bool>,
+    draining: Draining,
 }
 
 impl Shard {
     pub(crate) fn new(index: usize, count: usize, remote: Arc<Remote>) -> Shard {
+        let timers = Timers::new();
         let inner = Inner {
             index,
             count,
-            tasks: LocalTasks::new(remote.clone()),
-            timers: Timers::new(),
+            tasks: LocalTasks::new(remote.clone(), timers.clone()),
+            timers,
             remote,
             mailboxes: RefCell::default(),
-            draining: Cell::new(false),
+            draining: Draining::default(),
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -52,7 +53,7 @@ impl Shard {
     /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
     /// `Rc`s with the service. A panic in it ends it alone.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        self.inner.tasks.spawn(Box::pin(future));
+        let _named = self.inner.tasks.spawn(Box::pin(future));
     }
 
     /// Waits for so long, up to about a millisecond longer and never shorter.
@@ -71,11 +72,17 @@ impl Shard {
 
     /// True once the server shuts down.
     pub fn is_draining(&self) -> bool {
-        self.inner.draining.get()
+        self.inner.draining.has_begun()
+    }
+
+    /// Waits until the server shuts down; at once if it does already. For tasks and [streams](crate::Stream) that have to
+    /// say goodbye: a drain waits for what is owed, up to [`Limits::drain`](crate::Limits::drain).
+    pub fn drain_begins(&self) -> DrainBegins {
+        self.inner.draining.wait()
     }
 
     pub(crate) fn set_draining(&self) {
-        self.inner.draining.set(true);
+        self.inner.draining.begin();
     }
 
     pub(crate) fn remote(&self) -> &Arc<Remote> {

@@ -1,6 +1,7 @@
 //! One shard at work: driver, state machine and user code, going round.
 
 mod context;
+mod draining;
 mod local_tasks;
 mod run_on;
 
@@ -25,7 +26,9 @@ use crate::service::Service;
 use crate::tasks::{Job, Resumed, Tasks};
 
 pub use context::Shard;
-pub(crate) use local_tasks::{LocalTasks, SPAWNED};
+pub use draining::DrainBegins;
+pub(crate) use draining::Draining;
+pub(crate) use local_tasks::{LocalTasks, SPAWNED, TaskId};
 pub use run_on::run_on;
 
 /// Decides at accept, before anything is kept for a connection.
@@ -33,6 +36,11 @@ pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
 /// Free receive buffers beyond these are given back to the system when the shard has nothing to do.
 const SPARE_BUFFERS: usize = 4 * ringserve_buf::CHUNK_BUFFERS;
+
+/// How often a turn polls those who were woken, by others of the same turn as a rule: one task hands its result to
+/// another, which sends it. Four, since HTTP/2 with a task for each request needs two, and a task that wakes itself without
+/// end must not keep the shard from its sockets.
+const WAKE_ROUNDS: usize = 4;
 
 /// What a shard needs to start.
 pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
@@ -179,6 +187,15 @@ where
             }
         }
         self.run_woken();
+        for _ in 1..WAKE_ROUNDS {
+            if !self.remote.is_notified() {
+                break;
+            }
+            self.remote.wake_up(&mut self.post);
+            self.obey();
+            self.read_mail();
+            self.run_woken();
+        }
         self.core.end_turn();
         self.work_off();
         if !self.core.take_send_awaited() {

@@ -1,0 +1,119 @@
+//! Who waits for the server's shutdown.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// Whether a shard drains, and whom to tell. Clones are handles on the same.
+#[derive(Clone, Default)]
+pub(crate) struct Draining {
+    inner: Rc<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    begun: Cell<bool>,
+    waiters: RefCell<Waiters>,
+}
+
+#[derive(Default)]
+struct Waiters {
+    /// By number; `None` if the number is free.
+    wakers: Vec<Option<Waker>>,
+    free: Vec<u32>,
+}
+
+impl Draining {
+    pub(crate) fn has_begun(&self) -> bool {
+        self.inner.begun.get()
+    }
+
+    /// Wakes everybody who waits for it.
+    pub(crate) fn begin(&self) {
+        self.inner.begun.set(true);
+        let mut number = 0;
+        loop {
+            // One after the other: a waker is anybody's code.
+            let waker = match self.inner.waiters.borrow().wakers.get(number) {
+                Some(waker) => waker.clone(),
+                None => return,
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            number += 1;
+        }
+    }
+
+    pub(crate) fn wait(&self) -> DrainBegins {
+        DrainBegins { draining: self.clone(), number: None }
+    }
+}
+
+/// Waits until the server shuts down. See [`Shard::drain_begins`](crate::Shard::drain_begins).
+#[must_use = "a future does nothing until it is awaited"]
+pub struct DrainBegins {
+    draining: Draining,
+    number: Option<u32>,
+}
+
+impl Future for DrainBegins {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.draining.has_begun() {
+            return Poll::Ready(());
+        }
+        let waker = Some(task.waker().clone());
+        let mut borrowed = this.draining.inner.waiters.borrow_mut();
+        let waiters = &mut *borrowed;
+        let number = *this.number.get_or_insert_with(|| {
+            waiters.free.pop().unwrap_or_else(|| {
+                waiters.wakers.push(None);
+                waiters.wakers.len() as u32 - 1
+            })
+        });
+        let old = std::mem::replace(&mut waiters.wakers[number as usize], waker);
+        drop(borrowed);
+        drop(old);
+        Poll::Pending
+    }
+}
+
+impl Drop for DrainBegins {
+    fn drop(&mut self) {
+        let Some(number) = self.number else { return };
+        let mut waiters = self.draining.inner.waiters.borrow_mut();
+        waiters.free.push(number);
+        let waker = waiters.wakers[number as usize].take();
+        drop(waiters);
+        drop(waker);
+    }
+}
+
+impl fmt::Debug for DrainBegins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DrainBegins({})", self.draining.has_begun())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_wait_leaves_nothing_and_its_number_is_used_again() {
+        let draining = Draining::default();
+        for _ in 0..3 {
+            let mut wait = draining.wait();
+            assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        assert_eq!(draining.inner.waiters.borrow().wakers.len(), 1);
+        let mut wait = draining.wait();
+        draining.begin();
+        assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
+}

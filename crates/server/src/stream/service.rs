@@ -1,0 +1,132 @@
+//! The service beneath a stream.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::rc::Rc;
+
+use ringserve_core::{Block, CloseReason, Frame};
+use tracing::warn;
+
+use super::Stream;
+use super::ended::StreamResult;
+use super::session::Session;
+use crate::cx::Cx;
+use crate::log::LineLimit;
+use crate::service::{Refusal, Service};
+use crate::shard::Shard;
+
+/// Runs `handler` for each connection of a shard.
+pub(crate) struct Streams<H> {
+    handler: Rc<Handler<H>>,
+    shard: Shard,
+}
+
+struct Handler<H> {
+    handler: H,
+    errors: RefCell<LineLimit>,
+}
+
+impl<H> Streams<H> {
+    pub(crate) fn new(shard: &Shard, handler: H) -> Streams<H> {
+        let handler = Handler { handler, errors: RefCell::default() };
+        Streams { handler: Rc::new(handler), shard: shard.clone() }
+    }
+
+    /// Has the reader read, if it waits: here and now if it is the connection's own task, as it mostly is.
+    fn run_reader(&self, session: &Session) {
+        if !session.take_reader_waits() {
+            return;
+        }
+        let (tasks, task) = (self.shard.tasks(), session.task.get());
+        let reader =
+            session.foreign_reader(|reader| task.is_some_and(|task| tasks.is_waker_of(reader, task)));
+        match (reader, task) {
+            (Some(reader), _) => reader.wake(),
+            (None, Some(task)) => tasks.poll(task),
+            (None, None) => {}
+        }
+    }
+}
+
+impl<H, R> Service for Streams<H>
+where
+    H: AsyncFn(Stream) -> R + 'static,
+    R: StreamResult + 'static,
+{
+    type Session = Session;
+    type Error = Infallible;
+
+    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+        let block = cx.block();
+        block.link.hold_open();
+        block.link.read_on();
+        let future = run(self.handler.clone(), block.clone(), self.shard.clone());
+        block.session.task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
+        Ok(())
+    }
+
+    async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Infallible> {
+        let session = cx.session();
+        session.put(frame.into_lease());
+        self.run_reader(session);
+        let mut first = true;
+        poll_fn(|task| {
+            let all_read = session.poll_all_read(task);
+            if all_read.is_pending() && std::mem::take(&mut first) {
+                session.spill();
+            }
+            all_read
+        })
+        .await;
+        Ok(())
+    }
+
+    fn input_ended(&self, cx: &Cx<'_, Session>) {
+        cx.session().end_input();
+        self.run_reader(cx.session());
+    }
+
+    fn close(&self, session: &Session, reason: CloseReason) {
+        session.set_ended(reason);
+        let task = session.task.take();
+        if let Some(task) = task {
+            // A last look, which shows it the error.
+            self.shard.tasks().poll(task);
+            self.shard.tasks().abort(task);
+        }
+        if session.take_reader_waits()
+            && let Some(reader) = session.foreign_reader(|_| false)
+        {
+            reader.wake();
+        }
+    }
+}
+
+async fn run<H, R>(handler: Rc<Handler<H>>, block: Rc<Block<Session>>, shard: Shard)
+where
+    H: AsyncFn(Stream) -> R,
+    R: StreamResult,
+{
+    let panics = Panics(block.clone());
+    let stream = Stream::new(block, shard.clone());
+    let result = (handler.handler)(stream).await;
+    if let Some(error) = result.error() {
+        if handler.errors.borrow_mut().allows(shard.timers().now()) {
+            let id = panics.0.link.id();
+            warn!(shard = shard.index(), %id, %error, "stream failed, connection closed");
+        }
+        panics.0.link.fail();
+    }
+}
+
+/// Resets the connection if its future panics.
+struct Panics(Rc<Block<Session>>);
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.link.panicked();
+        }
+    }
+}

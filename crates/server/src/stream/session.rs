@@ -1,0 +1,178 @@
+//! What a stream and its service share of a connection.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::task::{Context, Poll, Waker};
+
+use ringserve_buf::Lease;
+use ringserve_core::CloseReason;
+
+use crate::shard::TaskId;
+
+/// A lease that is kept beyond the turn pins its buffer. One of at least so many bytes which are at least so great a part
+/// of its buffer may; the rest of others is copied. As for replies, which are lent or copied by the same rule.
+const KEPT_BYTES_MIN: usize = 4096;
+const KEPT_SHARE_MIN: usize = 4;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Session {
+    /// What was received last and not read yet.
+    unread: Cell<Lease>,
+    /// Woken when there is something to read. Kept after that, since it is mostly the same one again.
+    reader: RefCell<Option<Waker>>,
+    /// True while the reader waits.
+    reader_waits: Cell<bool>,
+    /// The peer sent its last byte.
+    input_ended: Cell<bool>,
+    /// The call that waits until everything is read.
+    call: Cell<Option<Waker>>,
+    /// The connection's future.
+    pub(super) task: Cell<Option<TaskId>>,
+    /// Why the connection ended.
+    ended: Cell<Option<CloseReason>>,
+}
+
+impl Session {
+    /// Ready if there are bytes, or none will come.
+    pub(super) fn poll_readable(&self, waker: &Waker) -> Poll<io::Result<()>> {
+        if self.has_unread() {
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(reason) = self.ended.get() {
+            return Poll::Ready(self.end(reason));
+        }
+        if self.input_ended.get() {
+            return Poll::Ready(Ok(()));
+        }
+        self.reader_waits.set(true);
+        let known = self.reader.borrow().as_ref().is_some_and(|reader| reader.will_wake(waker));
+        if !known {
+            // Cloning and dropping a waker may run others' code: outside.
+            let waker = waker.clone();
+            let old = self.reader.borrow_mut().replace(waker);
+            drop(old);
+        }
+        Poll::Pending
+    }
+
+    fn end(&self, reason: CloseReason) -> io::Result<()> {
+        let kind = match reason {
+            CloseReason::PeerReset => io::ErrorKind::ConnectionReset,
+            CloseReason::System(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            CloseReason::FirstFrameTimeout
+            | CloseReason::IdleTimeout
+            | CloseReason::WriteStalled
+            | CloseReason::HeartbeatLost
+            | CloseReason::DrainTimeout => io::ErrorKind::TimedOut,
+            // The end of the input was there to be read before.
+            _ if self.input_ended.get() => return Ok(()),
+            _ => io::ErrorKind::ConnectionAborted,
+        };
+        Err(io::Error::new(kind, reason.name()))
+    }
+
+    fn has_unread(&self) -> bool {
+        let unread = self.unread.take();
+        let has = !unread.is_empty();
+        self.unread.set(unread);
+        has
+    }
+
+    /// All that is there.
+    pub(super) fn take_unread(&self) -> Lease {
+        let unread = self.unread.take();
+        self.all_read();
+        unread
+    }
+
+    /// Gives what is there to `read`, which says how many bytes it took.
+    #[cfg(feature = "tokio")]
+    pub(super) fn read_with(&self, read: impl FnOnce(&[u8]) -> usize) {
+        let mut unread = self.unread.take();
+        unread.advance(read(&unread));
+        if unread.is_empty() {
+            drop(unread);
+            self.all_read();
+        } else {
+            self.unread.set(unread);
+        }
+    }
+
+    fn all_read(&self) {
+        if let Some(call) = self.call.take() {
+            call.wake();
+        }
+    }
+
+    /// More bytes arrived; everything before them was read.
+    pub(super) fn put(&self, lease: Lease) {
+        debug_assert!(!self.has_unread(), "a frame came before the last one was read");
+        self.unread.set(lease);
+    }
+
+    /// The reader is not done with what is there: it shall not pin more than it should.
+    pub(super) fn spill(&self) {
+        let unread = self.unread.take();
+        let pinned = unread.pinned_bytes();
+        let small = unread.len() < KEPT_BYTES_MIN || unread.len() * KEPT_SHARE_MIN < pinned;
+        let copies = unread.is_pooled() && small;
+        self.unread.set(if copies { Lease::copy_of(&unread) } else { unread });
+    }
+
+    /// Ready when everything was read.
+    pub(super) fn poll_all_read(&self, task: &mut Context<'_>) -> Poll<()> {
+        if !self.has_unread() {
+            return Poll::Ready(());
+        }
+        self.call.set(Some(task.waker().clone()));
+        Poll::Pending
+    }
+
+    pub(super) fn end_input(&self) {
+        self.input_ended.set(true);
+    }
+
+    /// The connection is gone, and what was not read with it.
+    pub(super) fn set_ended(&self, reason: CloseReason) {
+        self.ended.set(Some(reason));
+        drop(self.unread.take());
+        drop(self.call.take());
+    }
+
+    /// True if the reader waited; then it is to be woken.
+    pub(super) fn take_reader_waits(&self) -> bool {
+        self.reader_waits.replace(false)
+    }
+
+    /// The reader's waker, if `is_task` does not say that it is the connection's own task.
+    pub(super) fn foreign_reader(&self, is_task: impl FnOnce(&Waker) -> bool) -> Option<Waker> {
+        let mut reader = self.reader.borrow_mut();
+        reader.take_if(|reader| !is_task(reader))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_stream_costs_little_beside_its_future() {
+        assert!(size_of::<Session>() <= 120, "{}", size_of::<Session>());
+    }
+
+    #[test]
+    fn a_small_rest_is_copied_and_a_large_one_kept() {
+        use ringserve_buf::{Pool, PoolConfig};
+        let config = PoolConfig { buffer_bytes: 16 << 10, buffers_max: 64, poison: false };
+        let (pool, mut side) = Pool::new(config).unwrap();
+        for (bytes, kept) in [(4095, 0), (4096, 1), (16 << 10, 1)] {
+            let id = side.lend().unwrap();
+            let session = Session::default();
+            session.put(side.received(id, bytes, true));
+            session.spill();
+            assert_eq!(pool.counts().leased, kept, "{bytes} bytes");
+            assert_eq!(session.take_unread().len(), bytes);
+        }
+    }
+}

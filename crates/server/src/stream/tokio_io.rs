@@ -1,0 +1,69 @@
+//! tokio's traits.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Stream;
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let session = &self.block.session;
+        session.poll_readable(task.waker()).map_ok(|()| {
+            session.read_with(|bytes| {
+                let len = bytes.len().min(buf.remaining());
+                buf.put_slice(&bytes[..len]);
+                len
+            });
+        })
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_put(task, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_room(task).map_ok(|room| {
+            let mut left = room;
+            for piece in pieces {
+                let len = piece.len().min(left);
+                self.block.link.write(&piece[..len]);
+                left -= len;
+                if left == 0 {
+                    break;
+                }
+            }
+            room - left
+        })
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Ready at once: what was written leaves at the end of the turn.
+    fn poll_flush(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ready at once: FIN leaves after what was written.
+    fn poll_shutdown(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.end_writing();
+        Poll::Ready(Ok(()))
+    }
+}

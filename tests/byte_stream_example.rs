@@ -1,0 +1,113 @@
+//! The example `byte_stream`, started as its head says, and driven by curl, or by a socket where there is none.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+
+use common::client::End;
+use common::{Client, SOON, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+struct Example {
+    child: Child,
+    addr: SocketAddr,
+}
+
+impl Example {
+    fn start(args: &[&str]) -> Example {
+        let mut child = Command::new(env!("CARGO"))
+            .args([
+                "run",
+                "--quiet",
+                "--example",
+                "byte_stream",
+                "--",
+                "--listen",
+                "127.0.0.1:0",
+                "--shards",
+                "1",
+            ])
+            .args(args)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env("NO_COLOR", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("cargo runs");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let addr = loop {
+            let line = lines.next().expect("it says where it listens").unwrap();
+            if let Some((_, rest)) = line.split_once("listening on ") {
+                break rest.split(' ').next().unwrap().parse().unwrap();
+            }
+        };
+        // It must not block on its log.
+        thread::spawn(move || lines.for_each(drop));
+        Example { child, addr }
+    }
+
+    fn stop(mut self) -> ExitStatus {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let mut status = None;
+        eventually("it ends", SOON, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What curl prints, or `None` if it is not installed.
+fn curl(args: &[&str]) -> Option<String> {
+    let done =
+        Command::new("curl").args(["--silent", "--show-error", "--max-time", "20"]).args(args).output();
+    let done = done.ok()?;
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some(String::from_utf8(done.stdout).unwrap())
+}
+
+#[test]
+fn it_speaks_http_1() {
+    let example = Example::start(&[]);
+    let url = format!("http://{}/there", example.addr);
+    if let Some(text) = curl(&[&url]) {
+        assert_eq!(text, "GET /there\n");
+        assert_eq!(curl(&[&url, "-d", "hello"]).unwrap(), "hello");
+    }
+    let mut client = Client::connect(example.addr);
+    client.write(b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello");
+    let (bytes, end) = client.read_to_end();
+    let text = String::from_utf8(bytes).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("hello"), "{text}");
+    assert_eq!(end, End::Fin);
+    // One that keeps its connection does not keep the server.
+    let _idle = Client::connect(example.addr);
+    assert!(example.stop().success());
+}
+
+#[test]
+fn it_speaks_http_2() {
+    let example = Example::start(&["--http2"]);
+    let url = format!("http://{}/there", example.addr);
+    // One request for each run: curl before 8.0 fails with prior knowledge on a connection that it uses again.
+    if let Some(text) = curl(&["--http2-prior-knowledge", &url]) {
+        assert_eq!(text, "GET /there\n");
+        assert_eq!(curl(&["--http2-prior-knowledge", &url, "-d", "hello"]).unwrap(), "hello");
+    }
+    let mut client = Client::connect(example.addr);
+    client.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    // The first frame of a server is SETTINGS, on stream 0.
+    let head = client.read(9);
+    assert_eq!((head[3], &head[5..]), (4, &[0; 4][..]));
+    drop(client);
+    assert!(example.stop().success());
+}

@@ -1,0 +1,71 @@
+//! Reading and writing a stream allocates nothing.
+//!
+//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
+//! while it is counted either.
+
+mod common;
+
+use std::alloc::System;
+use std::io::{Read, Write};
+
+use common::{Streams, no_time_limits};
+use ringserve::Stream;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const WARM_UP: usize = 1_000;
+const ROUNDS: usize = 20_000;
+
+#[test]
+fn a_read_and_a_write_allocate_nothing() {
+    let copies = Streams::start(no_time_limits(), |_| {
+        async |mut stream: Stream| {
+            let mut buf = [0; 4096];
+            loop {
+                let len = stream.read(&mut buf).await.unwrap();
+                if len == 0 {
+                    return;
+                }
+                AsyncWriteExt::write_all(&mut stream, &buf[..len]).await.unwrap();
+                stream.flush().await.unwrap();
+            }
+        }
+    });
+    counts("copied, 64 bytes", &copies, 64);
+    counts("copied, 16 KiB", &copies, 16 << 10);
+    copies.finish();
+    let lends = Streams::start(no_time_limits(), |_| {
+        async |mut stream: Stream| {
+            while let Some(frame) = stream.read_frame().await.unwrap() {
+                stream.queue(frame);
+                stream.ready().await.unwrap();
+            }
+        }
+    });
+    counts("frames, 64 bytes", &lends, 64);
+    counts("frames, 16 KiB", &lends, 16 << 10);
+    lends.finish();
+}
+
+fn counts(what: &str, server: &Streams, len: usize) {
+    let mut client = server.client();
+    let bytes = vec![7; len];
+    let mut back = vec![0; len];
+    let mut echo = |rounds: usize| {
+        for _ in 0..rounds {
+            client.stream.write_all(&bytes).unwrap();
+            client.stream.read_exact(&mut back).unwrap();
+        }
+    };
+    echo(WARM_UP);
+    let region = Region::new(ALLOCATOR);
+    echo(ROUNDS);
+    let change = region.change();
+    let (made, grown) = (change.allocations, change.reallocations);
+    assert_eq!((made, grown), (0, 0), "{what}: allocations and reallocations in {ROUNDS} rounds");
+    drop(client);
+    server.holds(0);
+}
