@@ -52,7 +52,7 @@ impl ConnHandle {
             return Err(PushError::Gone);
         }
         let payload = payload.into();
-        let bytes = payload.len();
+        let bytes = Mail::bytes_of(&payload);
         if !self.reach.announce(bytes) {
             return Err(PushError::Full);
         }

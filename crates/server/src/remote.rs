@@ -61,6 +61,13 @@ pub(crate) enum Mail {
     Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
 }
 
+impl Mail {
+    /// What a push counts as on its way: the entry too, so that empty ones are bounded as well.
+    pub(crate) fn bytes_of(payload: &Bytes) -> usize {
+        payload.len() + size_of::<Mail>()
+    }
+}
+
 /// What came for a shard since it last looked.
 #[derive(Default)]
 pub(crate) struct Post {

@@ -246,7 +246,7 @@ where
                     if let Some(block) = self.core.block(id) {
                         block.link.reply(Payload::Bytes(&payload));
                     }
-                    reach.arrived(payload.len());
+                    reach.arrived(Mail::bytes_of(&payload));
                 }
                 Mail::Close { id } => {
                     if let Some(block) = self.core.block(id) {
