@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     let (keyer, shards) = (Keyer::default(), Shards::<Message>::new());
     let service = move |shard: &Shard| {
         let place = Place { index: shard.index(), shards: shard.count() };
-        let node = Rc::new(Node::new(place, keyer.clone(), value_bytes_max, shards.clone()));
+        let node = Rc::new(Node::new(place, keyer, value_bytes_max, shards.clone()));
         let here = node.clone();
         shards.join(shard, move |from, message| here.receive(from, message));
         if place.shards > 1 {

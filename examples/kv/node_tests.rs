@@ -39,7 +39,7 @@ impl Lab {
         let (keyer, way) = (Keyer::default(), Way::default());
         let node = |index| {
             let line = Line { from: index, way: way.clone(), room };
-            Node::new(Place { index, shards }, keyer.clone(), 1 << 20, line)
+            Node::new(Place { index, shards }, keyer, 1 << 20, line)
         };
         Lab { nodes: (0..shards).map(node).collect(), way }
     }

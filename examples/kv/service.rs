@@ -54,13 +54,18 @@ impl Service for Kv {
         Ok(())
     }
 
-    async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Infallible> {
-        let left = self.start(cx, &frame);
-        if !matches!(left, Left::Nothing) {
-            // Boxed, so that the usual call does not carry its room about.
-            Box::pin(self.finish(cx, &frame, left)).await;
+    // Not an async function: what is answered at once is answered before there is a future to carry the frame into.
+    fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> impl Future<Output = Result<(), Infallible>> {
+        let rest = match self.start(cx, &frame) {
+            Left::Nothing => None,
+            left => Some(Box::pin(self.finish(cx, frame, left))),
+        };
+        async move {
+            if let Some(rest) = rest {
+                rest.await;
+            }
+            Ok(())
         }
-        Ok(())
     }
 
     fn malformed(&self, cx: &Cx<'_, Session>, error: &FrameError) {
@@ -139,7 +144,7 @@ impl Kv {
         }
     }
 
-    async fn finish(&self, cx: &Cx<'_, Session>, frame: &Frame, mut left: Left) {
+    async fn finish(&self, cx: &Cx<'_, Session>, frame: Frame, mut left: Left) {
         let protocol = cx.session().protocol();
         loop {
             left = match left {
@@ -158,7 +163,7 @@ impl Kv {
                     let request = match frame.first() {
                         Some(b'*') => &frame[..],
                         _ => {
-                            line = inline::to_array(frame);
+                            line = inline::to_array(&frame);
                             &line
                         }
                     };
