@@ -36,6 +36,12 @@
 //! [`Cx::ready`] lets a handler that streams wait for room; a [`ConnHandle`] pushes to a connection from any thread
 //! and says when it is full.
 //!
+//! # What a frame is
+//!
+//! [`framing`] has lines, delimiters, fixed sizes, lengths of every kind and raw bytes. Another one is a trait with two
+//! methods: the [guide] writes one, and `examples/custom_framing.rs` is a server with it. With the feature `codec`,
+//! which is off by default, the module `codec` takes codecs of `tokio_util` as they are.
+//!
 //! # Waiting, and others
 //!
 //! A call may await whatever it likes: [`Cx::sleep`], [`Cx::deadline`] around any future, a channel that another thread
@@ -74,9 +80,14 @@
 //!
 //! Yet: TLS, metrics export, UDP. It runs on Linux only.
 
+#[cfg(feature = "codec")]
+pub use ringserve_server::codec;
 pub use ringserve_server::{
     Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, DeadlineElapsed, DrainBegins, Driver,
     DriverStats, Error, Frame, KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox,
     Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
     ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, framing,
 };
+
+#[doc = include_str!("../docs/FRAMING.md")]
+pub mod guide {}

@@ -1,5 +1,7 @@
 //! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports this crate.
 
+#[cfg(feature = "codec")]
+pub mod codec;
 mod cores;
 mod cx;
 mod driver;

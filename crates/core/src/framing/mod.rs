@@ -24,11 +24,13 @@ mod lines;
 mod raw;
 mod varint;
 
+use alloc::boxed::Box;
 use alloc::rc::Rc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use crate::outbox::Outbox;
-use crate::{Frame, LimitError, Limits};
+use crate::{Batch, Frame, LimitError, Limits};
 
 pub use delimiter::Delimiter;
 pub use error::{EncodeError, FrameError};
@@ -124,6 +126,27 @@ pub trait Framing: 'static {
     {
         Encoding::Custom(self.clone())
     }
+}
+
+/// One frame with this payload, as a server sends it. Copied, and apart from any connection: for tests of a framing.
+///
+/// ```
+/// use ringserve_core::framing::{LengthPrefix, encode_to_vec};
+///
+/// assert_eq!(encode_to_vec(&LengthPrefix::bytes(2), b"hi"), Ok(b"\0\x02hi".to_vec()));
+/// assert!(encode_to_vec(&LengthPrefix::bytes(1), &[0; 256]).is_err());
+/// ```
+///
+/// # Errors
+/// The framing's.
+///
+/// # Panics
+/// If the framing refuses after it wrote something, which it must not.
+pub fn encode_to_vec(framing: &impl Framing, payload: &[u8]) -> Result<Vec<u8>, EncodeError> {
+    let mut batch = Box::new(Batch::new());
+    let encoded = framing.encode(Payload::Bytes(payload), &mut Outbox::new(&mut batch, false));
+    assert!(encoded.is_ok() || batch.is_empty(), "a payload was refused after a part of it was written");
+    encoded.map(|()| batch.pieces().flatten().copied().collect())
 }
 
 /// A framing's writing half, known to everything a shard shares. See [`Framing::encoding`].

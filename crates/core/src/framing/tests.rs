@@ -10,20 +10,12 @@ use proptest::prelude::*;
 use ringserve_buf::Lease;
 
 use super::*;
-use crate::Batch;
 use crate::inbox::{Found, Inbox, cut};
 
 use shapes::{Shape, any_shape};
 
 /// Above every frame of these tests.
 const MAX: usize = 1 << 20;
-
-fn encoded(framing: &dyn Framing, payload: &[u8]) -> Result<Vec<u8>, EncodeError> {
-    let mut batch = Box::new(Batch::new());
-    let result = framing.encode(Payload::Bytes(payload), &mut Outbox::new(&mut batch, true));
-    assert!(result.is_ok() || batch.is_empty(), "a refused payload leaves bytes");
-    result.map(|()| batch.pieces().flatten().copied().collect())
-}
 
 /// Decodes all of `wire`, showing the framing one more piece at a time.
 fn decoded(framing: &dyn Framing, wire: &[u8], ends: &[usize]) -> Vec<Vec<u8>> {
@@ -108,8 +100,8 @@ proptest! {
         let framing = shape.framing();
         for body in bodies {
             match shape.payload(&body) {
-                Ok(frame) => prop_assert_eq!(encoded(&framing, &frame.payload).unwrap(), frame.wire),
-                Err(payload) => prop_assert!(encoded(&framing, &payload).is_err(), "{:?}", payload),
+                Ok(frame) => prop_assert_eq!(encode_to_vec(&framing, &frame.payload).unwrap(), frame.wire),
+                Err(payload) => prop_assert!(encode_to_vec(&framing, &payload).is_err(), "{:?}", payload),
             }
         }
     }

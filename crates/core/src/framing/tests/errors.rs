@@ -5,7 +5,7 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{encoded, received};
+use super::received;
 use crate::framing::*;
 use crate::{LimitError, Limits};
 
@@ -31,23 +31,23 @@ fn a_length_near_the_end_of_the_address_space_does_not_overflow() {
 fn a_payload_longer_than_its_prefix_is_refused_and_nothing_is_written() {
     for (width, len) in [(1, 1 << 8), (2, 1 << 16), (3, 1 << 24)] {
         let payload = alloc::vec![0; len];
-        assert!(encoded(&LengthPrefix::bytes(width), &payload).is_err());
-        let longest = encoded(&LengthPrefix::bytes(width), &payload[1..]).unwrap();
+        assert!(encode_to_vec(&LengthPrefix::bytes(width), &payload).is_err());
+        let longest = encode_to_vec(&LengthPrefix::bytes(width), &payload[1..]).unwrap();
         assert_eq!(longest[..usize::from(width)], [0xFF, 0xFF, 0xFF][..usize::from(width)]);
     }
 }
 
 #[test]
 fn three_bytes_in_either_order() {
-    assert_eq!(encoded(&LengthPrefix::bytes(3), &[7; 258]).unwrap()[..4], [0, 1, 2, 7]);
+    assert_eq!(encode_to_vec(&LengthPrefix::bytes(3), &[7; 258]).unwrap()[..4], [0, 1, 2, 7]);
     let little = LengthPrefix::bytes(3).order(ByteOrder::Little);
-    assert_eq!(encoded(&little, &[7; 258]).unwrap()[..4], [2, 1, 0, 7]);
+    assert_eq!(encode_to_vec(&little, &[7; 258]).unwrap()[..4], [2, 1, 0, 7]);
 }
 
 #[test]
 fn a_varint_is_the_one_of_protocol_buffers() {
     let varint = LengthPrefix::varint();
-    assert_eq!(encoded(&varint, &[7; 300]).unwrap()[..3], [0xAC, 0x02, 7], "their example");
+    assert_eq!(encode_to_vec(&varint, &[7; 300]).unwrap()[..3], [0xAC, 0x02, 7], "their example");
     assert_eq!(varint.decode(&[0x80], 0), Ok(Decode::More(1)));
     assert_eq!(varint.decode(&[0], 0), Ok(Decode::Frame { skip: 1, len: 0, consumed: 1 }));
     let overlong = |bytes: &[u8]| varint.decode(bytes, 0);
@@ -70,7 +70,7 @@ fn a_length_that_becomes_negative_is_refused_as_soon_as_it_is_there() {
     assert_eq!(inclusive.decode(&[0, 1], 0), negative);
     assert_eq!(inclusive.keep_header(true).decode(&[0, 1], 0), negative);
     assert_eq!(inclusive.decode(&[0, 2], 0), Ok(Decode::Frame { skip: 2, len: 0, consumed: 2 }));
-    assert!(encoded(&LengthPrefix::bytes(2).adjust(3), b"hi").is_err(), "no length says 2 - 3");
+    assert!(encode_to_vec(&LengthPrefix::bytes(2).adjust(3), b"hi").is_err(), "no length says 2 - 3");
 }
 
 #[test]
@@ -78,9 +78,9 @@ fn a_kept_header_is_checked_in_replies() {
     let http2 = LengthPrefix::bytes(3).adjust(6).keep_header(true);
     let ping = b"\0\0\x08\x06\0\0\0\0\0pingpong";
     assert_eq!(http2.decode(ping, 0), Ok(Decode::Frame { skip: 0, len: 17, consumed: 17 }));
-    assert_eq!(encoded(&http2, ping).unwrap(), ping);
+    assert_eq!(encode_to_vec(&http2, ping).unwrap(), ping);
     for wrong in [&ping[..16], b"", b"\0\0\x08", &[ping, &b"x"[..]].concat(), &ping.repeat(2)] {
-        assert!(encoded(&http2, wrong).is_err(), "{wrong:?}");
+        assert!(encode_to_vec(&http2, wrong).is_err(), "{wrong:?}");
     }
 }
 
@@ -140,10 +140,10 @@ fn a_frame_is_as_large_as_bytes_max_and_not_a_byte_larger() {
 fn a_delimiter_that_payload_and_delimiter_form_together_is_refused() {
     let mail = Delimiter::new(b"\r\n.\r\n");
     for bad in [&b"\r\n.\r\n"[..], b"a\r\n.\r\nb", b"a\r\n.", b"\r\n."] {
-        assert!(encoded(&mail, bad).is_err(), "{}", bad.escape_ascii());
+        assert!(encode_to_vec(&mail, bad).is_err(), "{}", bad.escape_ascii());
     }
     for good in [&b""[..], b"a\r\n", b"a\r\n..", b"."] {
-        assert_eq!(encoded(&mail, good).unwrap(), [good, b"\r\n.\r\n"].concat());
+        assert_eq!(encode_to_vec(&mail, good).unwrap(), [good, b"\r\n.\r\n"].concat());
     }
 }
 
