@@ -36,6 +36,8 @@ pub fn run(bytes: &[u8]) {
         first_frame: None,
         idle: None,
         write_stalled: None,
+        handler: None,
+        read_bytes_per_second_min: 0,
         linger: Duration::from_millis(20),
         ..Limits::default()
     };
@@ -48,6 +50,8 @@ pub fn run(bytes: &[u8]) {
         connections_max: 1,
         listeners: 1,
         echo_only: options & 8 == 0,
+        hold_open: false,
+        others: false,
     };
     let cuts: Vec<usize> = (0..input.byte() % 32).map(|_| input.wide()).collect();
     let stream = input.rest();

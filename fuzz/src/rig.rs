@@ -6,7 +6,8 @@
 //! * replies: each send carries exactly the bytes the service said next, and an orderly end left none behind;
 //! * the driver's contract: one receive, one send, one shutdown in flight; a stop once, for what is in flight;
 //!   a close for what is idle; nothing for a name that is not adopted;
-//! * the caller's contract: one end for each connection, with the handler it left parked;
+//! * the caller's contract: one end for each connection, with the calls that it left waiting, and none where the
+//!   peer's end or a drain had to wait for them;
 //! * the pool: no buffer lost or in two places; none leased at the end;
 //! * nothing stands still: no reply waits without a send, no frame without a reason, no handler for room that
 //!   is there; a drain ends.
@@ -19,8 +20,8 @@ use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Lease, Pool, PoolConfig};
 use ringserve_core::{
-    AcceptEnd, Block, CloseReason, Completion, ConnId, Event, Frame, Limits, Next, Op, ReceiveEnd, SendEnd,
-    Shard, Socket, Time, Wait,
+    AcceptEnd, Block, CloseReason, Completion, ConnId, Event, Frame, Limits, Next, Op, Quota, Reach,
+    ReceiveEnd, SendEnd, Shard, Socket, Time, Wait,
 };
 
 use crate::framings::{Checked, Kind, Start};
@@ -31,7 +32,8 @@ use crate::wire::{Flight, Talk, Wire};
 /// 1024 frames off every connection, and inputs are shorter than that.
 const BUSY_TURNS_MAX: u32 = 50;
 
-/// Turns within which a drain is over. Each lets the shard sleep until its next time limit.
+/// Turns within which a drain hands out a frame, sends a byte or is over. Each lets the shard sleep until its next
+/// time limit.
 const DRAIN_TURNS_MAX: u32 = 500;
 
 /// Longer than any time limit in use; a shard that waits for its driver alone sleeps as long as it likes.
@@ -39,6 +41,9 @@ const NAP_MAX: Duration = Duration::from_secs(60);
 
 /// Time limits go off this much late at most: two steps of the shard's wheel.
 const LATE_MAX: Duration = Duration::from_millis(34);
+
+/// Connections at most over this shard and those it shares them with: fewer than it may hold at most.
+const QUOTA: usize = 3;
 
 /// How a run is set up.
 #[derive(Clone, Debug)]
@@ -59,6 +64,10 @@ pub struct Plan {
     pub listeners: u16,
     /// Handlers only echo.
     pub echo_only: bool,
+    /// The service holds connections open beyond the peer's end.
+    pub hold_open: bool,
+    /// There are other shards, with which connections are shared.
+    pub others: bool,
 }
 
 /// The user's state of a connection.
@@ -68,6 +77,10 @@ pub struct Session {
     pub peer: usize,
     /// Frames that are kept.
     pub kept: RefCell<Vec<Frame>>,
+    /// Set when the outbox has room again, for all calls that wait for that.
+    pub room: RefCell<Option<Arc<Flag>>>,
+    /// What other threads know of it, if they do.
+    pub reach: RefCell<Option<Arc<Reach>>>,
 }
 
 /// A connection as the service has it.
@@ -102,6 +115,10 @@ pub struct Rig {
     accepts: Vec<Flight>,
     /// Accepted sockets that were neither adopted nor refused.
     sockets: Vec<u64>,
+    /// Sockets that came from other shards, and that went there.
+    came: u64,
+    went: u64,
+    quota: Arc<Quota>,
     side: KernelSide,
     /// The buffer that receives share.
     shared_buffer: Option<u16>,
@@ -139,6 +156,10 @@ impl Rig {
         if plan.copy_frames {
             shard.copy_frames();
         }
+        let quota = Arc::new(Quota::new(QUOTA));
+        if plan.others {
+            shard.share_quota(quota.clone());
+        }
         shard.begin_turn(Time::ZERO);
         Rig {
             accepts: (0..plan.listeners).map(|_| Flight::default()).collect(),
@@ -155,6 +176,9 @@ impl Rig {
             frames: 0,
             ends: Vec::new(),
             sockets: Vec::new(),
+            came: 0,
+            went: 0,
+            quota,
             side,
             shared_buffer: None,
             turn: 1,
@@ -171,6 +195,8 @@ impl Rig {
         self.hand_over();
         self.turn += 1;
         self.now = self.now + pause;
+        // The others have room for a while, and none for as long.
+        self.shard.set_room_elsewhere(self.plan.others && self.turn % 16 < 8);
         self.shard.begin_turn(self.now);
         match std::mem::replace(&mut self.order, Order::Serve) {
             Order::Serve => {}
@@ -205,9 +231,11 @@ impl Rig {
     /// Drains, and checks that nothing is left. Peers and handlers that cooperate finish what they began.
     pub fn finish(mut self, cooperative: bool) {
         self.order(Order::Drain);
-        let mut turns = 0;
+        let (mut turns, mut before) = (0, self.progress());
         while !self.shard.is_done() {
-            turns += 1;
+            let progress = self.progress();
+            turns = if progress > before { 0 } else { turns + 1 };
+            before = progress;
             assert!(turns <= DRAIN_TURNS_MAX, "the drain does not end: {:?}", self.wires);
             self.next_turn(Duration::ZERO);
             if !self.answer_all(cooperative) {
@@ -229,9 +257,11 @@ impl Rig {
         assert_eq!((counters.opened, counters.frames), (self.ends.len() as u64, self.frames));
         assert_eq!(counters.closed, self.ends.len() as u64);
         assert_eq!(counters.closed, counters.reasons().map(|(_, count)| count).sum::<u64>());
-        assert_eq!(counters.accepted, self.talks.len() as u64);
+        assert_eq!((counters.accepted + self.came, counters.passed_on), (self.talks.len() as u64, self.went));
         let received: usize = self.talks.iter().map(|talk| talk.received.len()).sum();
         assert_eq!(counters.bytes_received, received as u64);
+        let quota = format!("{:?}", self.quota);
+        assert!(quota.contains("used: 0,"), "some is not given back: {quota}");
         self.old.clear();
         drop(self.shard);
         if let Some(buffer) = self.shared_buffer.take() {
@@ -240,6 +270,11 @@ impl Rig {
         self.pool.invariants();
         let counts = self.pool.counts();
         assert_eq!((counts.leased, counts.with_kernel), (0, 0), "a buffer is not given back");
+    }
+
+    /// Frames handed out and bytes taken. Peers and the service have only so many of them.
+    fn progress(&self) -> u64 {
+        self.frames + self.talks.iter().map(|talk| talk.taken as u64).sum::<u64>()
     }
 
     /// The driver takes the operations of the turn.
@@ -308,11 +343,26 @@ impl Rig {
     /// A peer connects, if a listener accepts.
     pub fn accept(&mut self, listener: u16) {
         if self.accepts[usize::from(listener)].armed {
-            let socket = Socket(self.talks.len() as u64);
-            self.talks.push(Talk::default());
-            self.sockets.push(socket.0);
+            let socket = self.connect();
             self.complete(Completion::Accepted { listener, socket, peer: None });
         }
+    }
+
+    /// Another shard passes a connection on.
+    pub fn accept_elsewhere(&mut self, listener: u16) {
+        if self.plan.others && !self.shard.is_done() {
+            self.came += 1;
+            let socket = self.connect();
+            self.shard.accepted_elsewhere(listener, socket, None);
+            self.work_off();
+        }
+    }
+
+    fn connect(&mut self) -> Socket {
+        let socket = Socket(self.talks.len() as u64);
+        self.talks.push(Talk::default());
+        self.sockets.push(socket.0);
+        socket
     }
 
     /// Accepting ends: with this, or as it was told to.
@@ -356,7 +406,11 @@ impl Rig {
     }
 
     fn receive(&mut self, id: ConnId, peer: usize, bytes: &[u8], lease: Lease) {
-        self.talks[peer].received.extend_from_slice(bytes);
+        let talk = &mut self.talks[peer];
+        talk.received.extend_from_slice(bytes);
+        if self.live.get(&id).is_some_and(|block| !block.link.is_gone()) {
+            talk.heard = self.now;
+        }
         self.complete(Completion::Received { id, lease });
     }
 
@@ -448,6 +502,13 @@ impl Rig {
             match event {
                 Event::Frames(id) => self.run_frames(id),
                 Event::Accepted { socket, .. } => self.answer_accepted(socket),
+                Event::Heartbeat(id) => self.beat(id),
+                Event::InputEnded(id) => self.input_ended(id),
+                Event::Elsewhere { socket, .. } => {
+                    assert!(self.plan.others);
+                    self.socket_leaves(socket);
+                    self.went += 1;
+                }
                 Event::Ended { id, block, reason, opened, handler } => {
                     self.ended(id, block, reason, opened, handler);
                 }
@@ -466,6 +527,13 @@ impl Rig {
         assert!(self.shard.connections() <= self.plan.connections_max, "more connections than there may be");
         let block = self.shard.block(id).cloned().expect("an admitted connection has a block");
         assert!(self.names.insert(id), "a name is used twice");
+        self.talks[peer].heard = self.now;
+        if self.plan.hold_open {
+            block.link.hold_open();
+        }
+        if !peer.is_multiple_of(2) {
+            block.session.reach.replace(Some(block.link.reach()));
+        }
         self.live.insert(id, block.clone());
         if opening & 4 != 0 {
             self.reply(&block, b"welcome");
@@ -478,6 +546,33 @@ impl Rig {
                 self.shard.opened(id);
             }
         }
+    }
+
+    /// The service asks for a sign of life.
+    fn beat(&mut self, id: ConnId) {
+        assert!(self.plan.limits.heartbeat.is_some());
+        let Some(block) = self.live.get(&id).cloned() else { return };
+        assert!(!block.link.is_full(), "a heartbeat on top of a full outbox");
+        self.reply(&block, b"are you there?");
+    }
+
+    /// The service hears of the end of a peer whose connection it holds open, and closes every other one.
+    fn input_ended(&mut self, id: ConnId) {
+        let Some(block) = self.live.get(&id).cloned() else { return };
+        let (kind, peer) = (self.plan.kind, block.session.peer);
+        let talk = &mut self.talks[peer];
+        assert!(self.plan.hold_open && !talk.input_end_told, "told of the end twice");
+        assert!(!matches!(talk.next(kind, usize::MAX), Start::Frame(..)), "told of the end before a frame");
+        talk.input_end_told = true;
+        self.reply(&block, b"that was all");
+        if peer.is_multiple_of(2) {
+            block.link.close();
+        }
+    }
+
+    /// Calls of a connection that wait.
+    fn calls<'a>(&'a self, block: &'a Conn) -> impl Iterator<Item = &'a Task> {
+        self.tasks.iter().flatten().filter(|task| Rc::ptr_eq(&task.block, block))
     }
 
     /// Hands frames of one connection to the service, until there is none or a call waits.
@@ -508,8 +603,8 @@ impl Rig {
         self.frames += 1;
         let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
         assert!(!block.link.is_full(), "a frame is handed out although the outbox is full");
-        let parked = self.tasks.iter().flatten().any(|task| Rc::ptr_eq(&task.block, block));
-        assert!(!parked, "a frame is handed out while a call waits");
+        let more = self.calls(block).count() < self.plan.limits.calls_in_flight_max.into();
+        assert!(more, "a frame is handed out while as many calls wait as may");
         let talk = &mut self.talks[block.session.peer];
         assert!(talk.opened && talk.ended.is_none() && !talk.bad, "a frame of a connection that takes none");
         let wire = frame.wire();
@@ -531,13 +626,19 @@ impl Rig {
             Called::Done => return true,
             Called::Failed => self.shard.finish(id, CloseReason::HandlerError),
             Called::Panicked => self.shard.abort(id, CloseReason::HandlerPanicked),
-            Called::Parked(task) => {
+            Called::Parked(mut task) => {
                 let free = self.tasks.iter().position(Option::is_none).unwrap_or(self.tasks.len());
                 if free == self.tasks.len() {
                     self.tasks.push(None);
                 }
+                let block = task.block.clone();
+                let next = self.shard.handler_parked(id, free as u32);
+                assert_eq!(next.is_some(), self.calls(&block).next().is_some(), "calls before this one");
+                if next.is_none() {
+                    self.talks[block.session.peer].waits_since = self.now;
+                }
+                task.next = next;
                 self.tasks[free] = Some(*task);
-                self.shard.handler_parked(id, free as u32);
                 return true;
             }
         }
@@ -554,8 +655,13 @@ impl Rig {
             self.tasks[index] = Some(task);
             return;
         }
+        if let Some(before) = self.tasks.iter_mut().flatten().find(|other| other.next == Some(index as u32)) {
+            before.next = task.next;
+        }
+        self.talks[task.block.session.peer].waits_since = self.now;
+        let next = task.next;
         drop(task);
-        self.shard.handler_done(id);
+        self.shard.handler_done(id, index as u32, next);
         if self.settle(id, end) {
             self.run_frames(id);
         }
@@ -566,24 +672,45 @@ impl Rig {
         assert!(self.live.remove(&id).is_some(), "{id} ended twice");
         assert!(block.link.is_gone());
         let (kind, limits) = (self.plan.kind, &self.plan.limits);
-        let talk = &mut self.talks[block.session.peer];
-        let parked =
-            self.tasks.iter().position(|task| task.as_ref().is_some_and(|task| task.block.link.id() == id));
-        assert_eq!(handler.map(|task| task as usize), parked, "the handler it left");
-        if let Some(task) = parked {
-            self.tasks[task] = None;
+        let mut left = handler;
+        while let Some(index) = left {
+            let task = self.tasks[index as usize].take().expect("a call that waits");
+            assert!(Rc::ptr_eq(&task.block, &block), "another connection's call");
+            left = task.next;
         }
+        assert!(self.calls(&block).next().is_none(), "{id} ended, and a call of it goes on");
+        let talk = &mut self.talks[block.session.peer];
         talk.ended = Some(self.now);
+        assert!(block.session.reach.borrow().as_ref().is_none_or(|reach| reach.is_gone()));
         assert_eq!(opened, talk.opened);
         let rest = talk.received.len() - talk.cut;
         use CloseReason::*;
         let all_sent = match reason {
+            PeerClosed if talk.input_end_told => true,
             PeerClosed => {
-                assert!(rest == 0, "frames are left");
+                assert!(rest == 0 && handler.is_none(), "frames are left, or a call waits");
                 true
             }
             PeerClosedMidFrame => {
                 assert!(rest > 0 && talk.next(kind, limits.frame_bytes_max) == Start::Part);
+                assert!(handler.is_none(), "a call waits");
+                true
+            }
+            Shutdown => {
+                assert!(handler.is_none(), "a call waits");
+                true
+            }
+            ReadTooSlow => {
+                assert!(limits.read_bytes_per_second_min > 0 && rest > 0);
+                true
+            }
+            HeartbeatLost => {
+                let silence = limits.heartbeat.unwrap() * limits.heartbeats_missed_max.into();
+                assert!(self.now >= talk.heard + silence, "a peer that spoke is given up");
+                true
+            }
+            HandlerTimeout => {
+                assert!(limits.handler.is_some());
                 true
             }
             BadFrame(_) => {
@@ -602,7 +729,7 @@ impl Rig {
                 assert!(limits.write_stalled.is_some());
                 false
             }
-            Closed | Refused | HandlerError | ReplyNotFramed | Shutdown => true,
+            Closed | Refused | HandlerError | ReplyNotFramed => true,
             _ => false,
         };
         assert!(!all_sent || talk.taken == talk.owed.len(), "ended as {reason}, and a reply is left");
@@ -622,7 +749,12 @@ impl Rig {
         if self.shard.wait() == Wait::No {
             return;
         }
-        assert!(unawaited.is_empty() || !self.shard.local().is_draining(), "a drain waits for every send");
+        let draining = self.shard.local().is_draining();
+        assert!(unawaited.is_empty() || !draining, "a drain waits for every send");
+        let max = if self.plan.others { QUOTA } else { usize::MAX };
+        let full = self.wires.len() >= self.plan.connections_max.min(max);
+        assert!(self.sockets.is_empty() || full || draining, "a socket waits although there is room");
+        let limits = &self.plan.limits;
         for (id, block) in &self.live {
             let talk = &self.talks[block.session.peer];
             let wire = self.wires.iter().find(|wire| wire.id == *id).expect("a live connection is adopted");
@@ -632,12 +764,27 @@ impl Rig {
             let queued = talk.owed.len() - talk.taken - in_flight;
             assert!(queued == 0 || send, "{id}: replies wait, and nothing is sent");
             assert!(send || !block.link.is_gone(), "{id}: it is finished, and waits for nothing");
-            let parked = self.tasks.iter().flatten().find(|task| task.block.link.id() == *id);
-            if let Some(Task { room: Some(flag), .. }) = parked {
-                assert!(send || flag.is_set(), "{id}: a handler waits for room that is there");
+            let mut calls = 0;
+            for task in self.calls(block) {
+                calls += 1;
+                let room = task.room.as_ref().is_none_or(|flag| flag.is_set());
+                assert!(send || room, "{id}: a handler waits for room that is there");
+            }
+            // Until the driver stopped a send that stalls, no other limit counts; and of several that are over, one
+            // counts in each step.
+            let limited = calls > 0 && !block.link.is_gone() && !wire.send.stopping;
+            if let Some(limit) = limits.handler.filter(|_| limited) {
+                let late = self.now > talk.waits_since + limit + LATE_MAX;
+                let wakes = matches!(self.shard.wait(), Wait::For(pause) if pause < LATE_MAX);
+                assert!(!late || wakes, "{id}: a call waits for longer than it may");
+            }
+            if let Some(reach) = &*block.session.reach.borrow() {
+                let room = !block.link.is_full();
+                assert_eq!((reach.is_gone(), reach.announce(0)), (block.link.is_gone(), room));
+                assert!(send || room, "{id}: other threads wait for room, and nothing makes it");
             }
             let frame = talk.opened && matches!(talk.next(self.plan.kind, usize::MAX), Start::Frame(..));
-            let held = parked.is_some() || send || talk.bad;
+            let held = calls >= limits.calls_in_flight_max.into() || send || talk.bad;
             assert!(held || !frame, "{id}: a frame waits for nothing");
             let receives = wire.receive.armed || wire.read_over || !talk.opened;
             assert!(held || receives, "{id}: nobody listens to the peer");
@@ -657,9 +804,11 @@ impl Rig {
     pub fn await_room(&self, block: &Conn) -> Option<Arc<Flag>> {
         let link = &block.link;
         (link.is_full() && !link.is_gone()).then(|| {
-            let flag = Arc::new(Flag::default());
+            // Only the waker given last is woken.
+            let mut room = block.session.room.borrow_mut();
+            let flag = room.take_if(|flag| !flag.is_set()).unwrap_or_default();
             link.wake_when_ready(&flag.clone().into());
-            flag
+            room.insert(flag).clone()
         })
     }
 }

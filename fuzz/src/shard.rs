@@ -18,16 +18,17 @@ const CONNECTIONS_MAX: usize = 6;
 /// Runs one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let ends_well = input.byte();
-    let mut rig = Rig::new(plan(&mut input));
+    let what = input.byte();
+    let mut rig = Rig::new(plan(what, &mut input));
     rig.next_turn(Duration::ZERO);
     while let Some(what) = input.next_byte() {
         step(&mut rig, what, &mut input);
     }
-    rig.finish(ends_well & 1 == 0);
+    rig.finish(what & 1 == 0);
 }
 
-fn plan(input: &mut Input<'_>) -> Plan {
+fn plan(what: u8, input: &mut Input<'_>) -> Plan {
+    let has = |bit: u8| what & bit != 0;
     let kind = input.pick(&KINDS);
     let ms = Duration::from_millis;
     let receive_buffer_bytes = input.pick(&[64, 4096, 300, 16384]);
@@ -50,6 +51,11 @@ fn plan(input: &mut Input<'_>) -> Plan {
         first_frame: input.pick(&[None, Some(ms(20)), Some(ms(3000))]),
         idle: input.pick(&[None, Some(ms(50)), Some(ms(5000))]),
         write_stalled: input.pick(&[None, Some(ms(30)), Some(ms(1000))]),
+        handler: has(2).then_some(ms(200)),
+        heartbeat: has(4).then_some(ms(40)),
+        heartbeats_missed_max: 2,
+        read_bytes_per_second_min: if has(8) { 240 } else { 0 },
+        calls_in_flight_max: [1, 2, 3, 9][usize::from(what >> 4 & 3)],
         drain: input.pick(&[ms(2000), ms(20), ms(300)]),
         linger: input.pick(&[ms(100), ms(20), ms(4000)]),
     };
@@ -63,6 +69,8 @@ fn plan(input: &mut Input<'_>) -> Plan {
         connections_max: 1 + usize::from(options >> 2) % CONNECTIONS_MAX,
         listeners: 1 + u16::from(options >> 7),
         echo_only: false,
+        hold_open: has(64),
+        others: has(128),
     }
 }
 
@@ -113,8 +121,10 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
         }
         18 => rig.sleep(),
         19 => {
-            rig.opening = input.byte() % 8;
-            rig.accept(u16::from(what >> 5) % listeners);
+            let how = input.byte();
+            rig.opening = how % 8;
+            let listener = u16::from(what >> 5) % listeners;
+            if how < 128 { rig.accept(listener) } else { rig.accept_elsewhere(listener) }
         }
         20 => {
             for _ in 0..what >> 5 {
@@ -147,6 +157,7 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
         28 => {
             if let Some(block) = rig.live.values().nth(wire) {
                 block.session.kept.borrow_mut().clear();
+                block.session.reach.replace(Some(block.link.reach()));
             }
         }
         29 => rig.order(Order::Drain),
@@ -182,8 +193,8 @@ fn stale(rig: &mut Rig, which: usize) {
     assert_eq!((link.outbox_bytes(), link.is_gone()), (0, true));
     link.close();
     link.abort();
-    rig.shard.handler_parked(id, 7);
-    rig.shard.handler_done(id);
+    assert_eq!(rig.shard.handler_parked(id, 7), None);
+    rig.shard.handler_done(id, 7, None);
     rig.shard.finish(id, CloseReason::Closed);
     rig.shard.abort(id, CloseReason::Aborted);
     rig.run_frames(id);

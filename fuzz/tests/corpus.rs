@@ -1,19 +1,52 @@
 //! Everything the fuzzer once found interesting, and everything it once broke, on any toolchain.
 
 use std::fs;
-use std::path::Path;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
-/// Runs every file of a target's corpus.
+/// A file takes milliseconds. One that takes this long never ends.
+const FILE_TAKES_MAX: Duration = Duration::from_secs(60);
+
+/// Runs every file of a target's corpus, and names those that fail.
 fn replay(target: &str, run: fn(&[u8])) {
+    let files = corpus(target);
+    let (done, results) = channel();
+    let to_run = files.clone();
+    thread::spawn(move || {
+        for path in to_run {
+            let bytes = fs::read(&path).unwrap();
+            let passed = catch_unwind(|| run(&bytes)).is_ok();
+            if !passed {
+                // Below what the panic said.
+                println!("... in {}", path.display());
+            }
+            if done.send(passed).is_err() {
+                return;
+            }
+        }
+    });
+    let mut failed = Vec::new();
+    for path in &files {
+        match results.recv_timeout(FILE_TAKES_MAX) {
+            Ok(true) => {}
+            Ok(false) => failed.push(path.display().to_string()),
+            Err(error) => panic!("{}: {error}", path.display()),
+        }
+    }
+    assert!(failed.is_empty(), "{} of {} files fail:\n{}", failed.len(), files.len(), failed.join("\n"));
+}
+
+/// The files of a target's corpus; there must be some.
+fn corpus(target: &str) -> Vec<PathBuf> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-    let mut files: Vec<_> = fs::read_dir(&corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let entries = fs::read_dir(&corpus).unwrap_or_else(|error| panic!("{}: {error}", corpus.display()));
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", corpus.display());
-    for path in files {
-        // Shown only if the test fails, which then is the last one.
-        println!("{}", path.display());
-        run(&fs::read(&path).unwrap());
-    }
+    files
 }
 
 #[test]

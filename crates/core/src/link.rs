@@ -339,6 +339,8 @@ impl Link {
         let make = || Arc::new(Reach::new(self.outbox_bytes(), self.local.outbox_bytes_high, self.is_gone()));
         let reach = self.with_extra(|extra| extra.reach.get_or_insert_with(make).clone());
         self.set(REACHED);
+        // As in `wake_when_ready`: whoever is refused now waits for a send that was started in this turn.
+        self.mark_dirty();
         reach
     }
 
