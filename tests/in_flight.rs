@@ -186,3 +186,14 @@ fn many_in_flight_on_many_connections_are_each_answered_once() {
     lab.closed_for(CloseReason::PeerClosed, CLIENTS as u64);
     lab.finish();
 }
+
+#[test]
+fn two_that_wait_for_room_both_go_on() {
+    let lab = Lab::start(Limits { calls_in_flight_max: 2, ..no_time_limits() });
+    let mut client = lab.client();
+    let len = 8 << 20;
+    client.send(format!("s{len}"));
+    client.send(format!("s{len}"));
+    client.read(2 * len);
+    lab.finish();
+}

@@ -135,6 +135,8 @@ pub struct Link {
 struct Extra {
     /// Woken when the outbox falls below its low mark.
     ready: Option<Waker>,
+    /// ... and those of other calls of the connection.
+    more_ready: Vec<Waker>,
     reach: Option<Arc<Reach>>,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
@@ -296,12 +298,23 @@ impl Link {
         self.outbox_bytes() > self.local.outbox_bytes_high
     }
 
-    /// Wakes `waker` when the outbox falls below its low mark. The waker given last is woken.
+    /// Wakes `waker` when the outbox falls below its low mark, once.
     pub fn wake_when_ready(&self, waker: &Waker) {
         // Cloning and dropping a waker may run others' code: outside.
         let new = waker.clone();
-        let old = self.with_extra(|extra| extra.ready.replace(new));
-        drop(old);
+        let unused = self.with_extra(|extra| {
+            let known = extra.ready.iter().chain(&extra.more_ready).any(|old| old.will_wake(&new));
+            if known {
+                return Some(new);
+            }
+            if extra.ready.is_none() {
+                extra.ready = Some(new);
+            } else {
+                extra.more_ready.push(new);
+            }
+            None
+        });
+        drop(unused);
         self.set(AWAITED);
         // A send that was started in this turn, when nobody waited for its end, must be waited for.
         self.mark_dirty();
@@ -319,11 +332,14 @@ impl Link {
         self.has(REACHED) && self.is_full()
     }
 
-    pub(crate) fn take_ready(&self) -> Option<Waker> {
-        self.has(AWAITED).then(|| {
-            self.clear(AWAITED);
-            self.with_extra(|extra| extra.ready.take())
-        })?
+    pub(crate) fn wake_ready(&self) {
+        if !self.has(AWAITED) {
+            return;
+        }
+        self.clear(AWAITED);
+        let take = |extra: &mut Extra| (extra.ready.take(), core::mem::take(&mut extra.more_ready));
+        let (first, more) = self.with_extra(take);
+        first.into_iter().chain(more).for_each(Waker::wake);
     }
 
     /// Allocates at the first call.

@@ -131,9 +131,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         let waits = conn.held_back || block.link.is_awaited();
         if waits && block.link.outbox_bytes() <= self.limits.outbox_bytes_low {
-            if let Some(waker) = block.link.take_ready() {
-                waker.wake();
-            }
+            block.link.wake_ready();
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
             if let Some(inbox) = &mut conn.inbox {
