@@ -190,9 +190,21 @@ impl Remote {
         self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// True if something came since [`wake_up`](Remote::wake_up).
-    pub(crate) fn is_notified(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == NOTIFIED
+    /// Swaps the tasks that were woken since the last call with `woken`, which must be empty. Whatever else came is left
+    /// for [`wake_up`](Remote::wake_up), and keeps the shard awake until then; `order` is the last one it knows of.
+    pub(crate) fn take_woken(&self, woken: &mut Vec<u32>, order: Order) {
+        if self.state.load(Ordering::Relaxed) != NOTIFIED {
+            return;
+        }
+        // What was written before the notice is seen from here on.
+        self.state.swap(AWAKE, Ordering::SeqCst);
+        let mut here = self.post();
+        std::mem::swap(&mut here.woken, woken);
+        let mail = !here.mail.is_empty();
+        drop(here);
+        if mail || self.messages.load(Ordering::SeqCst) || self.ordered() != order {
+            self.state.store(NOTIFIED, Ordering::SeqCst);
+        }
     }
 
     /// Swaps what came since the last call with `post`, which must be empty. What comes after is noticed by
@@ -311,6 +323,31 @@ mod tests {
         assert_eq!(post.woken, [7]);
         task.taken();
         assert!(remote.fall_asleep());
+    }
+
+    #[test]
+    fn taking_tasks_alone_leaves_the_rest_to_be_found() {
+        let remote = Remote::new();
+        let (task, mut woken) = (TaskWaker::new(&remote, 7), Vec::new());
+        task.waker().wake();
+        remote.take_woken(&mut woken, Order::Serve);
+        assert_eq!(woken, [7]);
+        assert!(remote.fall_asleep(), "nothing else came");
+        remote.wake_up(&mut Post::default());
+        for what in [
+            |remote: &Remote| drop(remote.send(Mail::Close { id: ConnId::new(1, 1) })),
+            Remote::announce_messages,
+        ] {
+            what(&remote);
+            remote.take_woken(&mut Vec::new(), Order::Serve);
+            assert!(!remote.fall_asleep(), "the next turn looks");
+            let mut post = Post::default();
+            remote.wake_up(&mut post);
+            remote.take_messages();
+        }
+        remote.order(Order::Drain);
+        remote.take_woken(&mut Vec::new(), Order::Serve);
+        assert!(!remote.fall_asleep());
     }
 
     #[test]

@@ -39,7 +39,7 @@ const SPARE_BUFFERS: usize = 4 * ringserve_buf::CHUNK_BUFFERS;
 
 /// How often a turn polls those who were woken, by others of the same turn as a rule: one task hands its result to
 /// another, which sends it. Four, since HTTP/2 with a task for each request needs two, and a task that wakes itself without
-/// end must not keep the shard from its sockets.
+/// end must not keep the shard from its sockets. What others want of connections is for the next turn.
 const WAKE_ROUNDS: usize = 4;
 
 /// What a shard needs to start.
@@ -188,12 +188,10 @@ where
         }
         self.run_woken();
         for _ in 1..WAKE_ROUNDS {
-            if !self.remote.is_notified() {
+            self.remote.take_woken(&mut self.post.woken, self.order);
+            if self.post.woken.is_empty() && !self.shard.tasks().has_new() {
                 break;
             }
-            self.remote.wake_up(&mut self.post);
-            self.obey();
-            self.read_mail();
             self.run_woken();
         }
         self.core.end_turn();
