@@ -277,10 +277,10 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
                     for (tag, handle) in all {
                         let pushed = handle.push(tag.to_be_bytes().to_vec());
                         pushes.fetch_add(u64::from(pushed.is_ok()), SeqCst);
-                        // An order for who is gone must not meet who is there; most of these are gone.
+                        // An order for who is gone must not meet who is there. Not an abort: who is gone may still be
+                        // sending its last replies, and would end by it.
                         if handle.is_gone() && random.below(4) == 0 {
                             handle.close();
-                            handle.abort();
                         }
                     }
                 }
@@ -310,8 +310,7 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
     assert!(pushes.load(SeqCst) > 1_000, "{pushes:?} pushes are no storm");
     lab.holds(0);
     let counters = lab.finish().counters;
-    let theirs = [CloseReason::Closed, CloseReason::Aborted].map(|reason| counters.closed_for(reason));
-    assert_eq!(theirs, [0, 0], "an order for somebody else ended a connection");
+    assert_eq!(counters.closed_for(CloseReason::Closed), 0, "an order for somebody else ended a connection");
 }
 
 #[test]
