@@ -22,10 +22,10 @@ impl Rng {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// A number below `bound`, which is not 0 and fits 32 bits.
+    /// A number below `bound`, which is not 0. Beyond 2^32 not every one comes up.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
-        ((self.next() >> 32) * bound) >> 32
+        ((u128::from(self.next() >> 32) * u128::from(bound)) >> 32) as u64
     }
 
     /// A number from `low` to `high`, both included.
