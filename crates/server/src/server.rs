@@ -32,7 +32,7 @@ use crate::tasks::calls;
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
 
-/// Measured as 243 with `ringserve-bench idle`.
+/// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
 
 /// A server to be. `F` is the framing of all its connections.
