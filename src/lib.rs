@@ -83,7 +83,7 @@
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
 pub use ringserve_server::{
-    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, DeadlineElapsed, DrainBegins, Driver,
+    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver,
     DriverStats, Error, Frame, KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox,
     Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
     ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, framing,

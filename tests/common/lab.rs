@@ -69,7 +69,7 @@ impl Lab {
         Client::connect(self.addr())
     }
 
-    /// A connection, if the server still listens.
+    /// A connection, if the server listens and did not reset it while it was made.
     pub fn client_that_may_fail(&self) -> Option<Client> {
         std::net::TcpStream::connect(self.addr()).ok().map(Client::of)
     }

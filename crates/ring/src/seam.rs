@@ -226,6 +226,17 @@ impl RawCqe {
     }
 }
 
+/// A [`SendMode::TryQuietly`] that fitted.
+#[derive(Debug)]
+pub struct SentQuietly {
+    /// The connection.
+    pub id: ConnId,
+    /// How many bytes of the batch were sent.
+    pub bytes: i32,
+    /// What was given, as it was.
+    pub batch: Box<Batch>,
+}
+
 /// The lower half of the io_uring driver.
 pub trait Kernel {
     /// Queues an operation for the next [`enter`](Kernel::enter).
@@ -261,7 +272,11 @@ pub trait Kernel {
     /// Takes the oldest completion.
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe>;
 
-    /// True if [`reap`](Kernel::reap) would return something.
+    /// Takes the oldest send that fitted and has no completion of its own. None is told of before every completion
+    /// was reaped.
+    fn reap_quiet(&mut self) -> Option<SentQuietly>;
+
+    /// True if [`reap`](Kernel::reap) or [`reap_quiet`](Kernel::reap_quiet) would return something.
     fn has_completions(&mut self) -> bool;
 
     /// True if the kernel holds back completions, or work that leads to some, until the next

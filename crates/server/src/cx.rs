@@ -11,7 +11,7 @@ use ringserve_core::{Block, ConnId, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::shard::Shard;
-use crate::timers::{DeadlineElapsed, Sleep};
+use crate::timers::{Deadline, Sleep};
 
 /// The connection a call is for.
 ///
@@ -131,9 +131,10 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// clock.
     ///
     /// # Errors
-    /// [`DeadlineElapsed`] if the time was over first.
-    pub async fn deadline<F: Future>(&self, time: Duration, future: F) -> Result<F::Output, DeadlineElapsed> {
-        self.shard.deadline(time, future).await
+    /// [`DeadlineElapsed`](crate::DeadlineElapsed) if the time was over first.
+    #[inline]
+    pub fn deadline<F: Future>(&self, time: Duration, future: F) -> Deadline<'a, F> {
+        self.shard.deadline(time, future)
     }
 
     /// A handle that can be kept and sent to other threads, to push to this connection from anywhere. The first call

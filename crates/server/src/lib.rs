@@ -39,7 +39,7 @@ pub use shard::{DrainBegins, Shard};
 pub use shards::{SendError, Shards};
 pub use socket_options::{KeepAlive, OptionError, SocketOptions};
 pub use stream::{Stream, StreamResult};
-pub use timers::{DeadlineElapsed, Sleep};
+pub use timers::{Deadline, DeadlineElapsed, Sleep};
 
 /// Runs a shard over a driver of the caller's. For benchmarks and tests of this workspace, not for users.
 #[doc(hidden)]

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
@@ -127,23 +128,45 @@ impl fmt::Debug for Sleep {
     }
 }
 
-/// A future that has to be done within a time. See [`Cx::deadline`](crate::Cx::deadline).
-pub(crate) async fn deadline<F: Future>(
-    timers: &Timers,
-    time: Duration,
-    future: F,
-) -> Result<F::Output, DeadlineElapsed> {
-    let mut future = std::pin::pin!(future);
-    let mut sleep = None;
-    std::future::poll_fn(|task| {
-        if let Poll::Ready(output) = future.as_mut().poll(task) {
+pin_project! {
+    /// A future that has to be done within a time. See [`Cx::deadline`](crate::Cx::deadline).
+    // A struct of its own and not an `async fn`, which would move the future twice before its first poll.
+    #[must_use = "a future does nothing until it is awaited"]
+    pub struct Deadline<'a, F> {
+        #[pin]
+        future: F,
+        time: Duration,
+        timers: &'a Timers,
+        sleep: Option<Sleep>,
+    }
+}
+
+impl<'a, F> Deadline<'a, F> {
+    #[inline]
+    pub(crate) fn new(timers: &'a Timers, time: Duration, future: F) -> Deadline<'a, F> {
+        Deadline { future, time, timers, sleep: None }
+    }
+}
+
+impl<F: Future> Future for Deadline<'_, F> {
+    type Output = Result<F::Output, DeadlineElapsed>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Poll::Ready(output) = this.future.poll(task) {
             return Poll::Ready(Ok(output));
         }
         // Only one that waits needs a timer, and only then is the clock read.
-        let sleep = sleep.get_or_insert_with(|| timers.sleep(time));
+        let sleep = this.sleep.get_or_insert_with(|| this.timers.sleep(*this.time));
         Pin::new(sleep).poll(task).map(|()| Err(DeadlineElapsed))
-    })
-    .await
+    }
+}
+
+impl<F> fmt::Debug for Deadline<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deadline").field("time", &self.time).finish_non_exhaustive()
+    }
 }
 
 /// The time given to [`Cx::deadline`](crate::Cx::deadline) was over first.

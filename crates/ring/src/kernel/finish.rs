@@ -7,7 +7,7 @@ use ringserve_buf::KernelSide;
 
 use super::setup::GROUP;
 use super::{SystemKernel, encode};
-use crate::seam::{Kernel, Kind, RawCqe};
+use crate::seam::{Kernel, Kind};
 
 /// How long and how often the kernel is asked to end everything. Each round cancels all there is; two are enough
 /// unless operations fork others off, as a close with much to flush may.
@@ -65,7 +65,7 @@ impl SystemKernel {
 
     /// Reaps everything; batches are freed, buffers stay lent until the end.
     fn drain(&mut self, side: &mut KernelSide) {
-        while let Some(RawCqe { .. }) = self.reap(side) {}
+        while self.reap(side).is_some() || self.reap_quiet().is_some() {}
     }
 
     fn close_plain(&mut self) {

@@ -32,7 +32,7 @@ use ringserve_core::{Batch, CloseHow, ConnId, Socket};
 
 use crate::config::UringConfig;
 use crate::error::SetupError;
-use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode};
+use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use crate::table::Chunked;
 use crate::uring::Uring;
 use crate::waker::Waker;
@@ -249,20 +249,8 @@ impl SystemKernel {
         first_is && self.ring.completion().is_empty() && !self.ring.submission().cq_overflow()
     }
 
-    fn reap_quiet(&mut self) -> Option<RawCqe> {
-        if !self.quiet_is_done() {
-            return None;
-        }
-        let Quiet { id, bytes, .. } = self.quiet.pop_front()?;
-        self.in_flight -= 1;
-        let batch = self.sends.get_mut(id.slot()).and_then(Option::take)?;
-        let user_data = Kind::Send.with(id.bits());
-        // Bounded by the iovec and byte limits of one send, so it fits.
-        Some(RawCqe { user_data, res: bytes.min(i32::MAX as usize) as i32, flags: 0, batch: Some(batch) })
-    }
-
     /// What a completion changes here, whoever reaps it.
-    #[inline]
+    #[inline(always)]
     fn account(&mut self, cqe: &mut RawCqe) {
         let Some(kind) = Kind::of(cqe.user_data) else { return };
         let ended = match kind {
@@ -376,12 +364,25 @@ impl Kernel for SystemKernel {
         entered.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    #[inline]
+    // Always inlined, here and where it goes, so that it stays in registers.
+    #[inline(always)]
     fn reap(&mut self, _side: &mut KernelSide) -> Option<RawCqe> {
-        let Some(entry) = self.ring.completion().next() else { return self.reap_quiet() };
+        let entry = self.ring.completion().next()?;
         let mut cqe = RawCqe::new(entry.user_data(), entry.result(), entry.flags());
         self.account(&mut cqe);
         Some(cqe)
+    }
+
+    #[inline]
+    fn reap_quiet(&mut self) -> Option<SentQuietly> {
+        if !self.quiet_is_done() {
+            return None;
+        }
+        let Quiet { id, bytes, .. } = self.quiet.pop_front()?;
+        self.in_flight -= 1;
+        let batch = self.sends.get_mut(id.slot()).and_then(Option::take)?;
+        // Bounded by the iovec and byte limits of one send, so it fits.
+        Some(SentQuietly { id, bytes: bytes.min(i32::MAX as usize) as i32, batch })
     }
 
     fn has_completions(&mut self) -> bool {

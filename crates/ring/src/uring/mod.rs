@@ -214,7 +214,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         match Kind::of(cqe.user_data) {
             Some(Kind::Receive) => self.on_receive(cqe, sink),
@@ -312,8 +312,13 @@ impl<K: Kernel> Driver for Uring<K> {
         let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };
         sink.take_ready();
         while sink.has_room() {
-            let Some(cqe) = self.kernel.reap(&mut self.side) else { break };
-            self.complete(cqe, &mut sink);
+            if let Some(cqe) = self.kernel.reap(&mut self.side) {
+                self.complete(cqe, &mut sink);
+            } else if let Some(sent) = self.kernel.reap_quiet() {
+                self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
+            } else {
+                break;
+            }
         }
         self.ready = sink.ready;
         if cfg!(debug_assertions) {

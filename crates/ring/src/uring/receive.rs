@@ -65,7 +65,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         let Some(port) = self.ports.find(id).filter(|port| port.receiving == Receiving::Armed) else {

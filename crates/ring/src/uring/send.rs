@@ -7,7 +7,7 @@ use ringserve_core::{Batch, Completion, ConnId, SendEnd};
 
 use super::table::Sending;
 use super::{Sink, Uring};
-use crate::seam::{Kernel, RawCqe, RawOp, SendMode};
+use crate::seam::{Kernel, Kind, RawCqe, RawOp, SendMode};
 
 impl<K: Kernel> Uring<K> {
     pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {
@@ -63,23 +63,30 @@ impl<K: Kernel> Uring<K> {
 
     #[inline]
     pub(super) fn on_send(&mut self, mut cqe: RawCqe, sink: &mut Sink<'_>) {
-        let id = cqe.id();
-        let port = self.ports.find(id).filter(|port| port.sending == Sending::Submitted);
-        let (Some(port), Some(mut batch)) = (port, cqe.batch.take()) else { return self.stale(cqe) };
-        if cqe.res > 0 {
-            batch.advance(cqe.res as usize);
+        let Some(batch) = cqe.batch.take() else { return self.stale(cqe) };
+        self.sent(cqe.id(), cqe.res, batch, sink);
+    }
+
+    /// A send ended: with so many bytes sent, or a negative `errno`.
+    #[inline]
+    pub(super) fn sent(&mut self, id: ConnId, res: i32, mut batch: Box<Batch>, sink: &mut Sink<'_>) {
+        let Some(port) = self.ports.find(id).filter(|port| port.sending == Sending::Submitted) else {
+            return self.stale(RawCqe::new(Kind::Send.with(id.bits()), res, 0));
+        };
+        if res > 0 {
+            batch.advance(res as usize);
         }
-        let end = match -cqe.res {
+        let end = match -res {
             _ if batch.is_empty() => SendEnd::Done,
             0 => SendEnd::Error(libc::EPIPE),
-            _ if cqe.res > 0 && !port.send_stop => return self.send_rest(id, batch),
+            _ if res > 0 && !port.send_stop => return self.send_rest(id, batch),
             libc::EAGAIN | libc::EINTR | libc::ENOBUFS if !port.send_stop => {
                 return self.send_rest(id, batch);
             }
             libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ECANCELED if port.send_stop => {
                 SendEnd::Stopped
             }
-            _ if cqe.res > 0 => SendEnd::Stopped,
+            _ if res > 0 => SendEnd::Stopped,
             errno => SendEnd::Error(errno),
         };
         (port.sending, port.send_stop) = (Sending::No, false);

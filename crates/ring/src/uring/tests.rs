@@ -8,7 +8,7 @@ use ringserve_buf::{Counts, PoolConfig};
 use ringserve_core::{AcceptEnd, Batch, CloseHow, Socket};
 
 use super::*;
-use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode};
+use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
 
 /// Says what it is told to, and notes what it is asked.
 struct Script {
@@ -70,6 +70,10 @@ impl Kernel for Script {
             _ => {}
         }
         Some(cqe)
+    }
+
+    fn reap_quiet(&mut self) -> Option<SentQuietly> {
+        None
     }
 
     fn has_completions(&mut self) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{DrainBegins, Draining, LocalTasks};
 use crate::remote::Remote;
-use crate::timers::{DeadlineElapsed, Sleep, Timers, deadline};
+use crate::timers::{Deadline, Sleep, Timers};
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
 /// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.
@@ -65,9 +65,10 @@ impl Shard {
     /// clock.
     ///
     /// # Errors
-    /// [`DeadlineElapsed`] if the time was over first.
-    pub async fn deadline<F: Future>(&self, time: Duration, future: F) -> Result<F::Output, DeadlineElapsed> {
-        deadline(&self.inner.timers, time, future).await
+    /// [`DeadlineElapsed`](crate::DeadlineElapsed) if the time was over first.
+    #[inline]
+    pub fn deadline<F: Future>(&self, time: Duration, future: F) -> Deadline<'_, F> {
+        Deadline::new(&self.inner.timers, time, future)
     }
 
     /// True once the server shuts down.

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::ConnId;
-use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp};
+use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 
 use crate::faults::{Arm, Coverage, Fault};
 use crate::peer::NEVER;
@@ -137,7 +137,7 @@ pub struct State {
     /// Completions that come later, with the time.
     late: Vec<(u64, Posted)>,
     /// Sends whose completion waits for another.
-    unannounced: VecDeque<RawCqe>,
+    unannounced: VecDeque<SentQuietly>,
     /// Provided buffers.
     ring: VecDeque<u16>,
     /// Bytes of the first of them that are used.
@@ -250,10 +250,14 @@ impl State {
 
     /// True if a completion is this connection's.
     fn is_of(&self, cqe: &RawCqe, tag: usize) -> bool {
-        let (id, kind) = (cqe.id(), Kind::of(cqe.user_data));
+        let kind = Kind::of(cqe.user_data);
         let names = !matches!(kind, Some(Kind::Accept | Kind::CancelAccept | Kind::Wake));
+        names && self.is_at(cqe.id(), tag)
+    }
+
+    fn is_at(&self, id: ConnId, tag: usize) -> bool {
         let file = self.table.get(id.slot() as usize).copied().flatten();
-        names && file.is_some_and(|file| file.id == id && file.sock == tag)
+        file.is_some_and(|file| file.id == id && file.sock == tag)
     }
 }
 
@@ -297,6 +301,10 @@ impl Kernel for SimKernel {
 
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
         self.state.borrow_mut().reap(side)
+    }
+
+    fn reap_quiet(&mut self) -> Option<SentQuietly> {
+        self.state.borrow_mut().reap_unannounced()
     }
 
     fn has_completions(&mut self) -> bool {

@@ -54,7 +54,7 @@ impl State {
             return;
         }
         if sock.untold {
-            let comes = self.unannounced.iter().any(|cqe| self.is_of(cqe, tag));
+            let comes = self.unannounced.iter().any(|sent| self.is_at(sent.id, tag));
             assert!(comes, "connection {tag}: a send is over and nobody was told, all sleep");
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
             let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);

@@ -90,12 +90,7 @@ impl State {
     }
 
     pub(super) fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
-        let Some(Posted { cqe, bytes, arm }) = self.completions.pop_front() else {
-            if self.overflow.is_empty() {
-                return self.reap_unannounced();
-            }
-            return None;
-        };
+        let Posted { cqe, bytes, arm } = self.completions.pop_front()?;
         self.cover.arm(arm);
         self.hash = (self.hash ^ cqe.user_data ^ (cqe.res as u64) << 32 ^ self.now)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)

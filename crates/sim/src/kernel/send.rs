@@ -1,7 +1,7 @@
 //! Sending: what fits at once, or all of it.
 
 use ringserve_core::{Batch, ConnId};
-use ringserve_ring::seam::{Kind, RawCqe, SendMode};
+use ringserve_ring::seam::{Kind, RawCqe, SendMode, SentQuietly};
 
 use super::State;
 use crate::faults::{Arm, Fault};
@@ -40,9 +40,7 @@ impl State {
             (0, _) => self.end_send(id, Some(sock), send.batch, -libc::EAGAIN, Arm::SendFull),
             _ if left < len => self.end_send(id, Some(sock), send.batch, left as i32, Arm::SentPart),
             (_, SendMode::TryQuietly) => {
-                let mut cqe = RawCqe::new(Kind::Send.with(id.bits()), left as i32, 0);
-                cqe.batch = Some(send.batch);
-                self.unannounced.push_back(cqe);
+                self.unannounced.push_back(SentQuietly { id, bytes: left as i32, batch: send.batch });
             }
             _ => self.end_send(id, Some(sock), send.batch, left as i32, Arm::SentAll),
         }
@@ -191,10 +189,13 @@ impl State {
         }
     }
 
-    pub(super) fn reap_unannounced(&mut self) -> Option<RawCqe> {
-        let cqe = self.unannounced.pop_front()?;
+    pub(super) fn reap_unannounced(&mut self) -> Option<SentQuietly> {
+        if !self.completions.is_empty() || !self.overflow.is_empty() {
+            return None;
+        }
+        let sent = self.unannounced.pop_front()?;
         self.cover.arm(Arm::SentQuietly);
-        Some(cqe)
+        Some(sent)
     }
 
     /// True if a send of this connection waits for room.
