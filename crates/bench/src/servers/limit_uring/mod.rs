@@ -36,7 +36,7 @@ const SUBMISSIONS: u32 = 64;
 const COMPLETIONS: u32 = 4096;
 
 /// Connections at most, also bounded by the limit of open files, which bounds the ring's table.
-const CONNECTIONS_MAX: u32 = 16 * 1024;
+const CONNECTIONS_MAX: u32 = 64 * 1024;
 
 /// Buffers that may wait for one connection's peer to read; above it the receive is cancelled until
 /// all are sent. Twice the 32 that the kernel receives for one socket before it goes on to others.
