@@ -58,6 +58,8 @@ pub enum Kind {
     Message = 11,
     /// A message from another ring: the turn is to return.
     Woken = 12,
+    /// The kernel half's own timer went off: a wait was over.
+    Timer = 13,
 }
 
 impl Kind {
@@ -83,6 +85,7 @@ impl Kind {
             10 => Kind::Install,
             11 => Kind::Message,
             12 => Kind::Woken,
+            13 => Kind::Timer,
             _ => return None,
         })
     }

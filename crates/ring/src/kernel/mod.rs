@@ -9,13 +9,15 @@
 //!    as used up in a completion, or until nothing is in flight and the buffer ring is unregistered. The
 //!    bookkeeping half ends a loan only through a completion reaped here; only this crate can make it do so.
 //! 4. The word the wake-up read writes to is boxed and freed only when nothing is in flight.
-//! 5. A descriptor in [`Owned`] is open and nobody else's; it leaves the set when a close of it is pushed.
+//! 5. The time of the [`Timer`]'s operation is boxed, and not touched until its completion was reaped.
+//! 6. A descriptor in [`Owned`] is open and nobody else's; it leaves the set when a close of it is pushed.
 
 mod buffers;
 mod encode;
 mod finish;
 mod owned;
 mod setup;
+mod timer;
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -40,12 +42,14 @@ use buffers::BufferRing;
 use encode::{On, Staging};
 use owned::Owned;
 use setup::Mode;
+use timer::{Bound, Timer};
 
 /// The kernel this process runs on.
 pub struct SystemKernel {
     /// First, so that it is closed before what follows is freed.
     ring: IoUring,
     mode: Mode,
+    timer: Timer,
     buffers: BufferRing,
     staging: Staging,
     /// Batches with the kernel, by slot.
@@ -132,6 +136,7 @@ impl SystemKernel {
             staging: Staging::new(ring.params().sq_entries() as usize),
             ring,
             mode,
+            timer: Timer::new(),
             buffers,
             sends: Chunked::new(),
             quiet: VecDeque::new(),
@@ -180,8 +185,8 @@ impl SystemKernel {
     #[inline]
     fn push(&mut self, entry: Entry, user_data: u64) {
         let entry = entry.user_data(user_data);
-        // SAFETY: each constructor in `encode` names what its pointers need; `submit`, `cancel_all` and `read_wake`
-        // give it, by invariants 1, 2 and 4 of this module.
+        // SAFETY: each constructor in `encode` names what its pointers need; `submit`, `cancel_all`, `read_wake` and
+        // `bound` give it, by invariants 1, 2, 4 and 5 of this module.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the submission queue had room");
         self.pushed = self.pushed.wrapping_add(1);
@@ -270,13 +275,27 @@ impl SystemKernel {
             }
             Kind::Accept if cqe.res >= 0 => self.owned.insert(cqe.res),
             Kind::Wake | Kind::Woken => self.waker.seen(),
+            Kind::Timer => self.timer.went_off(),
             _ => {}
+        }
+    }
+
+    /// True if a timer that is with the kernel, or will be, ends a wait of this length.
+    fn is_bound(&mut self, wait: Duration) -> bool {
+        let room = self.room() > 0;
+        match self.timer.bound(wait, room) {
+            Bound::Timer(None) => true,
+            Bound::Timer(Some(entry)) => {
+                self.push_awaited(entry, Kind::Timer.with(0));
+                true
+            }
+            Bound::Call => false,
         }
     }
 
     fn enter_flags(&self) -> EnterFlags {
         // Without GETEVENTS deferred work is not done and nothing is ever reaped.
-        let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        let mut flags = EnterFlags::GETEVENTS;
         if self.mode.no_iowait {
             flags |= EnterFlags::NO_IOWAIT;
         }
@@ -346,16 +365,14 @@ impl Kernel for SystemKernel {
     }
 
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        let timespec = timeout.filter(|time| !self.is_bound(*time)).map(Timespec::from);
+        let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
+        let mut flags = self.enter_flags();
+        flags.set(EnterFlags::EXT_ARG, args.is_some());
         let queued = self.ring.submission().len() as u32;
-        let timespec = timeout.map(Timespec::from);
-        let mut args = SubmitArgs::new();
-        if let Some(timespec) = &timespec {
-            args = args.timespec(timespec);
-        }
-        let flags = self.enter_flags().bits();
-        // SAFETY: the argument is a getevents argument, as EXT_ARG says, and lives, like the time it points to,
-        // until the call returns. What the submitted entries point to is valid by the module's invariants.
-        let entered = unsafe { self.ring.submitter().enter(queued, wait_for, flags, Some(&args)) };
+        // SAFETY: the argument, if there is one, is a getevents argument, as EXT_ARG says, and lives, like the time it
+        // points to, until the call returns. What the submitted entries point to is valid by the module's invariants.
+        let entered = unsafe { self.ring.submitter().enter(queued, wait_for, flags.bits(), args.as_ref()) };
         let left = self.ring.submission().len() as u32;
         self.consumed = self.pushed.wrapping_sub(left);
         if left == 0 {

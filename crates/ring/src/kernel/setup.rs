@@ -167,6 +167,7 @@ fn restrictions() -> Vec<Restriction> {
         opcode::AsyncCancel2::CODE,
         opcode::Read::CODE,
         opcode::MsgRingData::CODE,
+        opcode::Timeout::CODE,
     ];
     let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT | squeue::Flags::SKIP_SUCCESS;
     let mut all: Vec<Restriction> = operations.map(Restriction::sqe_op).into();

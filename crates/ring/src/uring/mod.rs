@@ -225,7 +225,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
             Some(Kind::CancelSend | Kind::CancelAccept) => {}
             Some(Kind::Message) => self.on_message(cqe),
-            Some(Kind::Woken) => {}
+            Some(Kind::Woken | Kind::Timer) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
             Some(Kind::Ignored) => tracing::debug!(errno = -cqe.res, "an operation nobody waits for failed"),

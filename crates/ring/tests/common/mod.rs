@@ -60,6 +60,20 @@ impl Rig {
         self.events.extend(self.out.drain(..));
     }
 
+    /// Takes turns for so long, each as long as possible, and counts them. An earlier wait's timer may end one of them.
+    pub fn idle_for(&mut self, time: Duration) -> u64 {
+        let end = Instant::now() + time;
+        let mut turns = 0;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return turns;
+            }
+            self.turn(Wait::For(left));
+            turns += 1;
+        }
+    }
+
     /// Turns until an event matches and returns it; the others stay.
     pub fn wait_for<T>(&mut self, what: &str, mut select: impl FnMut(&Completion) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
