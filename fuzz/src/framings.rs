@@ -3,9 +3,12 @@
 use std::rc::Rc;
 
 use ringserve_core::framing::{
-    ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, LengthPrefix, Lines, Raw,
+    ByteOrder, Decode, Delimiter, EncodeError, Encoding, Fixed, FrameError, Framing, LengthPrefix, Lines, Raw,
 };
-use ringserve_core::{Outbox, Payload};
+use ringserve_core::{Limits, Outbox, Payload};
+
+use crate::field::Field;
+use crate::input::Input;
 
 /// A framing that ships, with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,10 +19,16 @@ pub enum Kind {
     Lines(bool),
     /// A length of so many bytes; true if the least significant comes first.
     Length(u8, bool),
+    /// Frames of one size.
+    Fixed(usize),
+    /// Bytes up to a delimiter.
+    Delimiter(&'static [u8]),
+    /// A length written, placed or counted otherwise.
+    Field(Field),
 }
 
-/// All of them.
-pub const KINDS: [Kind; 11] = [
+/// The first ones, whose numbers kept inputs name.
+const KINDS: [Kind; 11] = [
     Kind::Raw,
     Kind::Lines(false),
     Kind::Lines(true),
@@ -31,6 +40,27 @@ pub const KINDS: [Kind; 11] = [
     Kind::Length(4, true),
     Kind::Length(8, false),
     Kind::Length(8, true),
+];
+
+/// The others.
+const MORE_KINDS: [Kind; 17] = [
+    Kind::Fixed(1),
+    Kind::Fixed(7),
+    Kind::Fixed(64),
+    Kind::Delimiter(b"\0"),
+    Kind::Delimiter(b"\r\n.\r\n"),
+    Kind::Delimiter(b"aa"),
+    Kind::Delimiter(b"abcabcab"),
+    Kind::Length(3, false),
+    Kind::Length(3, true),
+    Kind::Field(Field { width: 0, ..Field::PLAIN }),
+    Kind::Field(Field { width: 0, keep: true, ..Field::PLAIN }),
+    Kind::Field(Field { width: 0, adjust: -1, ..Field::PLAIN }),
+    Kind::Field(Field { width: 2, adjust: -2, ..Field::PLAIN }),
+    Kind::Field(Field { width: 3, little: true, adjust: 5, ..Field::PLAIN }),
+    Kind::Field(Field { width: 8, adjust: i32::MAX, ..Field::PLAIN }),
+    Kind::Field(Field { width: 2, offset: 3, keep: true, ..Field::PLAIN }),
+    Kind::Field(Field { width: 0, offset: 1, keep: true, adjust: -4, ..Field::PLAIN }),
 ];
 
 /// Up to so many bytes are shown to a framing in a block of their own.
@@ -45,9 +75,30 @@ pub enum Start<'a> {
     Part,
     /// A frame that is larger than the limit, whatever follows.
     TooLarge,
+    /// Nothing that could become a frame.
+    Bad,
 }
 
 impl Kind {
+    /// One of all, by the next byte. The values below 220 name what they named when there were eleven.
+    pub fn draw(input: &mut Input<'_>) -> Kind {
+        let byte = usize::from(input.byte());
+        match byte.checked_sub(20 * KINDS.len()) {
+            None => KINDS[byte % KINDS.len()],
+            Some(more) => MORE_KINDS[more % MORE_KINDS.len()],
+        }
+    }
+
+    /// False if a server with these limits does not start.
+    pub fn works_with(self, limits: &Limits) -> bool {
+        match self {
+            Kind::Raw | Kind::Lines(_) | Kind::Length(..) => true,
+            Kind::Fixed(bytes) => Fixed::bytes(bytes).check(limits).is_ok(),
+            Kind::Delimiter(bytes) => Delimiter::new(bytes).check(limits).is_ok(),
+            Kind::Field(field) => field.framing().check(limits).is_ok(),
+        }
+    }
+
     /// What the first of `bytes` are, by the definition of the framing. [`Kind::Raw`] has no frames to find.
     pub fn start(self, bytes: &[u8], frame_bytes_max: usize) -> Start<'_> {
         let (payload, consumed) = match self {
@@ -82,6 +133,17 @@ impl Kind {
                 }
                 (&bytes[width..consumed], consumed)
             }
+            Kind::Fixed(size) => match bytes.get(..size) {
+                Some(frame) => (frame, size),
+                None => return Start::Part,
+            },
+            Kind::Delimiter(delimiter) => {
+                let Some(end) = bytes.windows(delimiter.len()).position(|window| window == delimiter) else {
+                    return if bytes.len() >= frame_bytes_max { Start::TooLarge } else { Start::Part };
+                };
+                (&bytes[..end], end + delimiter.len())
+            }
+            Kind::Field(field) => return field.start(bytes, frame_bytes_max),
         };
         if consumed > frame_bytes_max { Start::TooLarge } else { Start::Frame(payload, consumed) }
     }
@@ -89,6 +151,16 @@ impl Kind {
     /// A payload's frame, if it has one.
     pub fn frame(self, payload: &[u8]) -> Option<Vec<u8>> {
         let mut wire = Vec::new();
+        match self {
+            Kind::Field(field) => return field.frame(payload),
+            Kind::Fixed(size) if payload.len() != size => return None,
+            Kind::Delimiter(delimiter) => {
+                let wire = [payload, delimiter].concat();
+                let only = self.start(&wire, usize::MAX) == Start::Frame(payload, wire.len());
+                return only.then_some(wire);
+            }
+            _ => {}
+        }
         if let Kind::Length(width, little) = self {
             if width < 8 && payload.len() as u64 >= 1 << (8 * width) {
                 return None;
@@ -137,6 +209,9 @@ impl Framing for Checked {
             Kind::Raw => Raw.decode(shown, scanned),
             Kind::Lines(crlf) => Kind::lines(crlf).decode(shown, scanned),
             Kind::Length(width, little) => Kind::length(width, little).decode(shown, scanned),
+            Kind::Fixed(size) => Fixed::bytes(size).decode(shown, scanned),
+            Kind::Delimiter(bytes) => Delimiter::new(bytes).decode(shown, scanned),
+            Kind::Field(field) => field.framing().decode(shown, scanned),
         };
         let found = decode(scanned);
         assert_eq!(found, decode(0), "what was seen before changes the answer");
@@ -146,6 +221,7 @@ impl Framing for Checked {
             (Ok(Decode::Frame { skip, len, consumed }), Start::Frame(payload, bytes_of_frame)) => {
                 assert_eq!((&shown[skip..skip + len], consumed), (payload, bytes_of_frame));
             }
+            (Err(_), Start::Bad) => {}
             (found, start) => panic!("{found:?} where {start:?} is right"),
         }
         found
@@ -156,6 +232,9 @@ impl Framing for Checked {
             Kind::Raw => Raw.encode(payload, out),
             Kind::Lines(crlf) => Kind::lines(crlf).encode(payload, out),
             Kind::Length(width, little) => Kind::length(width, little).encode(payload, out),
+            Kind::Fixed(size) => Fixed::bytes(size).encode(payload, out),
+            Kind::Delimiter(bytes) => Delimiter::new(bytes).encode(payload, out),
+            Kind::Field(field) => field.framing().encode(payload, out),
         }
     }
 
@@ -164,6 +243,9 @@ impl Framing for Checked {
             Kind::Raw => Encoding::Raw,
             Kind::Lines(crlf) => Encoding::Lines(Kind::lines(crlf)),
             Kind::Length(width, little) => Encoding::Length(Kind::length(width, little)),
+            Kind::Fixed(size) => Rc::new(Fixed::bytes(size)).encoding(),
+            Kind::Delimiter(bytes) => Rc::new(Delimiter::new(bytes)).encoding(),
+            Kind::Field(field) => Rc::new(field.framing()).encoding(),
         }
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! Both go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
 
+pub mod field;
 pub mod framing;
 pub mod framings;
 pub mod input;

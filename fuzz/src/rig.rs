@@ -12,7 +12,7 @@
 //! * nothing stands still: no reply waits without a send, no frame without a reason, no handler for room that
 //!   is there; a drain ends.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -79,6 +79,10 @@ pub struct Session {
     pub kept: RefCell<Vec<Frame>>,
     /// Set when the outbox has room again, for all calls that wait for that.
     pub room: RefCell<Option<Arc<Flag>>>,
+    /// The service ended its side of the stream.
+    pub writing_ended: Cell<bool>,
+    /// The service reads on while its outbox is full.
+    pub reads_on: Cell<bool>,
     /// What other threads know of it, if they do.
     pub reach: RefCell<Option<Arc<Reach>>>,
 }
@@ -583,7 +587,8 @@ impl Rig {
                 Next::Bad(error, block) => {
                     let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
                     let talk = &mut self.talks[block.session.peer];
-                    assert_eq!(talk.next(kind, max), Start::TooLarge, "a good frame is refused");
+                    let next = talk.next(kind, max);
+                    assert!(matches!(next, Start::TooLarge | Start::Bad), "{next:?} is refused");
                     talk.bad = true;
                     self.reply(&block, b"too large");
                     return self.shard.finish(id, CloseReason::BadFrame(error));
@@ -602,7 +607,8 @@ impl Rig {
     fn check_frame(&mut self, frame: &Frame, block: &Conn) {
         self.frames += 1;
         let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
-        assert!(!block.link.is_full(), "a frame is handed out although the outbox is full");
+        let may = !block.link.is_full() || block.session.reads_on.get();
+        assert!(may, "a frame is handed out although the outbox is full");
         let more = self.calls(block).count() < self.plan.limits.calls_in_flight_max.into();
         assert!(more, "a frame is handed out while as many calls wait as may");
         let talk = &mut self.talks[block.session.peer];
@@ -764,6 +770,8 @@ impl Rig {
             let queued = talk.owed.len() - talk.taken - in_flight;
             assert!(queued == 0 || send, "{id}: replies wait, and nothing is sent");
             assert!(send || !block.link.is_gone(), "{id}: it is finished, and waits for nothing");
+            let half_closed = block.session.writing_ended.get() && !wire.send.armed;
+            assert!(!half_closed || wire.shut, "{id}: everything left, and no FIN follows");
             let mut calls = 0;
             for task in self.calls(block) {
                 calls += 1;

@@ -70,11 +70,16 @@ impl Wake for Flag {
     }
 }
 
+/// False once nothing more is taken to be sent.
+fn takes_replies(block: &Conn) -> bool {
+    !block.link.is_gone() && !block.session.writing_ended.get()
+}
+
 impl Rig {
     /// Replies with a frame, and notes what the peer is owed for it.
     pub fn reply<'a>(&mut self, block: &Conn, payload: impl Into<Payload<'a>>) {
         let payload = payload.into();
-        if !block.link.is_gone()
+        if takes_replies(block)
             && let Some(wire) = self.plan.kind.frame(payload.bytes())
         {
             self.talks[block.session.peer].owed.extend_from_slice(&wire);
@@ -90,7 +95,7 @@ impl Rig {
         if !raw {
             return self.reply(block, bytes);
         }
-        if !block.link.is_gone() {
+        if takes_replies(block) {
             self.talks[block.session.peer].owed.extend_from_slice(bytes);
         }
         block.link.write(bytes);
@@ -105,6 +110,15 @@ impl Rig {
         let what = frame.first().copied().unwrap_or_default();
         let size = frame.get(1).copied().unwrap_or_default();
         match what % 20 {
+            4 => {
+                block.link.read_on();
+                block.session.reads_on.set(true);
+            }
+            5 => {
+                self.reply(block, frame);
+                block.link.end_writing();
+                block.session.writing_ended.set(true);
+            }
             6 => self.say(block, size, false),
             7 => self.say(block, size, true),
             8 => return self.park(block, Some(frame), 0),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringserve_core::{AcceptEnd, CloseReason, Limits, ReceiveEnd, SendEnd, Wait};
 
-use crate::framings::KINDS;
+use crate::framings::Kind;
 use crate::input::Input;
 use crate::rig::{Order, Plan, Rig};
 use crate::service::Called;
@@ -19,7 +19,11 @@ const CONNECTIONS_MAX: usize = 6;
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let what = input.byte();
-    let mut rig = Rig::new(plan(what, &mut input));
+    let plan = plan(what, &mut input);
+    if !plan.kind.works_with(&plan.limits) {
+        return;
+    }
+    let mut rig = Rig::new(plan);
     rig.next_turn(Duration::ZERO);
     while let Some(what) = input.next_byte() {
         step(&mut rig, what, &mut input);
@@ -29,7 +33,7 @@ pub fn run(bytes: &[u8]) {
 
 fn plan(what: u8, input: &mut Input<'_>) -> Plan {
     let has = |bit: u8| what & bit != 0;
-    let kind = input.pick(&KINDS);
+    let kind = Kind::draw(input);
     let ms = Duration::from_millis;
     let receive_buffer_bytes = input.pick(&[64, 4096, 300, 16384]);
     let buffers = 1 + usize::from(input.byte()) % 8;

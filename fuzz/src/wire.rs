@@ -55,6 +55,8 @@ pub struct Wire {
     pub batch: Option<Box<Batch>>,
     /// A shutdown is in flight.
     pub shutdown: bool,
+    /// A shutdown was submitted.
+    pub shut: bool,
     /// The close in flight.
     pub close: Option<CloseHow>,
     /// What the peer sent and the driver did not deliver yet.
@@ -73,6 +75,7 @@ impl Wire {
             send: Flight::default(),
             batch: None,
             shutdown: false,
+            shut: false,
             close: None,
             unread: VecDeque::new(),
             read_over: false,
@@ -100,8 +103,8 @@ impl Wire {
             }
             Op::SendStop { .. } => self.send.stop(turn, "send"),
             Op::Shutdown { .. } => {
-                assert!(!self.shutdown, "two shutdowns in flight");
-                self.shutdown = true;
+                assert!(!self.shut, "a second shutdown");
+                (self.shutdown, self.shut) = (true, true);
             }
             Op::Close { how, .. } => {
                 let idle = !self.receive.armed && !self.send.armed && !self.shutdown;

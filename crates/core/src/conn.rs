@@ -282,7 +282,9 @@ impl<S> Conn<S> {
             }
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes.
-        if self.is_open() && self.opened && !self.input_ended && times.heartbeat != NEVER {
+        // Nothing can be said any more to a peer that was sent FIN.
+        let answers = self.opened && !self.input_ended && !self.shut;
+        if self.is_open() && answers && times.heartbeat != NEVER {
             let at = self.heard_at.saturating_add(times.heartbeat.saturating_mul(u32::from(self.beats) + 1));
             if at < next.0 {
                 next = (at, Due::Heartbeat);

@@ -24,7 +24,7 @@ const LATE_STEPS: u32 = 6;
 /// What there is to see of a connection at the start or the end of a turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// Its outbox is over its high mark, or nothing is received: heartbeats are left out.
+    /// Its outbox is over its high mark, or nothing is received, or FIN was sent: heartbeats are left out.
     pub left_out: bool,
     /// Bytes of it wait in the kernel and are not received.
     pub unread: bool,

@@ -92,6 +92,7 @@ named! {
         HandlerAborts "handler aborts",
         HandlerStreams "handler streams and waits for room",
         HandlerUnframed "reply cannot be framed",
+        HandlerEndsWriting "handler ends its side of the stream",
         PushElsewhere "push to another connection",
         PushAnnounced "push from another thread",
         PushFull "push from another thread finds the outbox full",

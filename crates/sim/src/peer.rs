@@ -231,7 +231,7 @@ impl State {
             sock.peer.next_at = now + self.rng.below(pace) + 1;
         } else if sock.peer.reads_from > now && sock.peer.ever_reads() {
             sock.peer.next_at = sock.peer.reads_from;
-        } else if sock.peer.end == End::Ignore && sock.server_fin && !sock.server_closed {
+        } else if sock.peer.end == End::Ignore && sock.ended.is_some() && !sock.server_closed {
             // It goes on talking for a while, so that its input has to be thrown away.
             if sock.wire.len() < sock.sent + 64 && sock.wire.len() < 20_000 {
                 sock.wire.extend_from_slice(&[b'?'; 64]);

@@ -74,10 +74,15 @@ impl Wake for Flag {
     }
 }
 
+/// False once nothing more is taken to be sent.
+fn takes_replies(state: &State, block: &Block<Session>) -> bool {
+    !block.link.is_gone() && !state.socks[block.session.tag].writing_ended
+}
+
 /// Replies with a frame of the service's own, or raw bytes.
 pub fn say(state: &mut State, block: &Block<Session>, len: usize) {
     let (link, session) = (&block.link, &block.session);
-    if link.is_gone() {
+    if !takes_replies(state, block) {
         return;
     }
     if !state.rng.one_in(8) {
@@ -94,7 +99,7 @@ pub fn say(state: &mut State, block: &Block<Session>, len: usize) {
 /// Replies with a frame that another thread pushed.
 pub fn push(state: &mut State, block: &Block<Session>, len: usize) {
     let (link, session) = (&block.link, &block.session);
-    if link.is_gone() {
+    if !takes_replies(state, block) {
         return;
     }
     let number = session.replies.get();
@@ -106,7 +111,7 @@ pub fn push(state: &mut State, block: &Block<Session>, len: usize) {
 }
 
 fn echo(state: &mut State, block: &Block<Session>, frame: Frame) {
-    if block.link.is_gone() {
+    if !takes_replies(state, block) {
         return;
     }
     if frame.len() >= 4096 && frame.pinned_bytes() <= 4 * frame.len() {
@@ -314,6 +319,12 @@ fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Fra
             state.cover.fault(Fault::HandlerUnframed);
             state.socks[tag].excuses |= excuse::UNFRAMED;
             block.link.reply(Payload::Bytes(bytes::payload(tag, 0, 256)));
+        }
+        18 => {
+            state.cover.fault(Fault::HandlerEndsWriting);
+            answer(state, block, frame);
+            block.link.end_writing();
+            state.socks[tag].writing_ended = true;
         }
         _ => answer(state, block, frame),
     }

@@ -112,6 +112,10 @@ pub struct Sock {
     pub taken: usize,
     /// Bytes the peer read.
     pub delivered: usize,
+    /// The service ended its side of the stream.
+    pub writing_ended: bool,
+    /// The server asked for FIN.
+    pub fin_asked: bool,
     /// FIN follows what was taken.
     pub server_fin: bool,
     /// Both directions of the server's end are gone.
@@ -179,6 +183,8 @@ impl Sock {
             owed: Vec::new(),
             taken: 0,
             delivered: 0,
+            writing_ended: false,
+            fin_asked: false,
             server_fin: false,
             server_closed: false,
             opened: false,

@@ -14,6 +14,8 @@ impl State {
         let Some(tag) = self.file(id) else {
             return self.post(done(-libc::EBADF), Arm::ShutdownError);
         };
+        assert!(!self.socks[tag].fin_asked, "{id} is shut down twice");
+        self.socks[tag].fin_asked = true;
         if self.socks[tag].reset || self.strikes(Fault::ShutdownFails) {
             return self.post(done(-libc::ENOTCONN), Arm::ShutdownError);
         }

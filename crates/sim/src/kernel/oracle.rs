@@ -59,7 +59,11 @@ impl State {
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
             let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);
             let held_back = !self.calls_are_full(sock) && self.has_frame(sock);
-            let depends = ends || sock.wants_room > 0 || held_back || self.drain_deadline.is_some();
+            let depends = ends
+                || sock.writing_ended
+                || sock.wants_room > 0
+                || held_back
+                || self.drain_deadline.is_some();
             // One that a full queue held up was not waited for when it was made.
             let depends = depends && sock.sent_turn == self.turn;
             assert!(
@@ -72,6 +76,10 @@ impl State {
         assert!(
             sock.owed.len() == sock.taken,
             "connection {tag}: replies are owed, nothing is sent, all sleep"
+        );
+        assert!(
+            !sock.writing_ended || sock.fin_asked,
+            "connection {tag}: everything left, and no FIN follows"
         );
         assert!(sock.wants_room == 0, "connection {tag}: a handler waits for room, and nothing is sent");
         if self.calls_are_full(sock) {
@@ -233,9 +241,13 @@ impl State {
         );
         match sock.ended {
             Some((_, reason)) => {
-                assert!(is_orderly(reason), "connection {tag} ended in order after {reason}")
+                let orderly = is_orderly(reason) || sock.writing_ended;
+                assert!(orderly, "connection {tag} ended in order after {reason}")
             }
-            None => assert!(!sock.opened, "connection {tag} ended for its peer and not for the service"),
+            None => assert!(
+                !sock.opened || sock.writing_ended,
+                "connection {tag} ended for its peer and not for the service"
+            ),
         }
     }
 

@@ -27,7 +27,7 @@ impl State {
             None if busy && self.is_stopping(tag) => None,
             None if busy => limits.write_stalled.map(|_| "write_stalled"),
             None if self.is_deaf(tag) => Some("the reset"),
-            None if limits.heartbeat.is_some() && !sock.fin_read => Some("heartbeat"),
+            None if limits.heartbeat.is_some() && !sock.fin_read && !sock.fin_asked => Some("heartbeat"),
             None if !sock.waiting.is_empty() => limits.handler.map(|_| "handler"),
             None if sock.handed == 0 && limits.first_frame.is_some() => Some("first_frame"),
             None => limits.idle.map(|_| "idle"),
@@ -97,7 +97,10 @@ impl State {
         let calls_full = self.calls_are_full(sock);
         let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
         let look = Look {
-            left_out: outbox > limits.outbox_bytes_high || starved || !self.is_receiving(tag),
+            left_out: outbox > limits.outbox_bytes_high
+                || starved
+                || !self.is_receiving(tag)
+                || sock.fin_asked,
             unread: sock.unread() > 0 && !self.is_receiving(tag) && !sock.may(excuse::SILENT),
             calls_full,
             half: half.then_some(sock.seen),

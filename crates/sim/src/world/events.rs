@@ -81,6 +81,7 @@ impl World {
         state.log(|| format!("heartbeat of {id}, connection {}", block.session.tag));
         let (limits, sock) = (&state.plan.limits, &mut state.socks[block.session.tag]);
         assert!(sock.opened && sock.ended.is_none(), "{id} is not open, and is to give a sign of life");
+        assert!(!sock.fin_asked, "{id} cannot say anything any more, and is to give a sign of life");
         sock.clocks.beat(limits, self.now.as_nanos());
         service::heartbeat(state, block);
     }
