@@ -268,7 +268,7 @@ pub trait Kernel {
     /// timeout is over; when it could not submit everything it does not block.
     ///
     /// # Errors
-    /// As the `errno`. `EINTR`, `ETIME`, `EBUSY` and `EAGAIN` are not failures, but it may have submitted
+    /// As the `errno`. `EINTR`, `ETIME`, `EBUSY`, `EAGAIN` and `ENOMEM` are not failures, but it may have submitted
     /// or waited less than asked.
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32>;
 

@@ -58,6 +58,7 @@ named! {
         EnterInterrupted "enter ends with EINTR",
         EnterBusy "enter ends with EBUSY",
         EnterAgain "enter ends with EAGAIN, nothing submitted",
+        EnterNoMemory "enter ends with ENOMEM, nothing submitted",
         EnterPartial "enter submits a part",
         Stall "process stopped for a while",
         SendDeferred "turn whose sends nobody waits for",

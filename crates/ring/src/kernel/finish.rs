@@ -29,7 +29,7 @@ impl SystemKernel {
             }
             // Short waits: what is cancelled comes at once, and an operation that escaped is cancelled again.
             match self.enter(1, Some(left.min(Duration::from_millis(10)))) {
-                Ok(()) | Err(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
+                Ok(()) | Err(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {}
                 Err(errno) => {
                     tracing::warn!(errno, "the ring could not be finished");
                     break;

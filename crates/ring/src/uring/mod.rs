@@ -209,7 +209,8 @@ impl<K: Kernel> Uring<K> {
         self.stats.enters += 1;
         let entered = self.kernel.enter(u32::from(timeout.is_some()), timeout.flatten());
         match entered {
-            Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            // Without memory now, it may have some for the next turn.
+            Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => Ok(()),
             entered => entered,
         }
     }

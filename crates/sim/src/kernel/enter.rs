@@ -108,6 +108,9 @@ impl State {
         if !self.submissions.is_empty() && self.strikes(Fault::EnterAgain) {
             return Err(libc::EAGAIN);
         }
+        if !self.submissions.is_empty() && self.strikes(Fault::EnterNoMemory) {
+            return Err(libc::ENOMEM);
+        }
         self.flush_overflow();
         let all = self.submit_all();
         self.work(false);

@@ -1,0 +1,47 @@
+//! What a peer only claims costs nothing.
+//!
+//! The allocator counts for the whole process, so there is one test in this file.
+
+mod common;
+
+use std::alloc::System;
+
+use common::client::End;
+use common::{Lab, On, no_time_limits};
+use ringserve::framing::{FrameError, LengthPrefix};
+use ringserve::{CloseReason, Limits};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// The largest frame the server takes.
+const FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// Lengths beyond it, by their bytes: just above, the ends of 32 bits, of 63 and of 64.
+const CLAIMS: [u64; 5] = [(1 << 20) + 1, (1 << 31) - 1, (1 << 32) - 1, 1 << 63, u64::MAX];
+
+#[test]
+fn a_claimed_length_allocates_nothing() {
+    let limits = Limits { frame_bytes_max: FRAME_BYTES_MAX, ..no_time_limits() };
+    let lab = Lab::of(On::default().server(limits).framing(LengthPrefix::bytes(8)));
+    // Everything that is made once is there.
+    claim(&lab, CLAIMS[0]);
+    for length in CLAIMS {
+        let region = Region::new(ALLOCATOR);
+        claim(&lab, length);
+        let change = region.change();
+        let bytes = change.bytes_allocated;
+        assert!(bytes <= FRAME_BYTES_MAX, "{length} bytes are claimed and {bytes} are allocated");
+    }
+    let claims = CLAIMS.len() as u64 + 1;
+    lab.closed_for(CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 }), claims);
+    lab.finish();
+}
+
+fn claim(lab: &Lab, length: u64) {
+    let mut client = lab.client();
+    client.write(&length.to_be_bytes());
+    client.write(b"and a few bytes of it");
+    assert_ne!(client.end_after_all(), End::Reset, "the connection is closed in order");
+}
