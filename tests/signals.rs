@@ -43,7 +43,13 @@ impl Served {
     }
 
     #[track_caller]
-    fn exits_in_order(mut self) {
+    fn exits_in_order(mut self, connections: usize) {
+        // What it did is the last line of the log.
+        let did = self.process.line_after("stopped after ");
+        assert!(
+            did.starts_with(&format!("{connections} connections (")) && did.contains(" frames, "),
+            "{did}"
+        );
         assert_eq!(self.process.line_after("serve returned "), "Ok(())");
         eventually("the process ends", SOON, || self.process.child.try_wait().unwrap().is_some());
         assert!(self.process.child.wait().unwrap().success());
@@ -64,7 +70,7 @@ fn drains_then_forces(signal: Signal) {
     assert!(waits.is_silent());
     served.process.signal(signal);
     assert_eq!(waits.end(), End::Reset);
-    served.exits_in_order();
+    served.exits_in_order(2);
 }
 
 #[test]
@@ -87,7 +93,7 @@ fn one_sigterm_is_enough_where_nothing_is_owed() {
     for mut client in clients {
         assert_eq!(client.end(), End::Fin);
     }
-    served.exits_in_order();
+    served.exits_in_order(20);
     assert!(started.elapsed() < Duration::from_secs(30), "long before the drain limit");
 }
 
@@ -99,7 +105,7 @@ fn a_second_instance_names_the_process_that_holds_the_port() {
     let holder = format!("in use by process {} (", served.process.child.id());
     assert!(text.contains(&holder), "{text}");
     served.process.signal(Signal::TERM);
-    served.exits_in_order();
+    served.exits_in_order(0);
 }
 
 #[test]

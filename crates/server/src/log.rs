@@ -1,8 +1,8 @@
-//! What a shard writes to the log.
+//! What a server and its shards write to the log.
 
 use std::net::SocketAddr;
 
-use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
+use ringserve_core::{Actor, CloseReason, ConnId, Counters, Observer, Time};
 use tracing::{debug, info, warn};
 
 /// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
@@ -75,6 +75,19 @@ impl Observer for LogObserver {
             info!(shard = self.shard, "accepting again");
         }
     }
+}
+
+/// What a server did, in its last line.
+pub(crate) fn stopped(counters: &Counters) {
+    let ends: Vec<String> = counters.reasons().map(|(reason, count)| format!("{reason} {count}")).collect();
+    info!(
+        "stopped after {} connections ({}), {} frames, {} bytes received, {} bytes sent",
+        counters.opened,
+        if ends.is_empty() { "none ended".to_owned() } else { ends.join(", ") },
+        counters.frames,
+        counters.bytes_received,
+        counters.bytes_sent
+    );
 }
 
 #[cfg(test)]

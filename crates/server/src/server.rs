@@ -20,7 +20,7 @@ use crate::cx::Peer;
 use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD, Driver, Wanted};
 use crate::error::Error;
 use crate::listen::listeners;
-use crate::log::LogObserver;
+use crate::log::{self, LogObserver};
 use crate::remote::Remote;
 use crate::running::{Running, ShardEnd};
 use crate::service::MakeService;
@@ -225,7 +225,8 @@ impl<F: Framing + Clone + Send> Server<F> {
         let ended = running.wait();
         handle.close();
         let _ = listener.join();
-        ended.map(|_| ())
+        log::stopped(&ended?.counters);
+        Ok(())
     }
 
     /// Starts the server on threads of its own. `factory` is called on each shard's thread, and may fail.
