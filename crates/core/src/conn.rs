@@ -281,8 +281,7 @@ impl<S> Conn<S> {
                 next = (at, Due::ReadRate);
             }
         }
-        // A peer that has sent FIN cannot answer, and owes no more bytes.
-        // Nothing can be said any more to a peer that was sent FIN.
+        // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
         let answers = self.opened && !self.input_ended && !self.shut;
         if self.is_open() && answers && times.heartbeat != NEVER {
             let at = self.heard_at.saturating_add(times.heartbeat.saturating_mul(u32::from(self.beats) + 1));

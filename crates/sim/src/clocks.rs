@@ -202,8 +202,9 @@ impl Clocks {
         assert!(self.late.0 <= LATE_STEPS, "connection {tag} outlives its limit, {limit}: {self:?}");
     }
 
-    /// The limit that should have ended the connection by now, or made its service ask for a heartbeat.
-    pub fn overdue(&self, limits: &Limits, now: u64) -> Option<&'static str> {
+    /// The limit that should have ended the connection by now, or made its service ask for a heartbeat. A window may be over
+    /// by `late`.
+    pub fn overdue(&self, limits: &Limits, now: u64, late: u64) -> Option<&'static str> {
         let heartbeat = limits.heartbeat.map(|time| time.as_nanos() as u64);
         if heartbeat.is_some_and(|heartbeat| now > self.quiet_at + heartbeat + LATE_MAX) {
             return Some("heartbeat");
@@ -211,8 +212,8 @@ impl Clocks {
         let (since, _) = self.half.filter(|_| limits.read_bytes_per_second_min > 0)?;
         // From `from` on nothing but the peer was in the way, so a window that began at most its length before that
         // is over by now.
-        let from = now.checked_sub(READ_WINDOW + LATE_MAX).filter(|from| since <= *from)?;
-        let span = from.saturating_sub(READ_WINDOW + LATE_MAX);
+        let from = now.checked_sub(READ_WINDOW + late).filter(|from| since <= *from)?;
+        let span = from.saturating_sub(READ_WINDOW + late);
         let (freed_at, freed) = self.freed;
         let came = self.arrived_since(span) + if freed_at > span { freed } else { 0 };
         (came < Clocks::wanted(limits)).then_some("read_bytes_per_second_min")

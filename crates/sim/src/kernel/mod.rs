@@ -36,6 +36,9 @@ use receive::Receive;
 use send::Sending;
 pub use times::STEP;
 
+/// The longest stop of the process.
+pub(super) const STALL_MAX: u64 = 1_500_000_000;
+
 /// Lines of the trace that are kept.
 const TRACE_LINES: usize = 80;
 
@@ -237,7 +240,7 @@ impl State {
     /// As `pass`, for the time that a turn takes.
     pub fn pass_turn(&mut self) {
         let time =
-            if self.strikes(Fault::Stall) { self.rng.below(1_500_000_000) } else { self.rng.below(200_000) };
+            if self.strikes(Fault::Stall) { self.rng.below(STALL_MAX) } else { self.rng.below(200_000) };
         self.pass(time);
     }
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::State;
+use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
 use crate::clocks::{LATE_MAX, Look};
+use crate::faults::Fault;
 use crate::sock::excuse;
 
 /// How coarse the shard's clock for time limits is, in nanoseconds.
@@ -112,13 +113,15 @@ impl State {
         let stalled = limits.write_stalled.map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
         let stopping = sock.untold && now >= stalled;
         let limits = limits.clone();
+        // A window ends when somebody looks, and the next one begins then.
+        let late = LATE_MAX + if self.plan.rates.of(Fault::Stall) > 0 { STALL_MAX } else { 0 };
         let sock = &mut self.socks[tag];
         sock.clocks.look(look, now);
         let overdue = match () {
             () if stopping => None,
             () if handler => Some("handler"),
             () if sock.fin_read => None,
-            () => sock.clocks.overdue(&limits, now),
+            () => sock.clocks.overdue(&limits, now, late),
         };
         sock.clocks.check(overdue, tag, now);
     }
