@@ -130,6 +130,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             SendEnd::Error(errno) => return self.end(id, CloseReason::of_errno(errno), true),
         }
         let waits = conn.held_back || block.link.is_awaited();
+        let mut released = false;
         if waits && block.link.outbox_bytes() <= self.limits.outbox_bytes_low {
             block.link.wake_ready();
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
@@ -137,12 +138,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             if let Some(inbox) = &mut conn.inbox {
                 inbox.begin_window(step_at(self.now));
             }
-            if core::mem::take(&mut conn.held_back) && looks {
+            released = core::mem::take(&mut conn.held_back);
+            if released && looks {
                 self.events.push_back(Event::Frames(id));
             }
         }
-        // The idle time runs again, unless another send does; and if the write limit went off, all limits do.
-        let sooner = conn.timer == NEVER || conn.active_at.saturating_add(self.times.idle) < conn.timer;
+        // The idle time runs again, unless another send does; and all limits do, if the write limit went off or the peer
+        // was held back until now.
+        let sooner =
+            released || conn.timer == NEVER || conn.active_at.saturating_add(self.times.idle) < conn.timer;
         self.start_send(id);
         if sooner {
             self.arm(id);

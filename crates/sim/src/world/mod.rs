@@ -50,6 +50,8 @@ pub struct World {
     now: Time,
     turn: u64,
     drained_at: Option<u64>,
+    /// The turn in which a slot became free last.
+    freed_turn: u64,
     force_at: u64,
     idle_turns: u32,
     /// Something came out of this turn.
@@ -117,6 +119,7 @@ impl World {
             now: Time::ZERO,
             turn: 0,
             drained_at: None,
+            freed_turn: u64::MAX,
             force_at: NEVER,
             idle_turns: 0,
             moved: false,
@@ -163,6 +166,9 @@ impl World {
         for completion in completions.drain(..) {
             self.note(&completion);
             let sent = if let Completion::Sent { id, .. } = &completion { Some(*id) } else { None };
+            if let Completion::Closed { .. } = &completion {
+                self.freed_turn = self.turn;
+            }
             self.core.complete(completion);
             self.look_after(sent);
             if let Some(id) = self.core.take_frames() {
