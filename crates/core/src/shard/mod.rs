@@ -21,6 +21,8 @@ mod check;
 mod close;
 mod receive;
 mod send;
+#[cfg(test)]
+mod tests;
 mod timers;
 
 use alloc::collections::VecDeque;

@@ -1,0 +1,85 @@
+//! What hardly any seed of the simulator meets. Everything else about a shard is tested there.
+
+use core::time::Duration;
+
+use ringserve_buf::{Lease, Pool, PoolConfig};
+
+use super::{Event, Next, Shard};
+use crate::framing::LengthPrefix;
+use crate::{Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time, Wait};
+
+type Tested = Shard<(), LengthPrefix>;
+
+fn at(seconds: u64) -> Time {
+    Time::ZERO + Duration::from_secs(seconds)
+}
+
+/// A shard with one connection.
+fn with_connection(limits: Limits) -> (Tested, ConnId) {
+    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+    let mut shard = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
+    shard.begin_turn(Time::ZERO);
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
+    let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
+    let id = shard.admit(socket, None, 0, ()).unwrap();
+    shard.opened(id);
+    shard.end_turn();
+    shard.take_ops().for_each(drop);
+    (shard, id)
+}
+
+fn receive(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
+    shard.complete(Completion::Received { id, lease: Lease::copy_of(bytes) });
+    if shard.take_frames().is_some() {
+        assert!(matches!(shard.next_frame(id), Next::Nothing), "a frame");
+    }
+}
+
+#[test]
+fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
+    let (mut shard, id) = with_connection(Limits {
+        outbox_bytes_high: 10,
+        outbox_bytes_low: 5,
+        first_frame: Some(Duration::from_secs(3600)),
+        idle: None,
+        write_stalled: None,
+        handler: None,
+        ..Limits::default()
+    });
+    shard.begin_turn(at(1));
+    receive(&mut shard, id, &[0, 0, 0, 9, b'h']);
+    shard.block(id).unwrap().link.reply(Payload::Bytes(&[b'r'; 100]));
+    shard.end_turn();
+    let send =
+        shard.take_ops().find_map(|op| if let Op::Send { batch, .. } = op { Some(batch) } else { None });
+    let mut batch = send.expect("the reply is sent");
+    shard.begin_turn(at(2));
+    receive(&mut shard, id, b"a");
+    shard.end_turn();
+    // The limits of the half frame, and of a peer that is silent, go off and find that it is held back.
+    for seconds in 3..40 {
+        shard.begin_turn(at(seconds));
+        shard.end_turn();
+    }
+    shard.begin_turn(at(40));
+    batch.advance(batch.len());
+    shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
+    while let Some(event) = shard.next_event() {
+        assert!(matches!(event, Event::Frames(of) if of == id));
+        assert!(matches!(shard.next_frame(id), Next::Nothing));
+    }
+    shard.end_turn();
+    let window = Duration::from_secs(10)..Duration::from_secs(11);
+    let mut waited = Duration::ZERO;
+    // The wheel may wake the shard on the way.
+    while let Wait::For(time) = shard.wait()
+        && shard.block(id).is_some()
+        && waited < window.end
+    {
+        waited += time;
+        shard.begin_turn(at(40) + waited);
+        shard.end_turn();
+    }
+    assert!(window.contains(&waited) && shard.block(id).is_none(), "closed after {waited:?}");
+    assert_eq!(shard.counters().closed_for(crate::CloseReason::ReadTooSlow), 1);
+}
