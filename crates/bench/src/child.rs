@@ -23,12 +23,13 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `server` on `cpu`, on a loopback port of the kernel's choice.
-    pub(crate) fn start(server: &Server, cpu: usize) -> io::Result<Self> {
+    /// Starts `server` on `cpu`, on a loopback port of the kernel's choice. In lock step it never preempts the generator.
+    pub(crate) fn start(server: &Server, cpu: usize, lock_step: bool) -> io::Result<Self> {
         let process = Command::new(std::env::current_exe()?)
             .args(server.args)
-            .args(["--listen", "127.0.0.1:0", "--lock-step", "--cpu"])
+            .args(["--listen", "127.0.0.1:0", "--child", "--cpu"])
             .arg(cpu.to_string())
+            .args(lock_step.then_some("--lock-step"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -6,9 +6,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::child::Child;
-use crate::load::{Load, Shape};
 use crate::schedstat::Schedstat;
 use crate::servers::Server;
+use crate::steps::{Load, Shape};
 use crate::table::Table;
 
 /// Connections that are open before counting starts, so that tables and pools have their first chunks.
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     let mut table = Table::new(&["server", "connections", "bytes/connection", "idle CPU µs/s"]);
     for server in &plan.servers {
-        let child = Child::start(server, plan.cpu)?;
+        let child = Child::start(server, plan.cpu, true)?;
         let shape = Shape { bytes: plan.bytes, pipeline: 1, lines: true };
         let mut load = Load::connect(child.address, 0, shape)?;
         load.grow(FROM, 1)?;

@@ -5,11 +5,12 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::OTHER_FILES;
 use crate::child::Child;
-use crate::load::{Load, Shape, check_echo};
 use crate::process;
 use crate::schedstat::Schedstat;
 use crate::servers::Server;
+use crate::steps::{Load, Shape, check_echo};
 use crate::table::{Table, median, spread};
 
 /// What to measure.
@@ -45,9 +46,6 @@ const WARM_UP_PART: u32 = 5;
 
 /// Steps of warm-up at least, for rounds that are counted in steps.
 const WARM_UP_STEPS: u64 = 10;
-
-/// Descriptors of this process that are not connections: pipes, `/proc`, standard streams.
-const OTHER_FILES: u64 = 64;
 
 /// What one server did in one round.
 struct Sample {
@@ -105,7 +103,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
 fn measure_all(plan: &Plan, connections: usize) -> io::Result<Vec<Vec<Sample>>> {
     let mut children = Vec::new();
     for server in &plan.servers {
-        let child = Child::start(server, plan.cpu)?;
+        let child = Child::start(server, plan.cpu, true)?;
         check_echo(child.address, plan.shape).map_err(|error| named(server, &error))?;
         children.push(child);
     }

@@ -4,34 +4,42 @@
 //! request; `ringserve-bench serve NAME` runs one of them by itself.
 
 mod child;
+mod generator;
 mod idle;
 mod load;
 mod lockstep;
 mod process;
 mod schedstat;
 mod servers;
+mod steps;
 mod table;
+mod usage;
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 
-use crate::load::Shape;
+use crate::generator::Pace;
 use crate::lockstep::{Plan, RoundEnd};
 use crate::servers::{SERVERS, Server, Speaks};
+use crate::steps::Shape;
 
 /// Most bytes of one connection in one step. The generator sends all before it reads any: more than
 /// fits into the socket buffers of both sides would stand still.
 const STEP_BYTES_MAX: usize = 64 * 1024;
 
+/// Descriptors of this process that are not connections: pipes, `/proc`, standard streams.
+const OTHER_FILES: u64 = 64;
+
 /// Measures TCP servers against the limit of what the kernel allows.
 ///
-/// `lockstep` is the one command for a comparison; it starts the servers itself. `serve` runs one
-/// server, to be looked at with other tools.
+/// `lockstep` and `load` compare servers, which they start themselves; `lockstep` repeats best, `load` has
+/// latencies and a server that is free to run. `serve` runs one server, to be looked at with other tools.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -43,6 +51,7 @@ struct Cli {
 enum Command {
     Serve(ServeOptions),
     Lockstep(LockstepOptions),
+    Load(LoadOptions),
     Idle(IdleOptions),
 }
 
@@ -60,7 +69,10 @@ struct ServeOptions {
     /// CPU to run on [default: any].
     #[arg(long)]
     cpu: Option<usize>,
-    /// Never preempt the generator, and end with it.
+    /// End with the process that started it.
+    #[arg(long, hide = true)]
+    child: bool,
+    /// Never preempt the generator.
     #[arg(long, hide = true)]
     lock_step: bool,
 }
@@ -132,6 +144,120 @@ struct IdleOptions {
     servers: Vec<String>,
 }
 
+/// Put servers under load from other CPUs.
+///
+/// In a closed loop each connection sends its messages and waits for all replies before it sends again: what the server can
+/// do. In an open loop (--rate) messages leave at fixed times whatever became of those before, and latency counts from the
+/// time at which a message was due, so that a server that stands still is charged for all that had to wait.
+///
+/// The measure to compare is the server's CPU time for a request; requests a second and latencies depend on what else the
+/// machine does. Every reply is compared with what was sent. A line marked * was bound by the generator. System calls are
+/// counted with `perf` for half a second after the measurement, where that is installed and allowed.
+#[derive(Args)]
+struct LoadOptions {
+    /// Servers to start, in this order [default: all that speak what is sent].
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    servers: Vec<String>,
+    /// A server that runs already, instead: a loopback address and port.
+    #[arg(long, conflicts_with = "servers")]
+    target: Option<SocketAddr>,
+    /// Its process, for its CPU time.
+    #[arg(long, requires = "target")]
+    pid: Option<u32>,
+    /// Connections.
+    #[arg(long, default_value_t = 50)]
+    connections: usize,
+    /// Bytes of a message, up to 16 MiB.
+    #[arg(long, default_value_t = 64)]
+    bytes: usize,
+    /// Messages that each connection sends together; in a closed loop.
+    #[arg(long, default_value_t = 1)]
+    pipeline: usize,
+    /// Make the messages lines: the last of their bytes is a newline.
+    #[arg(long)]
+    lines: bool,
+    /// An open loop with so many messages a second over all connections.
+    #[arg(long, conflicts_with = "pipeline")]
+    rate: Option<f64>,
+    /// Rounds; in each, every server is measured once.
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+    /// Length of a measurement in seconds, 0.1 to 600.
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Seconds of load before it.
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
+    /// CPU for the servers.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// CPUs for the generator, a thread on each.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    cpus: Vec<usize>,
+    /// Write what was measured to this file too, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+impl LoadOptions {
+    fn plan(self) -> io::Result<load::Plan> {
+        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines };
+        let bytes_min = if self.lines { 2 } else { 1 };
+        if !(bytes_min..=16 << 20).contains(&self.bytes) {
+            return Err(refused(format!("--bytes {}: {bytes_min} to {}", self.bytes, 16 << 20)));
+        }
+        if self.pipeline == 0 || (self.pipeline > 1 && shape.step_bytes() > STEP_BYTES_MAX) {
+            return Err(refused(format!(
+                "--pipeline {} of --bytes {}: what is sent together is 1 to {STEP_BYTES_MAX} bytes",
+                self.pipeline, self.bytes
+            )));
+        }
+        if self.connections == 0 || self.rounds == 0 || self.cpus.is_empty() {
+            return Err(refused("--connections, --rounds and --cpus: 1 and more".to_owned()));
+        }
+        if self.cpus.contains(&self.server_cpu) && self.target.is_none() {
+            return Err(refused(format!("--cpus: CPU {} is the server's", self.server_cpu)));
+        }
+        if !(0.1..=600.0).contains(&self.seconds) || !(0.0..=600.0).contains(&self.warm_up) {
+            return Err(refused("--seconds: 0.1 to 600; --warm-up: 0 to 600".to_owned()));
+        }
+        if self.rate.is_some_and(|rate| !(1.0..=1e8).contains(&rate)) {
+            return Err(refused("--rate: 1 to 100000000".to_owned()));
+        }
+        let files = process::raise_open_files()?;
+        if self.connections as u64 + OTHER_FILES > files {
+            return Err(refused(format!(
+                "--connections {}: the hard limit of open files is {files}; raise it (ulimit -Hn) or ask for fewer",
+                self.connections
+            )));
+        }
+        let fits = |server: &&Server| self.lines || server.speaks == Speaks::Raw;
+        let targets = match (self.target, self.servers.is_empty()) {
+            (Some(address), _) => vec![load::Target::Running { address, pid: self.pid }],
+            (None, true) => SERVERS.iter().filter(fits).map(load::Target::Known).collect(),
+            (None, false) => {
+                let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
+                if let Some(server) = named.iter().find(|server| !fits(server)) {
+                    return Err(refused(format!("{} speaks lines: add --lines", server.name)));
+                }
+                named.into_iter().map(load::Target::Known).collect()
+            }
+        };
+        Ok(load::Plan {
+            targets,
+            connections: self.connections,
+            shape,
+            pace: self.rate.map_or(Pace::Closed, Pace::Open),
+            server_cpu: self.server_cpu,
+            cpus: self.cpus,
+            warm_up: Duration::from_secs_f64(self.warm_up),
+            measured: Duration::from_secs_f64(self.seconds),
+            rounds: self.rounds,
+            json: self.json,
+        })
+    }
+}
+
 impl IdleOptions {
     fn plan(self) -> io::Result<idle::Plan> {
         process::raise_open_files()?;
@@ -151,6 +277,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve(&options),
         Command::Idle(options) => options.plan().and_then(|plan| idle::run(&plan)),
         Command::Lockstep(options) => options.plan().and_then(|plan| lockstep::run(&plan)),
+        Command::Load(options) => options.plan().and_then(|plan| load::run(&plan)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -167,8 +294,10 @@ fn serve(options: &ServeOptions) -> io::Result<()> {
     if let Some(cpu) = options.cpu {
         process::pin_to(cpu)?;
     }
-    if options.lock_step {
+    if options.child {
         process::die_with_parent()?;
+    }
+    if options.lock_step {
         process::set_batch_policy()?;
     }
     servers::serve(server, options.listen)

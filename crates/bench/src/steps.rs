@@ -29,7 +29,7 @@ impl Shape {
     }
 
     /// The messages of one step: printable, no two neighbours alike, `\n` only where a line ends.
-    fn messages(self) -> Vec<u8> {
+    pub(crate) fn messages(self) -> Vec<u8> {
         let mut messages: Vec<u8> = (0..self.step_bytes()).map(|at| b'a' + (at % 23) as u8).collect();
         if self.lines {
             for message in messages.chunks_mut(self.bytes) {
@@ -43,7 +43,7 @@ impl Shape {
 
     /// Writes the connection's number into the first message, so that bytes which reach the wrong
     /// connection are noticed.
-    fn sign(self, messages: &mut [u8], mut number: usize) {
+    pub(crate) fn sign(self, messages: &mut [u8], mut number: usize) {
         // Eight digits number more connections than there can be; the end of a line stays.
         for byte in messages[..self.bytes - usize::from(self.lines)].iter_mut().take(8) {
             *byte = b'0' + (number % 10) as u8;

@@ -1,0 +1,360 @@
+//! The generator: many connections on one thread for each CPU, in a closed or an open loop.
+//!
+//! In a closed loop each connection sends its messages together and the next ones when all replies are there. In an open
+//! loop messages are due at fixed times, whatever became of those before, and a reply's latency counts from the time at
+//! which its message was due: a server that stands still for a second is charged with every message of that second, which
+//! a closed loop forgets to send (coordinated omission).
+//!
+//! It runs on epoll, edge-triggered, with one read and one write for each batch of messages: what a client costs at least.
+//! Each thread counts its own CPU time, so that a run in which the generator was the bottleneck can be marked.
+
+mod connection;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use mio::{Events, Interest, Poll, Token};
+use rustix::time::{ClockId, clock_gettime};
+use socket2::{Domain, Socket, Type};
+
+use crate::process;
+use crate::steps::Shape;
+use connection::Connection;
+
+/// Connections from one source address; there are 28 000 ports by default.
+const PER_ADDRESS: usize = 20_000;
+
+/// Connections opened by a thread before it gives the server time to accept them: below the backlog of 4096, also where
+/// several threads open theirs.
+const CONNECT_BATCH: usize = 256;
+
+/// How long a message waits for its reply at most; a server silent for longer is stuck.
+const REPLY_MAX: Duration = Duration::from_secs(10);
+
+/// A thread that has nothing to do looks this often whether the run is over.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// In an open loop a thread sleeps only if nothing is due for longer than this, since epoll sleeps whole milliseconds.
+const SLEEP_MIN: Duration = Duration::from_millis(2);
+
+/// Latencies from 1 ns to a minute, to three digits.
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are sound")
+}
+
+/// When messages are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pace {
+    /// When the replies to the ones before are there.
+    Closed,
+    /// So many in a second over all connections.
+    Open(f64),
+}
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// The server.
+    pub(crate) address: SocketAddr,
+    /// Connections over all threads.
+    pub(crate) connections: usize,
+    /// What each sends.
+    pub(crate) shape: Shape,
+    /// When.
+    pub(crate) pace: Pace,
+    /// One thread on each.
+    pub(crate) cpus: Vec<usize>,
+}
+
+/// What a run is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Phase {
+    WarmUp,
+    Measured,
+    Over,
+}
+
+/// What the threads and whoever directs them share.
+struct Shared {
+    phase: AtomicU8,
+    /// Threads that failed.
+    failed: AtomicU8,
+    /// Messages answered, by thread.
+    answered: Vec<AtomicU64>,
+}
+
+impl Shared {
+    fn phase(&self) -> u8 {
+        self.phase.load(Ordering::Relaxed)
+    }
+
+    fn answered(&self) -> u64 {
+        self.answered.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// What one thread, or all of them, measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    /// From sending, or from the time a message was due, to the whole reply.
+    pub(crate) latency: Histogram<u64>,
+    /// How late messages were sent, in an open loop.
+    pub(crate) lateness: Histogram<u64>,
+    /// The busiest thread's share of a CPU.
+    pub(crate) busy: f64,
+}
+
+/// A run that goes on.
+pub(crate) struct Running<'a> {
+    shared: &'a Shared,
+}
+
+impl Running<'_> {
+    /// Messages answered since the start.
+    pub(crate) fn answered(&self) -> u64 {
+        self.shared.answered()
+    }
+
+    /// Sleeps, unless a thread fails.
+    pub(crate) fn go_on(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while self.shared.failed.load(Ordering::Relaxed) == 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            thread::sleep(left.min(LOOK));
+        }
+    }
+}
+
+/// Opens the connections, warms up, and measures while `direct` runs, which says how long that is.
+pub(crate) fn run<R>(
+    plan: &Plan,
+    warm_up: Duration,
+    direct: impl FnOnce(&Running<'_>) -> io::Result<R>,
+) -> io::Result<(Outcome, R)> {
+    let shared = Shared {
+        phase: AtomicU8::new(Phase::WarmUp as u8),
+        failed: AtomicU8::new(0),
+        answered: plan.cpus.iter().map(|_| AtomicU64::new(0)).collect(),
+    };
+    let connected = Barrier::new(plan.cpus.len() + 1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..plan.cpus.len())
+            .map(|number| {
+                let (shared, connected) = (&shared, &connected);
+                scope.spawn(move || {
+                    let outcome = one_thread(plan, number, shared, connected);
+                    if outcome.is_err() {
+                        shared.failed.fetch_add(1, Ordering::Relaxed);
+                    }
+                    outcome
+                })
+            })
+            .collect();
+        connected.wait();
+        let running = Running { shared: &shared };
+        running.go_on(warm_up);
+        shared.phase.store(Phase::Measured as u8, Ordering::Relaxed);
+        let directed = direct(&running);
+        shared.phase.store(Phase::Over as u8, Ordering::Relaxed);
+        let mut all = Outcome { latency: histogram(), lateness: histogram(), busy: 0.0 };
+        for thread in threads {
+            let one = thread.join().map_err(|_| io::Error::other("a generator thread panicked"))??;
+            all.latency.add(&one.latency).map_err(io::Error::other)?;
+            all.lateness.add(&one.lateness).map_err(io::Error::other)?;
+            all.busy = all.busy.max(one.busy);
+        }
+        Ok((all, directed?))
+    })
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Times are in nanoseconds since the thread's start.
+struct Thread<'a> {
+    plan: &'a Plan,
+    connections: Vec<Connection>,
+    scratch: Vec<u8>,
+    messages: Vec<u8>,
+    /// Signed with the number of its first connection, and so on.
+    first: usize,
+    started: Instant,
+    outcome: Outcome,
+    answered: u64,
+}
+
+fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) -> io::Result<Outcome> {
+    let threads = plan.cpus.len();
+    let share = |number: usize| plan.connections * number / threads;
+    let made =
+        process::pin_to(plan.cpus[number]).and_then(|()| connect_all(plan, share(number)..share(number + 1)));
+    connected.wait();
+    let (mut poll, connections) = made?;
+    let nothing = Outcome { latency: histogram(), lateness: histogram(), busy: 0.0 };
+    let mut thread = Thread {
+        plan,
+        connections,
+        scratch: vec![0; 64 << 10],
+        messages: plan.shape.messages(),
+        first: share(number),
+        started: Instant::now(),
+        outcome: nothing,
+        answered: 0,
+    };
+    thread.run(&mut poll, shared, &shared.answered[number])?;
+    Ok(thread.outcome)
+}
+
+impl Thread<'_> {
+    fn run(&mut self, poll: &mut Poll, shared: &Shared, answered: &AtomicU64) -> io::Result<()> {
+        let per_thread = match self.plan.pace {
+            Pace::Open(rate) => rate * self.connections.len() as f64 / self.plan.connections as f64,
+            Pace::Closed => 0.0,
+        };
+        if self.connections.is_empty() {
+            return Ok(());
+        }
+        if self.plan.pace == Pace::Closed {
+            for number in 0..self.connections.len() {
+                self.send(number, self.plan.shape.pipeline as u32, self.now())?;
+            }
+        }
+        let mut events = Events::with_capacity(1024);
+        let (mut sent, mut measured) = (0u64, None);
+        loop {
+            match shared.phase() {
+                phase if phase == Phase::Over as u8 => break,
+                phase if phase == Phase::Measured as u8 && measured.is_none() => {
+                    self.outcome.latency.reset();
+                    self.outcome.lateness.reset();
+                    measured = Some((cpu_time(), Instant::now()));
+                }
+                _ => {}
+            }
+            let mut pause = LOOK;
+            if per_thread > 0.0 {
+                let now = self.now();
+                let due = |sent: u64| (sent as f64 * 1e9 / per_thread) as u64;
+                while due(sent) <= now {
+                    let number = (sent % self.connections.len() as u64) as usize;
+                    self.send(number, 1, due(sent))?;
+                    let late = self.now() - due(sent);
+                    self.outcome.lateness.saturating_record(late.max(1));
+                    sent += 1;
+                }
+                pause = Duration::from_nanos(due(sent).saturating_sub(self.now())).min(LOOK);
+                pause = if pause > SLEEP_MIN { pause - SLEEP_MIN / 2 } else { Duration::ZERO };
+            }
+            match poll.poll(&mut events, Some(pause)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            for event in &events {
+                let number = event.token().0;
+                if event.is_readable() {
+                    self.receive(number)?;
+                }
+                if event.is_writable() {
+                    self.write(number)?;
+                }
+            }
+            answered.store(self.answered, Ordering::Relaxed);
+            self.check_silence(events.is_empty())?;
+        }
+        if let Some((cpu, since)) = measured {
+            self.outcome.busy = (cpu_time() - cpu).as_secs_f64() / since.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    fn send(&mut self, number: usize, count: u32, at: u64) -> io::Result<()> {
+        self.connections[number].queue(count, at, self.plan.shape.bytes);
+        self.write(number)
+    }
+
+    fn write(&mut self, number: usize) -> io::Result<()> {
+        if self.connections[number].has_unsent() {
+            self.plan.shape.sign(&mut self.messages, self.first + number);
+            self.connections[number].write(&self.messages)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, number: usize) -> io::Result<()> {
+        self.plan.shape.sign(&mut self.messages, self.first + number);
+        let connection = &mut self.connections[number];
+        let more = connection.receive(&self.messages, &mut self.scratch)?;
+        if more == 0 {
+            return Ok(());
+        }
+        let now = self.started.elapsed().as_nanos() as u64;
+        self.answered += connection.answer(self.plan.shape.bytes, |at, count| {
+            self.outcome.latency.saturating_record_n(now.saturating_sub(at).max(1), count.into());
+        });
+        if self.plan.pace == Pace::Closed && connection.is_idle() {
+            self.send(number, self.plan.shape.pipeline as u32, now)?;
+        }
+        Ok(())
+    }
+
+    /// Where nothing happens, a reply may be overdue.
+    fn check_silence(&mut self, nothing: bool) -> io::Result<()> {
+        if !nothing {
+            return Ok(());
+        }
+        let (now, most) = (self.now(), REPLY_MAX.as_nanos() as u64);
+        match self.connections.iter().position(|one| one.waits_since().is_some_and(|at| now > at + most)) {
+            None => Ok(()),
+            Some(number) => Err(io::Error::other(format!(
+                "connection {} has no whole reply within {REPLY_MAX:?}",
+                self.first + number
+            ))),
+        }
+    }
+}
+
+fn connect_all(plan: &Plan, numbers: std::ops::Range<usize>) -> io::Result<(Poll, Vec<Connection>)> {
+    let poll = Poll::new()?;
+    let mut connections = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        let mut stream = mio::net::TcpStream::from_std(connect(plan.address, number)?);
+        let token = Token(connections.len());
+        poll.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
+        connections.push(Connection::new(stream));
+        if connections.len().is_multiple_of(CONNECT_BATCH) {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Ok((poll, connections))
+}
+
+/// A non-blocking connection to `address`. Those to a loopback address come from as many loopback addresses as are needed
+/// for their ports.
+pub(crate) fn connect(address: SocketAddr, number: usize) -> io::Result<std::net::TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    if let IpAddr::V4(ip) = address.ip()
+        && ip.is_loopback()
+    {
+        let source = u32::from(Ipv4Addr::new(127, 0, 1, 1)) + (number / PER_ADDRESS) as u32;
+        socket.bind(&SocketAddr::from((Ipv4Addr::from(source), 0)).into())?;
+    }
+    socket.set_tcp_nodelay(true)?;
+    socket.connect_timeout(&address.into(), REPLY_MAX)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,216 @@
+//! `load`: servers under load from other CPUs, and what a request costs them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::child::Child;
+use crate::generator::{self, Outcome, Pace};
+use crate::servers::Server;
+use crate::steps::{Shape, check_echo};
+use crate::table::Table;
+use crate::usage::{Usage, count_calls};
+
+/// Above this share of a CPU a thread of the generator has no time left.
+const BUSY_MAX: f64 = 0.95;
+
+/// In an open loop, messages sent later than this were held up by the generator.
+const LATE_MAX: Duration = Duration::from_millis(1);
+
+/// How long system calls are counted, after the measurement, since counting costs the server time.
+const COUNT_CALLS: Duration = Duration::from_millis(500);
+
+/// A message of the check before the measurement, at most.
+const CHECK_BYTES_MAX: usize = 16 << 10;
+
+/// Whom to measure.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    /// A server of the table, started for it.
+    Known(&'static Server),
+    /// One that runs already, and its process if that is to be measured.
+    Running { address: SocketAddr, pid: Option<u32> },
+}
+
+impl Target {
+    fn name(self) -> String {
+        match self {
+            Target::Known(server) => server.name.to_owned(),
+            Target::Running { address, .. } => address.to_string(),
+        }
+    }
+}
+
+/// What to measure.
+pub(crate) struct Plan {
+    pub(crate) targets: Vec<Target>,
+    pub(crate) connections: usize,
+    pub(crate) shape: Shape,
+    pub(crate) pace: Pace,
+    pub(crate) server_cpu: usize,
+    pub(crate) cpus: Vec<usize>,
+    pub(crate) warm_up: Duration,
+    pub(crate) measured: Duration,
+    pub(crate) rounds: usize,
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// One server in one round. Times are in microseconds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Measured {
+    pub(crate) server: String,
+    pub(crate) connections: usize,
+    pub(crate) bytes: usize,
+    pub(crate) pipeline: usize,
+    /// Messages a second that were asked for; none in a closed loop.
+    pub(crate) rate: Option<f64>,
+    pub(crate) requests_per_second: f64,
+    /// CPU time of the server for a request, user and system.
+    pub(crate) cpu_us: Option<f64>,
+    pub(crate) system_calls: Option<f64>,
+    pub(crate) context_switches: Option<f64>,
+    /// The server's share of a CPU.
+    pub(crate) server_busy: Option<f64>,
+    /// The busiest generator thread's.
+    pub(crate) generator_busy: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    pub(crate) max_us: f64,
+    /// The generator, not the server, was the bottleneck.
+    pub(crate) generator_bound: bool,
+}
+
+/// Measures all targets in all rounds, in turn, and prints a table and, if asked, JSON.
+pub(crate) fn run(plan: &Plan) -> io::Result<()> {
+    let mut all = Vec::new();
+    for round in 0..plan.rounds {
+        for target in &plan.targets {
+            eprint!("\rround {} of {}: {:<20}", round + 1, plan.rounds, target.name());
+            all.push(
+                measure(plan, *target)
+                    .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", target.name())))?,
+            );
+        }
+    }
+    eprintln!();
+    print!("{}", render(&all));
+    if all.iter().any(|one| one.generator_bound) {
+        println!(
+            "* the generator was the bottleneck: requests a second and latencies are its own; CPU for a request holds"
+        );
+    }
+    if let Some(path) = &plan.json {
+        std::fs::write(path, serde_json::to_string_pretty(&all)?)?;
+    }
+    Ok(())
+}
+
+fn measure(plan: &Plan, target: Target) -> io::Result<Measured> {
+    let (_child, address, pid) = match target {
+        Target::Known(server) => {
+            let child = Child::start(server, plan.server_cpu, false)?;
+            let (address, pid) = (child.address, child.pid());
+            // What is checked is sent in one piece before the reply is read.
+            let bytes = plan.shape.bytes.min(CHECK_BYTES_MAX);
+            check_echo(address, Shape { bytes, ..plan.shape })?;
+            (Some(child), address, Some(pid))
+        }
+        Target::Running { address, pid } => (None, address, pid),
+    };
+    let generated = generator::Plan {
+        address,
+        connections: plan.connections,
+        shape: plan.shape,
+        pace: plan.pace,
+        cpus: plan.cpus.clone(),
+    };
+    let (outcome, (used, requests, time, calls)) = generator::run(&generated, plan.warm_up, |running| {
+        let usage = |pid: Option<u32>| pid.map(Usage::of_process).transpose();
+        let (before, from, start) = (usage(pid)?, running.answered(), Instant::now());
+        running.go_on(plan.measured);
+        let (after, requests, time) = (usage(pid)?, running.answered() - from, start.elapsed());
+        let used = before.zip(after).map(|(before, after)| after.since(before));
+        let from = running.answered();
+        let calls = pid.and_then(|pid| count_calls(pid, COUNT_CALLS));
+        Ok((used, requests, time, calls.map(|calls| (calls, running.answered() - from))))
+    })?;
+    if requests == 0 {
+        return Err(io::Error::other("no reply came while it was measured"));
+    }
+    Ok(summary(plan, target.name(), &outcome, used, requests, time, calls))
+}
+
+fn summary(
+    plan: &Plan,
+    server: String,
+    outcome: &Outcome,
+    used: Option<Usage>,
+    requests: u64,
+    time: Duration,
+    calls: Option<(u64, u64)>,
+) -> Measured {
+    let each = |count: u64| count as f64 / requests as f64;
+    let at = |quantile: f64| outcome.latency.value_at_quantile(quantile) as f64 / 1000.0;
+    let late = outcome.lateness.value_at_quantile(0.99) > LATE_MAX.as_nanos() as u64;
+    let server_busy = used.map(|used| used.cpu_ns as f64 / 1e9 / time.as_secs_f64());
+    let busy = outcome.busy > BUSY_MAX && server_busy.is_none_or(|busy| busy < BUSY_MAX);
+    let rate = if let Pace::Open(rate) = plan.pace { Some(rate) } else { None };
+    Measured {
+        server,
+        connections: plan.connections,
+        bytes: plan.shape.bytes,
+        pipeline: plan.shape.pipeline,
+        rate,
+        requests_per_second: requests as f64 / time.as_secs_f64(),
+        cpu_us: used.map(|used| each(used.cpu_ns) / 1000.0),
+        system_calls: calls.map(|(calls, requests)| calls as f64 / requests.max(1) as f64),
+        context_switches: used.map(|used| each(used.switches)),
+        server_busy,
+        generator_busy: outcome.busy,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        p999_us: at(0.999),
+        max_us: outcome.latency.max() as f64 / 1000.0,
+        // An open loop keeps its threads busy by looking at the clock.
+        generator_bound: if rate.is_some() { late } else { busy },
+    }
+}
+
+fn render(all: &[Measured]) -> String {
+    let mut table = Table::new(&[
+        "server",
+        "requests/s",
+        "CPU µs/request",
+        "calls/request",
+        "switches/request",
+        "server busy",
+        "generator busy",
+        "p50 µs",
+        "p99 µs",
+        "p99.9 µs",
+        "max µs",
+    ]);
+    let some =
+        |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
+    for one in all {
+        let mark = if one.generator_bound { "*" } else { "" };
+        table.row(vec![
+            one.server.clone(),
+            format!("{:.0}{mark}", one.requests_per_second),
+            some(one.cpu_us, 3),
+            some(one.system_calls, 3),
+            some(one.context_switches, 3),
+            some(one.server_busy, 2),
+            format!("{:.2}", one.generator_busy),
+            format!("{:.1}", one.p50_us),
+            format!("{:.1}", one.p99_us),
+            format!("{:.1}", one.p999_us),
+            format!("{:.1}", one.max_us),
+        ]);
+    }
+    table.render()
+}
