@@ -5,8 +5,8 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::OTHER_FILES;
 use crate::child::Child;
+use crate::options::OTHER_FILES;
 use crate::process;
 use crate::schedstat::Schedstat;
 use crate::servers::Server;

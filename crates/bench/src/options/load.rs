@@ -1,0 +1,129 @@
+//! Options of `load`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use super::{OTHER_FILES, STEP_BYTES_MAX, known, refused};
+use crate::generator::Pace;
+use crate::servers::{SERVERS, Server, Speaks};
+use crate::steps::Shape;
+use crate::{load, process};
+
+/// Put servers under load from other CPUs.
+///
+/// In a closed loop each connection sends its messages and waits for all replies before it sends again: what the server can
+/// do. In an open loop (--rate) messages leave at fixed times whatever became of those before, and latency counts from the
+/// time at which a message was due, so that a server that stands still is charged for all that had to wait.
+///
+/// The measure to compare is the server's CPU time for a request; requests a second and latencies depend on what else the
+/// machine does. Every reply is compared with what was sent. A line marked * was bound by the generator. System calls are
+/// counted with `perf` for half a second after the measurement, where that is installed and allowed.
+#[derive(Args)]
+pub(crate) struct LoadOptions {
+    /// Servers to start, in this order [default: all that speak what is sent].
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    servers: Vec<String>,
+    /// A server that runs already, instead: a loopback address and port.
+    #[arg(long, conflicts_with = "servers")]
+    target: Option<SocketAddr>,
+    /// Its process, for its CPU time.
+    #[arg(long, requires = "target")]
+    pid: Option<u32>,
+    /// Connections.
+    #[arg(long, default_value_t = 50)]
+    connections: usize,
+    /// Bytes of a message, up to 16 MiB.
+    #[arg(long, default_value_t = 64)]
+    bytes: usize,
+    /// Messages that each connection sends together; in a closed loop.
+    #[arg(long, default_value_t = 1)]
+    pipeline: usize,
+    /// Make the messages lines: the last of their bytes is a newline.
+    #[arg(long)]
+    lines: bool,
+    /// An open loop with so many messages a second over all connections.
+    #[arg(long, conflicts_with = "pipeline")]
+    rate: Option<f64>,
+    /// Rounds; in each, every server is measured once.
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+    /// Length of a measurement in seconds, 0.1 to 600.
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Seconds of load before it.
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
+    /// CPU for the servers.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// CPUs for the generator, a thread on each.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    cpus: Vec<usize>,
+    /// Write what was measured to this file too, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+impl LoadOptions {
+    pub(crate) fn plan(self) -> io::Result<load::Plan> {
+        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines };
+        let bytes_min = if self.lines { 2 } else { 1 };
+        if !(bytes_min..=16 << 20).contains(&self.bytes) {
+            return Err(refused(format!("--bytes {}: {bytes_min} to {}", self.bytes, 16 << 20)));
+        }
+        if self.pipeline == 0 || (self.pipeline > 1 && shape.step_bytes() > STEP_BYTES_MAX) {
+            return Err(refused(format!(
+                "--pipeline {} of --bytes {}: what is sent together is 1 to {STEP_BYTES_MAX} bytes",
+                self.pipeline, self.bytes
+            )));
+        }
+        if self.connections == 0 || self.rounds == 0 || self.cpus.is_empty() {
+            return Err(refused("--connections, --rounds and --cpus: 1 and more".to_owned()));
+        }
+        if self.cpus.contains(&self.server_cpu) && self.target.is_none() {
+            return Err(refused(format!("--cpus: CPU {} is the server's", self.server_cpu)));
+        }
+        if !(0.1..=600.0).contains(&self.seconds) || !(0.0..=600.0).contains(&self.warm_up) {
+            return Err(refused("--seconds: 0.1 to 600; --warm-up: 0 to 600".to_owned()));
+        }
+        if self.rate.is_some_and(|rate| !(1.0..=1e8).contains(&rate)) {
+            return Err(refused("--rate: 1 to 100000000".to_owned()));
+        }
+        let files = process::raise_open_files()?;
+        if self.connections as u64 + OTHER_FILES > files {
+            return Err(refused(format!(
+                "--connections {}: the hard limit of open files is {files}; raise it (ulimit -Hn) or ask for fewer",
+                self.connections
+            )));
+        }
+        let fits = |server: &&Server| self.lines || server.speaks == Speaks::Raw;
+        let targets = match (self.target, self.servers.is_empty()) {
+            (Some(address), _) => vec![load::Target::Running { address, pid: self.pid }],
+            (None, true) => SERVERS.iter().filter(fits).map(load::Target::Known).collect(),
+            (None, false) => {
+                let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
+                if let Some(server) = named.iter().find(|server| !fits(server)) {
+                    return Err(refused(format!("{} speaks lines: add --lines", server.name)));
+                }
+                named.into_iter().map(load::Target::Known).collect()
+            }
+        };
+        Ok(load::Plan {
+            targets,
+            connections: self.connections,
+            shape,
+            pace: self.rate.map_or(Pace::Closed, Pace::Open),
+            server_cpu: self.server_cpu,
+            cpus: self.cpus,
+            warm_up: Duration::from_secs_f64(self.warm_up),
+            measured: Duration::from_secs_f64(self.seconds),
+            rounds: self.rounds,
+            json: self.json,
+        })
+    }
+}

@@ -1,0 +1,30 @@
+//! The command line: one file for the options of each subcommand, and the plan that they make.
+
+mod idle;
+mod load;
+mod lockstep;
+mod serve;
+
+use std::io;
+
+pub(crate) use idle::IdleOptions;
+pub(crate) use load::LoadOptions;
+pub(crate) use lockstep::LockstepOptions;
+pub(crate) use serve::ServeOptions;
+
+use crate::servers::{self, Server};
+
+/// Most bytes of one connection in one step. The generator sends all before it reads any: more than
+/// fits into the socket buffers of both sides would stand still.
+pub(crate) const STEP_BYTES_MAX: usize = 64 * 1024;
+
+/// Descriptors of this process that are not connections: pipes, `/proc`, standard streams.
+pub(crate) const OTHER_FILES: u64 = 64;
+
+pub(crate) fn known(name: &str) -> io::Result<&'static Server> {
+    servers::find(name).ok_or_else(|| refused(format!("there is no server {name}")))
+}
+
+pub(crate) fn refused(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}

@@ -1,0 +1,51 @@
+//! Options of `serve`.
+
+use std::io;
+use std::net::SocketAddr;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use super::known;
+use crate::servers::SERVERS;
+use crate::{process, servers};
+
+/// Run one echo server in the foreground until it is killed.
+///
+/// The first line of output says where it listens: `listening 127.0.0.1:43211`.
+#[derive(Args)]
+pub(crate) struct ServeOptions {
+    /// Which server.
+    #[arg(value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    server: String,
+    /// Loopback address to listen on; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// CPU to run on [default: any].
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// End with the process that started it.
+    #[arg(long, hide = true)]
+    child: bool,
+    /// Never preempt the generator.
+    #[arg(long, hide = true)]
+    lock_step: bool,
+}
+
+impl ServeOptions {
+    /// Serves until the process ends.
+    pub(crate) fn run(&self) -> io::Result<()> {
+        let server = known(&self.server)?;
+        process::raise_open_files()?;
+        if let Some(cpu) = self.cpu {
+            process::pin_to(cpu)?;
+        }
+        if self.child {
+            process::die_with_parent()?;
+        }
+        if self.lock_step {
+            process::set_batch_policy()?;
+        }
+        servers::serve(server, self.listen)
+    }
+}
