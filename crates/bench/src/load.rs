@@ -11,7 +11,7 @@ use crate::child::Child;
 use crate::generator::{self, Outcome, Pace};
 use crate::servers::Server;
 use crate::steps::{Shape, check_echo};
-use crate::table::Table;
+use crate::table::{Table, median, spread};
 use crate::usage::{Usage, count_calls};
 
 /// Above this share of a CPU a thread of the generator has no time left.
@@ -97,7 +97,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
         }
     }
     eprintln!();
-    print!("{}", render(&all));
+    print!("{}", render(&all, plan.targets.len()));
     if all.iter().any(|one| one.generator_bound) {
         println!(
             "* the generator was the bottleneck: requests a second and latencies are its own; CPU for a request holds"
@@ -180,36 +180,54 @@ fn summary(
     }
 }
 
-fn render(all: &[Measured]) -> String {
+/// A row for each server: medians over the rounds, how far they lie apart, and the ratio to the first server (the median
+/// of the ratios of each round, so that what slowed a whole round falls out).
+fn render(all: &[Measured], servers: usize) -> String {
+    let first = &all[0].server;
+    let ratio_to = format!("to {first}");
     let mut table = Table::new(&[
         "server",
-        "requests/s",
         "CPU µs/request",
+        "min..max",
+        &ratio_to,
         "calls/request",
         "switches/request",
-        "server busy",
-        "generator busy",
+        "requests/s",
+        "busy",
+        "generator",
         "p50 µs",
         "p99 µs",
         "p99.9 µs",
         "max µs",
     ]);
-    let some =
-        |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
-    for one in all {
-        let mark = if one.generator_bound { "*" } else { "" };
+    for server in 0..servers {
+        let rounds: Vec<&Measured> = all.iter().skip(server).step_by(servers).collect();
+        let middle = |value: &dyn Fn(&Measured) -> Option<f64>, digits: usize| {
+            let values: Vec<f64> = rounds.iter().filter_map(|one| value(one)).collect();
+            median(&values).map_or("-".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        let cpu: Vec<f64> = rounds.iter().filter_map(|one| one.cpu_us).collect();
+        let yardstick = all.iter().step_by(servers);
+        let ratios: Vec<f64> = rounds
+            .iter()
+            .zip(yardstick)
+            .filter_map(|(one, first)| Some(one.cpu_us? / first.cpu_us?))
+            .collect();
+        let mark = if rounds.iter().any(|one| one.generator_bound) { "*" } else { "" };
         table.row(vec![
-            one.server.clone(),
-            format!("{:.0}{mark}", one.requests_per_second),
-            some(one.cpu_us, 3),
-            some(one.system_calls, 3),
-            some(one.context_switches, 3),
-            some(one.server_busy, 2),
-            format!("{:.2}", one.generator_busy),
-            format!("{:.1}", one.p50_us),
-            format!("{:.1}", one.p99_us),
-            format!("{:.1}", one.p999_us),
-            format!("{:.1}", one.max_us),
+            rounds[0].server.clone(),
+            middle(&|one| one.cpu_us, 3),
+            spread(&cpu).map_or("-".to_owned(), |(least, most)| format!("{least:.3}..{most:.3}")),
+            median(&ratios).map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
+            middle(&|one| one.system_calls, 3),
+            middle(&|one| one.context_switches, 3),
+            format!("{}{mark}", middle(&|one| Some(one.requests_per_second), 0)),
+            middle(&|one| one.server_busy, 2),
+            middle(&|one| Some(one.generator_busy), 2),
+            middle(&|one| Some(one.p50_us), 1),
+            middle(&|one| Some(one.p99_us), 1),
+            middle(&|one| Some(one.p999_us), 1),
+            middle(&|one| Some(one.max_us), 1),
         ]);
     }
     table.render()

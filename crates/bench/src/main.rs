@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::options::{IdleOptions, LoadOptions, LockstepOptions, ServeOptions};
+use crate::options::{ChurnOptions, IdleOptions, LoadOptions, LockstepOptions, ServeOptions};
 
 /// Measures TCP servers against the limit of what the kernel allows.
 ///
@@ -38,6 +38,7 @@ enum Command {
     Serve(ServeOptions),
     Lockstep(LockstepOptions),
     Load(LoadOptions),
+    Churn(ChurnOptions),
     Idle(IdleOptions),
 }
 
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => options.run(),
         Command::Idle(options) => options.plan().and_then(|plan| idle::run(&plan)),
         Command::Lockstep(options) => options.plan().and_then(|plan| lockstep::run(&plan)),
+        Command::Churn(options) => options.plan().and_then(|plan| load::run(&plan)),
         Command::Load(options) => options.plan().and_then(|plan| load::run(&plan)),
     };
     match result {

@@ -8,6 +8,7 @@
 //! It runs on epoll, edge-triggered, with one read and one write for each batch of messages: what a client costs at least.
 //! Each thread counts its own CPU time, so that a run in which the generator was the bottleneck can be marked.
 
+mod churn;
 mod connection;
 
 use std::io;
@@ -43,7 +44,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const SLEEP_MIN: Duration = Duration::from_millis(2);
 
 /// Latencies from 1 ns to a minute, to three digits.
-pub(crate) fn histogram() -> Histogram<u64> {
+fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are sound")
 }
 
@@ -54,6 +55,8 @@ pub(crate) enum Pace {
     Closed,
     /// So many in a second over all connections.
     Open(f64),
+    /// Once on each connection, which is closed then; so many are under way at once.
+    Churn,
 }
 
 /// What to generate.
@@ -110,6 +113,12 @@ pub(crate) struct Outcome {
     pub(crate) busy: f64,
 }
 
+impl Outcome {
+    fn new() -> Outcome {
+        Outcome { latency: histogram(), lateness: histogram(), busy: 0.0 }
+    }
+}
+
 /// A run that goes on.
 pub(crate) struct Running<'a> {
     shared: &'a Shared,
@@ -151,7 +160,10 @@ pub(crate) fn run<R>(
             .map(|number| {
                 let (shared, connected) = (&shared, &connected);
                 scope.spawn(move || {
-                    let outcome = one_thread(plan, number, shared, connected);
+                    let outcome = match plan.pace {
+                        Pace::Churn => churn::one_thread(plan, number, shared, connected),
+                        _ => one_thread(plan, number, shared, connected),
+                    };
                     if outcome.is_err() {
                         shared.failed.fetch_add(1, Ordering::Relaxed);
                     }
@@ -165,7 +177,7 @@ pub(crate) fn run<R>(
         shared.phase.store(Phase::Measured as u8, Ordering::Relaxed);
         let directed = direct(&running);
         shared.phase.store(Phase::Over as u8, Ordering::Relaxed);
-        let mut all = Outcome { latency: histogram(), lateness: histogram(), busy: 0.0 };
+        let mut all = Outcome::new();
         for thread in threads {
             let one = thread.join().map_err(|_| io::Error::other("a generator thread panicked"))??;
             all.latency.add(&one.latency).map_err(io::Error::other)?;
@@ -201,7 +213,6 @@ fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) 
         process::pin_to(plan.cpus[number]).and_then(|()| connect_all(plan, share(number)..share(number + 1)));
     connected.wait();
     let (mut poll, connections) = made?;
-    let nothing = Outcome { latency: histogram(), lateness: histogram(), busy: 0.0 };
     let mut thread = Thread {
         plan,
         connections,
@@ -209,7 +220,7 @@ fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) 
         messages: plan.shape.messages(),
         first: share(number),
         started: Instant::now(),
-        outcome: nothing,
+        outcome: Outcome::new(),
         answered: 0,
     };
     thread.run(&mut poll, shared, &shared.answered[number])?;
@@ -220,7 +231,7 @@ impl Thread<'_> {
     fn run(&mut self, poll: &mut Poll, shared: &Shared, answered: &AtomicU64) -> io::Result<()> {
         let per_thread = match self.plan.pace {
             Pace::Open(rate) => rate * self.connections.len() as f64 / self.plan.connections as f64,
-            Pace::Closed => 0.0,
+            _ => 0.0,
         };
         if self.connections.is_empty() {
             return Ok(());
@@ -345,7 +356,7 @@ fn connect_all(plan: &Plan, numbers: std::ops::Range<usize>) -> io::Result<(Poll
 
 /// A non-blocking connection to `address`. Those to a loopback address come from as many loopback addresses as are needed
 /// for their ports.
-pub(crate) fn connect(address: SocketAddr, number: usize) -> io::Result<std::net::TcpStream> {
+fn connect(address: SocketAddr, number: usize) -> io::Result<std::net::TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if let IpAddr::V4(ip) = address.ip()
         && ip.is_loopback()

@@ -21,8 +21,9 @@ use crate::{load, process};
 /// time at which a message was due, so that a server that stands still is charged for all that had to wait.
 ///
 /// The measure to compare is the server's CPU time for a request; requests a second and latencies depend on what else the
-/// machine does. Every reply is compared with what was sent. A line marked * was bound by the generator. System calls are
-/// counted with `perf` for half a second after the measurement, where that is installed and allowed.
+/// machine does. Printed are medians over the rounds, and the ratio to the first server. Every reply is compared with what
+/// was sent. A server marked * was not the bottleneck in one of its rounds, the generator was. System calls are counted
+/// with `perf` for half a second after the measurement, where that is installed and allowed.
 #[derive(Args)]
 pub(crate) struct LoadOptions {
     /// Servers to start, in this order [default: all that speak what is sent].
@@ -50,10 +51,10 @@ pub(crate) struct LoadOptions {
     #[arg(long, conflicts_with = "pipeline")]
     rate: Option<f64>,
     /// Rounds; in each, every server is measured once.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Length of a measurement in seconds, 0.1 to 600.
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 3.0)]
     seconds: f64,
     /// Seconds of load before it.
     #[arg(long, default_value_t = 1.0)]

@@ -1,5 +1,6 @@
 //! The command line: one file for the options of each subcommand, and the plan that they make.
 
+mod churn;
 mod idle;
 mod load;
 mod lockstep;
@@ -7,6 +8,7 @@ mod serve;
 
 use std::io;
 
+pub(crate) use churn::ChurnOptions;
 pub(crate) use idle::IdleOptions;
 pub(crate) use load::LoadOptions;
 pub(crate) use lockstep::LockstepOptions;

@@ -1,0 +1,163 @@
+//! Connections made for one round trip each: connect, send, receive, close.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+use socket2::{Domain, Socket, Type};
+
+use super::{LOOK, Outcome, Phase, Plan, REPLY_MAX, Shared, cpu_time};
+use crate::process;
+
+/// Loopback addresses that connections come from in turn. A port of each is not free again for a minute after a
+/// connection, so there must be enough of them for all connections of a minute.
+const SOURCES: u32 = 250;
+
+/// One round trip under way.
+struct Trip {
+    stream: TcpStream,
+    began: Instant,
+    sent: usize,
+    received: usize,
+}
+
+struct Thread<'a> {
+    plan: &'a Plan,
+    poll: Poll,
+    trips: Vec<Option<Trip>>,
+    message: Vec<u8>,
+    scratch: Vec<u8>,
+    /// Connections made so far, from which the next one's source follows.
+    made: u32,
+    outcome: Outcome,
+}
+
+pub(super) fn one_thread(
+    plan: &Plan,
+    number: usize,
+    shared: &Shared,
+    connected: &Barrier,
+) -> io::Result<Outcome> {
+    let threads = plan.cpus.len();
+    let at_once = plan.connections * (number + 1) / threads - plan.connections * number / threads;
+    let made = process::pin_to(plan.cpus[number]).and_then(|()| Poll::new());
+    connected.wait();
+    let mut thread = Thread {
+        plan,
+        poll: made?,
+        trips: (0..at_once).map(|_| None).collect(),
+        message: plan.shape.messages(),
+        scratch: vec![0; plan.shape.step_bytes()],
+        // Threads begin at different sources.
+        made: SOURCES * number as u32 / threads as u32,
+        outcome: Outcome::new(),
+    };
+    thread.run(number, shared)?;
+    Ok(thread.outcome)
+}
+
+impl Thread<'_> {
+    fn run(&mut self, number: usize, shared: &Shared) -> io::Result<()> {
+        for slot in 0..self.trips.len() {
+            self.begin(slot)?;
+        }
+        let mut events = Events::with_capacity(1024);
+        let (mut answered, mut measured) = (0, None);
+        while shared.phase() != Phase::Over as u8 {
+            if measured.is_none() && shared.phase() == Phase::Measured as u8 {
+                self.outcome.latency.reset();
+                measured = Some((cpu_time(), Instant::now()));
+            }
+            match self.poll.poll(&mut events, Some(LOOK)) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            for event in &events {
+                if self.go_on(event.token().0)? {
+                    answered += 1;
+                }
+            }
+            shared.answered[number].store(answered, Ordering::Relaxed);
+            if events.is_empty() {
+                self.check_silence()?;
+            }
+        }
+        if let Some((cpu, since)) = measured {
+            self.outcome.busy = (cpu_time() - cpu).as_secs_f64() / since.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, slot: usize) -> io::Result<()> {
+        let began = Instant::now();
+        let mut stream = TcpStream::from_std(connect(self.plan.address, self.made)?);
+        self.made = self.made.wrapping_add(1);
+        self.poll.registry().register(&mut stream, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
+        self.trips[slot] = Some(Trip { stream, began, sent: 0, received: 0 });
+        Ok(())
+    }
+
+    /// True if that was the end of a round trip; then the next one began.
+    fn go_on(&mut self, slot: usize) -> io::Result<bool> {
+        let Some(trip) = &mut self.trips[slot] else { return Ok(false) };
+        while trip.sent < self.message.len() {
+            match trip.stream.write(&self.message[trip.sent..]) {
+                Ok(count) => trip.sent += count,
+                // Not connected yet, or nothing more fits.
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        while trip.received < self.message.len() {
+            match trip.stream.read(&mut self.scratch[trip.received..]) {
+                Ok(0) => return Err(io::Error::other("the server closed a connection before its reply")),
+                Ok(count) => trip.received += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        if self.scratch != self.message {
+            return Err(io::Error::other("a reply is not what was sent"));
+        }
+        let took = trip.began.elapsed().as_nanos() as u64;
+        self.outcome.latency.saturating_record(took.max(1));
+        // Closing takes it out of the poll.
+        self.trips[slot] = None;
+        self.begin(slot)?;
+        Ok(true)
+    }
+
+    fn check_silence(&self) -> io::Result<()> {
+        let stuck = |trip: &&Trip| trip.began.elapsed() > REPLY_MAX;
+        match self.trips.iter().flatten().find(stuck) {
+            None => Ok(()),
+            Some(_) => {
+                let bound = Duration::as_secs(&REPLY_MAX);
+                Err(io::Error::other(format!("a connection has no whole reply within {bound} s")))
+            }
+        }
+    }
+}
+
+/// Begins to connect.
+fn connect(address: SocketAddr, made: u32) -> io::Result<std::net::TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    if let IpAddr::V4(ip) = address.ip()
+        && ip.is_loopback()
+    {
+        let source = Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 0, 2, 1)) + made % SOURCES);
+        socket.bind(&SocketAddr::from((source, 0)).into())?;
+    }
+    socket.set_tcp_nodelay(true)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
