@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::options::{ChurnOptions, IdleOptions, LoadOptions, LockstepOptions, ServeOptions};
+use crate::options::{ChurnOptions, FanoutOptions, IdleOptions, LoadOptions, LockstepOptions, ServeOptions};
 
 /// Measures TCP servers against the limit of what the kernel allows.
 ///
@@ -39,6 +39,7 @@ enum Command {
     Lockstep(LockstepOptions),
     Load(LoadOptions),
     Churn(ChurnOptions),
+    Fanout(FanoutOptions),
     Idle(IdleOptions),
 }
 
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Idle(options) => options.plan().and_then(|plan| idle::run(&plan)),
         Command::Lockstep(options) => options.plan().and_then(|plan| lockstep::run(&plan)),
         Command::Churn(options) => options.plan().and_then(|plan| load::run(&plan)),
+        Command::Fanout(options) => options.plan().and_then(|plan| load::run(&plan)),
         Command::Load(options) => options.plan().and_then(|plan| load::run(&plan)),
     };
     match result {

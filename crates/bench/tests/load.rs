@@ -103,3 +103,14 @@ fn churn_makes_a_connection_for_each_round_trip() {
     let rows: Vec<_> = table.lines().skip(1).filter_map(|row| row.split_whitespace().next()).collect();
     assert_eq!(rows, ["ringserve", "tokio"], "{table}");
 }
+
+#[test]
+fn fanout_delivers_to_every_listener() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"));
+    command.args(["fanout", "--seconds", "0.3", "--rounds", "1", "--listeners", "100"]);
+    let output = command.output().unwrap();
+    let (said, table) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{said}");
+    let rows: Vec<_> = table.lines().skip(1).filter_map(|row| row.split_whitespace().next()).collect();
+    assert_eq!(rows, ["ringserve-fanout", "ringserve-epoll-fanout", "tokio-fanout"], "{table}");
+}

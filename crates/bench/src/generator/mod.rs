@@ -10,6 +10,7 @@
 
 mod churn;
 mod connection;
+mod fanout;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -57,6 +58,8 @@ pub(crate) enum Pace {
     Open(f64),
     /// Once on each connection, which is closed then; so many are under way at once.
     Churn,
+    /// On one connection, and the reply is a delivery on each of the others.
+    Fanout,
 }
 
 /// What to generate.
@@ -162,6 +165,7 @@ pub(crate) fn run<R>(
                 scope.spawn(move || {
                     let outcome = match plan.pace {
                         Pace::Churn => churn::one_thread(plan, number, shared, connected),
+                        Pace::Fanout => fanout::one_thread(plan, number, shared, connected),
                         _ => one_thread(plan, number, shared, connected),
                     };
                     if outcome.is_err() {

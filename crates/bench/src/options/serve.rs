@@ -7,16 +7,16 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::known;
-use crate::servers::SERVERS;
+use crate::servers::{FANOUT_SERVERS, SERVERS};
 use crate::{process, servers};
 
-/// Run one echo server in the foreground until it is killed.
+/// Run one server in the foreground until it is killed.
 ///
 /// The first line of output says where it listens: `listening 127.0.0.1:43211`.
 #[derive(Args)]
 pub(crate) struct ServeOptions {
     /// Which server.
-    #[arg(value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    #[arg(value_parser = PossibleValuesParser::new(SERVERS.iter().chain(FANOUT_SERVERS).map(|server| server.name)))]
     server: String,
     /// Loopback address to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0")]

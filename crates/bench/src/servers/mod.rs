@@ -1,5 +1,6 @@
 //! The servers that can be measured: the one table to extend, and what they share.
 
+mod fanout;
 mod limit_epoll;
 mod limit_uring;
 mod product;
@@ -8,6 +9,7 @@ mod tokio_echo;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
 
+pub(crate) use fanout::LISTEN;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// What a server echoes.
@@ -17,6 +19,8 @@ pub(crate) enum Speaks {
     Raw,
     /// Lines, each ended by `\n`. Measured with `--lines` only.
     Lines,
+    /// Lines too, and sends them to all who listen.
+    Fanout,
 }
 
 /// One row of the table of servers.
@@ -84,9 +88,31 @@ pub(crate) const SERVERS: &[Server] = &[
     },
 ];
 
+/// Every server that `fanout` can measure.
+pub(crate) const FANOUT_SERVERS: &[Server] = &[
+    Server {
+        name: "ringserve-fanout",
+        args: &["serve", "ringserve-fanout"],
+        speaks: Speaks::Fanout,
+        run: Run::Itself(fanout::ringserve),
+    },
+    Server {
+        name: "ringserve-epoll-fanout",
+        args: &["serve", "ringserve-epoll-fanout"],
+        speaks: Speaks::Fanout,
+        run: Run::Itself(fanout::ringserve_on_epoll),
+    },
+    Server {
+        name: "tokio-fanout",
+        args: &["serve", "tokio-fanout"],
+        speaks: Speaks::Fanout,
+        run: Run::On(fanout::tokio),
+    },
+];
+
 /// The row of `name`.
 pub(crate) fn find(name: &str) -> Option<&'static Server> {
-    SERVERS.iter().find(|server| server.name == name)
+    SERVERS.iter().chain(FANOUT_SERVERS).find(|server| server.name == name)
 }
 
 /// The start of the line by which a server tells the address it is bound to.

@@ -60,7 +60,7 @@ pub(crate) fn stream(address: SocketAddr) -> io::Result<()> {
     wait(running.map_err(io::Error::other)?)
 }
 
-fn wait(running: Running) -> io::Result<()> {
+pub(super) fn wait(running: Running) -> io::Result<()> {
     announce(running.local_addrs()[0])?;
     running.wait().map(|_| ()).map_err(io::Error::other)
 }
