@@ -64,7 +64,7 @@ impl Peer {
 
     fn into_client(self) -> Client {
         self.0.set_nonblocking(false).unwrap();
-        Client::of(self.0.into())
+        Client::of(self.0)
     }
 }
 

@@ -185,7 +185,7 @@ fn a_server_in_a_process_where_something_is_blocked() {
 }
 
 fn start_demanded() -> Result<(), ringserve::Error> {
-    let server = On { driver: Driver::IoUring, incremental: false }.server(no_time_limits());
+    let server = On { driver: Driver::IoUring, ..On::default() }.server(no_time_limits());
     let shared = Arc::default();
     let running = server.start(move |_| common::Actor::new(Arc::clone(&shared)))?;
     running.shutdown();
@@ -195,7 +195,7 @@ fn start_demanded() -> Result<(), ringserve::Error> {
 /// A server that may choose answers: small and large, one after the other and all at once, to the last.
 #[track_caller]
 fn serves() {
-    let lab = Lab::on(On { driver: Driver::Auto, incremental: false }, no_time_limits());
+    let lab = Lab::on(On::default(), no_time_limits());
     let mut clients: Vec<_> = (0..50).map(|_| lab.client()).collect();
     for (n, client) in clients.iter_mut().enumerate() {
         let payload = [&b"e"[..], &pattern(n * 4_001)].concat();

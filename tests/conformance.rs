@@ -1,7 +1,10 @@
 //! One body of cases that every driver passes with the same outcome.
 //!
-//! A driver is one line at the end of [`DRIVERS`](self), a case one name in [`cases`](cases!). Known divergences are
-//! named in [`DIVERGENCES`] with their reason; there is no other way to skip a case.
+//! A driver is a constant here and a module at the end, a case one name in [`cases`](cases!). Known divergences are named
+//! in [`DIVERGENCES`] with their reason; there is no other way to skip a case.
+//!
+//! The simulated drivers are the bookkeeping of the io_uring driver over a kernel and a network in memory, which
+//! `ringserve_sim::memory` describes. They need no io_uring.
 
 mod common;
 
@@ -20,18 +23,24 @@ mod serving;
 #[path = "conformance/stopping.rs"]
 mod stopping;
 
-use common::{On, on_epoll};
+use common::{Kernel, On, on_epoll};
 use ringserve::Driver;
 
-const IO_URING: On = On { driver: Driver::IoUring, incremental: false };
-const EPOLL: On = On { driver: Driver::Epoll, incremental: false };
-const INCREMENTAL: On = On { driver: Driver::IoUring, incremental: true };
+const IO_URING: On = On { driver: Driver::IoUring, incremental: false, kernel: Kernel::Real };
+const EPOLL: On = On { driver: Driver::Epoll, ..IO_URING };
+const INCREMENTAL: On = On { incremental: true, ..IO_URING };
+const SIMULATED: On = On { kernel: Kernel::Simulated, ..IO_URING };
+const SIMULATED_INCREMENTAL: On = On { incremental: true, ..SIMULATED };
+const SIMULATED_WITH_FAULTS: On = On { kernel: Kernel::SimulatedWithFaults, ..IO_URING };
 
 /// Driver, case, and why it does not apply.
 const DIVERGENCES: &[(&str, &str, &str)] = &[
     // io_uring: a reset that comes together with data is not told to a multishot receive of Linux 6.18, which then finds
     // out by the next send, or not before the idle limit. A matter of time, so that no case can show it: cases
     // that reset wait until what was sent before has arrived.
+    // simulated: nothing there runs out, such as descriptors, files, or room in the completion queue, and socket options
+    // mean nothing. That is for ring/tests, accept_queue.rs, descriptor_limit.rs, segments.rs and for seeds; no case here
+    // comes near it.
     // epoll: connections of all shards together are bound by RLIMIT_NOFILE, which descriptor_limit.rs tests by counting;
     // no case here comes near it.
 ];
@@ -43,7 +52,7 @@ fn run(name: &str, on: On, case: fn(On)) {
             return eprintln!("skipped on {driver}: {reason}");
         }
     }
-    if on.driver == Driver::IoUring && on_epoll() {
+    if on.driver == Driver::IoUring && on.kernel == Kernel::Real && on_epoll() {
         return eprintln!("skipped: RINGSERVE_DRIVER=epoll says that there is no io_uring here");
     }
     case(on);
@@ -181,4 +190,16 @@ mod epoll {
 
 mod incremental {
     cases!(crate::INCREMENTAL);
+}
+
+mod simulated {
+    cases!(crate::SIMULATED);
+}
+
+mod simulated_incremental {
+    cases!(crate::SIMULATED_INCREMENTAL);
+}
+
+mod simulated_with_faults {
+    cases!(crate::SIMULATED_WITH_FAULTS);
 }

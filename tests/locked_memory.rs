@@ -31,7 +31,7 @@ fn child_starts() {
     setrlimit(Resource::Memlock, Rlimit { current: limit, maximum: limit }).unwrap();
     drop_privileges();
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
-    let server = On { driver, incremental: false }.server(no_time_limits()).shards(shards);
+    let server = On { driver, ..On::default() }.server(no_time_limits()).shards(shards);
     let shared = Arc::default();
     let started = server.framing(LengthPrefix::default()).start(move |_| Actor::new(Arc::clone(&shared)));
     let running = match started {

@@ -17,8 +17,8 @@ fn every_byte_arrives_in_segments_as_small_as_there_are() {
     // Before the connect it holds for both ways: the server is told.
     socket.set_tcp_mss(MSS).unwrap();
     socket.connect(&lab.addr().into()).unwrap();
-    let mut client = Client::of(socket.into());
-    assert!(SockRef::from(&client.stream).tcp_mss().unwrap() <= MSS);
+    let mut client = Client::of(socket);
+    assert!(SockRef::from(client.stream.socket()).tcp_mss().unwrap() <= MSS);
     for len in [1, 75, 76, 77, 1_000, 100_000] {
         let payload = [&b"e"[..], &pattern(len)].concat();
         assert!(client.ask(&payload) == payload, "{len} bytes");

@@ -1,15 +1,14 @@
 //! A peer: a blocking socket with bounds, and frames of a 4-byte length.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use socket2::{Domain, SockRef, Socket, Type};
-
 use super::SOON;
+use super::net::{Net, Stream};
 
 pub struct Client {
-    pub stream: TcpStream,
+    pub stream: Stream,
 }
 
 /// How a connection ended, as its peer sees it.
@@ -22,19 +21,17 @@ pub enum End {
 impl Client {
     #[track_caller]
     pub fn connect(addr: SocketAddr) -> Client {
-        Client::of(TcpStream::connect_timeout(&addr, SOON).expect("the server accepts"))
+        Client::of(Net::Local.connect(addr).expect("the server accepts"))
     }
 
     /// A client whose kernel takes little that it did not read.
     #[track_caller]
     pub fn with_small_window(addr: SocketAddr) -> Client {
-        let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).unwrap();
-        socket.set_recv_buffer_size(4096).unwrap();
-        socket.connect(&addr.into()).expect("the server accepts");
-        Client::of(socket.into())
+        Client::of(Net::Local.connect_with_small_window(addr).expect("the server accepts"))
     }
 
-    pub fn of(stream: TcpStream) -> Client {
+    pub fn of(stream: impl Into<Stream>) -> Client {
+        let stream = stream.into();
         stream.set_read_timeout(Some(SOON)).unwrap();
         stream.set_write_timeout(Some(SOON)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -158,7 +155,7 @@ impl Client {
 
     /// Ends the connection with a reset.
     pub fn reset(self) {
-        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).unwrap();
+        self.stream.reset_on_close().unwrap();
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ringserve::framing::{Framing, LengthPrefix, Raw};
 use ringserve::{CloseReason, Driver, Limits, Report, Running, Server};
+use ringserve_sim::memory::Network;
 
-use super::{Actor, Client, SOON, Shared, eventually, nothing_left};
+use super::{Actor, Client, Host, Net, SOON, Shared, eventually, nothing_left};
 
 /// What a server under test runs on.
 #[derive(Clone, Copy, Default)]
@@ -15,10 +16,23 @@ pub struct On {
     pub driver: Driver,
     /// Buffers that several receives fill one behind the other, where the driver has them.
     pub incremental: bool,
+    pub kernel: Kernel,
+}
+
+/// What is below the driver.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub enum Kernel {
+    /// The one of this machine.
+    #[default]
+    Real,
+    /// One in memory, below the bookkeeping of the io_uring driver, on a network of its own.
+    Simulated,
+    /// The same, and it does now and then what a kernel seldom does.
+    SimulatedWithFaults,
 }
 
 impl On {
-    /// A server to be, of one shard on a port of its own.
+    /// A server to be, of one shard on a port of its own, on this machine.
     pub fn server(self, limits: Limits) -> Server<Raw> {
         self.server_at("127.0.0.1:0", limits)
     }
@@ -27,10 +41,28 @@ impl On {
         let server = Server::bind(addr).shards(1).pin(false).limits(limits);
         server.driver(self.driver).incremental_buffers(self.incremental)
     }
+
+    /// The same, on the network of its kernel.
+    pub fn host(self, limits: Limits) -> Host<Raw> {
+        self.host_at("127.0.0.1:0", limits)
+    }
+
+    pub fn host_at(self, addr: &str, limits: Limits) -> Host<Raw> {
+        let net = match self.kernel {
+            Kernel::Real => Net::Local,
+            Kernel::Simulated => Net::Simulated(Network::default()),
+            Kernel::SimulatedWithFaults => Net::Simulated(Network::with_faults(SEED)),
+        };
+        Host::on(self.server_at(addr, limits), net)
+    }
 }
+
+/// Of the faults; arbitrary. Threads make each run another one, so it decides little.
+const SEED: u64 = 1;
 
 pub struct Lab {
     pub running: Running,
+    pub net: Net,
     pub shared: Arc<Shared>,
 }
 
@@ -43,15 +75,16 @@ impl Lab {
 
     #[track_caller]
     pub fn on(on: On, limits: Limits) -> Lab {
-        Lab::of(on.server(limits).framing(LengthPrefix::default()))
+        Lab::of(on.host(limits).framing(LengthPrefix::default()))
     }
 
     #[track_caller]
-    pub fn of<F: Framing + Clone + Send>(server: Server<F>) -> Lab {
-        let shared = Arc::new(Shared::default());
+    pub fn of<F: Framing + Clone + Send>(host: impl Into<Host<F>>) -> Lab {
+        let host = host.into();
+        let (shared, net) = (Arc::new(Shared::default()), host.net.clone());
         let for_shards = shared.clone();
-        let running = server.start(move |_| Actor::new(for_shards.clone())).expect("the server starts");
-        Lab { running, shared }
+        let running = host.start(move |_| Actor::new(for_shards.clone())).expect("the server starts");
+        Lab { running, net, shared }
     }
 
     /// With frames of a 4-byte length, on several shards.
@@ -66,12 +99,18 @@ impl Lab {
 
     #[track_caller]
     pub fn client(&self) -> Client {
-        Client::connect(self.addr())
+        Client::of(self.net.connect(self.addr()).expect("the server accepts"))
+    }
+
+    /// A client whose kernel takes little that it did not read.
+    #[track_caller]
+    pub fn client_with_small_window(&self) -> Client {
+        Client::of(self.net.connect_with_small_window(self.addr()).expect("the server accepts"))
     }
 
     /// A connection, if the server listens and did not reset it while it was made.
     pub fn client_that_may_fail(&self) -> Option<Client> {
-        std::net::TcpStream::connect(self.addr()).ok().map(Client::of)
+        self.net.connect(self.addr()).ok().map(Client::of)
     }
 
     pub fn report(&self) -> Report {

@@ -8,6 +8,7 @@ pub mod brake;
 pub mod child;
 pub mod client;
 pub mod lab;
+pub mod net;
 pub mod proc_net;
 pub mod streams;
 
@@ -18,7 +19,8 @@ use ringserve::{Limits, Report, Running};
 
 pub use actor::{Actor, Shared};
 pub use client::Client;
-pub use lab::{Lab, On};
+pub use lab::{Kernel, Lab, On};
+pub use net::{Host, Net};
 pub use streams::Streams;
 
 /// The bound of everything that should happen at once. Long, since these tests also run beside others on

@@ -16,7 +16,7 @@ pub fn a_peer_is_accepted_and_greeted(on: On) {
 }
 
 fn address_is_right(on: On, at: &str) {
-    let lab = Lab::of(on.server_at(at, no_time_limits()).framing(LengthPrefix::default()));
+    let lab = Lab::of(on.host_at(at, no_time_limits()).framing(LengthPrefix::default()));
     for _ in 0..10 {
         let mut client = lab.client();
         assert_eq!(client.ask("e"), b"e");
@@ -90,8 +90,8 @@ pub fn who_gives_up_waiting_leaves_nothing(on: On) {
 }
 
 pub fn who_is_not_admitted_is_closed(on: On) {
-    let server = on.server(no_time_limits()).framing(LengthPrefix::default());
-    let lab = Lab::of(server.admit(|peer| peer.addr().is_none()));
+    let host = on.host(no_time_limits()).framing(LengthPrefix::default());
+    let lab = Lab::of(host.admit(|peer| peer.addr().is_none()));
     (0..10).for_each(|_| assert_eq!(lab.client().end(), End::Fin));
     let counters = lab.finish().counters;
     assert_eq!((counters.accepted, counters.refused, counters.opened), (10, 10, 0));
@@ -119,10 +119,10 @@ pub fn after_a_shutdown_nobody_is_accepted(on: On) {
     lab.shared.gate.open();
     assert_eq!((waits.recv(), waits.end()), (b"p".to_vec(), End::Fin));
     drop(waits);
-    let addr = lab.addr();
+    let (net, addr) = (lab.net.clone(), lab.addr());
     assert_eq!(lab.ended().counters.opened, 1);
     if let Some(mut late) = late {
         late.end_after_all();
     }
-    assert!(std::net::TcpStream::connect(addr).is_err());
+    assert!(net.connect(addr).is_err());
 }

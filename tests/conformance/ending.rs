@@ -6,7 +6,7 @@ use std::time::Duration;
 use ringserve::{CloseReason, Limits};
 
 use crate::common::client::{End, frame, frames};
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use crate::common::{Lab, On, SOON, eventually, no_time_limits, pattern};
 
 pub fn half_closed_after_a_request(on: On) {
     let lab = Lab::on(on, no_time_limits());
@@ -20,7 +20,7 @@ pub fn half_closed_after_a_request(on: On) {
 
 pub fn half_closed_with_much_queued(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.write(&[frame(b"r100,100000"), frame(b"elast")].concat());
     client.finish_writing();
     (0..100).for_each(|_| assert!(client.recv() == pattern(100_000)));
@@ -50,7 +50,7 @@ pub fn half_closed_without_a_word(on: On) {
 
 pub fn fin_comes_after_all_bytes(on: On) {
     let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.write(&[frame(b"r100,100000"), frame(b"c")].concat());
     let (wire, end) = client.read_to_end();
     assert_eq!((frames(&wire).len(), end), (101, End::Fin));
@@ -62,7 +62,7 @@ pub fn fin_comes_after_all_bytes(on: On) {
 
 pub fn what_is_written_after_a_close_destroys_no_reply(on: On) {
     let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.write(&[frame(b"r5,20000"), frame(b"c")].concat());
     lab.closed_for(CloseReason::Closed, 1);
     // The kernel holds most of the replies still.
@@ -105,7 +105,7 @@ pub fn reset_in_the_middle_of_a_frame(on: On) {
 
 pub fn reset_with_replies_queued(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.send("r100,100000");
     assert!(client.recv() == pattern(100_000));
     client.reset();
@@ -128,7 +128,7 @@ pub fn reset_while_a_call_waits(on: On) {
 /// A close with bytes unread is a reset, by the rules of TCP.
 pub fn closed_with_replies_unread(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.send("r100,100000");
     assert!(client.recv() == pattern(100_000));
     drop(client);

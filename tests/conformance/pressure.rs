@@ -40,7 +40,7 @@ pub fn kept_frames_exhaust_no_buffers(on: On) {
 
 pub fn a_slow_reader_gets_every_byte(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     let wire = frame(&[&b"e"[..], &pattern(5_000)].concat()).repeat(4_000);
     let written = client.write_until_stuck(&wire, Duration::from_millis(100));
     assert!(written < wire.len(), "the server took everything of a peer that reads nothing");
@@ -59,7 +59,7 @@ pub fn a_slow_reader_gets_every_byte(on: On) {
 
 pub fn a_slow_reader_holds_up_nobody(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut slow = Client::with_small_window(lab.addr());
+    let mut slow = lab.client_with_small_window();
     slow.send("b30000000");
     let mut other = lab.client();
     for n in 0..300 {
@@ -72,7 +72,7 @@ pub fn a_slow_reader_holds_up_nobody(on: On) {
 
 pub fn a_stream_waits_for_room(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.send("s20000000");
     client.finish_writing();
     assert!(client.read_to_end() == (pattern(20_000_000), End::Fin));
@@ -163,7 +163,7 @@ pub fn idle_limit(on: On) {
 
 pub fn write_limit(on: On) {
     let lab = Lab::on(on, Limits { write_stalled: SHORT, ..no_time_limits() });
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.send("b20000000");
     lab.closed_for(CloseReason::WriteStalled, 1);
     assert_eq!(client.end_after_all(), End::Reset);
@@ -172,7 +172,7 @@ pub fn write_limit(on: On) {
 
 pub fn handler_limit(on: On) {
     let lab = Lab::on(on, Limits { handler: SHORT, ..no_time_limits() });
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     assert_eq!(client.ask("Hit"), b"reached");
     let handle = lab.shared.handle("it");
     client.send("B3000000");

@@ -10,7 +10,7 @@ use crate::common::client::End;
 use crate::common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits, pattern};
 
 fn on_shards(on: On, shards: usize, limits: Limits) -> Lab {
-    Lab::of(on.server(limits).shards(shards).framing(LengthPrefix::default()))
+    Lab::of(on.host(limits).shards(shards).framing(LengthPrefix::default()))
 }
 
 pub fn pushes_from_a_thread(on: On) {
@@ -74,7 +74,7 @@ pub fn a_push_beyond_the_high_mark(on: On) {
 
 pub fn a_push_from_a_thread_to_who_reads_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     assert_eq!(client.ask("Hit"), b"reached");
     let handle = lab.shared.handle("it");
     let text = pattern(10_000);
@@ -142,8 +142,8 @@ pub fn messages_between_shards(on: On) {
     let shards = Shards::<u32>::new();
     let (arrived, end) = std::sync::mpsc::channel();
     let (joined, arrived) = (shards.clone(), std::sync::Mutex::new(arrived));
-    let server = on.server(no_time_limits()).shards(SHARDS).framing(LengthPrefix::default());
-    let running = server.start(move |shard| {
+    let host = on.host(no_time_limits()).shards(SHARDS).framing(LengthPrefix::default());
+    let running = host.start(move |shard| {
         let (shards, next) = (joined.clone(), (shard.index() + 1) % SHARDS);
         let arrived = arrived.lock().unwrap().clone();
         joined.join(shard, move |n| match n {

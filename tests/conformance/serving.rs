@@ -104,7 +104,7 @@ pub fn a_push_from_another_connection(on: On) {
 
 pub fn a_push_to_who_reads_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
-    let mut target = Client::with_small_window(lab.addr());
+    let mut target = lab.client_with_small_window();
     assert_eq!(target.ask("htarget"), b"named");
     let mut other = lab.client();
     let text = pattern(100_000);

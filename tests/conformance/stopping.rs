@@ -23,7 +23,7 @@ fn receiving(on: On) -> (Lab, Client) {
 /// Most of the reply waits for the peer.
 fn sending(on: On) -> (Lab, Client) {
     let lab = Lab::on(on, no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
+    let mut client = lab.client_with_small_window();
     client.send("b20000000");
     eventually("the reply is under way", SOON, || lab.report().counters.sends > 0);
     (lab, client)

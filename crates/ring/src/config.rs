@@ -68,7 +68,7 @@ impl UringConfig {
     }
 
     /// Entries of the buffer ring: all buffers, up to 4096, which at 16 KiB is 64 MiB on the way at once.
-    pub(crate) fn buffer_ring_entries(&self) -> u16 {
+    pub fn buffer_ring_entries(&self) -> u16 {
         self.pool.buffers_max.clamp(1, 4096).next_power_of_two() as u16
     }
 }

@@ -1,7 +1,7 @@
 //! Waking a shard from another thread: by its eventfd, or from another shard's ring by a message.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,7 +26,12 @@ struct Inner {
 }
 
 impl Waker {
-    pub(crate) fn new(ring: Option<RawFd>) -> io::Result<Waker> {
+    /// For the kernel half of a driver. `ring` is where a [`RawOp::Message`](crate::seam::RawOp::Message) reaches it
+    /// too.
+    ///
+    /// # Errors
+    /// If there is no descriptor left.
+    pub fn new(ring: Option<RawFd>) -> io::Result<Waker> {
         // Not NONBLOCK: on such a descriptor the ring's read would end at once instead of waiting.
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Waker { inner: Arc::new(Inner { eventfd, ring, pending: AtomicBool::new(false) }) })
@@ -55,12 +60,20 @@ impl Waker {
         self.inner.ring
     }
 
-    /// The shard saw the wake; what the waking threads did before is visible from here on.
-    pub(crate) fn seen(&self) {
+    /// For the kernel half of a driver: the shard saw the wake, and its eventfd was read. What the waking threads did
+    /// before is visible from here on.
+    pub fn seen(&self) {
         self.inner.pending.swap(false, Ordering::AcqRel);
     }
 
     pub(crate) fn raw(&self) -> RawFd {
         self.inner.eventfd.as_raw_fd()
+    }
+}
+
+/// The eventfd, which is readable from a wake until it is read.
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.eventfd.as_fd()
     }
 }

@@ -102,12 +102,30 @@ impl Wanted<'_> {
 
     fn uring(&self, why: &str) -> Result<Chosen, Error> {
         let found = probe().map_err(Error::Driver)?;
+        let (config, connections_max) = self.uring_config(found.direct_descriptors);
+        // It was tried with small queues.
+        let queues = format!("queues {}/{}", config.submission_entries, config.completion_entries);
+        let found = found.description.split(", ").skip(2).collect::<Vec<_>>().join(", ");
+        self.try_all(&config)?;
+        let reason = format!("io_uring ({why}); {queues}, {found}");
+        Ok(Chosen { kind: ChosenKind::Uring(config), reason, connections_max })
+    }
+
+    /// For drivers of the caller's: what a ring would have, whether or not there are rings here.
+    pub(crate) fn driven(&self) -> (UringConfig, Chosen) {
+        let (config, connections_max) = self.uring_config(true);
+        let kind = ChosenKind::Uring(config.clone());
+        (config, Chosen { kind, reason: "given by the program".to_owned(), connections_max })
+    }
+
+    /// A shard's ring, and how many connections all shards hold together.
+    fn uring_config(&self, direct_descriptors: bool) -> (UringConfig, usize) {
         let max = self.limits.connections_max;
         // A table may be as large as the limit, and costs 8 bytes of kernel memory an entry from the start. The kernel
         // spreads connections evenly, so four times a shard's share is room enough.
         let mut connections = max.min(usize::try_from(self.descriptors).unwrap_or(usize::MAX));
         let mut connections_max = max.min(connections.saturating_mul(self.shards));
-        if found.direct_descriptors {
+        if direct_descriptors {
             connections = connections.min(max.div_ceil(self.shards).saturating_mul(4));
         } else {
             connections = self.spare_descriptors();
@@ -116,16 +134,11 @@ impl Wanted<'_> {
         let config = UringConfig {
             connections: connections as u32,
             pool: self.pool(),
-            plain_descriptors: !found.direct_descriptors,
+            plain_descriptors: !direct_descriptors,
             incremental: self.incremental,
             ..UringConfig::default()
         };
-        // It was tried with small queues.
-        let queues = format!("queues {}/{}", config.submission_entries, config.completion_entries);
-        let found = found.description.split(", ").skip(2).collect::<Vec<_>>().join(", ");
-        self.try_all(&config)?;
-        let reason = format!("io_uring ({why}); {queues}, {found}");
-        Ok(Chosen { kind: ChosenKind::Uring(config), reason, connections_max })
+        (config, connections_max)
     }
 
     /// Where little memory may be locked, makes the rings of all shards once: what was tried was smaller.

@@ -41,8 +41,10 @@ pub use socket_options::{KeepAlive, OptionError, SocketOptions};
 pub use stream::{Stream, StreamResult};
 pub use timers::{Deadline, DeadlineElapsed, Sleep};
 
-/// Runs a shard over a driver of the caller's. For benchmarks and tests of this workspace, not for users.
+/// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for
+/// users.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::server::{Drivers, start_on};
     pub use crate::shard::run_on;
 }

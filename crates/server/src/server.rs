@@ -1,5 +1,7 @@
 //! Building and starting a server.
 
+mod driven;
+
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -28,6 +30,8 @@ use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
 use crate::socket_options::SocketOptions;
 use crate::stream::{Stream, StreamResult, Streams};
 use crate::tasks::calls;
+
+pub use driven::{Drivers, start_on};
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -271,10 +275,13 @@ impl<F: Framing + Clone + Send> Server<F> {
             factory: Arc::new(factory),
             shards,
         };
-        let (remotes, threads) = plan.launch(sockets, &cpus)?;
+        let (remotes, threads) = plan.launch(sockets, &cpus, |shard, ready| shard.run(ready))?;
         Ok(Running::new(local_addrs, remotes, threads))
     }
 }
+
+/// Where a shard says that it is ready, or why it will not be.
+type Ready = mpsc::Sender<Result<(), Error>>;
 
 /// The shards that run, as seen from outside and as threads.
 type Launched = (Vec<Arc<Remote>>, Vec<thread::JoinHandle<ShardEnd>>);
@@ -295,8 +302,13 @@ where
     Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
     Make: MakeService,
 {
-    /// Starts all shards and waits until each one is ready.
-    fn launch(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Result<Launched, Error> {
+    /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
+    fn launch(
+        self,
+        sockets: Vec<Vec<OwnedFd>>,
+        cpus: &[usize],
+        run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd + Clone + Send + 'static,
+    ) -> Result<Launched, Error> {
         let (ready, readiness) = mpsc::channel();
         let remotes: Arc<[Arc<Remote>]> = (0..self.shards).map(|_| Remote::new()).collect();
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
@@ -317,9 +329,9 @@ where
                 gate: gate.clone(),
                 sockets,
             };
-            let ready = ready.clone();
+            let (ready, run) = (ready.clone(), run.clone());
             let thread =
-                thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || shard.run(ready));
+                thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || run(shard, ready));
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
@@ -391,7 +403,7 @@ where
     Make: MakeService,
 {
     /// On the shard's own thread: makes driver and service, says so, and serves.
-    fn run(mut self, ready: mpsc::Sender<Result<(), Error>>) -> ShardEnd {
+    fn run(mut self, ready: Ready) -> ShardEnd {
         if let Some(cpu) = self.cpu
             && let Err(error) = cores::pin_to(cpu)
         {
@@ -434,7 +446,7 @@ where
         driver: D,
         others: Others<D>,
         listeners: u16,
-        ready: mpsc::Sender<Result<(), Error>>,
+        ready: Ready,
     ) -> ShardEnd {
         let remote = self.remotes[self.index].clone();
         remote.set_driver(waker);
@@ -465,7 +477,7 @@ where
     }
 }
 
-fn give_up(ready: mpsc::Sender<Result<(), Error>>, error: Error) -> ShardEnd {
+fn give_up(ready: Ready, error: Error) -> ShardEnd {
     let _ = ready.send(Err(error));
     Ok(Default::default())
 }

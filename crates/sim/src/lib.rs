@@ -33,11 +33,14 @@
 //!
 //! A violation is a panic, of an oracle or of the code itself. It is printed with its seed, the last lines of
 //! the trace, and the command that does it again.
+//!
+//! Beside all this, [`memory`] is a second, plain kernel in real time, for tests with blocking clients.
 
 pub mod bytes;
 pub mod clocks;
 pub mod faults;
 pub mod kernel;
+pub mod memory;
 pub mod peer;
 pub mod plan;
 pub mod protocol;

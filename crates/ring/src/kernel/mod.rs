@@ -99,14 +99,6 @@ impl Uring<SystemKernel> {
         self.kernel().waker.clone()
     }
 
-    /// Wakes another shard with this turn's submission, instead of a system call of its own.
-    pub fn wake_other(&mut self, other: &Waker) {
-        match other.ring() {
-            Some(ring) => self.send_message(ring, other),
-            None => other.wake(),
-        }
-    }
-
     /// What the ring runs with, in a line for the log.
     pub fn describe(&self) -> String {
         self.kernel().describe()

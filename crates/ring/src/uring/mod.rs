@@ -144,6 +144,14 @@ impl<K: Kernel> Uring<K> {
         &self.kernel
     }
 
+    /// Wakes another shard with this turn's submission, instead of a system call of its own.
+    pub fn wake_other(&mut self, other: &Waker) {
+        match other.ring() {
+            Some(ring) => self.send_message(ring, other),
+            None => other.wake(),
+        }
+    }
+
     /// Not public: with the real kernel it would let anyone end a loan of memory that the kernel still uses. A
     /// simulated kernel shares its state with whoever directs it, through an `Rc`.
     pub(crate) fn kernel_mut(&mut self) -> &mut K {
@@ -235,7 +243,7 @@ impl<K: Kernel> Uring<K> {
     }
 
     /// Has another ring's shard woken by a message, unless it is being woken already.
-    pub(crate) fn send_message(&mut self, ring: i32, other: &Waker) {
+    fn send_message(&mut self, ring: i32, other: &Waker) {
         if !other.begin() {
             return;
         }

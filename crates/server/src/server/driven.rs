@@ -1,0 +1,107 @@
+//! A server over drivers of the caller's, for tests of this workspace.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ringserve_core::framing::Framing;
+use ringserve_core::{Driver, Socket};
+use ringserve_ring::{UringConfig, Waker};
+
+use super::{OneShard, Plan, SHARDS_MAX, Server, give_up};
+use crate::driver::Wanted;
+use crate::error::Error;
+use crate::running::Running;
+use crate::service::MakeService;
+use crate::shard::{Others, Shard};
+
+/// Where a server listens, and how each of its shards makes its driver.
+pub trait Drivers: Send + Sync + 'static {
+    /// One shard's.
+    type Driver: Driver;
+
+    /// Listens, once for each shard, and returns the address with its port.
+    ///
+    /// # Errors
+    /// The server does not start then.
+    fn listen(&self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr>;
+
+    /// Makes a driver on its shard's thread. It accepts at all addresses, in the order in which they were listened at.
+    /// `config` is what an io_uring driver of this server would have.
+    ///
+    /// # Errors
+    /// The server does not start then.
+    fn make(&self, shard: usize, config: &UringConfig) -> io::Result<Self::Driver>;
+
+    /// A handle for other threads that makes a turn return.
+    fn waker(driver: &Self::Driver) -> Waker;
+
+    /// Wakes the shard of another driver.
+    fn wake_other(driver: &mut Self::Driver, other: &Waker);
+
+    /// Takes an accepted socket out of the driver.
+    fn hand_over(driver: &mut Self::Driver, socket: Socket) -> Option<OwnedFd>;
+
+    /// Takes over what another driver handed over.
+    fn take_over(driver: &mut Self::Driver, socket: OwnedFd) -> Socket;
+}
+
+/// As [`Server::start`], over these drivers and with one shard by default. What the server was told of its driver, of
+/// sockets and of pinning is ignored.
+///
+/// # Errors
+/// Those of [`Server::start`], and the drivers'.
+pub fn start_on<D, F, Make>(
+    server: Server<F>,
+    drivers: D,
+    factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
+) -> Result<Running, Error>
+where
+    D: Drivers,
+    F: Framing + Clone + Send,
+    Make: MakeService,
+{
+    let addrs = server.addrs.map_err(Error::Address)?;
+    server.limits.check().map_err(Error::Limits)?;
+    let shards = server.shards.unwrap_or(1);
+    if !(1..=SHARDS_MAX).contains(&shards) {
+        return Err(Error::Shards(shards));
+    }
+    let wanted = Wanted {
+        driver: server.driver,
+        incremental: server.incremental,
+        shards,
+        descriptors: u64::MAX,
+        limits: &server.limits,
+    };
+    let (config, chosen) = wanted.driven();
+    let listen = |addr| drivers.listen(addr, shards).map_err(|error| Error::Listen { addr, error });
+    let local_addrs = addrs.into_iter().map(listen).collect::<Result<Vec<SocketAddr>, Error>>()?;
+    let plan = Plan {
+        framing: server.framing,
+        limits: server.limits,
+        chosen,
+        admit: server.admit,
+        factory: Arc::new(factory),
+        shards,
+    };
+    let (drivers, listeners) = (Arc::new(drivers), local_addrs.len() as u16);
+    let no_sockets = (0..shards).map(|_| Vec::new()).collect();
+    let launched = plan.launch(no_sockets, &[], move |shard: OneShard<_, _>, ready| {
+        match drivers.make(shard.index, &config) {
+            Ok(driver) => {
+                let others = Others {
+                    remotes: shard.remotes.clone(),
+                    hand_over: D::hand_over,
+                    take_over: D::take_over,
+                    wake_other: D::wake_other,
+                };
+                shard.run_on(D::waker(&driver), driver, others, listeners, ready)
+            }
+            Err(error) => give_up(ready, Error::Broken { shard: shard.index, error }),
+        }
+    });
+    let (remotes, threads) = launched?;
+    Ok(Running::new(local_addrs, remotes, threads))
+}

@@ -1,0 +1,295 @@
+//! One ring: its queues, its buffer ring, its file table, and the enter that submits, posts and waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringserve_buf::KernelSide;
+use ringserve_core::{Batch, CloseHow, ConnId, Socket};
+use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
+use ringserve_ring::{UringConfig, Waker};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::connection::Side;
+use super::faults::{Fault, Faults};
+use super::state::Shared;
+
+/// A completion that was not reaped yet, and the bytes it brings.
+pub(super) struct Posted {
+    cqe: RawCqe,
+    bytes: Vec<u8>,
+}
+
+/// A place of the file table.
+#[derive(Clone, Copy)]
+pub(super) struct File {
+    pub(super) id: ConnId,
+    pub(super) connection: u32,
+}
+
+/// A send that waits for room.
+pub(super) struct Sending {
+    pub(super) file: File,
+    pub(super) batch: Box<Batch>,
+    /// Bytes that left.
+    pub(super) sent: usize,
+}
+
+/// The lower half of a shard's driver on a [`Network`](super::Network).
+pub struct MemoryKernel {
+    pub(super) shared: Arc<Shared>,
+    pub(super) ring: i32,
+    pub(super) faults: Faults,
+    pub(super) buffer_bytes: usize,
+    /// Wakes the shard.
+    waker: Waker,
+    /// Rings when something changes in the network.
+    bell: Waker,
+    submissions_max: usize,
+    buffers_max: usize,
+    pub(super) incremental: bool,
+    submissions: VecDeque<RawOp>,
+    /// Entries they take.
+    submissions_used: usize,
+    completions: VecDeque<Posted>,
+    /// Sends that fitted, and have no completion.
+    pub(super) quiet: VecDeque<SentQuietly>,
+    /// Provided buffers, and how many bytes of the first are used.
+    pub(super) buffers: VecDeque<u16>,
+    pub(super) head_filled: usize,
+    /// Listeners of the network, and whether an accept is armed on each.
+    pub(super) listeners: Vec<(usize, bool)>,
+    pub(super) files: HashMap<u32, File>,
+    pub(super) receives: Vec<File>,
+    pub(super) sends: Vec<Sending>,
+    pub(super) wake_armed: bool,
+    /// Something is ready, and left for the next enter.
+    pub(super) left_over: bool,
+}
+
+impl MemoryKernel {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        faults: Option<u64>,
+        shard: usize,
+        config: &UringConfig,
+    ) -> io::Result<MemoryKernel> {
+        let bell = Waker::new(None)?;
+        let (ring, listeners) = shared.lock().add_ring(shard, bell.clone());
+        Ok(MemoryKernel {
+            shared,
+            ring,
+            faults: Faults::new(faults, shard),
+            buffer_bytes: config.pool.buffer_bytes,
+            waker: Waker::new(Some(ring))?,
+            bell,
+            submissions_max: config.submission_entries as usize,
+            buffers_max: usize::from(config.buffer_ring_entries()),
+            incremental: config.incremental,
+            submissions: VecDeque::new(),
+            submissions_used: 0,
+            completions: VecDeque::new(),
+            quiet: VecDeque::new(),
+            buffers: VecDeque::new(),
+            head_filled: 0,
+            listeners: listeners.into_iter().map(|listener| (listener, false)).collect(),
+            files: HashMap::new(),
+            receives: Vec::new(),
+            sends: Vec::new(),
+            wake_armed: false,
+            left_over: false,
+        })
+    }
+
+    /// A handle for other threads that makes a turn return.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Takes an accepted socket out, for another ring of the network. Its descriptor only stands for it; if it is closed
+    /// on the way, the connection goes when its number is used again.
+    pub fn hand_over(&self, socket: Socket) -> Option<OwnedFd> {
+        let stand_in = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
+        let mut state = self.shared.lock();
+        let number = state.take_descriptor(socket.0 as i32);
+        state.pass(stand_in.as_raw_fd(), number);
+        Some(stand_in)
+    }
+
+    /// Takes over what another ring of the network handed over, as if it had been accepted.
+    pub fn take_over(&self, stand_in: OwnedFd) -> Socket {
+        // The number is this one's until the end of this function.
+        Socket(self.shared.lock().take_passed(self.ring, stand_in.as_raw_fd()) as u64)
+    }
+
+    pub(super) fn post(&mut self, cqe: RawCqe) {
+        self.post_with(cqe, Vec::new());
+    }
+
+    pub(super) fn post_with(&mut self, cqe: RawCqe, bytes: Vec<u8>) {
+        self.completions.push_back(Posted { cqe, bytes });
+    }
+
+    fn entries_of(op: &RawOp) -> usize {
+        match op {
+            RawOp::Install { .. } | RawOp::Close { how: CloseHow::Abort, .. } => 2,
+            _ => 1,
+        }
+    }
+
+    /// Carries out what was submitted and posts what is ready.
+    fn step(&mut self) {
+        if is_readable(&self.bell) {
+            take_count(&self.bell);
+            self.bell.seen();
+        }
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        while let Some(op) = self.submissions.pop_front() {
+            self.carry_out(op, &mut state);
+        }
+        self.submissions_used = 0;
+        if self.wake_armed && is_readable(&self.waker) {
+            take_count(&self.waker);
+            self.wake_armed = false;
+            self.post(RawCqe::new(Kind::Wake.with(0), 8, 0));
+        }
+        self.left_over = false;
+        self.progress(&mut state);
+        drop(state);
+        shared.tell_clients();
+    }
+
+    /// Sleeps until something changes; false if the deadline is over.
+    fn wait(&self, deadline: Option<Instant>) -> bool {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return false;
+        }
+        let timeout = left.map(|left| Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        let mut both = [PollFd::new(&self.bell, PollFlags::IN), PollFd::new(&self.waker, PollFlags::IN)];
+        let until = if self.wake_armed { 2 } else { 1 };
+        // Interrupted or not: whoever waits looks.
+        let _ = poll(&mut both[..until], timeout.as_ref());
+        true
+    }
+}
+
+fn is_readable(waker: &Waker) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Empties its counter, which is not zero.
+fn take_count(waker: &Waker) {
+    let _ = rustix::io::read(waker, &mut [0u8; 8]);
+}
+
+impl Kernel for MemoryKernel {
+    fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
+        let used = self.submissions_used + Self::entries_of(&op);
+        if used > self.submissions_max {
+            return Err(op);
+        }
+        self.submissions_used = used;
+        self.submissions.push_back(op);
+        Ok(())
+    }
+
+    fn queued(&mut self) -> usize {
+        self.submissions_used
+    }
+
+    fn provide(&mut self, side: &mut KernelSide, buffer: u16) {
+        assert!(side.is_lent(buffer), "buffer {buffer} is provided but not lent");
+        assert!(!self.buffers.contains(&buffer), "buffer {buffer} is provided twice");
+        assert!(self.buffers.len() < self.buffers_max, "the buffer ring is overrun");
+        self.buffers.push_back(buffer);
+    }
+
+    fn is_incremental(&self) -> bool {
+        self.incremental
+    }
+
+    fn buffer_ring_entries(&self) -> usize {
+        self.buffers_max
+    }
+
+    fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            self.step();
+            if self.completions.len() >= wait_for as usize {
+                return Ok(());
+            }
+            if self.faults.strike(Fault::Interrupted) {
+                return Err(libc::EINTR);
+            }
+            if !self.left_over && !self.wait(deadline) {
+                return Err(libc::ETIME);
+            }
+        }
+    }
+
+    fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
+        let Posted { cqe, bytes } = self.completions.pop_front()?;
+        if let Some(buffer) = cqe.buffer() {
+            side.spare(buffer)[..bytes.len()].copy_from_slice(&bytes);
+        }
+        if let Some(Kind::Wake | Kind::Woken) = Kind::of(cqe.user_data) {
+            self.waker.seen();
+        }
+        Some(cqe)
+    }
+
+    fn reap_quiet(&mut self) -> Option<SentQuietly> {
+        if self.completions.is_empty() { self.quiet.pop_front() } else { None }
+    }
+
+    fn has_completions(&mut self) -> bool {
+        !self.completions.is_empty() || !self.quiet.is_empty()
+    }
+
+    fn has_task_work(&mut self) -> bool {
+        self.left_over || is_readable(&self.bell) || self.wake_armed && is_readable(&self.waker)
+    }
+
+    fn is_overflowing(&mut self) -> bool {
+        false
+    }
+
+    fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
+        let mut state = self.shared.lock();
+        let number = state.descriptor(fd);
+        let connection = state.connection(number);
+        (!connection.is_reset()).then(|| connection.addrs().0)
+    }
+
+    fn finish(&mut self, side: &mut KernelSide) -> bool {
+        self.submissions.clear();
+        self.completions.clear();
+        self.quiet.clear();
+        self.receives.clear();
+        self.sends.clear();
+        self.buffers.clear();
+        let mut state = self.shared.lock();
+        for (_, file) in self.files.drain() {
+            state.close(file.connection, Side::Server, false);
+        }
+        state.close_ring(self.ring);
+        drop(state);
+        self.shared.tell_clients();
+        for buffer in 0..side.pool().buffers_max() as u16 {
+            if side.is_lent(buffer) {
+                side.take_back(buffer);
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,163 @@
+//! What becomes ready: connections to accept, bytes to receive, room to send.
+
+use ringserve_core::Batch;
+use ringserve_ring::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
+
+use super::connection::{Connection, Side};
+use super::faults::{Fault, Faults};
+use super::kernel::{File, MemoryKernel};
+use super::state::State;
+
+/// Completions of one receive in one go, as in Linux: then it is the others' turn.
+const IN_A_ROW: usize = 32;
+
+impl MemoryKernel {
+    /// Posts what is ready.
+    pub(super) fn progress(&mut self, state: &mut State) {
+        if state.take_message(self.ring) {
+            self.post(RawCqe::new(Kind::Woken.with(0), 0, 0));
+        }
+        for listener in 0..self.listeners.len() {
+            self.accept(listener, state);
+        }
+        // Backwards, so that one that ends moves only what was looked at.
+        for index in (0..self.sends.len()).rev() {
+            self.send_rest(index, state);
+        }
+        // In the order in which they were armed, so that none is always the last to find a buffer.
+        let mut index = 0;
+        while index < self.receives.len() {
+            index += usize::from(self.receive(index, state));
+        }
+    }
+
+    fn accept(&mut self, index: usize, state: &mut State) {
+        let (listener, armed) = self.listeners[index];
+        let user_data = Kind::Accept.with(index as u64);
+        if !armed {
+            return;
+        }
+        while let Some(number) = state.listener(listener).backlog.pop_front() {
+            let fd = state.open_descriptor(self.ring, number);
+            if self.faults.strike(Fault::AcceptEnds) {
+                self.listeners[index].1 = false;
+                return self.post(RawCqe::new(user_data, fd, 0));
+            }
+            self.post(RawCqe::new(user_data, fd, F_MORE));
+        }
+    }
+
+    /// Receives what is there. True if the receive is still armed.
+    pub(super) fn receive(&mut self, index: usize, state: &mut State) -> bool {
+        let connection = state.connection(self.receives[index].connection);
+        for _ in 0..IN_A_ROW {
+            if !connection.is_readable(Side::Server) {
+                return true;
+            }
+            if self.faults.strike(Fault::Delay) {
+                break;
+            }
+            // The buffer is chosen before anybody looks what there is to receive.
+            if self.buffers.is_empty() || self.faults.strike(Fault::NoBuffers) {
+                return self.end_receive(index, libc::ENOBUFS);
+            }
+            if self.faults.strike(Fault::ReceiveInterrupted) {
+                return self.end_receive(index, libc::EINTR);
+            }
+            let unread = connection.unread(Side::Server);
+            let room = self.buffer_bytes - self.head_filled;
+            let mut bytes = vec![0; self.faults.shorten(Fault::ReceiveShort, unread.min(room))];
+            match connection.read(Side::Server, &mut bytes) {
+                Ok(0) => return self.end_receive(index, 0),
+                Err(errno) => return self.end_receive(index, errno),
+                Ok(_) => {}
+            }
+            let ends = self.faults.strike(Fault::ReceiveEnds);
+            self.post_received(self.receives[index], bytes, ends);
+            if ends {
+                self.receives.remove(index);
+                return false;
+            }
+        }
+        self.left_over = true;
+        true
+    }
+
+    /// A completion with bytes, in the buffer that is first in the ring.
+    fn post_received(&mut self, file: File, bytes: Vec<u8>, ends: bool) {
+        let buffer = self.buffers[0];
+        let mut flags = F_BUFFER | u32::from(buffer) << BUFFER_SHIFT;
+        self.head_filled += bytes.len();
+        if self.incremental && self.head_filled < self.buffer_bytes {
+            flags |= F_BUF_MORE;
+        } else {
+            self.buffers.pop_front();
+            self.head_filled = 0;
+        }
+        if !ends {
+            flags |= F_MORE;
+        }
+        let user_data = Kind::Receive.with(file.id.bits());
+        self.post_with(RawCqe::new(user_data, bytes.len() as i32, flags), bytes);
+    }
+
+    /// The last completion of a receive, without bytes. False: it is not armed any more.
+    pub(super) fn end_receive(&mut self, index: usize, errno: i32) -> bool {
+        let file = self.receives.remove(index);
+        self.post(RawCqe::new(Kind::Receive.with(file.id.bits()), -errno, 0));
+        false
+    }
+
+    /// Sends what there is room for.
+    pub(super) fn send_rest(&mut self, index: usize, state: &mut State) {
+        let send = &mut self.sends[index];
+        let connection = state.connection(send.file.connection);
+        while send.sent < send.batch.len() {
+            match write(connection, &send.batch, send.sent, &mut self.faults) {
+                Ok(more) => send.sent += more,
+                Err(libc::EAGAIN) => return,
+                Err(errno) => return self.end_send(index, errno),
+            }
+        }
+        self.end_send(index, 0);
+    }
+
+    /// The completion of a send that waited: what left, or else the error.
+    pub(super) fn end_send(&mut self, index: usize, errno: i32) {
+        let send = self.sends.swap_remove(index);
+        let res = if send.sent > 0 { send.sent as i32 } else { -errno };
+        self.post_sent(send.file.id, res, send.batch);
+    }
+}
+
+/// Writes what there is room for, from this byte of the batch on. An error only if nothing was written.
+pub(super) fn write(
+    connection: &mut Connection,
+    batch: &Batch,
+    from: usize,
+    faults: &mut Faults,
+) -> Result<usize, i32> {
+    let (mut skip, mut left) = (from, faults.shorten(Fault::SendShort, batch.len() - from));
+    let mut written = 0;
+    for piece in batch.pieces() {
+        let skipped = skip.min(piece.len());
+        skip -= skipped;
+        let piece = &piece[skipped..];
+        let piece = &piece[..piece.len().min(left)];
+        if piece.is_empty() {
+            continue;
+        }
+        match connection.write(Side::Server, piece) {
+            Ok(len) => {
+                written += len;
+                left -= len;
+                if len < piece.len() {
+                    break;
+                }
+            }
+            Err(errno) if written == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    Ok(written)
+}

@@ -1,0 +1,158 @@
+//! The client's end of a connection.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Side};
+use super::state::Shared;
+
+/// A connected client, with what [`TcpStream`](std::net::TcpStream) offers to a test. Clones are the same end; dropping the
+/// last one closes it.
+#[derive(Clone)]
+pub struct MemoryStream {
+    end: Arc<ClientEnd>,
+}
+
+/// What clones have in common.
+struct ClientEnd {
+    shared: Arc<Shared>,
+    number: u32,
+    addrs: (SocketAddr, SocketAddr),
+    options: Mutex<Options>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Options {
+    read_timeout: Option<Duration>,
+    write_timeout: Option<Duration>,
+    nonblocking: bool,
+    reset_on_close: bool,
+}
+
+impl Drop for ClientEnd {
+    fn drop(&mut self) {
+        let reset = self.options().reset_on_close;
+        let mut state = self.shared.lock();
+        let ring = state.connection(self.number).ring;
+        state.close(self.number, Side::Client, reset);
+        if let Some(ring) = ring {
+            state.tell(ring);
+        }
+    }
+}
+
+impl ClientEnd {
+    fn options(&self) -> Options {
+        *self.options.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, set: impl FnOnce(&mut Options)) {
+        set(&mut self.options.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Does something until it would not have to wait, or the time is over.
+    fn until<T>(
+        &self,
+        timeout: Option<Duration>,
+        mut act: impl FnMut(&mut Connection) -> Result<T, i32>,
+    ) -> io::Result<T> {
+        let timeout = if self.options().nonblocking { Some(Duration::ZERO) } else { timeout };
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut state = self.shared.lock();
+        loop {
+            match act(state.connection(self.number)) {
+                Err(libc::EAGAIN) => {}
+                done => {
+                    state.tell_of(self.number);
+                    return done.map_err(io::Error::from_raw_os_error);
+                }
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+            }
+            state = self.shared.wait(state, deadline);
+        }
+    }
+}
+
+impl MemoryStream {
+    pub(super) fn new(shared: Arc<Shared>, number: u32, addrs: (SocketAddr, SocketAddr)) -> MemoryStream {
+        MemoryStream { end: Arc::new(ClientEnd { shared, number, addrs, options: Mutex::default() }) }
+    }
+
+    /// Its own address.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.end.addrs.0
+    }
+
+    /// The address it connected to.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.end.addrs.1
+    }
+
+    /// How long a read waits, for ever with `None`; then it fails with `WouldBlock`. Holds for all clones.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) {
+        self.end.set(|options| options.read_timeout = timeout);
+    }
+
+    /// How long a write waits, as above.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) {
+        self.end.set(|options| options.write_timeout = timeout);
+    }
+
+    /// Whether a call that would have to wait fails with `WouldBlock` instead.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.end.set(|options| options.nonblocking = nonblocking);
+    }
+
+    /// Whether the close is a reset, as with a linger time of zero.
+    pub fn set_reset_on_close(&self, reset_on_close: bool) {
+        self.end.set(|options| options.reset_on_close = reset_on_close);
+    }
+
+    /// As a read that leaves everything where it is.
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+        self.end.until(self.end.options().read_timeout, |connection| connection.peek(Side::Client, into))
+    }
+
+    /// Ends writing. To stop reading means nothing here, as it means nothing to a TCP peer.
+    ///
+    /// # Errors
+    /// `NotConnected` after a reset.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match how {
+            Shutdown::Read => Ok(()),
+            Shutdown::Write | Shutdown::Both => {
+                self.end.until(None, |connection| connection.shut_down(Side::Client))
+            }
+        }
+    }
+}
+
+impl Read for MemoryStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.end.until(self.end.options().read_timeout, |connection| connection.read(Side::Client, into))
+    }
+}
+
+impl Write for MemoryStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.end.until(self.end.options().write_timeout, |connection| connection.write(Side::Client, bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for MemoryStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryStream({} to {})", self.local_addr(), self.peer_addr())
+    }
+}
