@@ -114,6 +114,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         block.link.left(left);
         self.counters.bytes_sent += left as u64;
         conn.active_at = step_at(self.now);
+        let mut rest = None;
         match end {
             SendEnd::Done => {
                 debug_assert!(batch.is_empty(), "a send ended before its end");
@@ -121,11 +122,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
             // The write limit asked for it, to see whether the peer takes anything at all.
             SendEnd::Stopped if batch.is_empty() => self.local.recycle(batch),
-            SendEnd::Stopped if left > 0 => {
-                // Replies may be queued behind it.
-                self.send_awaited = true;
-                return self.send(id, batch);
-            }
+            SendEnd::Stopped if left > 0 => rest = Some(batch),
             SendEnd::Stopped => return self.abort(id, CloseReason::WriteStalled),
             SendEnd::Error(errno) => return self.end(id, CloseReason::of_errno(errno), true),
         }
@@ -147,7 +144,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // was held back until now.
         let sooner =
             released || conn.timer == NEVER || conn.active_at.saturating_add(self.times.idle) < conn.timer;
-        self.start_send(id);
+        match rest {
+            Some(batch) => {
+                // Replies may be queued behind it.
+                self.send_awaited = true;
+                self.send(id, batch);
+            }
+            None => self.start_send(id),
+        }
         if sooner {
             self.arm(id);
         }

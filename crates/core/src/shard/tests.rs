@@ -1,12 +1,13 @@
 //! What hardly any seed of the simulator meets. Everything else about a shard is tested there.
 
+use alloc::boxed::Box;
 use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
 use super::{Event, Next, Shard};
 use crate::framing::LengthPrefix;
-use crate::{Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time, Wait};
+use crate::{Batch, Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time, Wait};
 
 type Tested = Shard<(), LengthPrefix>;
 
@@ -35,6 +36,33 @@ fn receive(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
     }
 }
 
+/// Sends a reply of 100 bytes, behind which the peer is held back in the middle of a frame.
+fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
+    shard.begin_turn(at(1));
+    receive(shard, id, &[0, 0, 0, 9, b'h']);
+    shard.block(id).unwrap().link.reply(Payload::Bytes(&[b'r'; 100]));
+    shard.end_turn();
+    let send =
+        shard.take_ops().find_map(|op| if let Op::Send { batch, .. } = op { Some(batch) } else { None });
+    shard.begin_turn(at(2));
+    receive(shard, id, b"a");
+    shard.end_turn();
+    send.expect("the reply is sent")
+}
+
+#[test]
+fn who_waits_for_the_outbox_hears_of_a_send_that_was_stopped_and_goes_on() {
+    let (mut shard, id) =
+        with_connection(Limits { outbox_bytes_high: 10, outbox_bytes_low: 5, ..Limits::default() });
+    let mut batch = hold_back(&mut shard, id);
+    shard.begin_turn(at(3));
+    batch.advance(batch.len() - 3);
+    shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
+    assert!(matches!(shard.next_event(), Some(Event::Frames(of)) if of == id));
+    shard.end_turn();
+    assert!(shard.take_ops().any(|op| matches!(op, Op::Send { batch, .. } if batch.len() == 3)));
+}
+
 #[test]
 fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
     let (mut shard, id) = with_connection(Limits {
@@ -46,16 +74,7 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
         handler: None,
         ..Limits::default()
     });
-    shard.begin_turn(at(1));
-    receive(&mut shard, id, &[0, 0, 0, 9, b'h']);
-    shard.block(id).unwrap().link.reply(Payload::Bytes(&[b'r'; 100]));
-    shard.end_turn();
-    let send =
-        shard.take_ops().find_map(|op| if let Op::Send { batch, .. } = op { Some(batch) } else { None });
-    let mut batch = send.expect("the reply is sent");
-    shard.begin_turn(at(2));
-    receive(&mut shard, id, b"a");
-    shard.end_turn();
+    let mut batch = hold_back(&mut shard, id);
     // The limits of the half frame, and of a peer that is silent, go off and find that it is held back.
     for seconds in 3..40 {
         shard.begin_turn(at(seconds));
