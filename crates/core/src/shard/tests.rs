@@ -59,6 +59,7 @@ fn who_waits_for_the_outbox_hears_of_a_send_that_was_stopped_and_goes_on() {
     batch.advance(batch.len() - 3);
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
     assert!(matches!(shard.next_event(), Some(Event::Frames(of)) if of == id));
+    assert!(matches!(shard.next_frame(id), Next::Nothing));
     shard.end_turn();
     assert!(shard.take_ops().any(|op| matches!(op, Op::Send { batch, .. } if batch.len() == 3)));
 }
