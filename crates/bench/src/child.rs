@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,23 +24,33 @@ pub(crate) struct Child {
 }
 
 impl Child {
+    /// Starts another program on `cpu`: `PATH raw|lines --listen ADDRESS`.
+    pub(crate) fn start_program(name: &str, path: &Path, mode: &str, cpu: usize) -> io::Result<Self> {
+        let mut command = Command::new("taskset");
+        command.args(["-c", &cpu.to_string()]).arg(path).args([mode, "--listen", "127.0.0.1:0"]);
+        Child::spawn(name, &mut command)
+    }
+
     /// Starts `server` on `cpu`, on a loopback port of the kernel's choice. In lock step it never preempts the generator.
     pub(crate) fn start(server: &Server, cpu: usize, lock_step: bool) -> io::Result<Self> {
-        let process = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        command
             .args(server.args)
             .args(["--listen", "127.0.0.1:0", "--child", "--cpu"])
             .arg(cpu.to_string())
-            .args(lock_step.then_some("--lock-step"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()?;
+            .args(lock_step.then_some("--lock-step"));
+        Child::spawn(server.name, &mut command)
+    }
+
+    fn spawn(name: &str, command: &mut Command) -> io::Result<Self> {
+        let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         // From here on the process ends with `child`, also when it does not start well.
         let mut child = Self { process, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
         let line = child.first_line()?;
-        child.address =
-            line.strip_prefix(LISTENING).and_then(|address| address.parse().ok()).ok_or_else(|| {
-                io::Error::other(format!("{} said {line:?}, not where it listens", server.name))
-            })?;
+        child.address = line
+            .strip_prefix(LISTENING)
+            .and_then(|address| address.parse().ok())
+            .ok_or_else(|| io::Error::other(format!("{name} said {line:?}, not where it listens")))?;
         Ok(child)
     }
 

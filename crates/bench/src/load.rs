@@ -27,18 +27,21 @@ const COUNT_CALLS: Duration = Duration::from_millis(500);
 const CHECK_BYTES_MAX: usize = 16 << 10;
 
 /// Whom to measure.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) enum Target {
     /// A server of the table, started for it.
     Known(&'static Server),
+    /// A program that says where it listens, and is told whether to echo raw bytes or lines.
+    Program { name: String, path: PathBuf, mode: &'static str },
     /// One that runs already, and its process if that is to be measured.
     Running { address: SocketAddr, pid: Option<u32> },
 }
 
 impl Target {
-    fn name(self) -> String {
+    fn name(&self) -> String {
         match self {
             Target::Known(server) => server.name.to_owned(),
+            Target::Program { name, .. } => name.clone(),
             Target::Running { address, .. } => address.to_string(),
         }
     }
@@ -91,7 +94,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
         for target in &plan.targets {
             eprint!("\rround {} of {}: {:<20}", round + 1, plan.rounds, target.name());
             all.push(
-                measure(plan, *target)
+                measure(plan, target)
                     .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", target.name())))?,
             );
         }
@@ -109,19 +112,27 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     Ok(())
 }
 
-fn measure(plan: &Plan, target: Target) -> io::Result<Measured> {
-    let (_child, address, pid) = match target {
-        Target::Known(server) => {
-            let child = Child::start(server, plan.server_cpu, false)?;
+/// Measures one server once.
+pub(crate) fn measure(plan: &Plan, target: &Target) -> io::Result<Measured> {
+    let child = match target {
+        Target::Known(server) => Some(Child::start(server, plan.server_cpu, false)?),
+        Target::Program { name, path, mode } => {
+            Some(Child::start_program(name, path, mode, plan.server_cpu)?)
+        }
+        Target::Running { .. } => None,
+    };
+    let (address, pid) = match (&child, target) {
+        (Some(child), _) => {
             let (address, pid) = (child.address, child.pid());
             // What is checked is sent in one piece before the reply is read.
             let bytes = plan.shape.bytes.min(CHECK_BYTES_MAX);
             if plan.pace != Pace::Fanout {
                 check_echo(address, Shape { bytes, ..plan.shape })?;
             }
-            (Some(child), address, Some(pid))
+            (address, Some(pid))
         }
-        Target::Running { address, pid } => (None, address, pid),
+        (None, Target::Running { address, pid }) => (*address, *pid),
+        (None, _) => return Err(io::Error::other("it was not started")),
     };
     let generated = generator::Plan {
         address,

@@ -177,7 +177,7 @@ fn named(server: &Server, error: &io::Error) -> io::Error {
 }
 
 /// Shuffles the order of the servers in a round; the same at every run.
-struct Shuffler {
+pub(crate) struct Shuffler {
     state: u64,
 }
 
@@ -189,7 +189,7 @@ impl Default for Shuffler {
 }
 
 impl Shuffler {
-    fn shuffle(&mut self, items: &mut [usize]) {
+    pub(crate) fn shuffle(&mut self, items: &mut [usize]) {
         for last in (1..items.len()).rev() {
             // xorshift64; its slight bias towards small remainders does not matter here.
             self.state ^= self.state << 13;

@@ -4,6 +4,7 @@
 //! request; `ringserve-bench serve NAME` runs one of them by itself.
 
 mod child;
+mod compare;
 mod generator;
 mod idle;
 mod load;
@@ -20,7 +21,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::options::{ChurnOptions, FanoutOptions, IdleOptions, LoadOptions, LockstepOptions, ServeOptions};
+use crate::options::{
+    ChurnOptions, CompareOptions, FanoutOptions, IdleOptions, LoadOptions, LockstepOptions, ServeOptions,
+};
 
 /// Measures TCP servers against the limit of what the kernel allows.
 ///
@@ -39,6 +42,7 @@ enum Command {
     Lockstep(LockstepOptions),
     Load(LoadOptions),
     Churn(ChurnOptions),
+    Compare(CompareOptions),
     Fanout(FanoutOptions),
     Idle(IdleOptions),
 }
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
         Command::Idle(options) => options.plan().and_then(|plan| idle::run(&plan)),
         Command::Lockstep(options) => options.plan().and_then(|plan| lockstep::run(&plan)),
         Command::Churn(options) => options.plan().and_then(|plan| load::run(&plan)),
+        Command::Compare(options) => options.plan().and_then(|plan| compare::run(&plan)),
         Command::Fanout(options) => options.plan().and_then(|plan| load::run(&plan)),
         Command::Load(options) => options.plan().and_then(|plan| load::run(&plan)),
     };

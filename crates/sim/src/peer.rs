@@ -259,7 +259,7 @@ impl State {
         sock.pings.pop_front();
         // One in the middle of a frame, or through, has nothing to say.
         let between =
-            sock.sent == sock.wire.len() && sock.frames.last().is_none_or(|last| last.end == sock.sent);
+            sock.sent == sock.wire.len() && sock.frames.last().map_or(0, |last| last.end) == sock.sent;
         let able = between && !sock.reset && !sock.peer_fin && !sock.peer.saw_end && !sock.server_fin;
         if !able || sock.peer.answers == 0 || matches!(sock.peer.end, End::HalfClose | End::Reset(_)) {
             self.cover.fault(Fault::PeerMute);

@@ -1,6 +1,7 @@
 //! The command line: one file for the options of each subcommand, and the plan that they make.
 
 mod churn;
+mod compare;
 mod fanout;
 mod idle;
 mod load;
@@ -10,6 +11,7 @@ mod serve;
 use std::io;
 
 pub(crate) use churn::ChurnOptions;
+pub(crate) use compare::CompareOptions;
 pub(crate) use fanout::FanoutOptions;
 pub(crate) use idle::IdleOptions;
 pub(crate) use load::LoadOptions;

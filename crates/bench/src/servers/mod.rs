@@ -86,6 +86,12 @@ pub(crate) const SERVERS: &[Server] = &[
         speaks: Speaks::Lines,
         run: Run::Itself(product::lines),
     },
+    Server {
+        name: "ringserve-epoll-lines",
+        args: &["serve", "ringserve-epoll-lines"],
+        speaks: Speaks::Lines,
+        run: Run::Itself(product::lines_on_epoll),
+    },
 ];
 
 /// Every server that `fanout` can measure.

@@ -32,6 +32,11 @@ pub(crate) fn lines(address: SocketAddr) -> io::Result<()> {
     serve(address, Lines::default(), Driver::IoUring)
 }
 
+/// Echoes lines on epoll.
+pub(crate) fn lines_on_epoll(address: SocketAddr) -> io::Result<()> {
+    serve(address, Lines::default(), Driver::Epoll)
+}
+
 /// Echoes raw bytes on epoll.
 pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
     serve(address, Raw, Driver::Epoll)

@@ -1,0 +1,123 @@
+//! Options of `compare`.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use super::refused;
+use crate::compare::{Entrant, Plan, WORKS, find_work};
+use crate::load::Target;
+use crate::process;
+use crate::servers::find;
+
+/// Compare all servers at all work, and write a report.
+///
+/// Takes the product on both drivers, the bare loops, and the rivals that are built: `scripts/rivals` builds them. Each
+/// server is started anew for each measurement, proves that it echoes right, and runs on one CPU while the generator has
+/// others. Rounds are interleaved and their order shuffled. With 15 servers, all work and the defaults it takes an hour and
+/// a half; --works and --servers take less.
+///
+/// Writes report.md, report.json and a chart for each piece of work.
+#[derive(Args)]
+pub(crate) struct CompareOptions {
+    /// Work [default: all].
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(WORKS.iter().map(|work| work.name)))]
+    works: Vec<String>,
+    /// Servers, by their names in the report [default: all].
+    #[arg(long, value_delimiter = ',')]
+    servers: Vec<String>,
+    /// Where the rivals are.
+    #[arg(long, default_value = "target/rivals")]
+    rivals: PathBuf,
+    /// Rounds; 5 and more for figures to be published.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Length of a measurement in seconds, 0.1 to 60.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// CPU for the servers.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// CPUs for the generator, a thread on each.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    cpus: Vec<usize>,
+    /// Directory for the report.
+    #[arg(long, default_value = "target/compare")]
+    out: PathBuf,
+}
+
+impl CompareOptions {
+    pub(crate) fn plan(self) -> io::Result<Plan> {
+        if self.rounds == 0 || self.cpus.is_empty() || !(0.1..=60.0).contains(&self.seconds) {
+            return Err(refused("--rounds and --cpus: 1 and more; --seconds: 0.1 to 60".to_owned()));
+        }
+        if self.cpus.contains(&self.server_cpu) {
+            return Err(refused(format!("--cpus: CPU {} is the server's", self.server_cpu)));
+        }
+        process::raise_open_files()?;
+        let works = match self.works.is_empty() {
+            true => WORKS.iter().collect(),
+            false => self.works.iter().filter_map(|name| find_work(name)).collect(),
+        };
+        let mut servers = own();
+        servers.extend(self.rivals()?);
+        if let Some(name) = self.servers.iter().find(|name| !servers.iter().any(|one| one.name == **name)) {
+            let known: Vec<&str> = servers.iter().map(|one| one.name.as_str()).collect();
+            return Err(refused(format!("--servers {name}: there are {}", known.join(", "))));
+        }
+        if !self.servers.is_empty() {
+            servers.retain(|one| self.servers.contains(&one.name));
+        }
+        Ok(Plan {
+            works,
+            servers,
+            rounds: self.rounds,
+            measured: Duration::from_secs_f64(self.seconds),
+            server_cpu: self.server_cpu,
+            cpus: self.cpus,
+            out: self.out,
+        })
+    }
+
+    /// One for each executable that is there.
+    fn rivals(&self) -> io::Result<Vec<Entrant>> {
+        let mut paths: Vec<PathBuf> = match std::fs::read_dir(&self.rivals) {
+            Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?,
+            Err(_) => {
+                eprintln!("no rivals in {}: scripts/rivals builds them", self.rivals.display());
+                Vec::new()
+            }
+        };
+        paths.sort();
+        let names = paths.into_iter().filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path)));
+        Ok(names
+            .map(|(name, path)| {
+                let mode = |mode| Some(Target::Program { name: name.clone(), path: path.clone(), mode });
+                // A form of batching lines is no other echo of raw bytes.
+                let raw = if name == "tokio-batched" { None } else { mode("raw") };
+                let lines = if name == "ringline-direct" { None } else { mode("lines") };
+                Entrant { name: name.clone(), raw, lines, floor: false }
+            })
+            .collect())
+    }
+}
+
+/// The product and the bare loops.
+fn own() -> Vec<Entrant> {
+    let target = |name: &str| find(name).map(Target::Known);
+    let entrant = |name: &str, lines: Option<&str>, floor| Entrant {
+        name: name.to_owned(),
+        raw: target(name),
+        lines: lines.and_then(target),
+        floor,
+    };
+    vec![
+        entrant("ringserve", Some("ringserve-lines"), false),
+        entrant("ringserve-epoll", Some("ringserve-epoll-lines"), false),
+        entrant("limit-uring", None, true),
+        entrant("limit-epoll", None, true),
+    ]
+}
