@@ -41,6 +41,9 @@ const REPLY_MAX: Duration = Duration::from_secs(10);
 /// A thread that has nothing to do looks this often whether the run is over.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Messages an open loop sends before it looks for replies.
+const SENDS_MAX: u64 = 64;
+
 /// In an open loop a thread sleeps only if nothing is due for longer than this, since epoll sleeps whole milliseconds.
 const SLEEP_MIN: Duration = Duration::from_millis(2);
 
@@ -261,7 +264,9 @@ impl Thread<'_> {
             if per_thread > 0.0 {
                 let now = self.now();
                 let due = |sent: u64| (sent as f64 * 1e9 / per_thread) as u64;
-                while due(sent) <= now {
+                // Replies are looked for also while it is behind.
+                let most = sent + SENDS_MAX;
+                while due(sent) <= now && sent < most {
                     let number = (sent % self.connections.len() as u64) as usize;
                     self.send(number, 1, due(sent))?;
                     let late = self.now() - due(sent);
