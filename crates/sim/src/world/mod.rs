@@ -158,6 +158,10 @@ impl World {
 
     fn take_turn(&mut self, completions: &mut Vec<Completion>) {
         self.protocol.begin_turn(self.turn);
+        // What keeps buffers now may let go of them before the next look.
+        if self.pool.available() == 0 {
+            self.look();
+        }
         self.core.begin_turn(self.now);
         self.obey();
         self.read_mail();
