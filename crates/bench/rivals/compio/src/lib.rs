@@ -25,14 +25,13 @@ pub fn run(
         let listener = TcpListener::from_std(common::listen_blocking(address)?)?;
         common::announce(listener.local_addr()?)?;
         loop {
-            match listener.accept().await {
-                Ok((stream, _)) => match mode {
+            // If it fails, out of descriptors, the next try is another round through the ring, in which
+            // connections can end.
+            if let Ok((stream, _)) = listener.accept().await {
+                match mode {
                     Mode::Raw => compio::runtime::spawn(async move { raw(stream).await }).detach(),
                     Mode::Lines => compio::runtime::spawn(async move { lines(stream).await }).detach(),
-                },
-                // Out of descriptors: the next try is another round through the ring, in which connections
-                // can end.
-                Err(_) => {}
+                }
             }
         }
     })

@@ -1,4 +1,5 @@
-//! Echo on ntex with its own io_uring runtime, neon, and its codecs.
+//! Echo on ntex with its own runtime, neon, and its codecs. The package says which driver is under it: epoll in
+//! `ntex`, io_uring in `ntex-uring`.
 
 use std::io;
 
@@ -40,7 +41,7 @@ where
     while let Ok(Some(item)) = io.recv(&codec).await {
         io.encode(item, &codec)?;
     }
-    Ok(())
+    io.shutdown().await
 }
 
 /// Lines of bytes, without what ends them.

@@ -27,6 +27,8 @@ pub fn run<H: AsyncEventHandler>(address: SocketAddr) -> io::Result<()> {
         .sq_entries(RING_ENTRIES)
         .recv_buffer(RECEIVE_BUFFERS, BUFFER_BYTES as u32)
         .send_pool(SEND_BUFFERS, BUFFER_BYTES as u32)
+        // No wake-up each millisecond for a callback that there is not.
+        .tick_timeout_us(0)
         // No helpers, since there is nothing to help with.
         .no_fs()
         .resolver_threads(0)
