@@ -1,0 +1,126 @@
+//! What the rivals share: their arguments, their listener, and the line that says where they listen.
+//!
+//! None of it is on the path of data but [`echo_lines`], for libraries that come without a codec.
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Bytes of a connection's receive buffer, the same as a receive buffer of the product.
+pub const BUFFER_BYTES: usize = 16 * 1024;
+
+/// Bytes of the longest line, without the `\n`.
+pub const LINE_BYTES_MAX: usize = 64 * 1024;
+
+/// Connections that may wait to be accepted: what `net.core.somaxconn` allows by default, and the
+/// kernel cuts it to that.
+pub const BACKLOG: i32 = 4096;
+
+/// Submissions that fit in the ring of a library on io_uring: one for each of 4096 connections, so that a
+/// full ring is never what holds it back.
+pub const RING_ENTRIES: u32 = 4096;
+
+/// What a server echoes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Any bytes as they come.
+    Raw,
+    /// Lines of at most [`LINE_BYTES_MAX`], each sent back with `\n`.
+    Lines,
+}
+
+/// Reads `raw|lines --listen ADDRESS` and sees to it that the process dies with its parent.
+/// Ends the process with status 2 when they cannot be read.
+pub fn arguments() -> (Mode, SocketAddr) {
+    let arguments: Vec<String> = std::env::args().collect();
+    let name = arguments.first().map_or("rival", String::as_str);
+    let parsed = match &arguments[arguments.len().min(1)..] {
+        [mode, option, address] if option == "--listen" => match (mode.as_str(), address.parse()) {
+            ("raw", Ok(address)) => Some((Mode::Raw, address)),
+            ("lines", Ok(address)) => Some((Mode::Lines, address)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let Some(parsed) = parsed else {
+        eprintln!("usage: {name} raw|lines --listen ADDRESS:PORT");
+        std::process::exit(2);
+    };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        eprintln!("{name}: cannot ask to die with the parent: {error}");
+    }
+    parsed
+}
+
+/// A non-blocking listener whose accepted sockets inherit `TCP_NODELAY` from it.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_tcp_nodelay(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// The same, but blocking: a ring accepts from it without a turn through poll, and fails on a non-blocking
+/// one that has nothing.
+pub fn listen_blocking(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = listen(address)?;
+    listener.set_nonblocking(false)?;
+    Ok(listener)
+}
+
+/// Says where the server listens.
+pub fn announce(address: SocketAddr) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "listening {address}")?;
+    stdout.flush()
+}
+
+/// Appends each whole line of `input` to `output`, with `\n` in place of its `\n` or `\r\n`, and says how many
+/// bytes of the input that took. Fails on a line that is too long, also on one whose end is still to come.
+#[inline]
+pub fn echo_lines(input: &[u8], output: &mut Vec<u8>) -> io::Result<usize> {
+    let mut taken = 0;
+    for end in memchr::memchr_iter(b'\n', input) {
+        let line = &input[taken..end];
+        if line.len() > LINE_BYTES_MAX {
+            return Err(too_long());
+        }
+        output.extend_from_slice(line.strip_suffix(b"\r").unwrap_or(line));
+        output.push(b'\n');
+        taken = end + 1;
+    }
+    if input.len() - taken > LINE_BYTES_MAX { Err(too_long()) } else { Ok(taken) }
+}
+
+fn too_long() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a line is longer than 64 KiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_lines_are_echoed_and_the_rest_is_left() {
+        let mut output = Vec::new();
+        assert_eq!(echo_lines(b"a\n\nbc\r\nrest", &mut output).unwrap(), 7);
+        assert_eq!(output, b"a\n\nbc\n");
+    }
+
+    #[test]
+    fn the_longest_line_passes_and_a_longer_one_fails() {
+        let mut line = vec![b'x'; LINE_BYTES_MAX];
+        assert_eq!(echo_lines(&line, &mut Vec::new()).unwrap(), 0);
+        line.push(b'\n');
+        assert_eq!(echo_lines(&line, &mut Vec::new()).unwrap(), line.len());
+        line[LINE_BYTES_MAX] = b'x';
+        assert!(echo_lines(&line, &mut Vec::new()).is_err());
+        line.push(b'\n');
+        assert!(echo_lines(&line, &mut Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,3 @@
+module ringserve/rivals/go-net
+
+go 1.23

@@ -1,0 +1,120 @@
+// Command go-net echoes with the standard library: a goroutine per connection, and bufio for lines.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+)
+
+const (
+	// Bytes of a connection's buffers, the same as a receive buffer of the product.
+	bufferBytes = 16 * 1024
+	// Bytes of the longest line, without what ends it.
+	lineBytesMax = 64 * 1024
+)
+
+// Dies with its parent. In init, since that runs on the thread that lives as long as the process.
+func init() {
+	syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0)
+}
+
+func main() {
+	serves := map[string]func(net.Conn) error{"raw": raw, "lines": lines}
+	if len(os.Args) != 4 || serves[os.Args[1]] == nil || os.Args[2] != "--listen" {
+		fmt.Fprintf(os.Stderr, "usage: %s raw|lines --listen ADDRESS:PORT\n", os.Args[0])
+		os.Exit(2)
+	}
+	serve := serves[os.Args[1]]
+	// The library's backlog is net.core.somaxconn, 4096 by default, and it sets TCP_NODELAY on what it accepts.
+	listener, err := net.Listen("tcp", os.Args[3])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("listening", listener.Addr())
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			// Out of descriptors: let connections end before the next try.
+			continue
+		}
+		go func() {
+			defer conn.Close()
+			// An error ends this connection, and nobody asks why.
+			_ = serve(conn)
+		}()
+	}
+}
+
+// raw sends back what arrives. Not io.Copy, which for two sockets would splice through a pipe: two calls and
+// two descriptors more for each read.
+func raw(conn net.Conn) error {
+	buffer := make([]byte, bufferBytes)
+	for {
+		count, err := conn.Read(buffer)
+		if err != nil {
+			return err
+		}
+		if _, err := conn.Write(buffer[:count]); err != nil {
+			return err
+		}
+	}
+}
+
+// flushFirst sends what was answered before it waits for more.
+type flushFirst struct {
+	net.Conn
+	answers *bufio.Writer
+}
+
+func (f flushFirst) Read(buffer []byte) (int, error) {
+	if err := f.answers.Flush(); err != nil {
+		return 0, err
+	}
+	return f.Conn.Read(buffer)
+}
+
+// lines answers all that one read completes with one write.
+func lines(conn net.Conn) error {
+	writer := bufio.NewWriterSize(conn, bufferBytes)
+	reader := bufio.NewReaderSize(flushFirst{conn, writer}, bufferBytes)
+	// What has come of a line that is longer than the reader's buffer.
+	var long []byte
+	for {
+		// Without a copy, unlike ReadBytes and Scanner.Text.
+		line, err := reader.ReadSlice('\n')
+		if len(long)+len(line) > lineBytesMax+len("\r\n") {
+			return errors.New("a line is longer than 64 KiB")
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			long = append(long, line...)
+			continue
+		}
+		if err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+		if len(long) > 0 {
+			line = append(long, line...)
+			long = long[:0]
+		}
+		line = bytes.TrimSuffix(line[:len(line)-1], []byte{'\r'})
+		if len(line) > lineBytesMax {
+			return errors.New("a line is longer than 64 KiB")
+		}
+		if _, err := writer.Write(line); err != nil {
+			return err
+		}
+		if err := writer.WriteByte('\n'); err != nil {
+			return err
+		}
+	}
+}
