@@ -83,10 +83,11 @@
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
 pub use ringserve_server::{
-    Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Deadline, DeadlineElapsed,
-    DrainBegins, Driver, DriverStats, Error, Frame, KeepAlive, LimitError, Limits, LocalHandle, MakeService,
-    OptionError, Outbox, Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service,
-    SetupError, Shard, ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, framing,
+    AcceptQueue, Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Deadline,
+    DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, KeepAlive, LimitError, Limits,
+    LocalHandle, MakeService, OptionError, Outbox, Payload, Peer, PushError, Refusal, Report, Running,
+    SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep, SocketOptions, Stopper,
+    Stream, StreamResult, framing,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

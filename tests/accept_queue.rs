@@ -6,10 +6,9 @@ use std::net::SocketAddr;
 
 use common::child::{Process, is_child};
 use common::client::frame;
-use common::proc_net::waiting_at;
 use common::{Client, Lab, On, SOON, eventually, no_time_limits};
-use ringserve::SocketOptions;
 use ringserve::framing::LengthPrefix;
+use ringserve::{AcceptQueue, SocketOptions};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use socket2::{Domain, Socket, Type};
@@ -17,7 +16,7 @@ use socket2::{Domain, Socket, Type};
 const BACKLOG: u32 = 16;
 
 /// One more than the backlog: the kernel looks whether there are more than that.
-const QUEUE: usize = BACKLOG as usize + 1;
+const QUEUE: u64 = BACKLOG as u64 + 1;
 
 const PEERS: usize = 100;
 
@@ -35,6 +34,7 @@ fn child_serves() {
     println!("\naddress {}", lab.addr());
     for _ in std::io::stdin().lines() {
         let report = lab.report();
+        assert_eq!(lab.accept_queues().len(), 1);
         println!("\nreport {} {}", report.connections, report.counters.accepted);
         if report.connections == 0 {
             break;
@@ -81,12 +81,17 @@ fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed
         told.is_some_and(|(_, status)| status.stopped())
     });
 
+    let before = AcceptQueue::of(addr).unwrap();
+    assert_eq!(before.waiting, 0);
     canary.send("ewaits too");
     let peers: Vec<Peer> = (0..PEERS).map(|_| Peer::to(addr)).collect();
-    eventually("the accept queue is full", SOON, || waiting_at(addr) == QUEUE);
+    eventually("the accept queue is full", SOON, || AcceptQueue::of(addr).unwrap().waiting == QUEUE);
+    // The counters are those of the machine: others may add to them.
+    let full = AcceptQueue::of(addr).unwrap();
+    assert!(full.overflows > before.overflows && full.drops > before.drops, "{before:?}, then {full:?}");
     // Those whose last step the kernel could not take believe that they are connected, too.
     let (established, waiting): (Vec<Peer>, Vec<Peer>) = peers.into_iter().partition(Peer::is_established);
-    assert!(established.len() >= QUEUE, "{} established", established.len());
+    assert!(established.len() as u64 >= QUEUE, "{} established", established.len());
     assert!(!waiting.is_empty(), "nobody was too much");
     let text = |n: usize| format!("epeer {n}");
     let mut established: Vec<Client> = established.into_iter().map(Peer::into_client).collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ringserve::framing::{Framing, LengthPrefix, Raw};
-use ringserve::{CloseReason, Driver, Limits, Report, Running, Server};
+use ringserve::{AcceptQueue, CloseReason, Driver, Limits, Report, Running, Server};
 use ringserve_sim::memory::Network;
 
 use super::{Actor, Client, Host, Net, SOON, Shared, eventually, nothing_left};
@@ -111,6 +111,10 @@ impl Lab {
     /// A connection, if the server listens and did not reset it while it was made.
     pub fn client_that_may_fail(&self) -> Option<Client> {
         self.net.connect(self.addr()).ok().map(Client::of)
+    }
+
+    pub fn accept_queues(&self) -> Vec<AcceptQueue> {
+        self.running.accept_queues().unwrap()
     }
 
     pub fn report(&self) -> Report {

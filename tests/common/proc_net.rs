@@ -4,20 +4,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::SocketAddr;
 
-/// Connections that wait at a listener to be accepted.
-#[track_caller]
-pub fn waiting_at(listener: SocketAddr) -> usize {
-    let nobody = SocketAddr::from(([0; 4], 0));
-    *to_take(listener).get(&name(nobody)).expect("somebody listens there")
-}
-
 /// Bytes from each of these peers that came to the socket at `at` and were not received.
 pub fn unread(at: SocketAddr, peers: &[SocketAddr]) -> Vec<usize> {
     let table = to_take(at);
     peers.iter().map(|peer| table.get(&name(*peer)).copied().unwrap_or(0)).collect()
 }
 
-/// For each peer of the sockets at `at`, the bytes to receive or the connections to accept.
+/// For each peer of the sockets at `at`, the bytes to receive.
 fn to_take(at: SocketAddr) -> HashMap<String, usize> {
     let table = fs::read_to_string("/proc/net/tcp").expect("Linux has /proc");
     let at = name(at);

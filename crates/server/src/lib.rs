@@ -1,5 +1,6 @@
 //! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports this crate.
 
+mod accept_queue;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cores;
@@ -21,6 +22,7 @@ mod stream;
 mod tasks;
 mod timers;
 
+pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;
 pub use ringserve_core::{
     Actor, CloseReason, ConnId, Counters, DriverStats, Frame, LimitError, Limits, Outbox, Payload,

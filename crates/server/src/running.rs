@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ringserve_buf::Counts as BufferCounts;
 use ringserve_core::{Counters, DriverStats};
 
+use crate::accept_queue::AcceptQueue;
 use crate::error::Error;
 use crate::remote::{Order, Remote};
 
@@ -73,6 +74,15 @@ impl Running {
     /// Where the server listens, with the real ports.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local_addrs
+    }
+
+    /// What waits to be accepted at each address, in the order of [`local_addrs`](Running::local_addrs), and what the kernel
+    /// dropped there.
+    ///
+    /// # Errors
+    /// If `/proc/net` cannot be read.
+    pub fn accept_queues(&self) -> io::Result<Vec<AcceptQueue>> {
+        self.local_addrs.iter().map(|addr| AcceptQueue::of(*addr)).collect()
     }
 
     /// Begins to shut down: no connection is accepted any more, requests that have arrived are answered,
