@@ -1,0 +1,151 @@
+//! What must hold at the end of a connection and after every turn.
+
+use std::rc::Rc;
+
+use ringserve_core::{CloseReason, ConnId, Wait};
+
+use super::{Conn, LATE_MAX, QUOTA, Rig};
+use crate::framings::Start;
+
+impl Rig {
+    pub(super) fn ended(
+        &mut self,
+        id: ConnId,
+        block: Conn,
+        reason: CloseReason,
+        opened: bool,
+        handler: Option<u32>,
+    ) {
+        assert!(self.live.remove(&id).is_some(), "{id} ended twice");
+        assert!(block.link.is_gone());
+        let (kind, limits) = (self.plan.kind, &self.plan.limits);
+        let mut left = handler;
+        while let Some(index) = left {
+            let task = self.tasks[index as usize].take().expect("a call that waits");
+            assert!(Rc::ptr_eq(&task.block, &block), "another connection's call");
+            left = task.next;
+        }
+        assert!(self.calls(&block).next().is_none(), "{id} ended, and a call of it goes on");
+        let talk = &mut self.talks[block.session.peer];
+        talk.ended = Some(self.now);
+        assert!(block.session.reach.borrow().as_ref().is_none_or(|reach| reach.is_gone()));
+        assert_eq!(opened, talk.opened);
+        let rest = talk.received.len() - talk.cut;
+        use CloseReason::*;
+        let all_sent = match reason {
+            PeerClosed if talk.input_end_told => true,
+            PeerClosed => {
+                assert!(rest == 0 && handler.is_none(), "frames are left, or a call waits");
+                true
+            }
+            PeerClosedMidFrame => {
+                assert!(rest > 0 && talk.next(kind, limits.frame_bytes_max) == Start::Part);
+                assert!(handler.is_none(), "a call waits");
+                true
+            }
+            Shutdown => {
+                assert!(handler.is_none(), "a call waits");
+                true
+            }
+            ReadTooSlow => {
+                assert!(limits.read_bytes_per_second_min > 0 && rest > 0);
+                true
+            }
+            HeartbeatLost => {
+                let silence = limits.heartbeat.unwrap() * limits.heartbeats_missed_max.into();
+                assert!(self.now >= talk.heard + silence, "a peer that spoke is given up");
+                true
+            }
+            HandlerTimeout => {
+                assert!(limits.handler.is_some());
+                true
+            }
+            BadFrame(_) => {
+                assert!(talk.bad);
+                true
+            }
+            FirstFrameTimeout => {
+                assert!(limits.first_frame.is_some());
+                true
+            }
+            IdleTimeout => {
+                assert!(limits.idle.is_some());
+                true
+            }
+            WriteStalled => {
+                assert!(limits.write_stalled.is_some());
+                false
+            }
+            Closed | Refused | HandlerError | ReplyNotFramed => true,
+            _ => false,
+        };
+        assert!(!all_sent || talk.taken == talk.owed.len(), "ended as {reason}, and a reply is left");
+        block.session.kept.borrow_mut().clear();
+        self.ends.push((block.session.peer, reason));
+        if self.old.len() < 4 {
+            self.old.push(block);
+        }
+    }
+
+    /// What must hold after every turn. The driver may keep the end of `unawaited` sends to itself until something
+    /// else happens.
+    pub(super) fn check(&self, unawaited: &[ConnId]) {
+        self.shard.check();
+        self.pool.invariants();
+        self.check_closing();
+        if self.shard.wait() == Wait::No {
+            return;
+        }
+        let draining = self.shard.local().is_draining();
+        assert!(unawaited.is_empty() || !draining, "a drain waits for every send");
+        let max = if self.plan.others { QUOTA } else { usize::MAX };
+        let full = self.wires.len() >= self.plan.connections_max.min(max);
+        assert!(self.sockets.is_empty() || full || draining, "a socket waits although there is room");
+        let limits = &self.plan.limits;
+        for (id, block) in &self.live {
+            let talk = &self.talks[block.session.peer];
+            let wire = self.wires.iter().find(|wire| wire.id == *id).expect("a live connection is adopted");
+            // The end of the send will wake the shard.
+            let send = wire.send.armed && !unawaited.contains(id);
+            let in_flight = wire.batch.as_ref().map_or(0, |batch| batch.len());
+            let queued = talk.owed.len() - talk.taken - in_flight;
+            assert!(queued == 0 || send, "{id}: replies wait, and nothing is sent");
+            assert!(send || !block.link.is_gone(), "{id}: it is finished, and waits for nothing");
+            let half_closed = block.session.writing_ended.get() && !wire.send.armed;
+            assert!(!half_closed || wire.shut, "{id}: everything left, and no FIN follows");
+            let mut calls = 0;
+            for task in self.calls(block) {
+                calls += 1;
+                let room = task.room.as_ref().is_none_or(|flag| flag.is_set());
+                assert!(send || room, "{id}: a handler waits for room that is there");
+            }
+            // Until the driver stopped a send that stalls, no other limit counts; and of several that are over, one
+            // counts in each step.
+            let limited = calls > 0 && !block.link.is_gone() && !wire.send.stopping;
+            if let Some(limit) = limits.handler.filter(|_| limited) {
+                let late = self.now > talk.waits_since + limit + LATE_MAX;
+                let wakes = matches!(self.shard.wait(), Wait::For(pause) if pause < LATE_MAX);
+                assert!(!late || wakes, "{id}: a call waits for longer than it may");
+            }
+            if let Some(reach) = &*block.session.reach.borrow() {
+                let room = !block.link.is_full();
+                assert_eq!((reach.is_gone(), reach.announce(0)), (block.link.is_gone(), room));
+                assert!(send || room, "{id}: other threads wait for room, and nothing makes it");
+            }
+            let frame = talk.opened && matches!(talk.next(self.plan.kind, usize::MAX), Start::Frame(..));
+            let held = calls >= limits.calls_in_flight_max.into() || send || talk.bad;
+            assert!(held || !frame, "{id}: a frame waits for nothing");
+            let receives = wire.receive.armed || wire.read_over || !talk.opened;
+            assert!(held || receives, "{id}: nobody listens to the peer");
+        }
+    }
+
+    /// Connections that are over do not stay.
+    fn check_closing(&self) {
+        for wire in &self.wires {
+            let Some(ended) = self.talks[wire.peer].ended else { continue };
+            let over = self.now > ended + self.plan.limits.linger + LATE_MAX;
+            assert!(!over || wire.is_ending(), "a connection that is over stays: {wire:?}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! A shard between a driver that keeps the contract and a service that does anything, with a model of both.
+//!
+//! What is checked, beside the shard's own invariants after every turn:
+//!
+//! * frames: each one is the next in the bytes its peer sent, and within the limit;
+//! * replies: each send carries exactly the bytes the service said next, and an orderly end left none behind;
+//! * the driver's contract: one receive, one send, one shutdown in flight; a stop once, for what is in flight;
+//!   a close for what is idle; nothing for a name that is not adopted;
+//! * the caller's contract: one end for each connection, with the calls that it left waiting, and none where the
+//!   peer's end or a drain had to wait for them;
+//! * the pool: no buffer lost or in two places; none leased at the end;
+//! * nothing stands still: no reply waits without a send, no frame without a reason, no handler for room that
+//!   is there; a drain ends.
+
+mod check;
+mod driver;
+mod user;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringserve_buf::{KernelSide, Pool, PoolConfig};
+use ringserve_core::{Block, CloseReason, ConnId, Frame, Limits, Quota, Reach, Shard, Time, Wait};
+
+use crate::framings::{Checked, Kind};
+use crate::service::{Called, Flag, Task};
+use crate::wire::{Flight, Talk, Wire};
+
+/// Turns in a row, without a completion and without time passing, for which a shard may refuse to sleep. Each takes
+/// 1024 frames off every connection, and inputs are shorter than that.
+const BUSY_TURNS_MAX: u32 = 50;
+
+/// Turns within which a drain hands out a frame, sends a byte or is over. Each lets the shard sleep until its next
+/// time limit.
+const DRAIN_TURNS_MAX: u32 = 500;
+
+/// Longer than any time limit in use; a shard that waits for its driver alone sleeps as long as it likes.
+const NAP_MAX: Duration = Duration::from_secs(60);
+
+/// Time limits go off this much late at most: two steps of the shard's wheel.
+const LATE_MAX: Duration = Duration::from_millis(34);
+
+/// Connections at most over this shard and those it shares them with: fewer than it may hold at most.
+const QUOTA: usize = 3;
+
+/// How a run is set up.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The framing.
+    pub kind: Kind,
+    /// The limits; they pass their check.
+    pub limits: Limits,
+    /// Buffers in the pool.
+    pub buffers: usize,
+    /// Several receives share a buffer.
+    pub incremental: bool,
+    /// Frames are copied out of their buffers.
+    pub copy_frames: bool,
+    /// Connections at most.
+    pub connections_max: usize,
+    /// Listeners.
+    pub listeners: u16,
+    /// Handlers only echo.
+    pub echo_only: bool,
+    /// The service holds connections open beyond the peer's end.
+    pub hold_open: bool,
+    /// There are other shards, with which connections are shared.
+    pub others: bool,
+}
+
+/// The user's state of a connection.
+#[derive(Debug, Default)]
+pub struct Session {
+    /// Which peer it is.
+    pub peer: usize,
+    /// Frames that are kept.
+    pub kept: RefCell<Vec<Frame>>,
+    /// Set when the outbox has room again, for all calls that wait for that.
+    pub room: RefCell<Option<Arc<Flag>>>,
+    /// The service ended its side of the stream.
+    pub writing_ended: Cell<bool>,
+    /// The service reads on while its outbox is full.
+    pub reads_on: Cell<bool>,
+    /// What other threads know of it, if they do.
+    pub reach: RefCell<Option<Arc<Reach>>>,
+}
+
+/// A connection as the service has it.
+pub type Conn = Rc<Block<Session>>;
+
+/// See the module.
+pub struct Rig {
+    /// How it is set up.
+    pub plan: Plan,
+    /// Under test.
+    pub shard: Shard<Session, Checked>,
+    /// Receive memory.
+    pub pool: Pool,
+    /// Adopted and not closed, in that order.
+    pub wires: Vec<Wire>,
+    /// Every peer that was ever accepted, by its socket's number.
+    pub talks: Vec<Talk>,
+    /// Connections that did not end.
+    pub live: BTreeMap<ConnId, Conn>,
+    /// Every name there ever was.
+    names: BTreeSet<ConnId>,
+    /// Connections that ended and the service still names.
+    pub old: Vec<Conn>,
+    /// Handlers that are parked, by the number the shard knows them by.
+    pub tasks: Vec<Option<Task>>,
+    /// How the service answers the next connections.
+    pub opening: u8,
+    /// Frames handed to the service.
+    pub frames: u64,
+    /// How connections ended, in order.
+    pub ends: Vec<(usize, CloseReason)>,
+    accepts: Vec<Flight>,
+    /// Accepted sockets that were neither adopted nor refused.
+    sockets: Vec<u64>,
+    /// Sockets that came from other shards, and that went there.
+    came: u64,
+    went: u64,
+    quota: Arc<Quota>,
+    side: KernelSide,
+    /// The buffer that receives share.
+    shared_buffer: Option<u16>,
+    turn: u64,
+    now: Time,
+    order: Order,
+    /// Completions delivered.
+    completions: u64,
+}
+
+/// What the shard is told at the start of the next turn.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Order {
+    /// Nothing.
+    Serve,
+    /// To drain.
+    Drain,
+    /// To stop at once.
+    Force,
+}
+
+impl Rig {
+    /// A shard in its first turn, which accepts.
+    pub fn new(plan: Plan) -> Rig {
+        assert_eq!(plan.limits.check(), Ok(()));
+        let config = PoolConfig {
+            buffer_bytes: plan.limits.receive_buffer_bytes,
+            buffers_max: plan.buffers,
+            poison: true,
+        };
+        let (pool, side) = Pool::new(config).expect("sizes are within their ranges");
+        let framing = Checked { kind: plan.kind, frame_bytes_max: plan.limits.frame_bytes_max };
+        let (limits, max) = (plan.limits.clone(), plan.connections_max);
+        let mut shard = Shard::new(limits, max, plan.listeners, framing, pool.clone(), ());
+        if plan.copy_frames {
+            shard.copy_frames();
+        }
+        let quota = Arc::new(Quota::new(QUOTA));
+        if plan.others {
+            shard.share_quota(quota.clone());
+        }
+        shard.begin_turn(Time::ZERO);
+        Rig {
+            accepts: (0..plan.listeners).map(|_| Flight::default()).collect(),
+            plan,
+            shard,
+            pool,
+            wires: Vec::new(),
+            talks: Vec::new(),
+            live: BTreeMap::new(),
+            names: BTreeSet::new(),
+            old: Vec::new(),
+            tasks: Vec::new(),
+            opening: 0,
+            frames: 0,
+            ends: Vec::new(),
+            sockets: Vec::new(),
+            came: 0,
+            went: 0,
+            quota,
+            side,
+            shared_buffer: None,
+            turn: 1,
+            now: Time::ZERO,
+            order: Order::Serve,
+            completions: 0,
+        }
+    }
+
+    /// Ends the turn, checks, and begins the next one after `pause`.
+    pub fn next_turn(&mut self, pause: Duration) {
+        self.shard.end_turn();
+        self.work_off();
+        self.hand_over();
+        self.turn += 1;
+        self.now = self.now + pause;
+        // The others have room for a while, and none for as long.
+        self.shard.set_room_elsewhere(self.plan.others && self.turn % 16 < 8);
+        self.shard.begin_turn(self.now);
+        match std::mem::replace(&mut self.order, Order::Serve) {
+            Order::Serve => {}
+            Order::Drain => self.shard.drain(),
+            Order::Force => self.shard.force(),
+        }
+        self.work_off();
+    }
+
+    /// Sleeps as long as the shard allows if nothing happens, at most [`NAP_MAX`], and begins the next turn.
+    pub fn sleep(&mut self) {
+        let mut busy = 0;
+        loop {
+            self.next_turn(Duration::ZERO);
+            match self.shard.wait() {
+                Wait::For(pause) => {
+                    assert!(!pause.is_zero(), "a sleep of no time");
+                    return self.next_turn(pause.min(NAP_MAX));
+                }
+                Wait::Forever => return,
+                Wait::No => busy += 1,
+            }
+            assert!(busy <= BUSY_TURNS_MAX, "the shard does not sleep, and does nothing");
+        }
+    }
+
+    /// The next turn begins with this.
+    pub fn order(&mut self, order: Order) {
+        self.order = self.order.max(order);
+    }
+
+    /// Drains, and checks that nothing is left. Peers and handlers that cooperate finish what they began.
+    pub fn finish(mut self, cooperative: bool) {
+        self.order(Order::Drain);
+        let (mut turns, mut before) = (0, self.progress());
+        while !self.shard.is_done() {
+            let progress = self.progress();
+            turns = if progress > before { 0 } else { turns + 1 };
+            before = progress;
+            assert!(turns <= DRAIN_TURNS_MAX, "the drain does not end: {:?}", self.wires);
+            self.next_turn(Duration::ZERO);
+            if !self.answer_all(cooperative) {
+                self.sleep();
+            }
+            if cooperative {
+                for task in 0..self.tasks.len() {
+                    self.resume(task, Called::Done);
+                }
+            }
+        }
+        self.shard.end_turn();
+        self.work_off();
+        self.hand_over();
+        assert!(self.wires.is_empty() && self.sockets.is_empty() && self.live.is_empty());
+        assert!(self.accepts.iter().all(|accept| !accept.armed), "an accept did not end");
+        assert!(self.tasks.iter().all(Option::is_none), "a parked handler is forgotten");
+        let counters = self.shard.counters().clone();
+        assert_eq!((counters.opened, counters.frames), (self.ends.len() as u64, self.frames));
+        assert_eq!(counters.closed, self.ends.len() as u64);
+        assert_eq!(counters.closed, counters.reasons().map(|(_, count)| count).sum::<u64>());
+        assert_eq!((counters.accepted + self.came, counters.passed_on), (self.talks.len() as u64, self.went));
+        let received: usize = self.talks.iter().map(|talk| talk.received.len()).sum();
+        assert_eq!(counters.bytes_received, received as u64);
+        let quota = format!("{:?}", self.quota);
+        assert!(quota.contains("used: 0,"), "some is not given back: {quota}");
+        self.old.clear();
+        drop(self.shard);
+        if let Some(buffer) = self.shared_buffer.take() {
+            self.side.take_back(buffer);
+        }
+        self.pool.invariants();
+        let counts = self.pool.counts();
+        assert_eq!((counts.leased, counts.with_kernel), (0, 0), "a buffer is not given back");
+    }
+
+    /// Frames handed out and bytes taken. Peers and the service have only so many of them.
+    fn progress(&self) -> u64 {
+        self.frames + self.talks.iter().map(|talk| talk.taken as u64).sum::<u64>()
+    }
+}
