@@ -103,50 +103,6 @@ fn each_senders_pushes_keep_their_order_among_those_of_others() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_is_full_and_has_room_again_when_it_did() {
-    let lab = Lab::start(no_time_limits());
-    let mut client = Client::with_small_window(lab.addr());
-    assert_eq!(client.ask("Hit"), b"reached");
-    let handle = lab.shared.handle("it");
-    let text = pattern(10_000);
-    for _ in 0..3 {
-        let mut pushed = 0;
-        // Its kernel takes some meanwhile: full is where a few in a row are refused.
-        let mut refused = 0;
-        while refused < 1000 {
-            match handle.push(text.clone()) {
-                Ok(()) => (pushed, refused) = (pushed + 1, 0),
-                Err(error) => {
-                    assert_eq!(error, PushError::Full);
-                    refused += 1;
-                }
-            }
-            assert!(pushed < 100_000, "never full");
-        }
-        assert!(pushed >= 20, "full after {pushed} pushes, below the high mark");
-        (0..pushed).for_each(|_| assert!(client.recv() == text));
-        assert!(client.is_silent(), "what was refused was not queued");
-        eventually("there is room again", SOON, || handle.push("more") == Ok(()));
-        assert_eq!(client.recv(), b"more");
-    }
-    lab.finish();
-}
-
-#[test]
-fn a_push_beyond_the_high_mark_is_not_full_for_ever() {
-    let lab = Lab::start(no_time_limits());
-    let mut client = lab.reached("it");
-    let handle = lab.shared.handle("it");
-    // Each alone is more than the mark, and nothing but its own end wakes the shard after it.
-    let text = pattern(300_000);
-    for _ in 0..50 {
-        eventually("there is room", SOON, || handle.push(text.clone()) == Ok(()));
-        assert!(client.recv() == text);
-    }
-    lab.finish();
-}
-
-#[test]
 fn what_is_on_the_way_counts_before_the_shard_looks() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.reached("it");

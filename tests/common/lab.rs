@@ -8,7 +8,7 @@ use ringserve::framing::{Framing, LengthPrefix, Raw};
 use ringserve::{AcceptQueue, CloseReason, Driver, Limits, Report, Running, Server};
 use ringserve_sim::memory::Network;
 
-use super::{Actor, Client, Host, Net, SOON, Shared, eventually, nothing_left};
+use super::{Actor, Client, Host, Net, SOON, Shared, eventually, watch};
 
 /// What a server under test runs on.
 #[derive(Clone, Copy, Default)]
@@ -121,33 +121,16 @@ impl Lab {
         self.running.report()
     }
 
-    /// Waits until so many connections ended for a reason.
+    /// Waits until exactly so many connections ended for a reason.
     #[track_caller]
     pub fn closed_for(&self, reason: CloseReason, count: u64) {
-        let what = format!("{count} connections end as {}", reason.name());
-        let mut last = Report::default();
-        let started = std::time::Instant::now();
-        eventually(&what, SOON + SOON, || {
-            last = self.report();
-            assert!(started.elapsed() < SOON, "{what} did not come: {:?}", last.counters);
-            last.counters.closed_for(reason) >= count
-        });
-        assert_eq!(last.counters.closed_for(reason), count, "{what}");
+        watch::closed_for(&self.running, reason, count);
     }
 
     /// Waits until so many connections are there.
     #[track_caller]
     pub fn holds(&self, connections: usize) {
-        let started = std::time::Instant::now();
-        eventually("the server holds as many", SOON + SOON, || {
-            let report = self.report();
-            assert!(
-                started.elapsed() < SOON || report.connections == connections,
-                "the server holds {} instead of {connections}: {report:?}",
-                report.connections
-            );
-            report.connections == connections
-        });
+        watch::holds(&self.running, connections);
     }
 
     /// A connection to which the test has a handle of that name.
@@ -187,8 +170,7 @@ impl Lab {
     /// Waits for the end that was asked for, and checks that nothing is left.
     #[track_caller]
     pub fn ended(self) -> Report {
-        let report = self.running.wait().expect("every shard ends in order");
-        nothing_left(&report);
+        let report = watch::ended(self.running);
         let (opened, closed) = (self.shared.opened.load(SeqCst), self.shared.closed.load(SeqCst));
         assert_eq!(opened, closed, "close is called once for each successful open");
         report

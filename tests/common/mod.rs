@@ -11,6 +11,7 @@ pub mod lab;
 pub mod net;
 pub mod proc_net;
 pub mod streams;
+pub mod watch;
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ pub use client::Client;
 pub use lab::{Kernel, Lab, On};
 pub use net::{Host, Net};
 pub use streams::Streams;
+pub use watch::finish;
 
 /// The bound of everything that should happen at once. Long, since these tests also run beside others on
 /// machines with few cores; a test that passes does not wait for it.
@@ -64,30 +66,6 @@ pub fn no_time_limits() -> Limits {
 /// True if the operator chose epoll for servers that leave the choice open.
 pub fn on_epoll() -> bool {
     std::env::var("RINGSERVE_DRIVER").is_ok_and(|name| name == "epoll")
-}
-
-/// Shuts down, waits, and checks what every server leaves behind: nothing.
-#[track_caller]
-pub fn finish(running: Running) -> Report {
-    running.shutdown();
-    let report = running.wait().expect("every shard ends in order");
-    nothing_left(&report);
-    report
-}
-
-/// The end of every server: no connection, no receive buffer in use, and as many closes as opens.
-#[track_caller]
-pub fn nothing_left(report: &Report) {
-    assert_eq!(report.connections, 0, "connections left: {report:?}");
-    let counters = &report.counters;
-    assert_eq!(counters.opened, counters.closed, "opened and closed differ: {counters:?}");
-    let by_reason: u64 = counters.reasons().map(|(_, count)| count).sum();
-    assert_eq!(by_reason, counters.closed, "every close has one reason: {counters:?}");
-    for shard in &report.shards {
-        let buffers = shard.buffers;
-        assert_eq!(buffers.leased, 0, "a receive buffer is still leased: {buffers:?}");
-        assert_eq!(buffers.total, buffers.free + buffers.with_kernel, "buffers do not add up: {buffers:?}");
-    }
 }
 
 /// After so many bytes [`pattern`] begins again.

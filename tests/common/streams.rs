@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use ringserve::{CloseReason, Limits, Report, Running, Shard, Stream, StreamResult};
 
-use super::{Client, On, SOON, eventually, finish};
+use super::{Client, On, finish, watch};
 
 pub struct Streams {
     pub running: Running,
@@ -38,21 +38,13 @@ impl Streams {
     /// Waits until exactly so many connections ended for a reason.
     #[track_caller]
     pub fn closed_for(&self, reason: CloseReason, count: u64) {
-        let what = format!("{count} connections end as {}", reason.name());
-        let mut last = Report::default();
-        let started = std::time::Instant::now();
-        eventually(&what, SOON + SOON, || {
-            last = self.report();
-            assert!(started.elapsed() < SOON, "{what} did not come: {:?}", last.counters);
-            last.counters.closed_for(reason) >= count
-        });
-        assert_eq!(last.counters.closed_for(reason), count, "{what}");
+        watch::closed_for(&self.running, reason, count);
     }
 
     /// Waits until so many connections are there.
     #[track_caller]
     pub fn holds(&self, connections: usize) {
-        eventually("the server holds as many", SOON, || self.report().connections == connections);
+        watch::holds(&self.running, connections);
     }
 
     /// Shuts down and checks that nothing is left.

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::child::Child;
-use crate::options::OTHER_FILES;
+use crate::options::enough_files;
 use crate::process;
 use crate::schedstat::Schedstat;
 use crate::servers::Server;
@@ -57,14 +57,8 @@ struct Sample {
 
 /// Measures and prints the table.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
-    let files = process::raise_open_files()?;
-    if let Some(&most) = plan.connections.iter().max()
-        && most as u64 + OTHER_FILES > files
-    {
-        return Err(io::Error::other(format!(
-            "{most} connections need {} open files, and the hard limit is {files}; raise it (ulimit -Hn) or ask for fewer",
-            most as u64 + OTHER_FILES
-        )));
+    if let Some(&most) = plan.connections.iter().max() {
+        enough_files("--connections", most)?;
     }
     process::pin_to(plan.cpu)?;
     process::set_batch_policy()?;

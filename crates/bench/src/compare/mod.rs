@@ -15,6 +15,12 @@ use crate::lockstep::Shuffler;
 use works::Work;
 pub(crate) use works::{WORKS, find as find_work};
 
+/// Load before each measurement.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// What a measurement takes beside its length: start and check of the server, warm-up, counting of system calls.
+const AROUND: Duration = Duration::from_millis(1250);
+
 /// What to compare.
 pub(crate) struct Plan {
     pub(crate) works: Vec<&'static Work>,
@@ -25,6 +31,13 @@ pub(crate) struct Plan {
     pub(crate) server_cpu: usize,
     pub(crate) cpus: Vec<usize>,
     pub(crate) out: PathBuf,
+}
+
+impl Plan {
+    /// Who takes part in a piece of work, and how.
+    fn entrants(&self, work: &Work) -> Vec<(&Entrant, &Target)> {
+        self.servers.iter().filter_map(|one| Some((one, one.target(work)?))).collect()
+    }
 }
 
 /// A server that takes part.
@@ -69,6 +82,9 @@ pub(crate) struct Rounds {
 /// the report says why.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     std::fs::create_dir_all(&plan.out)?;
+    let measurements: usize = plan.works.iter().map(|work| plan.entrants(work).len() * plan.rounds).sum();
+    let time = measurements as f64 * (plan.measured + AROUND).as_secs_f64();
+    eprintln!("{measurements} measurements, about {:.0} minutes", (time / 60.0).ceil());
     let mut all = Vec::new();
     for work in &plan.works {
         all.push(compare(plan, work)?);
@@ -80,8 +96,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
 }
 
 fn compare(plan: &Plan, work: &'static Work) -> io::Result<Compared> {
-    let part: Vec<(&Entrant, &Target)> =
-        plan.servers.iter().filter_map(|one| Some((one, one.target(work)?))).collect();
+    let part = plan.entrants(work);
     let mut servers: Vec<Rounds> = part
         .iter()
         .map(|(one, _)| Rounds { name: one.name.clone(), rounds: Vec::new(), failed: None })
@@ -116,7 +131,7 @@ fn load_plan(plan: &Plan, work: &Work) -> load::Plan {
         pace: work.pace,
         server_cpu: plan.server_cpu,
         cpus: plan.cpus.clone(),
-        warm_up: Duration::from_millis(500),
+        warm_up: WARM_UP,
         measured: plan.measured,
         rounds: 1,
         json: None,

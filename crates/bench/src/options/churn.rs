@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use super::measuring::Measuring;
 use super::{known, refused};
 use crate::generator::Pace;
 use crate::load;
@@ -26,18 +27,8 @@ pub(crate) struct ChurnOptions {
     /// Round trips under way at once.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     at_once: u32,
-    /// Rounds; in each, every server is measured once.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-    /// Length of a measurement in seconds, 0.1 to 60.
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
-    /// CPU for the servers.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPUs for the generator, a thread on each.
-    #[arg(long, value_delimiter = ',', default_value = "1")]
-    cpus: Vec<usize>,
+    #[command(flatten)]
+    measuring: Measuring,
     /// Write what was measured to this file too, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -45,15 +36,7 @@ pub(crate) struct ChurnOptions {
 
 impl ChurnOptions {
     pub(crate) fn plan(self) -> io::Result<load::Plan> {
-        if self.rounds == 0 || self.cpus.is_empty() {
-            return Err(refused("--rounds and --cpus: 1 and more".to_owned()));
-        }
-        if self.cpus.contains(&self.server_cpu) {
-            return Err(refused(format!("--cpus: CPU {} is the server's", self.server_cpu)));
-        }
-        if !(0.1..=60.0).contains(&self.seconds) {
-            return Err(refused("--seconds: 0.1 to 60".to_owned()));
-        }
+        self.measuring.check()?;
         let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
         let raw = |server: &&Server| server.speaks == Speaks::Raw;
         if let Some(server) = named.iter().find(|server| !raw(server)) {
@@ -65,11 +48,11 @@ impl ChurnOptions {
             connections: self.at_once as usize,
             shape: Shape { bytes: 64, pipeline: 1, lines: false },
             pace: Pace::Churn,
-            server_cpu: self.server_cpu,
-            cpus: self.cpus,
+            measured: self.measuring.time(),
+            rounds: self.measuring.rounds,
+            server_cpu: self.measuring.server_cpu,
+            cpus: self.measuring.cpus,
             warm_up: Duration::from_millis(500),
-            measured: Duration::from_secs_f64(self.seconds),
-            rounds: self.rounds,
             json: self.json,
         })
     }

@@ -2,11 +2,11 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use super::measuring::Measuring;
 use super::refused;
 use crate::compare::{Entrant, Plan, WORKS, find_work};
 use crate::load::Target;
@@ -17,8 +17,8 @@ use crate::servers::find;
 ///
 /// Takes the product on both drivers, the bare loops, and the rivals that are built: `scripts/rivals` builds them. Each
 /// server is started anew for each measurement, proves that it echoes right, and runs on one CPU while the generator has
-/// others. Rounds are interleaved and their order shuffled. With 15 servers, all work and the defaults it takes an hour and
-/// a half; --works and --servers take less.
+/// others. Rounds are interleaved and their order shuffled. It says at its start how long that takes; with --works and
+/// --servers it takes less.
 ///
 /// Writes report.md, report.json and a chart for each piece of work.
 #[derive(Args)]
@@ -32,18 +32,8 @@ pub(crate) struct CompareOptions {
     /// Where the rivals are.
     #[arg(long, default_value = "target/rivals")]
     rivals: PathBuf,
-    /// Rounds; 5 and more for figures to be published.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Length of a measurement in seconds, 0.1 to 60.
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
-    /// CPU for the servers.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPUs for the generator, a thread on each.
-    #[arg(long, value_delimiter = ',', default_value = "1")]
-    cpus: Vec<usize>,
+    #[command(flatten)]
+    measuring: Measuring,
     /// Directory for the report.
     #[arg(long, default_value = "target/compare")]
     out: PathBuf,
@@ -51,12 +41,7 @@ pub(crate) struct CompareOptions {
 
 impl CompareOptions {
     pub(crate) fn plan(self) -> io::Result<Plan> {
-        if self.rounds == 0 || self.cpus.is_empty() || !(0.1..=60.0).contains(&self.seconds) {
-            return Err(refused("--rounds and --cpus: 1 and more; --seconds: 0.1 to 60".to_owned()));
-        }
-        if self.cpus.contains(&self.server_cpu) {
-            return Err(refused(format!("--cpus: CPU {} is the server's", self.server_cpu)));
-        }
+        self.measuring.check()?;
         process::raise_open_files()?;
         let works = match self.works.is_empty() {
             true => WORKS.iter().collect(),
@@ -74,10 +59,10 @@ impl CompareOptions {
         Ok(Plan {
             works,
             servers,
-            rounds: self.rounds,
-            measured: Duration::from_secs_f64(self.seconds),
-            server_cpu: self.server_cpu,
-            cpus: self.cpus,
+            measured: self.measuring.time(),
+            rounds: self.measuring.rounds,
+            server_cpu: self.measuring.server_cpu,
+            cpus: self.measuring.cpus,
             out: self.out,
         })
     }

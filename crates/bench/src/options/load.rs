@@ -8,11 +8,12 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::{OTHER_FILES, STEP_BYTES_MAX, known, refused};
+use super::measuring::Measuring;
+use super::{STEP_BYTES_MAX, enough_files, known, refused};
 use crate::generator::Pace;
+use crate::load;
 use crate::servers::{SERVERS, Server, Speaks};
 use crate::steps::Shape;
-use crate::{load, process};
 
 /// Put servers under load from other CPUs.
 ///
@@ -50,21 +51,11 @@ pub(crate) struct LoadOptions {
     /// An open loop with so many messages a second over all connections.
     #[arg(long, conflicts_with = "pipeline")]
     rate: Option<f64>,
-    /// Rounds; in each, every server is measured once.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-    /// Length of a measurement in seconds, 0.1 to 600.
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
     /// Seconds of load before it.
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
-    /// CPU for the servers.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPUs for the generator, a thread on each.
-    #[arg(long, value_delimiter = ',', default_value = "1")]
-    cpus: Vec<usize>,
+    #[command(flatten)]
+    measuring: Measuring,
     /// Write what was measured to this file too, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -83,25 +74,17 @@ impl LoadOptions {
                 self.pipeline, self.bytes
             )));
         }
-        if self.connections == 0 || self.rounds == 0 || self.cpus.is_empty() {
-            return Err(refused("--connections, --rounds and --cpus: 1 and more".to_owned()));
+        self.measuring.check()?;
+        if self.connections == 0 {
+            return Err(refused("--connections: 1 and more".to_owned()));
         }
-        if self.cpus.contains(&self.server_cpu) && self.target.is_none() {
-            return Err(refused(format!("--cpus: CPU {} is the server's", self.server_cpu)));
-        }
-        if !(0.1..=600.0).contains(&self.seconds) || !(0.0..=600.0).contains(&self.warm_up) {
-            return Err(refused("--seconds: 0.1 to 600; --warm-up: 0 to 600".to_owned()));
+        if !(0.0..=600.0).contains(&self.warm_up) {
+            return Err(refused("--warm-up: 0 to 600".to_owned()));
         }
         if self.rate.is_some_and(|rate| !(1.0..=1e8).contains(&rate)) {
             return Err(refused("--rate: 1 to 100000000".to_owned()));
         }
-        let files = process::raise_open_files()?;
-        if self.connections as u64 + OTHER_FILES > files {
-            return Err(refused(format!(
-                "--connections {}: the hard limit of open files is {files}; raise it (ulimit -Hn) or ask for fewer",
-                self.connections
-            )));
-        }
+        enough_files("--connections", self.connections)?;
         let fits = |server: &&Server| self.lines || server.speaks == Speaks::Raw;
         let targets = match (self.target, self.servers.is_empty()) {
             (Some(address), _) => vec![load::Target::Running { address, pid: self.pid }],
@@ -119,11 +102,11 @@ impl LoadOptions {
             connections: self.connections,
             shape,
             pace: self.rate.map_or(Pace::Closed, Pace::Open),
-            server_cpu: self.server_cpu,
-            cpus: self.cpus,
+            measured: self.measuring.time(),
+            rounds: self.measuring.rounds,
+            server_cpu: self.measuring.server_cpu,
+            cpus: self.measuring.cpus,
             warm_up: Duration::from_secs_f64(self.warm_up),
-            measured: Duration::from_secs_f64(self.seconds),
-            rounds: self.rounds,
             json: self.json,
         })
     }

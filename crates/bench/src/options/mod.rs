@@ -6,6 +6,7 @@ mod fanout;
 mod idle;
 mod load;
 mod lockstep;
+mod measuring;
 mod serve;
 
 use std::io;
@@ -18,6 +19,7 @@ pub(crate) use load::LoadOptions;
 pub(crate) use lockstep::LockstepOptions;
 pub(crate) use serve::ServeOptions;
 
+use crate::process;
 use crate::servers::{self, Server};
 
 /// Most bytes of one connection in one step. The generator sends all before it reads any: more than
@@ -25,7 +27,7 @@ use crate::servers::{self, Server};
 pub(crate) const STEP_BYTES_MAX: usize = 64 * 1024;
 
 /// Descriptors of this process that are not connections: pipes, `/proc`, standard streams.
-pub(crate) const OTHER_FILES: u64 = 64;
+const OTHER_FILES: u64 = 64;
 
 pub(crate) fn known(name: &str) -> io::Result<&'static Server> {
     servers::find(name).ok_or_else(|| refused(format!("there is no server {name}")))
@@ -33,4 +35,15 @@ pub(crate) fn known(name: &str) -> io::Result<&'static Server> {
 
 pub(crate) fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
+/// Refuses more connections than this process may have files.
+pub(crate) fn enough_files(option: &str, connections: usize) -> io::Result<()> {
+    let (files, needed) = (process::raise_open_files()?, connections as u64 + OTHER_FILES);
+    if needed <= files {
+        return Ok(());
+    }
+    Err(refused(format!(
+        "{option}: {connections} connections need {needed} open files, and the hard limit is {files}; raise it (ulimit -Hn) or ask for fewer"
+    )))
 }

@@ -1,0 +1,66 @@
+//! Watching a server that runs, and its end.
+
+use std::time::Instant;
+
+use ringserve::{CloseReason, Report, Running};
+
+use super::{SOON, eventually};
+
+/// Waits until exactly so many connections ended for a reason.
+#[track_caller]
+pub fn closed_for(running: &Running, reason: CloseReason, count: u64) {
+    let what = format!("{count} connections end as {}", reason.name());
+    let last = report_when(running, &what, |report| report.counters.closed_for(reason) >= count);
+    assert_eq!(last.counters.closed_for(reason), count, "{what}");
+}
+
+/// Waits until so many connections are there.
+#[track_caller]
+pub fn holds(running: &Running, connections: usize) {
+    report_when(running, &format!("the server holds {connections}"), |report| {
+        report.connections == connections
+    });
+}
+
+/// The first report of which that is true. Panics with the last one if it does not come.
+#[track_caller]
+fn report_when(running: &Running, what: &str, so: impl Fn(&Report) -> bool) -> Report {
+    let (mut last, started) = (Report::default(), Instant::now());
+    eventually(what, SOON + SOON, || {
+        last = running.report();
+        let is_so = so(&last);
+        assert!(is_so || started.elapsed() < SOON, "it did not happen that {what}: {last:?}");
+        is_so
+    });
+    last
+}
+
+/// Shuts down, waits, and checks what every server leaves behind: nothing.
+#[track_caller]
+pub fn finish(running: Running) -> Report {
+    running.shutdown();
+    ended(running)
+}
+
+/// Waits for the end that was asked for, and checks that nothing is left.
+#[track_caller]
+pub fn ended(running: Running) -> Report {
+    let report = running.wait().expect("every shard ends in order");
+    nothing_left(&report);
+    report
+}
+
+/// The end of every server: no connection, no receive buffer in use, and as many closes as opens.
+#[track_caller]
+fn nothing_left(report: &Report) {
+    assert_eq!(report.connections, 0, "connections left: {report:?}");
+    let counters = &report.counters;
+    assert_eq!(counters.opened, counters.closed, "opened and closed differ: {counters:?}");
+    let by_reason: u64 = counters.reasons().map(|(_, count)| count).sum();
+    assert_eq!(by_reason, counters.closed, "every close has one reason: {counters:?}");
+    for shard in &report.shards {
+        let buffers = shard.buffers;
+        assert_eq!(buffers.leased, 0, "a receive buffer is still leased: {buffers:?}");
+        assert_eq!(buffers.total, buffers.free + buffers.with_kernel, "buffers do not add up: {buffers:?}");
+    }
+}
