@@ -1,6 +1,6 @@
 //! What other threads may know of a connection.
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 /// A connection's outbox as other threads see it, made when somebody first asks for it ([`Link::reach`]). The shard
 /// keeps it up to date.
@@ -9,6 +9,8 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct Reach {
     gone: AtomicBool,
+    /// Ends that were asked for: bits of [`CLOSE`] and [`ABORT`].
+    ends_asked: AtomicU8,
     /// Bytes in the outbox.
     outbox_bytes: AtomicUsize,
     /// Bytes that other threads pushed and that have not reached the outbox yet.
@@ -16,10 +18,17 @@ pub struct Reach {
     outbox_bytes_high: usize,
 }
 
+/// After what is queued.
+const CLOSE: u8 = 1;
+
+/// At once.
+const ABORT: u8 = 2;
+
 impl Reach {
     pub(crate) fn new(outbox_bytes: usize, outbox_bytes_high: usize, gone: bool) -> Reach {
         Reach {
             gone: AtomicBool::new(gone),
+            ends_asked: AtomicU8::new(0),
             outbox_bytes: AtomicUsize::new(outbox_bytes),
             on_the_way: AtomicUsize::new(0),
             outbox_bytes_high,
@@ -29,6 +38,20 @@ impl Reach {
     /// True once the connection takes nothing any more.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
+    }
+
+    /// True for the first who asks for a close of this connection, unless it is gone: the others need not.
+    pub fn ask_close(&self) -> bool {
+        self.ask(CLOSE)
+    }
+
+    /// The same for a reset.
+    pub fn ask_abort(&self) -> bool {
+        self.ask(ABORT)
+    }
+
+    fn ask(&self, end: u8) -> bool {
+        !self.is_gone() && self.ends_asked.fetch_or(end, Ordering::AcqRel) & end == 0
     }
 
     /// Announces `bytes` bytes for the outbox. False if it, with what is on the way, is over its high mark: then they
@@ -59,6 +82,14 @@ impl Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_end_is_asked_for_once_and_not_of_who_is_gone() {
+        let reach = Reach::new(0, 100, false);
+        assert!(reach.ask_close() && reach.ask_abort());
+        assert!(!reach.ask_close() && !reach.ask_abort());
+        assert!(!Reach::new(0, 100, true).ask_close());
+    }
 
     #[test]
     fn what_is_on_the_way_counts_like_what_is_there() {

@@ -140,8 +140,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// A handle that can be kept and sent to other threads, to push to this connection from anywhere. The first call
     /// for a connection allocates.
     pub fn handle(&self) -> ConnHandle {
-        let link = &self.block.link;
-        ConnHandle::new(link.id(), link.reach(), self.shard.remote().clone())
+        ConnHandle::new(&self.block.link, self.shard)
     }
 
     /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.

@@ -6,9 +6,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ringserve_core::{Block, ConnId, Payload, Reach};
+use ringserve_core::{Block, ConnId, Link, Payload, Reach};
 
 use crate::remote::{Mail, Remote};
+use crate::shard::Shard;
 
 /// Reaches a connection from any thread, as long as it lives: from its own shard, from another one, from a thread that
 /// is no shard. A clone costs two reference counts. It keeps neither the connection open nor its slot: once the
@@ -24,8 +25,8 @@ pub struct ConnHandle {
 }
 
 impl ConnHandle {
-    pub(crate) fn new(id: ConnId, reach: Arc<Reach>, remote: Arc<Remote>) -> ConnHandle {
-        ConnHandle { id, reach, remote }
+    pub(crate) fn new(link: &Link, shard: &Shard) -> ConnHandle {
+        ConnHandle { id: link.id(), reach: link.reach(), remote: shard.remote().clone() }
     }
 
     /// The connection's name on its shard.
@@ -65,12 +66,17 @@ impl ConnHandle {
 
     /// Closes the connection after what is queued has left; a handler that waits is dropped then.
     pub fn close(&self) {
-        let _ = self.remote.send(Mail::Close { id: self.id });
+        // Asking again and again must not fill the shard's mail.
+        if self.reach.ask_close() {
+            let _ = self.remote.send(Mail::Close { id: self.id });
+        }
     }
 
     /// Resets the connection.
     pub fn abort(&self) {
-        let _ = self.remote.send(Mail::Abort { id: self.id });
+        if self.reach.ask_abort() {
+            let _ = self.remote.send(Mail::Abort { id: self.id });
+        }
     }
 }
 

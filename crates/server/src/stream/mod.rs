@@ -192,8 +192,7 @@ impl Stream {
 
     /// A handle to push to this connection from anywhere. The first call for a connection allocates.
     pub fn handle(&self) -> ConnHandle {
-        let link = &self.block.link;
-        ConnHandle::new(link.id(), link.reach(), self.shard.remote().clone())
+        ConnHandle::new(&self.block.link, &self.shard)
     }
 }
 

@@ -63,7 +63,9 @@ impl Session {
             CloseReason::FirstFrameTimeout
             | CloseReason::IdleTimeout
             | CloseReason::WriteStalled
+            | CloseReason::ReadTooSlow
             | CloseReason::HeartbeatLost
+            | CloseReason::HandlerTimeout
             | CloseReason::DrainTimeout => io::ErrorKind::TimedOut,
             // The end of the input was there to be read before.
             _ if self.input_ended.get() => return Ok(()),
@@ -159,6 +161,25 @@ mod tests {
     #[test]
     fn an_idle_stream_costs_little_beside_its_future() {
         assert!(size_of::<Session>() <= 120, "{}", size_of::<Session>());
+    }
+
+    #[test]
+    fn an_end_shows_as_the_error_it_is() {
+        use io::ErrorKind::{ConnectionAborted, ConnectionReset, TimedOut};
+        for (reason, kind) in [
+            (CloseReason::PeerReset, ConnectionReset),
+            (CloseReason::FirstFrameTimeout, TimedOut),
+            (CloseReason::IdleTimeout, TimedOut),
+            (CloseReason::WriteStalled, TimedOut),
+            (CloseReason::ReadTooSlow, TimedOut),
+            (CloseReason::HeartbeatLost, TimedOut),
+            (CloseReason::HandlerTimeout, TimedOut),
+            (CloseReason::DrainTimeout, TimedOut),
+            (CloseReason::Forced, ConnectionAborted),
+            (CloseReason::MemoryLimit, ConnectionAborted),
+        ] {
+            assert_eq!(Session::default().end(reason).unwrap_err().kind(), kind, "{reason}");
+        }
     }
 
     #[test]
