@@ -22,6 +22,13 @@ pub fn holds(running: &Running, connections: usize) {
     });
 }
 
+/// Waits until every shard began and ended a turn: what was known to one before has been acted on. The first report may
+/// end a turn that began earlier.
+pub fn a_turn_passes(running: &Running) {
+    running.report();
+    running.report();
+}
+
 /// The first report of which that is true. Panics with the last one if it does not come.
 #[track_caller]
 fn report_when(running: &Running, what: &str, so: impl Fn(&Report) -> bool) -> Report {

@@ -64,7 +64,9 @@ impl ConnHandle {
         })
     }
 
-    /// Closes the connection after what is queued has left; a handler that waits is dropped then.
+    /// Closes the connection after what is queued has left; a handler that waits is dropped then. The connection's
+    /// shard hears of it at its next turn, also when it is this thread's: frames that came before may still be handed
+    /// over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
         // Asking again and again must not fill the shard's mail.
         if self.reach.ask_close() {
@@ -72,7 +74,7 @@ impl ConnHandle {
         }
     }
 
-    /// Resets the connection.
+    /// Resets the connection, at its shard's next turn.
     pub fn abort(&self) {
         if self.reach.ask_abort() {
             let _ = self.remote.send(Mail::Abort { id: self.id });
@@ -133,7 +135,9 @@ impl LocalHandle {
         Ok(())
     }
 
-    /// Closes the connection after what is queued has left; a handler that waits is dropped then.
+    /// Closes the connection after what is queued has left; a handler that waits is dropped then. The connection's
+    /// shard hears of it at its next turn, also when it is this thread's: frames that came before may still be handed
+    /// over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
         if let Some(block) = self.block.upgrade() {
             block.link.close();
