@@ -12,6 +12,7 @@ mod kernel;
 mod probe;
 pub mod seam;
 mod table;
+mod timer;
 mod uring;
 mod waker;
 

@@ -312,25 +312,6 @@ fn a_turn_stays_within_its_budget_and_the_rest_comes_in_order() {
 }
 
 #[test]
-fn a_wait_ends_in_time_although_a_later_timer_is_with_the_kernel() {
-    let mut rig = Rig::accepting(&small());
-    for millis in [100, 30, 1, 60, 25, 10, 80] {
-        // A connection ends this wait and leaves its timer behind.
-        let address = rig.address;
-        let client = std::thread::spawn(move || TcpStream::connect(address).unwrap());
-        while rig.events.is_empty() {
-            rig.turn(Wait::For(Duration::from_secs(60)));
-        }
-        rig.accepted();
-        drop(client.join().unwrap());
-        let (start, time) = (Instant::now(), Duration::from_millis(millis));
-        let turns = rig.idle_for(time);
-        assert!(start.elapsed() < time + Duration::from_secs(5), "{:?} instead of {time:?}", start.elapsed());
-        assert!(turns <= 2, "{turns} turns to wait for {time:?}");
-    }
-}
-
-#[test]
 fn an_idle_turn_ends_at_its_time_and_makes_one_call() {
     let mut rig = Rig::accepting(&small());
     let (_client, id) = rig.connect(0);
@@ -483,7 +464,9 @@ fn a_deferred_send_costs_no_enter_of_its_own() {
         assert_eq!(rig.sent(id), (SendEnd::Done, 0));
         drop(rig.received(id));
     }
-    assert_eq!(rig.ring.stats().enters - before.enters, 50, "send and wait in one call");
+    // One each; a few more if a reply comes just between two turns.
+    let enters = rig.ring.stats().enters - before.enters;
+    assert!((50..75).contains(&enters), "send and wait in one call: {enters} calls for 50 of them");
     rig.settled();
 }
 

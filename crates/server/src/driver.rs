@@ -192,6 +192,6 @@ impl Chosen {
 /// Memory a shard's ring locks, rounded up: about 170 KiB were seen.
 const LOCKED_BYTES: u64 = 1 << 20;
 
-/// Descriptors a shard needs beside its listeners: ring or epoll instance, eventfd, sockets on their way to being
-/// connections.
+/// Descriptors a shard needs beside its listeners: ring or epoll instance, eventfd, timerfd, sockets on their way
+/// to being connections.
 pub(crate) const DESCRIPTORS_PER_SHARD: u64 = 32;

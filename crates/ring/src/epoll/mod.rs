@@ -14,7 +14,8 @@
 //! nothing costs one call and harms nobody, and none can be missed.
 //!
 //! A request costs one receive and one send, and a share of an `epoll_wait`: a receive that does not fill its
-//! buffer emptied the socket, so no further one is tried before the next edge. There is no `unsafe` here.
+//! buffer emptied the socket, so no further one is tried before the next edge. Long waits end by a timerfd, which is
+//! set once for many of them. There is no `unsafe` here.
 
 mod accept;
 mod close;
@@ -25,7 +26,7 @@ mod send;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use mio::event::Event;
@@ -33,8 +34,12 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 
 use crate::error::SetupError;
+use crate::timer::{Bound, Timer};
 use crate::waker::Waker;
 use accept::{Accepted, Listening};
 use ports::Ports;
@@ -45,9 +50,10 @@ pub use config::EpollConfig;
 /// beyond comes with the next call; the kernel goes round.
 const EVENTS_MAX: usize = 1024;
 
-/// Tokens: a connection's is its slot, listeners follow, the waker is the last.
+/// Tokens: a connection's is its slot, listeners follow, timer and waker are the last.
 const LISTENERS: usize = ConnId::SLOTS_MAX as usize;
 const WAKER: Token = Token(usize::MAX);
+const TIMER: Token = Token(usize::MAX - 1);
 
 /// The epoll driver.
 ///
@@ -60,6 +66,9 @@ pub struct Epoll {
     poll: Poll,
     events: Events,
     waker: Waker,
+    timer: Timer,
+    /// Readable once it went off.
+    timerfd: OwnedFd,
     side: KernelSide,
     pool: Pool,
     ports: Ports,
@@ -114,11 +123,19 @@ impl Epoll {
         poll.registry()
             .register(&mut SourceFd(&waker.raw()), WAKER, Interest::READABLE)
             .map_err(failed("epoll_ctl on the eventfd"))?;
+        let timerfd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
+            .map_err(|error| failed("timerfd_create")(error.into()))?;
+        // Edge-triggered too: setting it again takes back that it is readable.
+        poll.registry()
+            .register(&mut SourceFd(&timerfd.as_raw_fd()), TIMER, Interest::READABLE)
+            .map_err(failed("epoll_ctl on the timerfd"))?;
         let listeners: Result<_, io::Error> = listeners.into_iter().map(Listening::new).collect();
         Ok(Epoll {
             poll,
             events: Events::with_capacity(EVENTS_MAX),
             waker,
+            timer: Timer::default(),
+            timerfd,
             side,
             pool,
             ports: Ports::new(),
@@ -159,6 +176,7 @@ impl Epoll {
                 return Ok(());
             }
             _ if answers => Some(Duration::ZERO),
+            Wait::For(time) if self.is_bound(time) => None,
             // mio rounds up to milliseconds, so that a shorter rest does not spin.
             Wait::For(time) => Some(time),
             Wait::Forever => None,
@@ -178,10 +196,29 @@ impl Epoll {
         Ok(())
     }
 
+    /// True if the timer ends a wait of this length.
+    fn is_bound(&mut self, wait: Duration) -> bool {
+        match self.timer.bound(wait, true) {
+            Bound::Timer => true,
+            Bound::Set { until, .. } => {
+                let it_value =
+                    Timespec { tv_sec: until.as_secs() as i64, tv_nsec: until.subsec_nanos().into() };
+                let once = Itimerspec { it_interval: Timespec::default(), it_value };
+                let set = timerfd_settime(&self.timerfd, TimerfdTimerFlags::ABSTIME, &once).is_ok();
+                if !set {
+                    self.timer.went_off();
+                }
+                set
+            }
+            Bound::Call => false,
+        }
+    }
+
     #[inline]
     fn on_event(&mut self, event: &Event) {
         match event.token() {
             WAKER => self.waker.seen(),
+            TIMER => self.timer.went_off(),
             Token(slot) if slot < LISTENERS => self.on_edge(slot as u32, event),
             Token(listener) => self.on_queued(listener - LISTENERS),
         }

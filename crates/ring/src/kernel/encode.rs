@@ -2,8 +2,9 @@
 
 use std::mem;
 
+use io_uring::opcode;
 use io_uring::squeue::{Entry, Flags};
-use io_uring::{opcode, types};
+use io_uring::types::{self, TimeoutFlags, Timespec};
 use ringserve_core::Batch;
 
 use super::setup::GROUP;
@@ -126,6 +127,16 @@ pub(super) fn message(ring: i32, user_data: u64) -> Entry {
 
 pub(super) fn quietly(entry: Entry) -> Entry {
     entry.flags(Flags::SKIP_SUCCESS)
+}
+
+/// Goes off at this time of the monotonic clock.
+pub(super) fn timeout(until: &Timespec) -> Entry {
+    opcode::Timeout::new(until).flags(TimeoutFlags::ABS).build()
+}
+
+/// Sets the timeout of that name to another time.
+pub(super) fn set_timeout(until: &Timespec, user_data: u64) -> Entry {
+    quietly(opcode::TimeoutUpdate::new(user_data, until).flags(TimeoutFlags::ABS).build())
 }
 
 pub(super) fn reset_on_close(on: On) -> Entry {

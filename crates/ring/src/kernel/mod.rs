@@ -9,7 +9,8 @@
 //!    as used up in a completion, or until nothing is in flight and the buffer ring is unregistered. The
 //!    bookkeeping half ends a loan only through a completion reaped here; only this crate can make it do so.
 //! 4. The word the wake-up read writes to is boxed and freed only when nothing is in flight.
-//! 5. The time of the [`Timer`]'s operation is boxed, and not touched until its completion was reaped.
+//! 5. The time that entries of the timeout operation name is boxed, and read by the kernel in the call that consumes
+//!    them alone.
 //! 6. A descriptor in [`Owned`] is open and nobody else's; it leaves the set when a close of it is pushed.
 
 mod buffers;
@@ -17,7 +18,6 @@ mod encode;
 mod finish;
 mod owned;
 mod setup;
-mod timer;
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -36,13 +36,13 @@ use crate::config::UringConfig;
 use crate::error::SetupError;
 use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use crate::table::Chunked;
+use crate::timer::{Bound, Timer};
 use crate::uring::Uring;
 use crate::waker::Waker;
 use buffers::BufferRing;
 use encode::{On, Staging};
 use owned::Owned;
 use setup::Mode;
-use timer::{Bound, Timer};
 
 /// The kernel this process runs on.
 pub struct SystemKernel {
@@ -50,6 +50,8 @@ pub struct SystemKernel {
     ring: IoUring,
     mode: Mode,
     timer: Timer,
+    /// The time of the timeout operation, for entries that are not consumed.
+    timeout: Box<Timespec>,
     buffers: BufferRing,
     staging: Staging,
     /// Batches with the kernel, by slot.
@@ -128,7 +130,8 @@ impl SystemKernel {
             staging: Staging::new(ring.params().sq_entries() as usize),
             ring,
             mode,
-            timer: Timer::new(),
+            timer: Timer::default(),
+            timeout: Box::new(Timespec::new()),
             buffers,
             sends: Chunked::new(),
             quiet: VecDeque::new(),
@@ -276,9 +279,15 @@ impl SystemKernel {
     fn is_bound(&mut self, wait: Duration) -> bool {
         let room = self.room() > 0;
         match self.timer.bound(wait, room) {
-            Bound::Timer(None) => true,
-            Bound::Timer(Some(entry)) => {
-                self.push_awaited(entry, Kind::Timer.with(0));
+            Bound::Timer => true,
+            Bound::Set { until, again } => {
+                *self.timeout = Timespec::new().sec(until.as_secs()).nsec(until.subsec_nanos());
+                if again {
+                    // It fails if the timer goes off just now: then that completion ends the wait.
+                    self.push(encode::set_timeout(&self.timeout, Kind::Timer.with(0)), Kind::Ignored.with(0));
+                } else {
+                    self.push_awaited(encode::timeout(&self.timeout), Kind::Timer.with(0));
+                }
                 true
             }
             Bound::Call => false,

@@ -168,6 +168,7 @@ fn restrictions() -> Vec<Restriction> {
         opcode::Read::CODE,
         opcode::MsgRingData::CODE,
         opcode::Timeout::CODE,
+        opcode::TimeoutUpdate::CODE,
     ];
     let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT | squeue::Flags::SKIP_SUCCESS;
     let mut all: Vec<Restriction> = operations.map(Restriction::sqe_op).into();
