@@ -33,13 +33,25 @@ impl Child {
 
     /// Starts `server` on `cpu`, on a loopback port of the kernel's choice. In lock step it never preempts the generator.
     pub(crate) fn start(server: &Server, cpu: usize, lock_step: bool) -> io::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(server.args)
-            .args(["--listen", "127.0.0.1:0", "--child", "--cpu"])
-            .arg(cpu.to_string())
-            .args(lock_step.then_some("--lock-step"));
+        let mut command = Child::command(server, Some(cpu))?;
+        command.args(lock_step.then_some("--lock-step"));
         Child::spawn(server.name, &mut command)
+    }
+
+    /// The same with so many shards, and on any CPU unless there is one.
+    pub(crate) fn start_sized(server: &Server, cpu: Option<usize>, shards: usize) -> io::Result<Self> {
+        let mut command = Child::command(server, cpu)?;
+        command.args(["--shards", &shards.to_string()]);
+        Child::spawn(server.name, &mut command)
+    }
+
+    fn command(server: &Server, cpu: Option<usize>) -> io::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(server.args).args(["--listen", "127.0.0.1:0", "--child"]);
+        if let Some(cpu) = cpu {
+            command.args(["--cpu", &cpu.to_string()]);
+        }
+        Ok(command)
     }
 
     fn spawn(name: &str, command: &mut Command) -> io::Result<Self> {

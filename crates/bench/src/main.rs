@@ -22,7 +22,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::options::{
-    ChurnOptions, CompareOptions, FanoutOptions, IdleOptions, LoadOptions, LockstepOptions, ServeOptions,
+    ChurnOptions, CompareOptions, FanoutOptions, HoldOptions, IdleOptions, LoadOptions, LockstepOptions,
+    ServeOptions,
 };
 
 /// Measures TCP servers against the limit of what the kernel allows.
@@ -45,12 +46,15 @@ enum Command {
     Compare(CompareOptions),
     Fanout(FanoutOptions),
     Idle(IdleOptions),
+    #[command(hide = true)]
+    Hold(HoldOptions),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(options) => options.run(),
         Command::Idle(options) => options.plan().and_then(|plan| idle::run(&plan)),
+        Command::Hold(options) => options.run(),
         Command::Lockstep(options) => options.plan().and_then(|plan| lockstep::run(&plan)),
         Command::Churn(options) => options.plan().and_then(|plan| load::run(&plan)),
         Command::Compare(options) => options.plan().and_then(|plan| compare::run(&plan)),

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long a reply may take. A step takes milliseconds; a server that is silent this long is stuck.
-const REPLY_MAX: Duration = Duration::from_secs(10);
+pub(crate) const REPLY_MAX: Duration = Duration::from_secs(10);
 
 /// Connections opened before one is used, well below the backlog of 4096, since generator and
 /// server share a CPU and the server may not have run meanwhile.
@@ -54,7 +54,6 @@ impl Shape {
 
 /// Open connections to one server, and what they send.
 pub(crate) struct Load {
-    address: SocketAddr,
     streams: Vec<TcpStream>,
     shape: Shape,
     messages: Vec<u8>,
@@ -66,22 +65,21 @@ impl Load {
     pub(crate) fn connect(address: SocketAddr, connections: usize, shape: Shape) -> io::Result<Self> {
         let messages = shape.messages();
         let reply = vec![0; messages.len()];
-        let mut load = Self { address, streams: Vec::new(), shape, messages, reply };
-        load.grow(connections, CONNECT_BATCH)?;
+        let mut load = Self { streams: Vec::new(), shape, messages, reply };
+        load.open(address, connections)?;
         Ok(load)
     }
 
-    /// Opens more connections until there are `connections`, and uses every `every`th for one step, so that the
-    /// server cannot fall behind with accepting.
-    pub(crate) fn grow(&mut self, connections: usize, every: usize) -> io::Result<()> {
+    /// Uses one connection of each batch for one step, so that the server cannot fall behind with accepting.
+    fn open(&mut self, address: SocketAddr, connections: usize) -> io::Result<()> {
         while self.streams.len() < connections {
-            let stream = TcpStream::connect(self.address)?;
+            let stream = TcpStream::connect(address)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(REPLY_MAX))?;
             stream.set_write_timeout(Some(REPLY_MAX))?;
             self.streams.push(stream);
             let count = self.streams.len();
-            if count.is_multiple_of(every) || count == connections {
+            if count.is_multiple_of(CONNECT_BATCH) || count == connections {
                 self.send(count - 1)?;
                 self.receive(count - 1)?;
             }
@@ -144,7 +142,7 @@ pub(crate) fn check_echo(address: SocketAddr, shape: Shape) -> io::Result<()> {
 }
 
 /// Reads a reply and compares it with what was sent. `reply` is space to read into.
-fn expect_reply(stream: &mut TcpStream, sent: &[u8], reply: &mut Vec<u8>) -> io::Result<()> {
+pub(crate) fn expect_reply(stream: &mut impl Read, sent: &[u8], reply: &mut Vec<u8>) -> io::Result<()> {
     reply.resize(sent.len(), 0);
     stream.read_exact(reply).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => {

@@ -1,23 +1,48 @@
-//! Options of `idle`.
+//! Options of `idle`, and of the processes that hold its connections.
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::known;
-use crate::servers::SERVERS;
-use crate::{idle, process};
+use super::{OTHER_FILES, known, refused};
+use crate::idle::{self, HolderPlan, Sources, counted_from};
+use crate::process;
+use crate::servers::{SERVERS, Server};
+
+/// Connections of a shard, if it may have this many files: its table can hold 20 000 then, and the kernel does not spread
+/// connections evenly.
+const PER_SHARD: u64 = 19_000;
 
 /// Measure what an idle connection costs.
 ///
-/// Each connection exchanges one line and then stays silent. What is printed is the growth of the server's
-/// anonymous memory (`RssAnon`) from 1000 connections to all of them, divided by those opened meanwhile: user
-/// memory, not the kernel's. And the CPU time the server uses while nothing happens.
+/// Each connection exchanges one line and then stays silent. They are held by processes of their own, as many as the
+/// limit of open files needs, and come from loopback addresses, as many as their ports need. As many processes as there
+/// are CPUs open at once.
+///
+/// Counted is what grows from 1000 connections (or 50 for each shard, if that is more) to all of them, divided by those
+/// opened meanwhile; it is read when the server has been idle for --seconds:
+///
+/// user bytes: anonymous memory (`RssAnon`) of the server's process.
+///
+/// kernel bytes: `Slab`, `KernelStack`, `PageTables` and `Percpu` of /proc/meminfo and the `mem` of TCP in
+/// /proc/net/sockstat. They are of the whole machine: BOTH ends of each connection live here, and what other programs take
+/// meanwhile counts too. The end of the client costs a socket and its file, that of the server the same and what the server
+/// waits with, so half of it is less than the server's part.
+///
+/// opened in s: time from the first to the last of the connections counted, each with its line there and back.
+///
+/// idle CPU: what the server's threads use while nothing happens.
+///
+/// In the end every connection answers once more; one that does not, or that was closed, ends the run with its name.
+///
+/// ringserve on io_uring takes a shard for each 19 000 connections, all in one process: its connections cost no
+/// descriptors. The other servers hold no more than the limit of open files, and are left out above it.
 #[derive(Args)]
 pub(crate) struct IdleOptions {
-    /// Connections, from 1001 up to the descriptors of this process and the ports of one address.
-    #[arg(long, default_value_t = 19_000, value_parser = clap::value_parser!(u32).range(1001..=28_000))]
+    /// Connections, 1001 to 10 million. 1 million needs about 13 GiB of memory.
+    #[arg(long, default_value_t = 19_000, value_parser = clap::value_parser!(u32).range(1001..=10_000_000))]
     connections: u32,
     /// Bytes of the line each connection exchanges.
     #[arg(long, default_value_t = 16 * 1024, value_parser = clap::value_parser!(u32).range(2..=65_536))]
@@ -25,24 +50,105 @@ pub(crate) struct IdleOptions {
     /// Seconds to watch the idle server.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// CPU for generator and servers.
-    #[arg(long, default_value_t = 0)]
-    cpu: usize,
-    /// Servers [default: all].
+    /// CPU for the servers [default: any].
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Shards of ringserve on io_uring [default: one for each 19 000 connections, or for the limit of open files].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    shards: Option<u16>,
+    /// Connections that one process holds [default: the limit of open files].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    per_process: Option<u32>,
+    /// Say which of the kernel's caches grew, by /proc/slabinfo; for root.
+    #[arg(long)]
+    slabs: bool,
+    /// Servers [default: all that hold so many].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
     servers: Vec<String>,
 }
 
 impl IdleOptions {
     pub(crate) fn plan(self) -> io::Result<idle::Plan> {
-        process::raise_open_files()?;
+        let files = process::raise_open_files()?;
+        let connections = self.connections as usize;
+        let spare = files.saturating_sub(OTHER_FILES).max(1);
+        let per_process = self.per_process.map_or(spare, u64::from);
+        if per_process > spare {
+            return Err(refused(format!(
+                "--per-process {per_process}: the hard limit of open files is {files}, which leaves {spare}; raise it (ulimit -Hn) or \
+                 hold fewer in each process"
+            )));
+        }
+        let shards =
+            self.shards.map_or_else(|| connections.div_ceil(spare.min(PER_SHARD) as usize), usize::from);
+        let fits = |server: &Server| {
+            self.connections as u64 <= if server.is_sized() { shards as u64 * files } else { spare }
+        };
+        let shards_of = |server: &Server| if server.is_sized() { shards } else { 1 };
+
         let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
+        if let Some(server) = named.iter().find(|server| !fits(server)) {
+            let (name, can) =
+                (server.name, if server.is_sized() { "add --shards" } else { "raise it (ulimit -Hn)" });
+            return Err(refused(format!(
+                "--connections {connections}: {name} holds no more than the limit of open files allows, which is {files}; {can}, ask \
+                 for fewer, or leave it out"
+            )));
+        }
+        let all = SERVERS.iter().filter(|server| {
+            if !fits(server) {
+                eprintln!(
+                    "{}: left out, since it holds no more than {files} connections, the limit of open files",
+                    server.name
+                );
+            }
+            fits(server)
+        });
+        let servers: Vec<&Server> = if named.is_empty() { all.collect() } else { named };
+        let servers: Vec<_> = servers.into_iter().map(|server| (server, shards_of(server))).collect();
+        let from = servers.iter().map(|(_, shards)| counted_from(*shards)).max().unwrap_or_default();
+        if connections <= from {
+            return Err(refused(format!(
+                "--connections {connections}: with {shards} shards counting starts at {from}; ask for more connections or fewer shards"
+            )));
+        }
         Ok(idle::Plan {
-            servers: if named.is_empty() { SERVERS.iter().collect() } else { named },
-            connections: self.connections as usize,
+            servers,
+            connections,
             bytes: self.bytes as usize,
             cpu: self.cpu,
             seconds: self.seconds,
+            per_process: per_process as usize,
+            slabs: self.slabs,
+        })
+    }
+}
+
+/// Hold connections for `idle`.
+#[derive(Args)]
+pub(crate) struct HoldOptions {
+    #[arg(long)]
+    server: SocketAddr,
+    #[arg(long)]
+    first_source: Ipv4Addr,
+    #[arg(long)]
+    connections_each: usize,
+    #[arg(long)]
+    bytes: usize,
+    #[arg(long)]
+    first: usize,
+}
+
+impl HoldOptions {
+    /// Holds until the input ends, or the process that started it.
+    pub(crate) fn run(self) -> io::Result<()> {
+        process::die_with_parent()?;
+        process::raise_open_files()?;
+        idle::hold(HolderPlan {
+            server: self.server,
+            sources: Sources { first: self.first_source, connections_each: self.connections_each },
+            bytes: self.bytes,
+            first: self.first,
         })
     }
 }

@@ -14,7 +14,7 @@ use std::io;
 pub(crate) use churn::ChurnOptions;
 pub(crate) use compare::CompareOptions;
 pub(crate) use fanout::FanoutOptions;
-pub(crate) use idle::IdleOptions;
+pub(crate) use idle::{HoldOptions, IdleOptions};
 pub(crate) use load::LoadOptions;
 pub(crate) use lockstep::LockstepOptions;
 pub(crate) use serve::ServeOptions;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::known;
+use super::{known, refused};
 use crate::servers::{FANOUT_SERVERS, SERVERS};
 use crate::{process, servers};
 
@@ -24,6 +24,9 @@ pub(crate) struct ServeOptions {
     /// CPU to run on [default: any].
     #[arg(long)]
     cpu: Option<usize>,
+    /// Shards, for servers on the io_uring driver of ringserve.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    shards: u16,
     /// End with the process that started it.
     #[arg(long, hide = true)]
     child: bool,
@@ -36,6 +39,9 @@ impl ServeOptions {
     /// Serves until the process ends.
     pub(crate) fn run(&self) -> io::Result<()> {
         let server = known(&self.server)?;
+        if self.shards > 1 && !server.is_sized() {
+            return Err(refused(format!("--shards {}: {} has one", self.shards, server.name)));
+        }
         process::raise_open_files()?;
         if let Some(cpu) = self.cpu {
             process::pin_to(cpu)?;
@@ -46,6 +52,6 @@ impl ServeOptions {
         if self.lock_step {
             process::set_batch_policy()?;
         }
-        servers::serve(server, self.listen)
+        servers::serve(server, self.listen, usize::from(self.shards))
     }
 }

@@ -35,6 +35,13 @@ pub(crate) struct Server {
     pub(crate) run: Run,
 }
 
+impl Server {
+    /// True if shards of it in one process hold more than its limit of open files.
+    pub(crate) fn is_sized(&self) -> bool {
+        matches!(self.run, Run::Sized(_))
+    }
+}
+
 /// How a server is run.
 #[derive(Clone, Copy)]
 pub(crate) enum Run {
@@ -42,6 +49,8 @@ pub(crate) enum Run {
     On(fn(TcpListener) -> io::Result<()>),
     /// It binds the address itself and calls [`announce`] when it listens.
     Itself(fn(SocketAddr) -> io::Result<()>),
+    /// The same with so many shards, each of which holds as many connections as the limit of open files.
+    Sized(fn(SocketAddr, usize) -> io::Result<()>),
 }
 
 /// Every server that `serve` can run and `lockstep` can measure. The first is the yardstick that
@@ -66,7 +75,7 @@ pub(crate) const SERVERS: &[Server] = &[
         name: "ringserve",
         args: &["serve", "ringserve"],
         speaks: Speaks::Raw,
-        run: Run::Itself(product::raw),
+        run: Run::Sized(product::raw),
     },
     Server {
         name: "ringserve-epoll",
@@ -78,13 +87,13 @@ pub(crate) const SERVERS: &[Server] = &[
         name: "ringserve-stream",
         args: &["serve", "ringserve-stream"],
         speaks: Speaks::Raw,
-        run: Run::Itself(product::stream),
+        run: Run::Sized(product::stream),
     },
     Server {
         name: "ringserve-lines",
         args: &["serve", "ringserve-lines"],
         speaks: Speaks::Lines,
-        run: Run::Itself(product::lines),
+        run: Run::Sized(product::lines),
     },
     Server {
         name: "ringserve-epoll-lines",
@@ -125,7 +134,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Server> {
 pub(crate) const LISTENING: &str = "listening ";
 
 /// Listens on `address`, prints where, and runs `server` until the process ends.
-pub(crate) fn serve(server: &Server, address: SocketAddr) -> io::Result<()> {
+pub(crate) fn serve(server: &Server, address: SocketAddr, shards: usize) -> io::Result<()> {
     match server.run {
         Run::On(run) => {
             let listener = listen(address)?;
@@ -133,6 +142,7 @@ pub(crate) fn serve(server: &Server, address: SocketAddr) -> io::Result<()> {
             run(listener)
         }
         Run::Itself(run) => run(address),
+        Run::Sized(run) => run(address, shards),
     }
 }
 

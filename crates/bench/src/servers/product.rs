@@ -1,11 +1,13 @@
-//! The product: echo on ringserve, one shard.
+//! The product: echo on ringserve, with one shard unless it is told otherwise.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
-use ringserve::{Cx, Driver, Frame, Running, Server, Service, Stream};
+use ringserve::{Cx, Driver, Frame, Limits, Running, Server, Service, Stream};
+use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::announce;
@@ -23,33 +25,40 @@ impl Service for Echo {
 }
 
 /// Echoes raw bytes on io_uring.
-pub(crate) fn raw(address: SocketAddr) -> io::Result<()> {
-    serve(address, Raw, Driver::IoUring)
+pub(crate) fn raw(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Raw, Driver::IoUring)
 }
 
 /// Echoes lines on io_uring.
-pub(crate) fn lines(address: SocketAddr) -> io::Result<()> {
-    serve(address, Lines::default(), Driver::IoUring)
+pub(crate) fn lines(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Lines::default(), Driver::IoUring)
 }
 
 /// Echoes lines on epoll.
 pub(crate) fn lines_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, Lines::default(), Driver::Epoll)
+    serve(address, 1, Lines::default(), Driver::Epoll)
 }
 
 /// Echoes raw bytes on epoll.
 pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, Raw, Driver::Epoll)
+    serve(address, 1, Raw, Driver::Epoll)
 }
 
-fn serve(address: SocketAddr, framing: impl Framing + Clone + Send, driver: Driver) -> io::Result<()> {
-    let server = Server::bind(address).framing(framing).driver(driver).shards(1).pin(false);
+fn serve(
+    address: SocketAddr,
+    shards: usize,
+    framing: impl Framing + Clone + Send,
+    driver: Driver,
+) -> io::Result<()> {
+    let server = Server::bind(address).framing(framing).driver(driver);
+    let server = server.limits(limits(shards)).shards(shards).pin(false);
     wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
 }
 
 /// Echoes on io_uring, through a stream: read and written by copying, with tokio's traits.
-pub(crate) fn stream(address: SocketAddr) -> io::Result<()> {
-    let server = Server::bind(address).driver(Driver::IoUring).shards(1).pin(false);
+pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
+    let server = Server::bind(address).driver(Driver::IoUring);
+    let server = server.limits(limits(shards)).shards(shards).pin(false);
     let running = server.start_stream(|_shard| {
         async |mut stream: Stream| {
             let mut buf = [0; 4096];
@@ -63,6 +72,13 @@ pub(crate) fn stream(address: SocketAddr) -> io::Result<()> {
         }
     });
     wait(running.map_err(io::Error::other)?)
+}
+
+/// As many connections as the shards' tables hold, and for longer than any measurement takes.
+fn limits(shards: usize) -> Limits {
+    let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
+    let connections_max = files.map_or(usize::MAX, |files| files.saturating_mul(shards));
+    Limits { connections_max, idle: Some(Duration::from_secs(24 * 3600)), ..Limits::default() }
 }
 
 pub(super) fn wait(running: Running) -> io::Result<()> {
