@@ -4,6 +4,7 @@ mod holder;
 mod holders;
 mod memory;
 mod progress;
+mod reading;
 mod slabs;
 mod split;
 
@@ -12,9 +13,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use self::holders::{Holders, Start, Task};
-use self::memory::{Kernel, anonymous_bytes, tcp_sockets};
+use self::memory::{Kernel, tcp_sockets};
 use self::progress::Progress;
-use self::slabs::Slabs;
+use self::reading::Reading;
 use crate::child::Child;
 use crate::schedstat::Schedstat;
 use crate::servers::Server;
@@ -45,10 +46,13 @@ pub(crate) struct Plan {
     pub(crate) connections: usize,
     pub(crate) bytes: usize,
     pub(crate) cpu: Option<usize>,
+    /// Time between the last connection and the watching.
+    pub(crate) settle: Duration,
     pub(crate) seconds: u64,
     /// Connections that one process holds at most.
     pub(crate) per_process: usize,
     pub(crate) slabs: bool,
+    pub(crate) drop_caches: bool,
 }
 
 /// Connections that are open before counting starts.
@@ -108,7 +112,6 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
         connections_each: split::connections_each()?,
         bytes: plan.bytes,
     })?;
-    let slabs = || if plan.slabs { Slabs::now().map(Some) } else { Ok(None) };
     let enough_left = || match Kernel::now()?.left_since(start) {
         left if left >= RESERVE_BYTES => Ok(()),
         left => Err(io::Error::other(format!(
@@ -118,7 +121,7 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     };
 
     holders.run(Task::Hold(from), |_| enough_left())?;
-    let before = (anonymous_bytes(child.pid())?, Kernel::now()?, slabs()?);
+    let before = Reading::now(plan, child.pid())?;
     let mut progress = Progress::new(server.name, "open", from, plan.connections);
     holders.run(Task::Hold(plan.connections), |done| {
         progress.at(done);
@@ -126,10 +129,11 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     })?;
     let opening = progress.took();
 
+    sleep(plan.settle);
     let busy = Schedstat::of_process(child.pid())?;
     sleep(Duration::from_secs(plan.seconds));
     let idle = Schedstat::of_process(child.pid())?.since(busy).cpu_ns;
-    let after = (anonymous_bytes(child.pid())?, Kernel::now()?, slabs()?);
+    let after = Reading::now(plan, child.pid())?;
 
     let mut progress = Progress::new(server.name, "answered again", 0, plan.connections);
     holders.run(Task::Check, |done| {
@@ -144,33 +148,14 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     );
 
     let counted = plan.connections - from;
-    let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / counted as f64;
-    eprintln!(
-        "{}: {} -> {} bytes of anonymous memory; of the kernel's, for each connection: slab {:.0}, stacks and tables {:.0}, socket \
-         buffers {:.0}; MemAvailable, sockets' inodes counted as used, fell by {:.0}",
-        server.name,
-        before.0,
-        after.0,
-        each(before.1.slab, after.1.slab),
-        each(before.1.others, after.1.others),
-        each(before.1.buffers, after.1.buffers),
-        each(after.1.left_since(start), before.1.left_since(start)),
-    );
-    if let (Some(before), Some(after)) = (&before.2, &after.2) {
-        for (cache, bytes) in after.growth(before) {
-            eprintln!(
-                "{}: slab {cache}: {:.0} for each connection",
-                server.name,
-                bytes as f64 / counted as f64
-            );
-        }
-    }
+    after.explain(server.name, &before, counted);
+    let (user, kernel) = after.growth(&before, counted);
     Ok(vec![
         server.name.to_owned(),
         shards.to_string(),
         plan.connections.to_string(),
-        format!("{:.0}", each(before.0, after.0)),
-        format!("{:.0}", each(before.1.used(), after.1.used())),
+        format!("{user:.0}"),
+        format!("{kernel:.0}"),
         format!("{:.1}", opening.as_secs_f64()),
         format!("{:.0}", counted as f64 / opening.as_secs_f64()),
         format!("{:.0}", idle as f64 / 1000.0 / plan.seconds as f64),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -50,6 +51,10 @@ pub(crate) struct IdleOptions {
     /// Seconds to watch the idle server.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
+    /// Seconds to wait before that. A time limit that counts from the accept, such as 30 s for the first frame, ends once
+    /// for each connection, which is work; 40 s leave it behind.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=600))]
+    settle: u64,
     /// CPU for the servers [default: any].
     #[arg(long)]
     cpu: Option<usize>,
@@ -62,6 +67,10 @@ pub(crate) struct IdleOptions {
     /// Say which of the kernel's caches grew, by /proc/slabinfo; for root.
     #[arg(long)]
     slabs: bool,
+    /// Have the kernel free what it keeps of files that nobody uses before memory is read, by /proc/sys/vm/drop_caches; for
+    /// root. Needed for exact kernel bytes where a monitor lists /proc/PID/fd: each descriptor listed leaves 950 bytes.
+    #[arg(long)]
+    drop_caches: bool,
     /// Servers [default: all that hold so many].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
     servers: Vec<String>,
@@ -117,9 +126,11 @@ impl IdleOptions {
             connections,
             bytes: self.bytes as usize,
             cpu: self.cpu,
+            settle: Duration::from_secs(self.settle),
             seconds: self.seconds,
             per_process: per_process as usize,
             slabs: self.slabs,
+            drop_caches: self.drop_caches,
         })
     }
 }
