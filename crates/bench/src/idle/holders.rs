@@ -73,12 +73,12 @@ impl Holders {
     }
 
     /// Has all holders do `task`, as many at once as there are CPUs. Meanwhile `look` is called with how many connections
-    /// are done, and may end it.
+    /// are done, and may end it. Returns how many are done in the end.
     pub(super) fn run(
         &mut self,
         task: Task,
         mut look: impl FnMut(usize) -> io::Result<()>,
-    ) -> io::Result<()> {
+    ) -> io::Result<usize> {
         let at_once = thread::available_parallelism().map_or(1, usize::from);
         let processes = self.holders.len();
         let done = AtomicUsize::new(match task {
@@ -114,7 +114,9 @@ impl Holders {
                         result = look(done.load(Ordering::Relaxed));
                     }
                     Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return result,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        return result.map(|()| done.load(Ordering::Relaxed));
+                    }
                 }
                 over.store(result.is_err(), Ordering::Relaxed);
             }

@@ -30,14 +30,15 @@ pub(crate) const FROM: usize = 1000;
 /// As many for each shard, since the kernel does not spread them evenly.
 pub(crate) const FROM_PER_SHARD: usize = 50;
 
-/// Memory of the kernel and the server for a connection with both its ends, rounded up: 11 800 bytes were measured.
-const PAIR_BYTES: u64 = 13 * 1024;
+/// Memory of the kernel and the server for a connection with both its ends, rounded up: 9300 bytes were measured with
+/// ringserve at a million.
+const PAIR_BYTES: u64 = 9728;
 
 /// Memory that the machine keeps: what else runs there must not be ended for want of it.
 const RESERVE_BYTES: u64 = 2 << 30;
 
-/// How long the kernel may take to free the sockets of one server, before the next one is measured.
-const GONE_MAX: Duration = Duration::from_secs(60);
+/// How long the kernel may take to free the sockets of a server: 19 000 take a second. Other programs may open some meanwhile.
+const GONE_MAX: Duration = Duration::from_secs(10);
 
 /// What to measure.
 pub(crate) struct Plan {
@@ -74,11 +75,9 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
         "idle CPU µs/s",
     ]);
     for &(server, shards) in &plan.servers {
-        let sockets = tcp_sockets()?;
         let row = one_server(plan, server, shards)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", server.name)))?;
         table.row(row);
-        wait_until_gone(sockets + plan.connections as u64 / 100)?;
     }
     print!("{}", table.render());
     Ok(())
@@ -92,10 +91,10 @@ fn enough_memory(connections: usize, available: u64) -> io::Result<()> {
     }
     let most = available.saturating_sub(RESERVE_BYTES) / PAIR_BYTES;
     Err(io::Error::other(format!(
-        "--connections {connections} needs about {} MiB, with {} KiB for the two ends of a connection and {} MiB left for the rest \
+        "--connections {connections} needs about {} MiB, with {} bytes for the two ends of a connection and {} MiB left for the rest \
          of the machine, and MemAvailable is {} MiB; ask for {most} or fewer",
         needed >> 20,
-        PAIR_BYTES >> 10,
+        PAIR_BYTES,
         RESERVE_BYTES >> 20,
         available >> 20,
     )))
@@ -136,10 +135,16 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     let after = Reading::now(plan, child.pid())?;
 
     let mut progress = Progress::new(server.name, "answered again", 0, plan.connections);
-    holders.run(Task::Check, |done| {
+    let answered = holders.run(Task::Check, |done| {
         progress.at(done);
         Ok(())
     })?;
+    if answered != plan.connections {
+        return Err(io::Error::other(format!(
+            "{answered} of {} connections answered again",
+            plan.connections
+        )));
+    }
     eprintln!(
         "{}: all {} connections answered again in {:.1} s",
         server.name,
@@ -150,6 +155,7 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     let counted = plan.connections - from;
     after.explain(server.name, &before, counted);
     let (user, kernel) = after.growth(&before, counted);
+    end(child, holders, plan.connections)?;
     Ok(vec![
         server.name.to_owned(),
         shards.to_string(),
@@ -162,17 +168,15 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     ])
 }
 
-/// Waits until the machine has `sockets` TCP sockets or fewer, so that one server's do not count as another's.
-fn wait_until_gone(sockets: u64) -> io::Result<()> {
+/// Ends a server and its connections, and waits until the kernel has freed their sockets, so that they do not count as the
+/// next server's.
+fn end(child: Child, holders: Holders, connections: usize) -> io::Result<()> {
+    let freed = connections as u64 * 2 * 99 / 100;
+    let few = tcp_sockets()?.saturating_sub(freed);
+    drop((holders, child));
     let began = Instant::now();
-    while tcp_sockets()? > sockets {
-        if began.elapsed() > GONE_MAX {
-            eprintln!(
-                "warning: the machine has more than {sockets} TCP sockets still; the kernel bytes of the next server may be too few"
-            );
-            break;
-        }
-        sleep(Duration::from_millis(50));
+    while tcp_sockets()? > few && began.elapsed() < GONE_MAX {
+        sleep(Duration::from_millis(20));
     }
     Ok(())
 }

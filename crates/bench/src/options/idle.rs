@@ -42,7 +42,7 @@ const PER_SHARD: u64 = 19_000;
 /// descriptors. The other servers hold no more than the limit of open files, and are left out above it.
 #[derive(Args)]
 pub(crate) struct IdleOptions {
-    /// Connections, 1001 to 10 million. 1 million needs about 13 GiB of memory.
+    /// Connections, 1001 to 10 million. 1 million needs about 11 GiB of memory.
     #[arg(long, default_value_t = 19_000, value_parser = clap::value_parser!(u32).range(1001..=10_000_000))]
     connections: u32,
     /// Bytes of the line each connection exchanges.
@@ -51,8 +51,8 @@ pub(crate) struct IdleOptions {
     /// Seconds to watch the idle server.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// Seconds to wait before that. A time limit that counts from the accept, such as 30 s for the first frame, ends once
-    /// for each connection, which is work; 40 s leave it behind.
+    /// Seconds to wait before that. ringserve looks after each connection once, a minute after its last byte, and that is
+    /// work; 65 s leave it behind.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=600))]
     settle: u64,
     /// CPU for the servers [default: any].

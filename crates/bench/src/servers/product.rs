@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
-use ringserve::{Cx, Driver, Frame, Limits, Running, Server, Service, Stream};
+use ringserve::{Cx, Driver, Frame, Limits, Running, Server, Service, SocketOptions, Stream};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -51,14 +51,14 @@ fn serve(
     driver: Driver,
 ) -> io::Result<()> {
     let server = Server::bind(address).framing(framing).driver(driver);
-    let server = server.limits(limits(shards)).shards(shards).pin(false);
+    let server = server.limits(limits(shards)).sockets(sockets()).shards(shards).pin(false);
     wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
 }
 
 /// Echoes on io_uring, through a stream: read and written by copying, with tokio's traits.
 pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
     let server = Server::bind(address).driver(Driver::IoUring);
-    let server = server.limits(limits(shards)).shards(shards).pin(false);
+    let server = server.limits(limits(shards)).sockets(sockets()).shards(shards).pin(false);
     let running = server.start_stream(|_shard| {
         async |mut stream: Stream| {
             let mut buf = [0; 4096];
@@ -79,6 +79,12 @@ fn limits(shards: usize) -> Limits {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
     let connections_max = files.map_or(usize::MAX, |files| files.saturating_mul(shards));
     Limits { connections_max, idle: Some(Duration::from_secs(24 * 3600)), ..Limits::default() }
+}
+
+/// Without keep-alive: connections opened together are probed together, after two minutes. On loopback all probes beyond
+/// `net.core.netdev_max_backlog` are lost then, and `idle` would measure how the kernel ends connections.
+fn sockets() -> SocketOptions {
+    SocketOptions { keep_alive: None, ..SocketOptions::default() }
 }
 
 pub(super) fn wait(running: Running) -> io::Result<()> {
