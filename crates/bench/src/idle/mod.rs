@@ -8,9 +8,9 @@ mod reading;
 mod slabs;
 mod split;
 
-use std::io;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use self::holders::{Holders, Start, Task};
 use self::memory::{Kernel, tcp_sockets};
@@ -64,6 +64,9 @@ pub(crate) fn counted_from(shards: usize) -> usize {
 /// Prints a row for each server.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     enough_memory(plan.connections, Kernel::now()?.available)?;
+    if !rustix::process::geteuid().is_root() {
+        enough_open_files(plan.connections, &fs::read_to_string("/proc/sys/fs/file-nr")?)?;
+    }
     let mut table = Table::new(&[
         "server",
         "shards",
@@ -97,6 +100,24 @@ fn enough_memory(connections: usize, available: u64) -> io::Result<()> {
         PAIR_BYTES,
         RESERVE_BYTES >> 20,
         available >> 20,
+    )))
+}
+
+/// Refuses more connections than the whole machine may have open files, which bind all but root. `file_nr` has those that are
+/// open, 0, and the limit.
+fn enough_open_files(connections: usize, file_nr: &str) -> io::Result<()> {
+    let mut numbers = file_nr.split_ascii_whitespace().map(str::parse::<u64>);
+    let (Some(Ok(open)), _, Some(Ok(max))) = (numbers.next(), numbers.next(), numbers.next()) else {
+        return Err(io::Error::other(format!("/proc/sys/fs/file-nr reads {file_nr:?}, not three numbers")));
+    };
+    let needed = open + 2 * connections as u64;
+    if needed <= max {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "--connections {connections}: with both ends of each the machine would have {needed} open files, and fs.file-max is {max}; \
+         raise it (sysctl -w fs.file-max={needed}), ask for {} or fewer, or be root",
+        max.saturating_sub(open) / 2
     )))
 }
 
@@ -137,7 +158,7 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     let mut progress = Progress::new(server.name, "answered again", 0, plan.connections);
     let answered = holders.run(Task::Check, |done| {
         progress.at(done);
-        Ok(())
+        enough_left()
     })?;
     if answered != plan.connections {
         return Err(io::Error::other(format!(
@@ -192,5 +213,13 @@ mod tests {
         let why = enough_memory(1001, available).unwrap_err().to_string();
         assert!(why.contains("--connections 1001") && why.ends_with("ask for 1000 or fewer"), "{why}");
         assert!(enough_memory(1, 0).unwrap_err().to_string().ends_with("ask for 0 or fewer"));
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_are_open_files() {
+        assert!(enough_open_files(500, "100\t0\t1100\n").is_ok());
+        let why = enough_open_files(501, "100\t0\t1100\n").unwrap_err().to_string();
+        assert!(why.contains("fs.file-max is 1100") && why.contains("ask for 500 or fewer"), "{why}");
+        assert!(enough_open_files(1, "100 0").is_err());
     }
 }
