@@ -10,7 +10,7 @@ use clap::builder::PossibleValuesParser;
 use super::{OTHER_FILES, known, refused};
 use crate::idle::{self, HolderPlan, Sources, counted_from};
 use crate::process;
-use crate::servers::{SERVERS, Server};
+use crate::servers::{SERVERS, Server, sized_connections_max};
 
 /// Connections of a shard, if it may have this many files: its table can hold 20 000 then, and the kernel does not spread
 /// connections evenly.
@@ -30,7 +30,7 @@ const PER_SHARD: u64 = 19_000;
 /// kernel bytes: `Slab`, `KernelStack`, `PageTables` and `Percpu` of /proc/meminfo and the `mem` of TCP in
 /// /proc/net/sockstat. They are of the whole machine: BOTH ends of each connection live here, and what other programs take
 /// meanwhile counts too. The end of the client costs a socket and its file, that of the server the same and what the server
-/// waits with, so half of it is less than the server's part.
+/// waits with, so half of it is too little for the server.
 ///
 /// opened in s: time from the first to the last of the connections counted, each with its line there and back.
 ///
@@ -91,7 +91,8 @@ impl IdleOptions {
         let shards =
             self.shards.map_or_else(|| connections.div_ceil(spare.min(PER_SHARD) as usize), usize::from);
         let fits = |server: &Server| {
-            self.connections as u64 <= if server.is_sized() { shards as u64 * files } else { spare }
+            let most = if server.is_sized() { sized_connections_max(shards) } else { spare as usize };
+            connections <= most
         };
         let shards_of = |server: &Server| if server.is_sized() { shards } else { 1 };
 

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
 
 pub(crate) use fanout::LISTEN;
+pub(crate) use product::connections_max as sized_connections_max;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// What a server echoes.
@@ -49,7 +50,7 @@ pub(crate) enum Run {
     On(fn(TcpListener) -> io::Result<()>),
     /// It binds the address itself and calls [`announce`] when it listens.
     Itself(fn(SocketAddr) -> io::Result<()>),
-    /// The same with so many shards, each of which holds as many connections as the limit of open files.
+    /// The same with so many shards, which hold [`sized_connections_max`] connections together.
     Sized(fn(SocketAddr, usize) -> io::Result<()>),
 }
 

@@ -12,6 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::announce;
 
+/// Connections of one shard of many, where the limit of open files would allow any number: a table costs memory from the start.
+const SHARD_CONNECTIONS_MAX: usize = 20_000;
+
 struct Echo;
 
 impl Service for Echo {
@@ -74,11 +77,18 @@ pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
     wait(running.map_err(io::Error::other)?)
 }
 
-/// As many connections as the shards' tables hold, and for longer than any measurement takes.
-fn limits(shards: usize) -> Limits {
+/// Connections that so many shards hold in this process: as many each as the limit of open files, and no fewer together than by
+/// default.
+pub(crate) fn connections_max(shards: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
-    let connections_max = files.map_or(usize::MAX, |files| files.saturating_mul(shards));
-    Limits { connections_max, idle: Some(Duration::from_secs(24 * 3600)), ..Limits::default() }
+    let wanted = Limits::default().connections_max.max(SHARD_CONNECTIONS_MAX * shards);
+    files.map_or(wanted, |files| files.saturating_mul(shards).min(wanted))
+}
+
+/// The limits of all servers here: nothing ends a connection that is measured for long.
+fn limits(shards: usize) -> Limits {
+    let idle = Some(Duration::from_secs(24 * 3600));
+    Limits { connections_max: connections_max(shards), idle, ..Limits::default() }
 }
 
 /// Without keep-alive: connections opened together are probed together, after two minutes. On loopback all probes beyond
