@@ -18,24 +18,13 @@ struct Example {
 
 impl Example {
     fn start(args: &[&str]) -> Example {
-        let mut child = Command::new(env!("CARGO"))
-            .args([
-                "run",
-                "--quiet",
-                "--example",
-                "byte_stream",
-                "--",
-                "--listen",
-                "127.0.0.1:0",
-                "--shards",
-                "1",
-            ])
+        let mut child = Command::new(common::examples::build("byte_stream"))
+            .args(["--listen", "127.0.0.1:0", "--shards", "1"])
             .args(args)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
             .env("NO_COLOR", "1")
             .stdout(Stdio::piped())
             .spawn()
-            .expect("cargo runs");
+            .expect("it was built");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let addr = loop {
             let line = lines.next().expect("it says where it listens").unwrap();

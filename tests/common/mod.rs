@@ -7,6 +7,7 @@ pub mod actor;
 pub mod brake;
 pub mod child;
 pub mod client;
+pub mod examples;
 pub mod lab;
 pub mod net;
 pub mod proc_net;

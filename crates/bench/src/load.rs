@@ -20,8 +20,12 @@ const BUSY_MAX: f64 = 0.95;
 /// In an open loop, messages sent later than this were held up by the generator.
 const LATE_MAX: Duration = Duration::from_millis(1);
 
-/// How long system calls are counted, after the measurement, since counting costs the server time.
-const COUNT_CALLS: Duration = Duration::from_millis(500);
+/// How long system calls are counted, or the length of the measurement if that is shorter; after it, since counting costs
+/// the server time.
+const COUNT_CALLS_MAX: Duration = Duration::from_millis(500);
+
+/// How long a measurement waits for its first reply.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// A message of the check before the measurement, at most.
 const CHECK_BYTES_MAX: usize = 16 << 10;
@@ -38,12 +42,21 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             Target::Known(server) => server.name.to_owned(),
             Target::Program { name, .. } => name.clone(),
             Target::Running { address, .. } => address.to_string(),
         }
+    }
+
+    /// Starts it on a CPU, unless it runs already.
+    pub(crate) fn start(&self, cpu: usize, lock_step: bool) -> io::Result<Option<Child>> {
+        Ok(match self {
+            Target::Known(server) => Some(Child::start(server, cpu, lock_step)?),
+            Target::Program { name, path, mode } => Some(Child::start_program(name, path, mode, cpu)?),
+            Target::Running { .. } => None,
+        })
     }
 }
 
@@ -53,11 +66,15 @@ pub(crate) struct Plan {
     pub(crate) connections: usize,
     pub(crate) shape: Shape,
     pub(crate) pace: Pace,
+    /// One more connection keeps 16 KiB messages coming and going; it is not counted.
+    pub(crate) firehose: bool,
     pub(crate) server_cpu: usize,
     pub(crate) cpus: Vec<usize>,
     pub(crate) warm_up: Duration,
     pub(crate) measured: Duration,
     pub(crate) rounds: usize,
+    /// Whether system calls are counted.
+    pub(crate) counts_calls: bool,
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -78,11 +95,12 @@ pub(crate) struct Measured {
     /// The server's share of a CPU.
     pub(crate) server_busy: Option<f64>,
     /// The busiest generator thread's.
-    pub(crate) generator_busy: f64,
-    pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
-    pub(crate) p999_us: f64,
-    pub(crate) max_us: f64,
+    pub(crate) generator_busy: Option<f64>,
+    /// Latencies, which lock step has none of.
+    pub(crate) p50_us: Option<f64>,
+    pub(crate) p99_us: Option<f64>,
+    pub(crate) p999_us: Option<f64>,
+    pub(crate) max_us: Option<f64>,
     /// The generator, not the server, was the bottleneck.
     pub(crate) generator_bound: bool,
 }
@@ -114,13 +132,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
 
 /// Measures one server once.
 pub(crate) fn measure(plan: &Plan, target: &Target) -> io::Result<Measured> {
-    let child = match target {
-        Target::Known(server) => Some(Child::start(server, plan.server_cpu, false)?),
-        Target::Program { name, path, mode } => {
-            Some(Child::start_program(name, path, mode, plan.server_cpu)?)
-        }
-        Target::Running { .. } => None,
-    };
+    let child = target.start(plan.server_cpu, false)?;
     let (address, pid) = match (&child, target) {
         (Some(child), _) => {
             let (address, pid) = (child.address, child.pid());
@@ -139,16 +151,20 @@ pub(crate) fn measure(plan: &Plan, target: &Target) -> io::Result<Measured> {
         connections: plan.connections,
         shape: plan.shape,
         pace: plan.pace,
+        firehose: plan.firehose,
         cpus: plan.cpus.clone(),
     };
     let (outcome, (used, requests, time, calls)) = generator::run(&generated, plan.warm_up, |running| {
         let usage = |pid: Option<u32>| pid.map(Usage::of_process).transpose();
         let (before, from, start) = (usage(pid)?, running.answered(), Instant::now());
-        running.go_on(plan.measured);
+        // On a machine with much else to do a short measurement may see nothing.
+        while running.go_on(plan.measured) && running.answered() == from && start.elapsed() < SILENCE_MAX {}
         let (after, requests, time) = (usage(pid)?, running.answered() - from, start.elapsed());
         let used = before.zip(after).map(|(before, after)| after.since(before));
         let from = running.answered();
-        let calls = pid.and_then(|pid| count_calls(pid, COUNT_CALLS));
+        let calls = pid
+            .filter(|_| plan.counts_calls)
+            .and_then(|pid| count_calls(pid, plan.measured.min(COUNT_CALLS_MAX)));
         Ok((used, requests, time, calls.map(|calls| (calls, running.answered() - from))))
     })?;
     if requests == 0 {
@@ -167,7 +183,7 @@ fn summary(
     calls: Option<(u64, u64)>,
 ) -> Measured {
     let each = |count: u64| count as f64 / requests as f64;
-    let at = |quantile: f64| outcome.latency.value_at_quantile(quantile) as f64 / 1000.0;
+    let at = |quantile: f64| Some(outcome.latency.value_at_quantile(quantile) as f64 / 1000.0);
     let late = outcome.lateness.value_at_quantile(0.99) > LATE_MAX.as_nanos() as u64;
     let server_busy = used.map(|used| used.cpu_ns as f64 / 1e9 / time.as_secs_f64());
     let busy = outcome.busy > BUSY_MAX && server_busy.is_none_or(|busy| busy < BUSY_MAX);
@@ -183,11 +199,11 @@ fn summary(
         system_calls: calls.map(|(calls, requests)| calls as f64 / requests.max(1) as f64),
         context_switches: used.map(|used| each(used.switches)),
         server_busy,
-        generator_busy: outcome.busy,
+        generator_busy: Some(outcome.busy),
         p50_us: at(0.5),
         p99_us: at(0.99),
         p999_us: at(0.999),
-        max_us: outcome.latency.max() as f64 / 1000.0,
+        max_us: at(1.0),
         // An open loop keeps its threads busy by looking at the clock.
         generator_bound: if rate.is_some() { late } else { busy },
     }
@@ -236,11 +252,11 @@ fn render(all: &[Measured], servers: usize) -> String {
             middle(&|one| one.context_switches, 3),
             format!("{}{mark}", middle(&|one| Some(one.requests_per_second), 0)),
             middle(&|one| one.server_busy, 2),
-            middle(&|one| Some(one.generator_busy), 2),
-            middle(&|one| Some(one.p50_us), 1),
-            middle(&|one| Some(one.p99_us), 1),
-            middle(&|one| Some(one.p999_us), 1),
-            middle(&|one| Some(one.max_us), 1),
+            middle(&|one| one.generator_busy, 2),
+            middle(&|one| one.p50_us, 1),
+            middle(&|one| one.p99_us, 1),
+            middle(&|one| one.p999_us, 1),
+            middle(&|one| one.max_us, 1),
         ]);
     }
     table.render()

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::child::Child;
+use crate::load::{self, Measured, Target};
 use crate::options::enough_files;
 use crate::process;
 use crate::schedstat::Schedstat;
@@ -53,6 +54,7 @@ struct Sample {
     cpu_us: f64,
     /// Times that the server was put on the CPU for a step; near 1 when the batches are fixed.
     runs: f64,
+    requests_per_second: f64,
 }
 
 /// Measures and prints the table.
@@ -108,8 +110,8 @@ fn measure_all(plan: &Plan, connections: usize) -> io::Result<Vec<Vec<Sample>>> 
         eprint!("\r{connections} connections, round {} of {} ", round + 1, plan.rounds);
         shuffler.shuffle(&mut order);
         for &at in &order {
-            let sample =
-                measure(plan, &children[at], connections).map_err(|error| named(plan.servers[at], &error))?;
+            let sample = measure(&children[at], connections, plan.shape, plan.round_end)
+                .map_err(|error| named(plan.servers[at], &error))?;
             samples[at].push(sample);
         }
     }
@@ -117,23 +119,62 @@ fn measure_all(plan: &Plan, connections: usize) -> io::Result<Vec<Vec<Sample>>> 
     Ok(samples)
 }
 
+/// Starts one server and measures it once, on the server's CPU.
+pub(crate) fn measure_target(plan: &load::Plan, target: &Target) -> io::Result<Measured> {
+    let measured = || {
+        process::pin_to(plan.server_cpu)?;
+        // What this thread starts inherits it.
+        process::set_batch_policy()?;
+        let Some(child) = target.start(plan.server_cpu, true)? else {
+            return Err(io::Error::other("lock step is for servers that it starts"));
+        };
+        check_echo(child.address, plan.shape)?;
+        measure(&child, plan.connections, plan.shape, RoundEnd::After(plan.measured))
+    };
+    // On a thread of its own, since it stays on that CPU.
+    let sample = thread::scope(|scope| scope.spawn(measured).join())
+        .map_err(|_| io::Error::other("the generator panicked"))??;
+    Ok(Measured {
+        server: target.name(),
+        connections: plan.connections,
+        bytes: plan.shape.bytes,
+        pipeline: plan.shape.pipeline,
+        rate: None,
+        requests_per_second: sample.requests_per_second,
+        cpu_us: Some(sample.cpu_us),
+        system_calls: None,
+        context_switches: None,
+        server_busy: None,
+        generator_busy: None,
+        p50_us: None,
+        p99_us: None,
+        p999_us: None,
+        max_us: None,
+        generator_bound: false,
+    })
+}
+
 /// One server, one round: connects, warms up, measures.
-fn measure(plan: &Plan, child: &Child, connections: usize) -> io::Result<Sample> {
-    let mut load = Load::connect(child.address, connections, plan.shape)?;
-    let (time, steps) = match plan.round_end {
+fn measure(child: &Child, connections: usize, shape: Shape, round_end: RoundEnd) -> io::Result<Sample> {
+    let mut load = Load::connect(child.address, connections, shape)?;
+    let (time, steps) = match round_end {
         RoundEnd::After(time) => (time, u64::MAX),
         RoundEnd::Steps(steps) => (STEPS_TIME_MAX, steps),
     };
     run_steps(&mut load, time / WARM_UP_PART, (steps / u64::from(WARM_UP_PART)).max(WARM_UP_STEPS))?;
 
-    let before = Schedstat::of_process(child.pid())?;
+    let (before, start) = (Schedstat::of_process(child.pid())?, Instant::now());
     let steps = run_steps(&mut load, time, steps)?;
-    let spent = Schedstat::of_process(child.pid())?.since(before);
+    let (spent, took) = (Schedstat::of_process(child.pid())?.since(before), start.elapsed());
 
     let requests = steps as f64 * load.step_requests() as f64;
     drop(load);
     wait_until_idle(child)?;
-    Ok(Sample { cpu_us: spent.cpu_ns as f64 / requests / 1000.0, runs: spent.runs as f64 / steps as f64 })
+    Ok(Sample {
+        cpu_us: spent.cpu_ns as f64 / requests / 1000.0,
+        runs: spent.runs as f64 / steps as f64,
+        requests_per_second: requests / took.as_secs_f64(),
+    })
 }
 
 /// Runs steps until `time` has passed or `steps_max` are done. Says how many.

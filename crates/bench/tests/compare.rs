@@ -7,13 +7,14 @@ use std::process::Command;
 fn a_report_has_every_server_and_a_chart_for_each_piece_of_work() {
     let out = std::env::temp_dir().join(format!("ringserve-compare-{}", std::process::id()));
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"));
-    command.args(["compare", "--rounds", "1", "--seconds", "0.2", "--works", "echo-50,lines,churn"]);
+    let works = ["lockstep-50", "echo-50", "lines", "awaits", "open-60", "firehose", "churn"];
+    command.args(["compare", "--rounds", "1", "--seconds", "0.2", "--works", &works.join(",")]);
     command.arg("--rivals").arg(out.join("none")).arg("--out").arg(&out);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     let report = fs::read_to_string(out.join("report.md")).unwrap();
-    for work in ["echo-50", "lines", "churn"] {
+    for work in works {
         let section =
             report.split(&format!("\n## {work}: ")).nth(1).expect(work).split("\n## ").next().unwrap();
         for server in ["ringserve", "ringserve-epoll", "limit-uring", "limit-epoll"] {
@@ -24,6 +25,6 @@ fn a_report_has_every_server_and_a_chart_for_each_piece_of_work() {
     }
     let json: serde_json::Value =
         serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap();
-    assert_eq!(json.as_array().unwrap().len(), 3);
+    assert_eq!(json.as_array().unwrap().len(), works.len());
     fs::remove_dir_all(out).unwrap();
 }

@@ -147,7 +147,8 @@ fn lockstep_prints_a_row_for_each_server() {
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         for name in SERVERS {
-            let rows = text.lines().skip(1).filter(|line| line.contains(name)).count();
+            let rows =
+                text.lines().skip(1).filter(|line| line.split_whitespace().any(|word| word == name)).count();
             assert_eq!(rows, 2, "{name} in\n{text}");
         }
     }

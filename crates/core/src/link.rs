@@ -402,6 +402,11 @@ impl Link {
         self.pending.borrow().as_ref().map_or(0, |batch| batch.len())
     }
 
+    /// True if there may be bytes to send next, or the end of them.
+    pub(crate) fn has_more(&self) -> bool {
+        self.pending.borrow().is_some() || self.half_closes()
+    }
+
     /// The bytes to send next, if there are any, and which count as in flight from now on.
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
         let batch = self.pending.borrow_mut().take()?;

@@ -10,16 +10,17 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::generator::Pace;
 use crate::load::{self, Measured, Target};
-use crate::lockstep::Shuffler;
-use works::Work;
+use crate::lockstep::{self, Shuffler};
+use works::{How, Serves, Work};
 pub(crate) use works::{WORKS, find as find_work};
 
-/// Load before each measurement.
-const WARM_UP: Duration = Duration::from_millis(500);
+/// Load before each measurement, or its length if that is shorter.
+const WARM_UP_MAX: Duration = Duration::from_millis(500);
 
-/// What a measurement takes beside its length: start and check of the server, warm-up, counting of system calls.
-const AROUND: Duration = Duration::from_millis(1250);
+/// Start, check and end of a server.
+const AROUND: Duration = Duration::from_millis(250);
 
 /// What to compare.
 pub(crate) struct Plan {
@@ -48,16 +49,19 @@ pub(crate) struct Entrant {
     pub(crate) raw: Option<Target>,
     /// ... and with lines, in a framing of its own.
     pub(crate) lines: Option<Target>,
+    /// ... and in a form whose handlers wait.
+    pub(crate) awaits: Option<Target>,
     /// Its echo of raw bytes stands beside those that frame lines, as the floor.
     pub(crate) floor: bool,
 }
 
 impl Entrant {
     fn target(&self, work: &Work) -> Option<&Target> {
-        if work.lines {
-            self.lines.as_ref().or(self.raw.as_ref().filter(|_| self.floor))
-        } else {
-            self.raw.as_ref()
+        let floor = self.raw.as_ref().filter(|_| self.floor);
+        match work.serves {
+            Serves::Raw => self.raw.as_ref(),
+            Serves::Lines => self.lines.as_ref().or(floor),
+            Serves::Awaits => self.awaits.as_ref().or(floor),
         }
     }
 }
@@ -66,7 +70,7 @@ impl Entrant {
 #[derive(Serialize)]
 pub(crate) struct Compared {
     pub(crate) work: &'static str,
-    pub(crate) about: &'static str,
+    pub(crate) about: String,
     pub(crate) servers: Vec<Rounds>,
 }
 
@@ -83,7 +87,7 @@ pub(crate) struct Rounds {
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     std::fs::create_dir_all(&plan.out)?;
     let measurements: usize = plan.works.iter().map(|work| plan.entrants(work).len() * plan.rounds).sum();
-    let time = measurements as f64 * (plan.measured + AROUND).as_secs_f64();
+    let time = measurements as f64 * (warm_up(plan) + plan.measured + AROUND).as_secs_f64();
     eprintln!("{measurements} measurements, about {:.0} minutes", (time / 60.0).ceil());
     let mut all = Vec::new();
     for work in &plan.works {
@@ -101,6 +105,7 @@ fn compare(plan: &Plan, work: &'static Work) -> io::Result<Compared> {
         .iter()
         .map(|(one, _)| Rounds { name: one.name.clone(), rounds: Vec::new(), failed: None })
         .collect();
+    let (pace, about) = pace(plan, work)?;
     let mut order: Vec<usize> = (0..part.len()).collect();
     let mut shuffler = Shuffler::default();
     for round in 0..plan.rounds {
@@ -110,7 +115,12 @@ fn compare(plan: &Plan, work: &'static Work) -> io::Result<Compared> {
                 continue;
             }
             eprint!("\r{}, round {} of {}: {:<24}", work.name, round + 1, plan.rounds, servers[at].name);
-            match load::measure(&load_plan(plan, work), part[at].1) {
+            let load = load_plan(plan, work, pace, round == 0);
+            let measured = match work.how {
+                How::LockStep => lockstep::measure_target(&load, part[at].1),
+                _ => load::measure(&load, part[at].1),
+            };
+            match measured {
                 Ok(measured) => servers[at].rounds.push(measured),
                 Err(error) => {
                     eprintln!("\n{}: {error}", servers[at].name);
@@ -120,20 +130,59 @@ fn compare(plan: &Plan, work: &'static Work) -> io::Result<Compared> {
         }
     }
     eprintln!();
-    Ok(Compared { work: work.name, about: work.about, servers })
+    Ok(Compared { work: work.name, about, servers })
 }
 
-fn load_plan(plan: &Plan, work: &Work) -> load::Plan {
+/// When messages are sent, and what the report says of the work.
+fn pace(plan: &Plan, work: &Work) -> io::Result<(Pace, String)> {
+    let about = work.about.to_owned();
+    Ok(match work.how {
+        How::Closed | How::LockStep => (Pace::Closed, about),
+        How::Open(rate) => (Pace::Open(rate), about),
+        How::Churn => (Pace::Churn, about),
+        How::OpenPart(part) => {
+            let (name, most) = slowest(plan, work)?;
+            // Whole thousands read better, and the figure is rough.
+            let rate = (most * part / 1000.0).round().max(1.0) * 1000.0;
+            (Pace::Open(rate), format!("{about} ({name}, {most:.0}/s): {rate:.0}/s"))
+        }
+    })
+}
+
+/// The server with the fewest messages a second in a closed loop, and how many those are.
+fn slowest(plan: &Plan, work: &Work) -> io::Result<(String, f64)> {
+    let mut slowest: Option<(String, f64)> = None;
+    for (one, target) in plan.entrants(work) {
+        eprint!("\r{}, what each can do: {:<24}", work.name, one.name);
+        // Who fails here fails in the rounds too, where it is reported.
+        let Ok(measured) = load::measure(&load_plan(plan, work, Pace::Closed, false), target) else {
+            continue;
+        };
+        let most = measured.requests_per_second;
+        if slowest.as_ref().is_none_or(|(_, least)| most < *least) {
+            slowest = Some((one.name.clone(), most));
+        }
+    }
+    slowest.ok_or_else(|| io::Error::other(format!("{}: no server could be measured", work.name)))
+}
+
+fn warm_up(plan: &Plan) -> Duration {
+    plan.measured.min(WARM_UP_MAX)
+}
+
+fn load_plan(plan: &Plan, work: &Work, pace: Pace, counts_calls: bool) -> load::Plan {
     load::Plan {
         targets: Vec::new(),
         connections: work.connections,
         shape: work.shape(),
-        pace: work.pace,
+        pace,
+        firehose: work.firehose,
         server_cpu: plan.server_cpu,
         cpus: plan.cpus.clone(),
-        warm_up: WARM_UP,
+        warm_up: warm_up(plan),
         measured: plan.measured,
         rounds: 1,
+        counts_calls,
         json: None,
     }
 }

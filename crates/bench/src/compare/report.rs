@@ -105,9 +105,9 @@ fn section(compared: &Compared, text: &mut String) -> std::fmt::Result {
             if tie { " (tie)" } else { "" },
             some(row.middle(|one| one.system_calls), 3),
             some(row.middle(|one| Some(one.requests_per_second)), 0),
-            some(row.middle(|one| Some(one.p50_us)), 1),
-            some(row.middle(|one| Some(one.p99_us)), 1),
-            some(row.middle(|one| Some(one.p999_us)), 1),
+            some(row.middle(|one| one.p50_us), 1),
+            some(row.middle(|one| one.p99_us), 1),
+            some(row.middle(|one| one.p999_us), 1),
         )?;
     }
     if rows.iter().any(|row| row.rounds.iter().any(|one| one.generator_bound)) {

@@ -11,6 +11,7 @@
 mod churn;
 mod connection;
 mod fanout;
+mod firehose;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -27,6 +28,7 @@ use socket2::{Domain, Socket, Type};
 use crate::process;
 use crate::steps::Shape;
 use connection::Connection;
+use firehose::Firehose;
 
 /// Connections from one source address; there are 28 000 ports by default.
 const PER_ADDRESS: usize = 20_000;
@@ -76,6 +78,8 @@ pub(crate) struct Plan {
     pub(crate) shape: Shape,
     /// When.
     pub(crate) pace: Pace,
+    /// One more connection keeps large messages coming and going; it is not counted.
+    pub(crate) firehose: bool,
     /// One thread on each.
     pub(crate) cpus: Vec<usize>,
 }
@@ -136,16 +140,17 @@ impl Running<'_> {
         self.shared.answered()
     }
 
-    /// Sleeps, unless a thread fails.
-    pub(crate) fn go_on(&self, time: Duration) {
+    /// Sleeps, unless a thread fails. False if one did.
+    pub(crate) fn go_on(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         while self.shared.failed.load(Ordering::Relaxed) == 0 {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                return true;
             }
             thread::sleep(left.min(LOOK));
         }
+        false
     }
 }
 
@@ -211,6 +216,7 @@ struct Thread<'a> {
     started: Instant,
     outcome: Outcome,
     answered: u64,
+    firehose: Option<Firehose>,
 }
 
 fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) -> io::Result<Outcome> {
@@ -220,6 +226,10 @@ fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) 
         process::pin_to(plan.cpus[number]).and_then(|()| connect_all(plan, share(number)..share(number + 1)));
     connected.wait();
     let (mut poll, connections) = made?;
+    let firehose = match plan.firehose && number == 0 {
+        true => Some(Firehose::connect(plan, &poll)?),
+        false => None,
+    };
     let mut thread = Thread {
         plan,
         connections,
@@ -229,6 +239,7 @@ fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) 
         started: Instant::now(),
         outcome: Outcome::new(),
         answered: 0,
+        firehose,
     };
     thread.run(&mut poll, shared, &shared.answered[number])?;
     Ok(thread.outcome)
@@ -282,6 +293,10 @@ impl Thread<'_> {
             }
             for event in &events {
                 let number = event.token().0;
+                if number == firehose::TOKEN.0 {
+                    self.firehose.as_mut().map_or(Ok(()), Firehose::go_on)?;
+                    continue;
+                }
                 if event.is_readable() {
                     self.receive(number)?;
                 }

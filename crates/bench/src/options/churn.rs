@@ -53,6 +53,8 @@ impl ChurnOptions {
             server_cpu: self.measuring.server_cpu,
             cpus: self.measuring.cpus,
             warm_up: Duration::from_millis(500),
+            firehose: false,
+            counts_calls: true,
             json: self.json,
         })
     }

@@ -84,7 +84,8 @@ impl CompareOptions {
                 // A form of batching lines is no other echo of raw bytes.
                 let raw = if name == "tokio-batched" { None } else { mode("raw") };
                 let lines = if name == "ringline-direct" { None } else { mode("lines") };
-                Entrant { name: name.clone(), raw, lines, floor: false }
+                let awaits = if name == "tokio" { find("tokio-awaits").map(Target::Known) } else { None };
+                Entrant { name: name.clone(), raw, lines, awaits, floor: false }
             })
             .collect())
     }
@@ -93,16 +94,19 @@ impl CompareOptions {
 /// The product and the bare loops.
 fn own() -> Vec<Entrant> {
     let target = |name: &str| find(name).map(Target::Known);
-    let entrant = |name: &str, lines: Option<&str>, floor| Entrant {
+    let product = |name: &str| Entrant {
         name: name.to_owned(),
         raw: target(name),
-        lines: lines.and_then(target),
-        floor,
+        lines: target(&format!("{name}-lines")),
+        awaits: target(&format!("{name}-awaits")),
+        floor: false,
     };
-    vec![
-        entrant("ringserve", Some("ringserve-lines"), false),
-        entrant("ringserve-epoll", Some("ringserve-epoll-lines"), false),
-        entrant("limit-uring", None, true),
-        entrant("limit-epoll", None, true),
-    ]
+    let floor = |name: &str| Entrant {
+        name: name.to_owned(),
+        raw: target(name),
+        lines: None,
+        awaits: None,
+        floor: true,
+    };
+    vec![product("ringserve"), product("ringserve-epoll"), floor("limit-uring"), floor("limit-epoll")]
 }

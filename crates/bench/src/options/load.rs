@@ -51,6 +51,10 @@ pub(crate) struct LoadOptions {
     /// An open loop with so many messages a second over all connections.
     #[arg(long, conflicts_with = "pipeline")]
     rate: Option<f64>,
+    /// One more connection that keeps 16 KiB messages coming and going, so that others feel it. Neither its messages nor
+    /// their latencies are counted, and the CPU time is the server's for both.
+    #[arg(long, conflicts_with = "lines")]
+    firehose: bool,
     /// Seconds of load before it.
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
@@ -107,6 +111,8 @@ impl LoadOptions {
             server_cpu: self.measuring.server_cpu,
             cpus: self.measuring.cpus,
             warm_up: Duration::from_secs_f64(self.warm_up),
+            firehose: self.firehose,
+            counts_calls: true,
             json: self.json,
         })
     }

@@ -91,6 +91,24 @@ pub(crate) const SERVERS: &[Server] = &[
         run: Run::Sized(product::stream),
     },
     Server {
+        name: "ringserve-awaits",
+        args: &["serve", "ringserve-awaits"],
+        speaks: Speaks::Raw,
+        run: Run::Sized(product::awaits),
+    },
+    Server {
+        name: "ringserve-epoll-awaits",
+        args: &["serve", "ringserve-epoll-awaits"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(product::awaits_on_epoll),
+    },
+    Server {
+        name: "tokio-awaits",
+        args: &["serve", "tokio-awaits"],
+        speaks: Speaks::Raw,
+        run: Run::On(tokio_echo::awaits),
+    },
+    Server {
         name: "ringserve-lines",
         args: &["serve", "ringserve-lines"],
         speaks: Speaks::Lines,

@@ -1,12 +1,14 @@
 //! The product: echo on ringserve, with one shard unless it is told otherwise.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::task::Poll;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
-use ringserve::{Cx, Driver, Frame, Limits, Running, Server, Service, SocketOptions, Stream};
+use ringserve::{Cx, Driver, Frame, Limits, Running, Server, Service, Shard, SocketOptions, Stream};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -27,35 +29,68 @@ impl Service for Echo {
     }
 }
 
+/// Waits once before it echoes, for others to run.
+struct AwaitingEcho;
+
+impl Service for AwaitingEcho {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        let mut waited = false;
+        poll_fn(|task| {
+            if std::mem::replace(&mut waited, true) {
+                return Poll::Ready(());
+            }
+            task.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
 /// Echoes raw bytes on io_uring.
 pub(crate) fn raw(address: SocketAddr, shards: usize) -> io::Result<()> {
-    serve(address, shards, Raw, Driver::IoUring)
+    serve(address, shards, Raw, Driver::IoUring, |_| Echo)
 }
 
 /// Echoes lines on io_uring.
 pub(crate) fn lines(address: SocketAddr, shards: usize) -> io::Result<()> {
-    serve(address, shards, Lines::default(), Driver::IoUring)
+    serve(address, shards, Lines::default(), Driver::IoUring, |_| Echo)
 }
 
 /// Echoes lines on epoll.
 pub(crate) fn lines_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, 1, Lines::default(), Driver::Epoll)
+    serve(address, 1, Lines::default(), Driver::Epoll, |_| Echo)
 }
 
 /// Echoes raw bytes on epoll.
 pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, 1, Raw, Driver::Epoll)
+    serve(address, 1, Raw, Driver::Epoll, |_| Echo)
 }
 
-fn serve(
+/// Echoes raw bytes on io_uring, in handlers that wait.
+pub(crate) fn awaits(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Raw, Driver::IoUring, |_| AwaitingEcho)
+}
+
+/// The same on epoll.
+pub(crate) fn awaits_on_epoll(address: SocketAddr) -> io::Result<()> {
+    serve(address, 1, Raw, Driver::Epoll, |_| AwaitingEcho)
+}
+
+fn serve<S: Service>(
     address: SocketAddr,
     shards: usize,
     framing: impl Framing + Clone + Send,
     driver: Driver,
+    factory: fn(&Shard) -> S,
 ) -> io::Result<()> {
     let server = Server::bind(address).framing(framing).driver(driver);
     let server = server.limits(limits(shards)).sockets(sockets()).shards(shards).pin(false);
-    wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
+    wait(server.start(factory).map_err(io::Error::other)?)
 }
 
 /// Echoes on io_uring, through a stream: read and written by copying, with tokio's traits.

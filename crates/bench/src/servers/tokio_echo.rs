@@ -11,11 +11,20 @@ const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Serves `listener` until the process ends.
 pub(super) fn run(listener: TcpListener) -> io::Result<()> {
+    serve(listener, false)
+}
+
+/// The same, but each echo lets others run first.
+pub(super) fn awaits(listener: TcpListener) -> io::Result<()> {
+    serve(listener, true)
+}
+
+fn serve(listener: TcpListener, awaits: bool) -> io::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(echo(stream))),
+                Ok((stream, _)) => drop(tokio::spawn(echo(stream, awaits))),
                 // Out of descriptors: let connections end before the next try.
                 Err(_) => tokio::task::yield_now().await,
             }
@@ -24,12 +33,16 @@ pub(super) fn run(listener: TcpListener) -> io::Result<()> {
 }
 
 /// Sends back what arrives until the peer ends or breaks the connection.
-async fn echo(mut stream: TcpStream) -> io::Result<()> {
+async fn echo(mut stream: TcpStream, awaits: bool) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        match stream.read(&mut buffer).await? {
-            0 => return Ok(()),
-            count => stream.write_all(&buffer[..count]).await?,
+        let count = stream.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(());
         }
+        if awaits {
+            tokio::task::yield_now().await;
+        }
+        stream.write_all(&buffer[..count]).await?;
     }
 }

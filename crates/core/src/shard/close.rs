@@ -35,7 +35,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Goes on to Closing if everything queued has left.
     pub(super) fn drained(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        if !conn.sending
+        if conn.state == State::Draining
+            && !conn.sending
             && let Some(reason) = conn.reason.take()
         {
             self.begin_closing(id, *reason);

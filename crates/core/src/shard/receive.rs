@@ -81,7 +81,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
             if self.current.is_empty() {
                 let Some(inbox) = conn.inbox.as_mut().filter(|inbox| inbox.waiting_bytes() > 0) else {
-                    return self.out_of_bytes(id);
+                    // What is left has no bytes, and would go on pinning its buffer.
+                    self.current = Lease::empty();
+                    if conn.inbox.is_some() || conn.input_ended || conn.paused || self.drain.is_some() {
+                        self.out_of_bytes(id);
+                    }
+                    return Next::Nothing;
                 };
                 let before = inbox.held_bytes();
                 self.current = inbox.take();
@@ -170,15 +175,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         Next::Nothing
     }
 
-    /// Every byte was looked at.
-    fn out_of_bytes(&mut self, id: ConnId) -> Next<S> {
-        // What is left has no bytes, and would go on pinning its buffer.
-        self.current = Lease::empty();
-        let Some(conn) = self.conns.get_mut(id) else { return Next::Nothing };
+    /// Every byte was looked at, and something may wait for that.
+    fn out_of_bytes(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
         conn.inbox.take_if(|inbox| inbox.is_empty());
         if conn.input_ended {
-            self.finish_input(id);
-            return Next::Nothing;
+            return self.finish_input(id);
         }
         if conn.paused {
             conn.paused = false;
@@ -186,7 +188,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             self.sync_receive(id);
         }
         self.close_if_quiet(id);
-        Next::Nothing
     }
 
     /// The peer sent its last byte and every frame is answered.

@@ -144,18 +144,20 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // was held back until now.
         let sooner =
             released || conn.timer == NEVER || conn.active_at.saturating_add(self.times.idle) < conn.timer;
+        let (draining, more) = (conn.state == State::Draining, block.link.has_more());
         match rest {
             Some(batch) => {
                 // Replies may be queued behind it.
                 self.send_awaited = true;
                 self.send(id, batch);
             }
-            None => self.start_send(id),
+            None if more => self.start_send(id),
+            None => {}
         }
         if sooner {
             self.arm(id);
         }
-        if self.conns.get(id).is_some_and(|conn| conn.state == State::Draining) {
+        if draining {
             self.drained(id);
         }
         self.close_if_quiet(id);

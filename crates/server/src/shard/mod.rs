@@ -186,9 +186,10 @@ where
                 self.work_off();
             }
         }
-        self.run_woken();
-        for _ in 1..WAKE_ROUNDS {
-            self.remote.take_woken(&mut self.post.woken, self.order);
+        for _ in 0..WAKE_ROUNDS {
+            if self.post.woken.is_empty() {
+                self.remote.take_woken(&mut self.post.woken, self.order);
+            }
             if self.post.woken.is_empty() && !self.shard.tasks().has_new() {
                 break;
             }
