@@ -24,10 +24,17 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts another program on `cpu`: `PATH raw|lines --listen ADDRESS`.
-    pub(crate) fn start_program(name: &str, path: &Path, mode: &str, cpu: usize) -> io::Result<Self> {
-        let mut command = Command::new("taskset");
-        command.args(["-c", &cpu.to_string()]).arg(path).args([mode, "--listen", "127.0.0.1:0"]);
+    /// Starts another program on `cpu`, or on any: `PATH raw|lines --listen ADDRESS`.
+    pub(crate) fn start_program(name: &str, path: &Path, mode: &str, cpu: Option<usize>) -> io::Result<Self> {
+        let mut command = match cpu {
+            Some(cpu) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &cpu.to_string()]).arg(path);
+                command
+            }
+            None => Command::new(path),
+        };
+        command.args([mode, "--listen", "127.0.0.1:0"]);
         Child::spawn(name, &mut command)
     }
 

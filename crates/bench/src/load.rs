@@ -54,7 +54,7 @@ impl Target {
     pub(crate) fn start(&self, cpu: usize, lock_step: bool) -> io::Result<Option<Child>> {
         Ok(match self {
             Target::Known(server) => Some(Child::start(server, cpu, lock_step)?),
-            Target::Program { name, path, mode } => Some(Child::start_program(name, path, mode, cpu)?),
+            Target::Program { name, path, mode } => Some(Child::start_program(name, path, mode, Some(cpu))?),
             Target::Running { .. } => None,
         })
     }

@@ -84,7 +84,8 @@ pub(crate) enum Due {
 /// the data only if more bytes or a FIN wait. A receive armed anew finds it at once. So one that brought bytes is
 /// armed anew when nothing came after them for this long: a second where a parked handler or half a frame holds up
 /// the idle limit or more memory than an idle connection has, a minute otherwise. One cancel and one receive for
-/// each silence, about 2 µs.
+/// each silence: about 2 µs with few connections on a ring, 22 µs measured with 19 000, since the kernel looks for what to
+/// cancel in 128 chains of all that the ring waits for.
 const PROBE_BUSY: Duration = Duration::from_secs(1);
 const PROBE_IDLE: Duration = Duration::from_secs(60);
 

@@ -123,7 +123,7 @@ impl Wanted<'_> {
         let max = self.limits.connections_max;
         // A table may be as large as the limit, and costs 8 bytes of kernel memory an entry from the start. The kernel
         // spreads connections evenly, so four times a shard's share is room enough.
-        let mut connections = max.min(usize::try_from(self.descriptors).unwrap_or(usize::MAX));
+        let mut connections = max.min(usize::try_from(self.descriptors).unwrap_or(usize::MAX)).min(TABLE_MAX);
         let mut connections_max = max.min(connections.saturating_mul(self.shards));
         if direct_descriptors {
             connections = connections.min(max.div_ceil(self.shards).saturating_mul(4));
@@ -188,6 +188,9 @@ impl Chosen {
         &self.reason
     }
 }
+
+/// Entries of a ring's file table at most, in Linux since 5.13 (`IORING_MAX_FIXED_FILES`).
+const TABLE_MAX: usize = 1 << 20;
 
 /// Memory a shard's ring locks, rounded up: about 170 KiB were seen.
 const LOCKED_BYTES: u64 = 1 << 20;

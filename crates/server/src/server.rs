@@ -249,6 +249,7 @@ impl<F: Framing + Clone + Send> Server<F> {
         self.limits.check().map_err(Error::Limits)?;
         self.sockets.check().map_err(Error::SocketOption)?;
         self.sockets.warn_of_cut_backlog();
+        self.sockets.warn_of_lost_probes();
         let parallelism = thread::available_parallelism().map_or(1, usize::from);
         let shards = self.shards.unwrap_or(parallelism);
         if !(1..=SHARDS_MAX).contains(&shards) {

@@ -29,8 +29,11 @@ pub struct SocketOptions {
     /// noticed even where the idle limit is off. Default as [`KeepAlive::default`].
     pub keep_alive: Option<KeepAlive>,
     /// `TCP_USER_TIMEOUT`: how long sent bytes, or probes, may stay without acknowledgement before the kernel gives the
-    /// connection up; in milliseconds, at least 1 ms. Without it that takes about 15 minutes. Default 60 s: longer than
-    /// an outage a user sits through.
+    /// connection up; in milliseconds, at least 1 ms. Without it that takes about 15 minutes. Default 180 s: longer than
+    /// an outage a user sits through, and the time that all probes of [`KeepAlive::default`] take.
+    ///
+    /// It decides for silent connections too: once a peer was silent for so long, the first probe without an answer ends
+    /// the connection, whatever [`KeepAlive::probes`] says. Where that leaves fewer probes, a warning at start says so.
     pub user_timeout: Option<Duration>,
     /// `TCP_NOTSENT_LOWAT`: bytes that the kernel takes for a connection beyond what is on the wire. It bounds what a
     /// slow reader costs in kernel memory, where the send buffer may grow to megabytes (`net.ipv4.tcp_wmem`); what is
@@ -46,8 +49,8 @@ pub struct KeepAlive {
     pub idle: Duration,
     /// Time between probes (`TCP_KEEPINTVL`), 1 s to 32767 s. Default 15 s.
     pub interval: Duration,
-    /// Probes without an answer until the connection is given up (`TCP_KEEPCNT`), 1 to 127. Default 4. Where
-    /// [`SocketOptions::user_timeout`] is set, that counts instead.
+    /// Probes without an answer until the connection is given up (`TCP_KEEPCNT`), 1 to 127. Default 4. There are fewer
+    /// where [`SocketOptions::user_timeout`] is over before.
     pub probes: u32,
 }
 
@@ -57,7 +60,7 @@ impl Default for SocketOptions {
             backlog: 4096,
             no_delay: true,
             keep_alive: Some(KeepAlive::default()),
-            user_timeout: Some(Duration::from_secs(60)),
+            user_timeout: Some(Duration::from_secs(180)),
             not_sent_bytes_max: Some(128 << 10),
         }
     }
@@ -158,6 +161,29 @@ impl SocketOptions {
         Ok(())
     }
 
+    /// Says so if a single lost packet may end a connection that is only silent.
+    pub(crate) fn warn_of_lost_probes(&self) {
+        let (Some(keep_alive), Some(probes)) = (self.keep_alive, self.probes_in_time()) else { return };
+        if probes < keep_alive.probes {
+            let (wanted, user_timeout) = (keep_alive.probes, self.user_timeout);
+            warn!(
+                probes,
+                wanted,
+                ?user_timeout,
+                "user_timeout gives silent peers up after fewer lost probes than keep_alive says; it should be at least \
+                 idle + interval * probes"
+            );
+        }
+    }
+
+    /// Unanswered probes after which `user_timeout` gives a silent peer up, if both are set. The kernel looks when the
+    /// next probe is due.
+    fn probes_in_time(&self) -> Option<u32> {
+        let KeepAlive { idle, interval, .. } = self.keep_alive?;
+        let left = self.user_timeout?.saturating_sub(idle).as_secs_f64();
+        Some((left / interval.as_secs_f64()).ceil().max(1.0) as u32)
+    }
+
     /// Says so if the kernel cuts the backlog.
     pub(crate) fn warn_of_cut_backlog(&self) {
         let file = "/proc/sys/net/core/somaxconn";
@@ -173,6 +199,17 @@ impl SocketOptions {
 mod tests {
     use super::*;
     use socket2::{Domain, Type};
+
+    #[test]
+    fn every_probe_has_its_time_by_default_and_fewer_are_noticed() {
+        let of = |user_timeout: Option<u64>| {
+            let user_timeout = user_timeout.map(Duration::from_secs);
+            SocketOptions { user_timeout, ..SocketOptions::default() }.probes_in_time()
+        };
+        assert_eq!(SocketOptions::default().probes_in_time(), Some(KeepAlive::default().probes));
+        assert_eq!([of(Some(60)), of(Some(120)), of(Some(135)), of(Some(136))], [1, 1, 1, 2].map(Some));
+        assert_eq!(of(None), None);
+    }
 
     #[test]
     fn an_accepted_socket_has_the_options_of_its_listener() {

@@ -45,9 +45,10 @@ pub(super) fn rows(compared: &Compared) -> Vec<Row<'_>> {
 pub(super) fn write(plan: &Plan, all: &[Compared]) -> io::Result<()> {
     fs::write(plan.out.join("report.json"), serde_json::to_string_pretty(all)?)?;
     let mut text = head(plan);
+    // Writing to a string cannot fail.
+    let _ = overview(all, &mut text);
     for compared in all {
         chart::draw(&plan.out.join(format!("{}.svg", compared.work)), compared)?;
-        // Writing to a string cannot fail.
         let _ = section(compared, &mut text);
     }
     fs::write(plan.out.join("report.md"), text)
@@ -72,6 +73,32 @@ fn head(plan: &Plan) -> String {
         plan.rounds,
         plan.measured.as_secs_f64()
     )
+}
+
+/// CPU time of all servers at all work, in one table.
+fn overview(all: &[Compared], text: &mut String) -> std::fmt::Result {
+    let columns: Vec<(&str, Vec<Row<'_>>)> =
+        all.iter().map(|compared| (compared.work, rows(compared))).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for row in columns.iter().flat_map(|(_, rows)| rows) {
+        if !names.contains(&row.name) {
+            names.push(row.name);
+        }
+    }
+    write!(text, "\n## CPU µs for a request\n\n| server |")?;
+    columns.iter().try_for_each(|(work, _)| write!(text, " {work} |"))?;
+    writeln!(text, "\n|---|{}", "---|".repeat(columns.len()))?;
+    for name in names {
+        write!(text, "| {name} |")?;
+        for (_, rows) in &columns {
+            match rows.iter().find(|row| row.name == name) {
+                Some(row) => write!(text, " {:.3} |", row.cpu_us)?,
+                None => write!(text, " - |")?,
+            }
+        }
+        writeln!(text)?;
+    }
+    Ok(())
 }
 
 fn section(compared: &Compared, text: &mut String) -> std::fmt::Result {

@@ -17,8 +17,8 @@ use self::memory::{Kernel, tcp_sockets};
 use self::progress::Progress;
 use self::reading::Reading;
 use crate::child::Child;
+use crate::load::Target;
 use crate::schedstat::Schedstat;
-use crate::servers::Server;
 use crate::table::Table;
 
 pub(crate) use self::holder::{Plan as HolderPlan, run as hold};
@@ -42,8 +42,8 @@ const GONE_MAX: Duration = Duration::from_secs(10);
 
 /// What to measure.
 pub(crate) struct Plan {
-    /// Servers, and with how many shards.
-    pub(crate) servers: Vec<(&'static Server, usize)>,
+    /// Servers to be started, and with how many shards.
+    pub(crate) servers: Vec<(Target, usize)>,
     pub(crate) connections: usize,
     pub(crate) bytes: usize,
     pub(crate) cpu: Option<usize>,
@@ -77,9 +77,9 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
         "connections/s",
         "idle CPU µs/s",
     ]);
-    for &(server, shards) in &plan.servers {
-        let row = one_server(plan, server, shards)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", server.name)))?;
+    for (server, shards) in &plan.servers {
+        let row = one_server(plan, server, *shards)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", server.name())))?;
         table.row(row);
     }
     print!("{}", table.render());
@@ -121,9 +121,18 @@ fn enough_open_files(connections: usize, file_nr: &str) -> io::Result<()> {
     )))
 }
 
-fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<String>> {
-    let start = Kernel::now()?;
-    let child = Child::start_sized(server, plan.cpu, shards)?;
+fn start(plan: &Plan, server: &Target, shards: usize) -> io::Result<Child> {
+    match server {
+        Target::Known(server) => Child::start_sized(server, plan.cpu, shards),
+        Target::Program { name, path, mode } => Child::start_program(name, path, mode, plan.cpu),
+        Target::Running { .. } => Err(io::Error::other("what it costs is seen from its start on")),
+    }
+}
+
+fn one_server(plan: &Plan, server: &Target, shards: usize) -> io::Result<Vec<String>> {
+    let name = server.name();
+    let before_start = Kernel::now()?;
+    let child = start(plan, server, shards)?;
     let from = counted_from(shards);
     let mut holders = Holders::start(&Start {
         server: child.address,
@@ -132,7 +141,7 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
         connections_each: split::connections_each()?,
         bytes: plan.bytes,
     })?;
-    let enough_left = || match Kernel::now()?.left_since(start) {
+    let enough_left = || match Kernel::now()?.left_since(before_start) {
         left if left >= RESERVE_BYTES => Ok(()),
         left => Err(io::Error::other(format!(
             "stopped, since {} MiB of memory are left; ask for fewer --connections",
@@ -142,7 +151,7 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
 
     holders.run(Task::Hold(from), |_| enough_left())?;
     let before = Reading::now(plan, child.pid())?;
-    let mut progress = Progress::new(server.name, "open", from, plan.connections);
+    let mut progress = Progress::new(&name, "open", from, plan.connections);
     holders.run(Task::Hold(plan.connections), |done| {
         progress.at(done);
         enough_left()
@@ -155,7 +164,7 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
     let idle = Schedstat::of_process(child.pid())?.since(busy).cpu_ns;
     let after = Reading::now(plan, child.pid())?;
 
-    let mut progress = Progress::new(server.name, "answered again", 0, plan.connections);
+    let mut progress = Progress::new(&name, "answered again", 0, plan.connections);
     let answered = holders.run(Task::Check, |done| {
         progress.at(done);
         enough_left()
@@ -167,18 +176,17 @@ fn one_server(plan: &Plan, server: &Server, shards: usize) -> io::Result<Vec<Str
         )));
     }
     eprintln!(
-        "{}: all {} connections answered again in {:.1} s",
-        server.name,
+        "{name}: all {} connections answered again in {:.1} s",
         plan.connections,
         progress.took().as_secs_f64()
     );
 
     let counted = plan.connections - from;
-    after.explain(server.name, &before, counted);
+    after.explain(&name, &before, counted);
     let (user, kernel) = after.growth(&before, counted);
     end(child, holders, plan.connections)?;
     Ok(vec![
-        server.name.to_owned(),
+        name,
         shards.to_string(),
         plan.connections.to_string(),
         format!("{user:.0}"),

@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::measuring::Measuring;
-use super::refused;
+use super::{refused, rivals};
 use crate::compare::{Entrant, Plan, WORKS, find_work};
 use crate::load::Target;
 use crate::process;
@@ -15,10 +15,10 @@ use crate::servers::find;
 
 /// Compare all servers at all work, and write a report.
 ///
-/// Takes the product on both drivers, the bare loops, and the rivals that are built: `scripts/rivals` builds them. Each
-/// server is started anew for each measurement, proves that it echoes right, and runs on one CPU while the generator has
-/// others. Rounds are interleaved and their order shuffled. It says at its start how long that takes; with --works and
-/// --servers it takes less.
+/// Takes the product on both drivers, the bare loops, and the rivals that are built: --build builds them, and those that
+/// are missing are named and left out. Each server is started anew for each measurement, proves that it echoes right, and
+/// runs on one CPU while the generator has others (in lock step they share one). Rounds are interleaved and their order
+/// shuffled. It says at its start how long that takes; with --works and --servers it takes less.
 ///
 /// Writes report.md, report.json and a chart for each piece of work.
 #[derive(Args)]
@@ -32,6 +32,9 @@ pub(crate) struct CompareOptions {
     /// Where the rivals are.
     #[arg(long, default_value = "target/rivals")]
     rivals: PathBuf,
+    /// Build the rivals first, with scripts/rivals: a quarter of an hour the first time. From the root of the repository.
+    #[arg(long)]
+    build: bool,
     #[command(flatten)]
     measuring: Measuring,
     /// Directory for the report.
@@ -43,12 +46,15 @@ impl CompareOptions {
     pub(crate) fn plan(self) -> io::Result<Plan> {
         self.measuring.check()?;
         process::raise_open_files()?;
+        if self.build {
+            rivals::build(&self.rivals)?;
+        }
         let works = match self.works.is_empty() {
             true => WORKS.iter().collect(),
             false => self.works.iter().filter_map(|name| find_work(name)).collect(),
         };
         let mut servers = own();
-        servers.extend(self.rivals()?);
+        servers.extend(self.rivals());
         if let Some(name) = self.servers.iter().find(|name| !servers.iter().any(|one| one.name == **name)) {
             let known: Vec<&str> = servers.iter().map(|one| one.name.as_str()).collect();
             return Err(refused(format!("--servers {name}: there are {}", known.join(", "))));
@@ -67,18 +73,9 @@ impl CompareOptions {
         })
     }
 
-    /// One for each executable that is there.
-    fn rivals(&self) -> io::Result<Vec<Entrant>> {
-        let mut paths: Vec<PathBuf> = match std::fs::read_dir(&self.rivals) {
-            Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?,
-            Err(_) => {
-                eprintln!("no rivals in {}: scripts/rivals builds them", self.rivals.display());
-                Vec::new()
-            }
-        };
-        paths.sort();
-        let names = paths.into_iter().filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path)));
-        Ok(names
+    /// Those that are built.
+    fn rivals(&self) -> Vec<Entrant> {
+        rivals::built(&self.rivals)
             .map(|(name, path)| {
                 let mode = |mode| Some(Target::Program { name: name.clone(), path: path.clone(), mode });
                 // A form of batching lines is no other echo of raw bytes.
@@ -87,7 +84,7 @@ impl CompareOptions {
                 let awaits = if name == "tokio" { find("tokio-awaits").map(Target::Known) } else { None };
                 Entrant { name: name.clone(), raw, lines, awaits, floor: false }
             })
-            .collect())
+            .collect()
     }
 }
 

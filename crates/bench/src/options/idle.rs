@@ -2,13 +2,15 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::{OTHER_FILES, known, refused};
+use super::{OTHER_FILES, known, refused, rivals};
 use crate::idle::{self, HolderPlan, Sources, counted_from};
+use crate::load::Target;
 use crate::process;
 use crate::servers::{SERVERS, Server, sized_connections_max};
 
@@ -71,6 +73,9 @@ pub(crate) struct IdleOptions {
     /// root. Needed for exact kernel bytes where a monitor lists /proc/PID/fd: each descriptor listed leaves 950 bytes.
     #[arg(long)]
     drop_caches: bool,
+    /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.
+    #[arg(long)]
+    rivals: Option<PathBuf>,
     /// Servers [default: all that hold so many].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
     servers: Vec<String>,
@@ -115,7 +120,18 @@ impl IdleOptions {
             fits(server)
         });
         let servers: Vec<&Server> = if named.is_empty() { all.collect() } else { named };
-        let servers: Vec<_> = servers.into_iter().map(|server| (server, shards_of(server))).collect();
+        let mut servers: Vec<_> =
+            servers.into_iter().map(|server| (Target::Known(server), shards_of(server))).collect();
+        if let Some(place) = &self.rivals {
+            if connections > spare as usize {
+                return Err(refused(format!(
+                    "--rivals: each holds no more than {spare} connections, by the limit of open files; leave them out"
+                )));
+            }
+            // One form of ringline frames no lines.
+            let rivals = rivals::built(place).filter(|(name, _)| name != "ringline-direct");
+            servers.extend(rivals.map(|(name, path)| (Target::Program { name, path, mode: "lines" }, 1)));
+        }
         let from = servers.iter().map(|(_, shards)| counted_from(*shards)).max().unwrap_or_default();
         if connections <= from {
             return Err(refused(format!(

@@ -7,6 +7,7 @@ mod idle;
 mod load;
 mod lockstep;
 mod measuring;
+mod rivals;
 mod serve;
 
 use std::io;
