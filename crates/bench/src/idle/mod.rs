@@ -77,12 +77,20 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
         "connections/s",
         "idle CPU µs/s",
     ]);
+    let mut failed = Vec::new();
     for (server, shards) in &plan.servers {
-        let row = one_server(plan, server, *shards)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", server.name())))?;
-        table.row(row);
+        match one_server(plan, server, *shards) {
+            Ok(row) => table.row(row),
+            Err(error) => {
+                eprintln!("{}: {error}", server.name());
+                failed.push(server.name());
+            }
+        }
     }
     print!("{}", table.render());
+    if !failed.is_empty() {
+        return Err(io::Error::other(format!("not measured, for the reasons above: {}", failed.join(", "))));
+    }
     Ok(())
 }
 
