@@ -7,6 +7,7 @@
 //!     curl --http2-prior-knowledge http://127.0.0.1:7000/ -d hello
 
 use std::convert::Infallible;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::pin::pin;
 
@@ -82,7 +83,8 @@ impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for OnShard {
 
 fn main() -> Result<(), ringserve::Error> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let mut server = Server::bind(args.listen).driver(args.driver);
     if let Some(shards) = args.shards {

@@ -8,6 +8,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 
 use clap::Parser;
@@ -137,7 +138,8 @@ impl Service for Frames {
 
 fn main() -> Result<(), ringserve::Error> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let mut server = Server::bind(args.listen).driver(args.driver).framing(Http2Frames);
     if let Some(shards) = args.shards {

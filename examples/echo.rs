@@ -4,6 +4,7 @@
 //!     printf 'hello\n' | nc -q1 127.0.0.1 7000
 
 use std::convert::Infallible;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 
 use clap::{Parser, ValueEnum};
@@ -50,7 +51,8 @@ impl Service for Echo {
 
 fn main() -> Result<(), ringserve::Error> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let mut server = Server::bind(args.listen).driver(args.driver);
     if let Some(shards) = args.shards {

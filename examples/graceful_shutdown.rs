@@ -12,6 +12,7 @@
 //! program says how many requests it answered, and why its connections ended.
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::num::ParseIntError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -96,7 +97,8 @@ impl Service for Patient {
 
 fn main() -> Result<(), ringserve::Error> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let limits =
         Limits { calls_in_flight_max: 4, drain: Duration::from_millis(args.drain), ..Limits::default() };

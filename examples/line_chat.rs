@@ -21,6 +21,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -240,7 +241,8 @@ impl Service for Chat {
 
 fn main() -> Result<(), ringserve::Error> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).init();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let limits = Limits {
         frame_bytes_max: LINE_BYTES_MAX,

@@ -14,6 +14,8 @@ fn a_report_has_every_server_and_a_chart_for_each_piece_of_work() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     let report = fs::read_to_string(out.join("report.md")).unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with(&report), "it is printed too");
+    assert!(said.contains("left out, since they are not in"), "{said}");
     for work in works {
         let section =
             report.split(&format!("\n## {work}: ")).nth(1).expect(work).split("\n## ").next().unwrap();

@@ -82,7 +82,7 @@ pub(crate) struct Rounds {
     pub(crate) failed: Option<String>,
 }
 
-/// Measures everything and writes the report. A server that fails at a piece of work is left out of the rest of it, and
+/// Measures everything, writes the report and prints it. A server that fails at a piece of work is left out of the rest of it, and
 /// the report says why.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     std::fs::create_dir_all(&plan.out)?;
@@ -95,7 +95,8 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
         // What was measured so far is there, also if the rest is cut short.
         report::write(plan, &all)?;
     }
-    println!("{}", plan.out.join("report.md").display());
+    let path = plan.out.join("report.md");
+    println!("{}\n{}", std::fs::read_to_string(&path)?, path.display());
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use crate::servers::find;
 /// runs on one CPU while the generator has others (in lock step they share one). Rounds are interleaved and their order
 /// shuffled. It says at its start how long that takes; with --works and --servers it takes less.
 ///
-/// Writes report.md, report.json and a chart for each piece of work.
+/// Prints the report, and writes it as report.md, with report.json and a chart for each piece of work.
 #[derive(Args)]
 pub(crate) struct CompareOptions {
     /// Work [default: all].
