@@ -3,6 +3,8 @@
 //!
 //! The time is given for one frame. "decode" is the framing alone, so that a call's own cost is the difference.
 
+#[path = "support/echo.rs"]
+mod echo;
 #[path = "support/loopback.rs"]
 mod loopback;
 
@@ -16,19 +18,8 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ringserve::framing::{Decode, Framing, Lines, Raw};
 use ringserve::{Cx, Frame, Service};
 
+use echo::Echo;
 use loopback::run;
-
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
-}
 
 /// Takes frames and answers nothing: what a call costs by itself.
 struct Sink;

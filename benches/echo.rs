@@ -1,25 +1,17 @@
 //! A round trip over loopback, on both drivers: the time a client waits, most of it the kernel's. What the server itself
 //! spends on it is what `ringserve-bench` measures.
 
-use std::convert::Infallible;
+#[path = "support/echo.rs"]
+mod echo;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ringserve::framing::Raw;
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::{Driver, Server};
 
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
-}
+use echo::Echo;
 
 fn round_trips(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("round trip");

@@ -1,25 +1,14 @@
 //! Runs a piece of the fast path a given number of times, for tools that count instructions:
 //! `scripts/instructions` runs it under callgrind and compares with the figures kept in the repository.
 
+#[path = "support/echo.rs"]
+mod echo;
 #[path = "support/loopback.rs"]
 mod loopback;
 
-use std::convert::Infallible;
-
 use ringserve::framing::{Lines, Raw};
-use ringserve::{Cx, Frame, Service};
 
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
-}
+use echo::Echo;
 
 fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
