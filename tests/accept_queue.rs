@@ -23,7 +23,7 @@ const PEERS: usize = 100;
 /// The child: serves with a short accept queue, and for each line of its input tells what it holds, until that is
 /// nothing.
 #[test]
-#[ignore = "runs in a process that another test starts"]
+#[ignore = "the child process of the other tests here, which start it; alone: echo | RINGSERVE_TEST_CHILD=1 cargo test --test accept_queue child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
     if !is_child() {
         return;

@@ -165,7 +165,7 @@ fn child(block: &str) -> Found {
 }
 
 #[test]
-#[ignore = "the other tests run it"]
+#[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_BLOCK='425 1' cargo test --test blocked a_server_in_a_process_where_something_is_blocked -- --exact --ignored --nocapture"]
 fn a_server_in_a_process_where_something_is_blocked() {
     let Ok(block) = std::env::var(BLOCK) else { return };
     match block.as_str() {

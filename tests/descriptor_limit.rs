@@ -15,7 +15,7 @@ const LIMIT: u64 = 128;
 
 /// The child: lowers its limits, serves, and does what its input says, one word a line.
 #[test]
-#[ignore = "runs in a process that another test starts"]
+#[ignore = "the child process of the other tests here, which start it; alone: echo report | RINGSERVE_TEST_CHILD=1 cargo test --test descriptor_limit child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
     if !is_child() {
         return;

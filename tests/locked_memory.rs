@@ -20,7 +20,7 @@ const LIMITS: [u64; 4] = [0, 16 << 10, 64 << 10, 256 << 10];
 
 /// The child: does without privileges and memory as its input says, starts a server, and tells what became of it.
 #[test]
-#[ignore = "runs in a process that other tests start"]
+#[ignore = "the child process of the other tests here, which start it; alone: echo '65536 auto 1' | RINGSERVE_TEST_CHILD=1 cargo test --test locked_memory child_starts -- --exact --ignored --nocapture"]
 fn child_starts() {
     if !is_child() {
         return;

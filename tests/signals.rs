@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 /// The child: an actor on a port of its own, whose gate never opens; the log tells where.
 #[test]
-#[ignore = "runs in a process that other tests start"]
+#[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test --test signals child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
     if !is_child() {
         return;

@@ -135,9 +135,7 @@ impl LocalHandle {
         Ok(())
     }
 
-    /// Closes the connection after what is queued has left; a handler that waits is dropped then. The connection's
-    /// shard hears of it at its next turn, also when it is this thread's: frames that came before may still be handed
-    /// over. [`Cx::close`](crate::Cx::close) closes at once.
+    /// Closes the connection after what is queued has left; a handler that waits is dropped then.
     pub fn close(&self) {
         if let Some(block) = self.block.upgrade() {
             block.link.close();

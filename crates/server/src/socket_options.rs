@@ -161,7 +161,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// Says so if a single lost packet may end a connection that is only silent.
+    /// Says so if silent peers are given up after fewer lost probes than `keep_alive` says.
     pub(crate) fn warn_of_lost_probes(&self) {
         let (Some(keep_alive), Some(probes)) = (self.keep_alive, self.probes_in_time()) else { return };
         if probes < keep_alive.probes {
