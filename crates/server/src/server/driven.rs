@@ -9,7 +9,8 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Socket};
 use ringserve_ring::{UringConfig, Waker};
 
-use super::{OneShard, Plan, SHARDS_MAX, Server, give_up};
+use super::launch::{OneShard, Plan, give_up};
+use super::{SHARDS_MAX, Server};
 use crate::driver::Wanted;
 use crate::error::Error;
 use crate::running::Running;

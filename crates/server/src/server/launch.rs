@@ -1,0 +1,280 @@
+//! From a plan to running shards: threads, drivers, services, and the wait until all are ready.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use ringserve_core::framing::Framing;
+use ringserve_core::{Limits, Quota};
+use ringserve_ring::{Epoll, Uring, Waker};
+use tracing::{info, warn};
+
+use crate::cores;
+use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
+use crate::error::Error;
+use crate::log::LogObserver;
+use crate::remote::Remote;
+use crate::running::{Running, ShardEnd};
+use crate::service::MakeService;
+use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
+use crate::tasks::calls;
+
+/// Measured as 251 with `ringserve-bench idle`.
+const IDLE_BYTES: usize = 256;
+
+/// Where a shard says that it is ready, or why it will not be.
+pub(super) type Ready = mpsc::Sender<Result<(), Error>>;
+
+/// The shards that run, as seen from outside and as threads.
+pub(super) type Launched = (Vec<Arc<Remote>>, Vec<thread::JoinHandle<ShardEnd>>);
+
+/// What all shards are made from.
+pub(super) struct Plan<F, Factory> {
+    pub(super) framing: F,
+    pub(super) limits: Limits,
+    pub(super) chosen: Chosen,
+    pub(super) admit: Option<Admit>,
+    pub(super) factory: Arc<Factory>,
+    pub(super) shards: usize,
+}
+
+impl<F, Factory, Make> Plan<F, Factory>
+where
+    F: Framing + Clone + Send,
+    Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
+    Make: MakeService,
+{
+    /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
+    pub(super) fn launch(
+        self,
+        sockets: Vec<Vec<OwnedFd>>,
+        cpus: &[usize],
+        run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd + Clone + Send + 'static,
+    ) -> Result<Launched, Error> {
+        let (ready, readiness) = mpsc::channel();
+        let remotes: Arc<[Arc<Remote>]> = (0..self.shards).map(|_| Remote::new()).collect();
+        let quota = Arc::new(Quota::new(self.chosen.connections_max()));
+        let gate = Arc::new(Gate::default());
+        let mut threads = Vec::new();
+        for (index, sockets) in sockets.into_iter().enumerate() {
+            let shard = OneShard {
+                index,
+                shards: self.shards,
+                cpu: cpus.get(index).copied(),
+                framing: self.framing.clone(),
+                limits: self.limits.clone(),
+                chosen: self.chosen.clone(),
+                admit: self.admit.clone(),
+                factory: self.factory.clone(),
+                remotes: remotes.clone(),
+                quota: quota.clone(),
+                gate: gate.clone(),
+                sockets,
+            };
+            let (ready, run) = (ready.clone(), run.clone());
+            let thread =
+                thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || run(shard, ready));
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    gate.open();
+                    stop(&remotes, threads);
+                    return Err(Error::Thread(error));
+                }
+            }
+        }
+        drop(ready);
+        for _ in 0..threads.len() {
+            let started = readiness.recv().unwrap_or(Err(Error::ShardPanicked { shard: 0 }));
+            if let Err(error) = started {
+                gate.open();
+                stop(&remotes, threads);
+                return Err(error);
+            }
+        }
+        gate.open();
+        Ok((remotes.to_vec(), threads))
+    }
+}
+
+/// Holds every shard back until all are ready: the first message finds everybody there.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_open {
+            is_open = self.opened.wait(is_open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn stop(remotes: &[Arc<Remote>], threads: Vec<thread::JoinHandle<ShardEnd>>) {
+    drop(Running::new(Vec::new(), remotes.to_vec(), threads));
+}
+
+/// One shard before it runs.
+pub(super) struct OneShard<F, Factory> {
+    pub(super) index: usize,
+    shards: usize,
+    cpu: Option<usize>,
+    framing: F,
+    limits: Limits,
+    chosen: Chosen,
+    admit: Option<Admit>,
+    factory: Arc<Factory>,
+    pub(super) remotes: Arc<[Arc<Remote>]>,
+    quota: Arc<Quota>,
+    gate: Arc<Gate>,
+    sockets: Vec<OwnedFd>,
+}
+
+impl<F, Factory, Make> OneShard<F, Factory>
+where
+    F: Framing + Clone + Send,
+    Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
+    Make: MakeService,
+{
+    /// On the shard's own thread: makes driver and service, says so, and serves.
+    pub(super) fn run(mut self, ready: Ready) -> ShardEnd {
+        if let Some(cpu) = self.cpu
+            && let Err(error) = cores::pin_to(cpu)
+        {
+            warn!(shard = self.index, cpu, %error, "shard runs unpinned");
+        }
+        let listeners = self.sockets.len() as u16;
+        let sockets = std::mem::take(&mut self.sockets);
+        // The one place where the driver is decided: from here on everything is compiled for it.
+        match self.chosen.kind.clone() {
+            ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
+                Ok(driver) => {
+                    let others = Others {
+                        remotes: self.remotes.clone(),
+                        hand_over: Uring::hand_over,
+                        take_over: Uring::take_over,
+                        wake_other: Uring::wake_other,
+                    };
+                    self.run_on(driver.waker(), driver, others, listeners, ready)
+                }
+                Err(error) => give_up(ready, Error::Driver(error)),
+            },
+            ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
+                Ok(driver) => {
+                    let others = Others {
+                        remotes: self.remotes.clone(),
+                        hand_over: Epoll::hand_over,
+                        take_over: Epoll::take_over,
+                        wake_other: Epoll::wake_other,
+                    };
+                    self.run_on(driver.waker(), driver, others, listeners, ready)
+                }
+                Err(error) => give_up(ready, Error::Driver(error)),
+            },
+        }
+    }
+
+    pub(super) fn run_on<D: ringserve_core::Driver>(
+        self,
+        waker: Waker,
+        driver: D,
+        others: Others<D>,
+        listeners: u16,
+        ready: Ready,
+    ) -> ShardEnd {
+        let remote = self.remotes[self.index].clone();
+        remote.set_driver(waker);
+        let shard = Shard::new(self.index, self.shards, remote);
+        let service = match crate::guard::guard(|| (self.factory)(&shard).make()) {
+            Some(Ok(service)) => service,
+            Some(Err(error)) => return give_up(ready, Error::Factory { shard: self.index, error }),
+            None => return give_up(ready, Error::FactoryPanicked { shard: self.index }),
+        };
+        let mut core = ringserve_core::Shard::new(
+            self.limits,
+            self.chosen.connections(),
+            listeners,
+            self.framing,
+            driver.pool().clone(),
+            LogObserver::new(self.index),
+        );
+        let others = (self.shards > 1).then_some(others);
+        if others.is_some() {
+            core.share_quota(self.quota);
+        }
+        let _ = ready.send(Ok(()));
+        // If another shard panics, nobody is left who could report, and the wait for reports ends.
+        drop(ready);
+        self.gate.pass();
+        let parts = Parts { shard, core, driver, service, admit: self.admit, others };
+        RunningShard::new(parts, calls::<Make::Service>).run()
+    }
+}
+
+pub(super) fn give_up(ready: Ready, error: Error) -> ShardEnd {
+    let _ = ready.send(Err(error));
+    Ok(Default::default())
+}
+
+/// Raises the limit on descriptors and checks that it suffices. Returns it.
+pub(super) fn descriptors(shards: usize, addrs: usize) -> Result<u64, Error> {
+    let (before, limit) = cores::raise_descriptor_limit();
+    if limit > before {
+        info!("RLIMIT_NOFILE raised from {before} to {limit}");
+    }
+    let needed = shards as u64 * (DESCRIPTORS_PER_SHARD + addrs as u64);
+    if limit < needed { Err(Error::Descriptors { limit, needed }) } else { Ok(limit) }
+}
+
+/// The CPU of each shard, or none.
+pub(super) fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
+    let cpus = cores::cpus();
+    let fits = cpus.len() == shards && !cores::has_quota();
+    if pin.unwrap_or(fits) { cpus.into_iter().cycle().take(shards).collect() } else { Vec::new() }
+}
+
+pub(super) fn announce(
+    addrs: &[SocketAddr],
+    shards: usize,
+    cpus: &[usize],
+    chosen: &Chosen,
+    limits: &Limits,
+) {
+    let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
+    for addr in addrs {
+        info!("listening on {addr} with {shards} shards, {pinned}");
+    }
+    info!("driver: {}", chosen.reason());
+    info!(
+        "limits: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
+         shard; first frame within {}, idle {}, write stalled {}, handler {}, drain {:?}",
+        chosen.connections_max(),
+        chosen.connections(),
+        limits.frame_bytes_max,
+        limits.receive_bytes_max >> 20,
+        or_off(limits.first_frame),
+        or_off(limits.idle),
+        or_off(limits.write_stalled),
+        or_off(limits.handler),
+        limits.drain,
+    );
+    info!(
+        "an idle connection costs {IDLE_BYTES} bytes of user memory or less, beside the session and the kernel's \
+         socket"
+    );
+}
+
+fn or_off(limit: Option<Duration>) -> String {
+    limit.map_or("off".to_owned(), |limit| format!("{limit:?}"))
+}
