@@ -57,6 +57,11 @@
 //! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. Where a crate
 //! wants to spawn, as hyper does for HTTP/2, [`Shard::spawn`] is the executor; the example `byte_stream` has it all.
 //!
+//! # Upstreams
+//!
+//! [`Shard::connect`] makes a connection to another server, over the shard's own driver, for any service: it is a [`Stream`].
+//! [`copy_bidirectional`] passes bytes between two of them, so a proxy is ten lines.
+//!
 //! # What can be bounded
 //!
 //! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
@@ -83,11 +88,11 @@
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
 pub use ringserve_server::{
-    AcceptQueue, Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Deadline,
-    DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, KeepAlive, LimitError, Limits,
-    LocalHandle, MakeService, OptionError, Outbox, Payload, Peer, PushError, Refusal, Report, Running,
-    SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep, SocketOptions, Stopper,
-    Stream, StreamResult, framing,
+    AcceptQueue, Actor, Address, BufferCounts, CloseReason, ConnHandle, ConnId, Connecting, CopyError,
+    CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame,
+    KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox, Payload, Peer, PushError,
+    Refusal, Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep,
+    SocketOptions, Stopper, Stream, StreamResult, UpstreamReport, copy_bidirectional, framing,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

@@ -10,6 +10,8 @@ mod common;
 
 #[path = "conformance/accepting.rs"]
 mod accepting;
+#[path = "conformance/connecting.rs"]
+mod connecting;
 #[path = "conformance/echoing.rs"]
 mod echoing;
 #[path = "conformance/ending.rs"]
@@ -83,6 +85,23 @@ macro_rules! cases {
                 who_is_not_admitted_is_closed
                 who_is_refused_hears_why
                 after_a_shutdown_nobody_is_accepted
+            }
+            connecting {
+                bytes_go_both_ways_through_a_proxy
+                half_closes_pass_through
+                an_upstream_that_refuses
+                an_upstream_that_resets
+                a_client_that_resets
+                a_slow_reader_holds_its_upstream_back
+                a_slow_upstream_holds_its_client_back
+                many_at_once_and_slots_used_again
+                no_more_upstreams_than_may_be
+                a_shutdown_lets_both_ends_finish
+                a_shutdown_does_not_wait_for_idle_upstreams
+                forced_with_upstreams
+                a_service_of_frames_asks_an_upstream
+                pushes_to_an_upstream_from_a_thread
+                an_attempt_that_is_given_up
             }
             echoing {
                 every_size_around_small_buffers

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
-use ringserve::{Error, MakeService, Peer, Running, Server, Shard};
+use ringserve::{Error, MakeService, Peer, Running, Server, Shard, StreamResult};
 use ringserve_core::Socket;
 use ringserve_ring::{Uring, UringConfig, Waker};
-use ringserve_server::internals::{Drivers, start_on};
+use ringserve_server::internals::{Drivers, start_on, start_stream_on};
 use ringserve_sim::memory::{MemoryKernel, MemoryStream, Network};
 use socket2::{Domain, SockRef, Type};
 
@@ -115,6 +115,22 @@ impl<F: Framing + Clone + Send> Host<F> {
         match self.net {
             Net::Local => self.server.start(factory),
             Net::Simulated(network) => start_on(self.server, Simulated(network), factory),
+        }
+    }
+}
+
+impl Host<Raw> {
+    pub fn start_stream<H, R>(
+        self,
+        factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
+    ) -> Result<Running, Error>
+    where
+        H: AsyncFn(ringserve::Stream) -> R + 'static,
+        R: StreamResult + 'static,
+    {
+        match self.net {
+            Net::Local => self.server.start_stream(factory),
+            Net::Simulated(network) => start_stream_on(self.server, Simulated(network), factory),
         }
     }
 }

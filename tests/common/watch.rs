@@ -22,6 +22,22 @@ pub fn holds(running: &Running, connections: usize) {
     });
 }
 
+/// Waits until so many connections to upstreams are there, those on their way included.
+#[track_caller]
+pub fn holds_upstreams(running: &Running, connections: usize) {
+    report_when(running, &format!("the server holds {connections} to upstreams"), |report| {
+        report.upstreams.connections == connections
+    });
+}
+
+/// Waits until so many connections to upstreams ended for a reason.
+#[track_caller]
+pub fn upstreams_closed_for(running: &Running, reason: CloseReason, count: u64) {
+    report_when(running, &format!("{count} upstreams end as {}", reason.name()), |report| {
+        report.upstreams.counters.closed_for(reason) == count
+    });
+}
+
 /// Waits until every shard began and ended a turn: what was known to one before has been acted on. The first report may
 /// end a turn that began earlier.
 pub fn a_turn_passes(running: &Running) {
@@ -61,6 +77,9 @@ pub fn ended(running: Running) -> Report {
 #[track_caller]
 fn nothing_left(report: &Report) {
     assert_eq!(report.connections, 0, "connections left: {report:?}");
+    assert_eq!(report.upstreams.connections, 0, "connections to upstreams left: {report:?}");
+    let ups = &report.upstreams.counters;
+    assert_eq!(ups.opened, ups.closed, "of upstreams, opened and closed differ: {ups:?}");
     let counters = &report.counters;
     assert_eq!(counters.opened, counters.closed, "opened and closed differ: {counters:?}");
     let by_reason: u64 = counters.reasons().map(|(_, count)| count).sum();

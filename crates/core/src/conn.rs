@@ -31,6 +31,17 @@ pub(crate) enum State {
     Closing,
 }
 
+/// Whether the connection is one that the server makes, and how far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Connecting {
+    /// It is there.
+    No,
+    /// A connect is in flight.
+    Yes,
+    /// ... and was told to stop.
+    Stopping,
+}
+
 /// [`Limits`] in steps of the wheel; those that are off are never reached.
 pub(crate) struct Times {
     first_frame: u32,
@@ -42,6 +53,7 @@ pub(crate) struct Times {
     read_window: u32,
     probe_busy: u32,
     probe_idle: u32,
+    connect: u32,
 }
 
 /// No timer is set, no limit is near, no handler is parked.
@@ -60,6 +72,7 @@ impl Times {
             read_window: steps((limits.read_bytes_per_second_min > 0).then_some(READ_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),
             probe_idle: steps_for(PROBE_IDLE),
+            connect: steps(limits.connect),
         }
     }
 }
@@ -102,6 +115,7 @@ pub(crate) struct Conn<S> {
     /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
     pub reason: Option<Box<CloseReason>>,
     pub state: State,
+    pub connecting: Connecting,
     /// A receive is in flight.
     pub receiving: bool,
     /// ... and was told to stop.
@@ -167,6 +181,7 @@ impl<S> Conn<S> {
             inbox: None,
             reason: None,
             state: State::Open,
+            connecting: Connecting::No,
             receiving: false,
             receive_stopping: false,
             receive_used: false,
@@ -249,6 +264,10 @@ impl<S> Conn<S> {
             let at = if self.lingering { self.send_at.saturating_add(times.linger) } else { NEVER };
             return (at, Due::Linger);
         }
+        if self.connecting != Connecting::No {
+            let at = self.since.saturating_add(times.connect);
+            return (at, Due::Close(CloseReason::ConnectTimeout));
+        }
         let mut next = (NEVER, Due::Write);
         if self.sending {
             next.0 = self.send_at.saturating_add(times.write_stalled);
@@ -305,8 +324,9 @@ impl<S> Conn<S> {
 /// A connection's name with its state, for messages of failed checks.
 pub(crate) fn describe<S>(id: ConnId, conn: &Conn<S>) -> alloc::string::String {
     alloc::format!(
-        "connection {id}: {:?} receiving {} stopping {} sending {} handler {:?} input_ended {} close_sent {}",
+        "connection {id}: {:?} connecting {:?} receiving {} stopping {} sending {} handler {:?} input_ended {} close_sent {}",
         conn.state,
+        conn.connecting,
         conn.receiving,
         conn.receive_stopping,
         conn.sending,

@@ -8,16 +8,19 @@
 //! | [`Op::Accept`] | any number of [`Completion::Accepted`], then one [`Completion::AcceptEnded`] |
 //! | [`Op::AcceptStop`] | makes the above end with [`AcceptEnd::Stopped`], if it has not ended yet |
 //! | [`Op::Adopt`], [`Op::Refuse`] | none |
+//! | [`Op::Connect`] | one [`Completion::Connected`] |
+//! | [`Op::ConnectStop`] | makes the above come soon, if it has not come yet, mostly with `ECANCELED` |
 //! | [`Op::Receive`] | any number of [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
 //! | [`Op::ReceiveStop`] | makes the above end with [`ReceiveEnd::Stopped`], if it has not ended yet |
 //! | [`Op::Send`] | one [`Completion::Sent`], when all is sent, on an error, or stopped |
 //! | [`Op::SendStop`] | makes the above come with [`SendEnd::Stopped`], if it has not come yet |
 //! | [`Op::Shutdown`] | one [`Completion::ShutDown`] |
-//! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] may come after it |
+//! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] or [`Op::Connect`] may come after it |
 //!
-//! Rules for whoever submits: one receive, one send, one shutdown in flight on a connection; a `Stop` only
-//! while its operation is in flight, and once; `Close` only when nothing is in flight; everything for an id
-//! lies between its `Adopt` and its `Closed`.
+//! Rules for whoever submits: one receive, one send, one shutdown in flight on a connection, and none of them before it
+//! is connected; a `Stop` only while its operation is in flight, and once; `Close` only when nothing is in flight;
+//! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is
+//! closed too.
 //!
 //! Rules for a driver: bytes of one connection arrive in order and none is lost, also when a receive is
 //! stopped while bytes are on the way; every buffer and batch comes back exactly once; an empty pool, a full
@@ -31,7 +34,7 @@ use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool};
 
-use crate::{Batch, ConnId};
+use crate::{Address, Batch, ConnId};
 
 /// An accepted socket that is not a connection yet: what to call it is the driver's affair. Each one goes
 /// back in exactly one [`Op::Adopt`] or [`Op::Refuse`].
@@ -62,6 +65,18 @@ pub enum Op {
     Refuse {
         /// What was accepted.
         socket: Socket,
+    },
+    /// Connection `id` is made from now on, to a listener elsewhere.
+    Connect {
+        /// The new connection.
+        id: ConnId,
+        /// Where to.
+        address: Box<Address>,
+    },
+    /// Give up the connect in flight.
+    ConnectStop {
+        /// The connection.
+        id: ConnId,
     },
     /// Receive until told to stop, or the stream ends.
     Receive {
@@ -127,6 +142,13 @@ pub enum Completion {
         /// Why.
         end: AcceptEnd,
     },
+    /// A connect ended.
+    Connected {
+        /// The connection.
+        id: ConnId,
+        /// Or the `errno`: there is no connection, and the id is to be closed.
+        result: Result<(), i32>,
+    },
     /// Bytes arrived; never empty.
     Received {
         /// The connection.
@@ -160,6 +182,22 @@ pub enum Completion {
         /// The connection that was.
         id: ConnId,
     },
+}
+
+impl Completion {
+    /// The connection it is about, if it is about one.
+    #[inline]
+    pub fn id(&self) -> Option<ConnId> {
+        match self {
+            Completion::Accepted { .. } | Completion::AcceptEnded { .. } => None,
+            Completion::Connected { id, .. }
+            | Completion::Received { id, .. }
+            | Completion::ReceiveEnded { id, .. }
+            | Completion::Sent { id, .. }
+            | Completion::ShutDown { id }
+            | Completion::Closed { id } => Some(*id),
+        }
+    }
 }
 
 /// Why accepting ended.

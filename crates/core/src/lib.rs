@@ -9,6 +9,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod address;
 mod batch;
 mod chunked;
 mod conn;
@@ -29,6 +30,7 @@ mod slots;
 mod time;
 mod wheel;
 
+pub use address::Address;
 pub use batch::Batch;
 pub use counters::Counters;
 pub use driver::{

@@ -58,6 +58,15 @@ pub struct Limits {
     /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
     /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
     pub handler: Option<Duration>,
+    /// Time to make a connection to an upstream ([`Shard::connect`]). Without it the kernel tries for about
+    /// two minutes. Default 10 s.
+    ///
+    /// [`Shard::connect`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
+    pub connect: Option<Duration>,
+    /// Connections to upstreams that each shard may have at once, beside those it accepts. The ring's table has a place
+    /// for each, 8 bytes of kernel memory, and is bound by `RLIMIT_NOFILE`: where both together exceed that, these get
+    /// half of it at most. Default 1024.
+    pub upstreams_max: usize,
     /// Time without a byte from the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since
     /// only a service knows how its protocol asks.
     ///
@@ -94,6 +103,8 @@ impl Default for Limits {
             write_stalled: Some(Duration::from_secs(30)),
             read_bytes_per_second_min: 240,
             handler: Some(Duration::from_secs(60)),
+            connect: Some(Duration::from_secs(10)),
+            upstreams_max: 1024,
             heartbeat: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
@@ -166,6 +177,7 @@ impl Limits {
             in_range(name, value as u64, 1, max)?;
         }
         in_range("read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
+        in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
         in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
         let buffer = self.receive_buffer_bytes as u64;
         in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
@@ -177,6 +189,7 @@ impl Limits {
             ("idle", self.idle),
             ("write_stalled", self.write_stalled),
             ("handler", self.handler),
+            ("connect", self.connect),
             ("heartbeat", self.heartbeat),
             ("drain", Some(self.drain)),
             ("linger", Some(self.linger)),

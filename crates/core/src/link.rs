@@ -233,7 +233,16 @@ impl Link {
 
     /// Closes after what is queued has left, because user code failed.
     pub fn fail(&self) {
-        self.with_extra(|extra| extra.reason = Some(CloseReason::HandlerError));
+        // It may have said more than that.
+        self.with_extra(|extra| {
+            extra.reason.get_or_insert(CloseReason::HandlerError);
+        });
+        self.close();
+    }
+
+    /// Closes after what is queued has left, because an upstream failed.
+    pub fn upstream_failed(&self) {
+        self.with_extra(|extra| extra.reason = Some(CloseReason::UpstreamFailed));
         self.close();
     }
 

@@ -13,6 +13,8 @@ pub enum Actor {
     Service,
     /// A limit or the shutdown of this server.
     Server,
+    /// A server that this one connected to.
+    Upstream,
     /// The kernel.
     System,
 }
@@ -53,6 +55,12 @@ pub enum CloseReason {
     Refused,
     /// A handler returned an error.
     HandlerError,
+    /// The service closed it since the upstream it needed refused, stalled or broke.
+    UpstreamFailed,
+    /// A connection of the server's own, to an upstream, could not be made: an `errno`.
+    ConnectFailed(i32),
+    /// ... or was not made within [`Limits::connect`](crate::Limits::connect).
+    ConnectTimeout,
     /// A handler or other user code panicked.
     HandlerPanicked,
     /// A reply could not be framed.
@@ -74,7 +82,7 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// How many different reasons there are.
-    pub const COUNT: usize = 22;
+    pub const COUNT: usize = 25;
 
     /// Who ended the connection.
     pub fn actor(self) -> Actor {
@@ -83,6 +91,7 @@ impl CloseReason {
             PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) => Actor::Peer,
             FirstFrameTimeout | IdleTimeout | WriteStalled | ReadTooSlow | HeartbeatLost | MemoryLimit
             | Shutdown | DrainTimeout | Forced => Actor::Server,
+            UpstreamFailed | ConnectFailed(_) | ConnectTimeout => Actor::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | HandlerPanicked | ReplyNotFramed
             | OutboxFull => Actor::Service,
             System(_) => Actor::System,
@@ -120,6 +129,9 @@ impl CloseReason {
             ReadTooSlow => 19,
             HeartbeatLost => 20,
             HandlerTimeout => 21,
+            UpstreamFailed => 22,
+            ConnectFailed(_) => 23,
+            ConnectTimeout => 24,
         }
     }
 
@@ -158,6 +170,9 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "read_too_slow",
     "heartbeat_lost",
     "handler_timeout",
+    "upstream_failed",
+    "connect_failed",
+    "connect_timeout",
 ];
 
 impl fmt::Display for CloseReason {
@@ -165,6 +180,7 @@ impl fmt::Display for CloseReason {
         match self {
             CloseReason::BadFrame(error) => write!(f, "bad_frame ({error})"),
             CloseReason::System(errno) => write!(f, "system (errno {errno})"),
+            CloseReason::ConnectFailed(errno) => write!(f, "connect_failed (errno {errno})"),
             other => f.write_str(other.name()),
         }
     }

@@ -3,6 +3,7 @@
 use ringserve_buf::PoolConfig;
 use ringserve_core::ConnId;
 
+use crate::connect::BeforeConnect;
 use crate::error::SetupError;
 
 /// Sizes and choices of one shard's ring.
@@ -32,6 +33,8 @@ pub struct UringConfig {
     /// for every older operation on the table, so one idle connection's receive holds back the FIN of all
     /// others (liburing#1192). [`probe`](crate::probe()) finds out.
     pub plain_descriptors: bool,
+    /// What is done to a socket before it connects.
+    pub before_connect: BeforeConnect,
 }
 
 impl Default for UringConfig {
@@ -44,6 +47,7 @@ impl Default for UringConfig {
             incremental: false,
             restrict: true,
             plain_descriptors: false,
+            before_connect: BeforeConnect::default(),
         }
     }
 }

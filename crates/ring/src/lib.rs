@@ -6,6 +6,7 @@
 #![warn(missing_docs)]
 
 mod config;
+mod connect;
 mod epoll;
 mod error;
 mod kernel;
@@ -17,6 +18,7 @@ mod uring;
 mod waker;
 
 pub use config::UringConfig;
+pub use connect::BeforeConnect;
 pub use epoll::{Epoll, EpollConfig};
 pub use error::SetupError;
 pub use kernel::SystemKernel;

@@ -4,7 +4,7 @@
 //! ([`SystemKernel`](crate::SystemKernel)) or a simulated one, which needs no `unsafe`.
 //!
 //! Ownership crosses the seam with the operation: a batch is moved into its [`RawOp::Send`] and comes back in
-//! that operation's [`RawCqe`]; an accepted descriptor belongs to the kernel half until a
+//! that operation's [`RawCqe`]; an accepted descriptor, or a new one, belongs to the kernel half until a
 //! [`RawOp::Install`] or [`RawOp::CloseFd`] names it. So the half that hands pointers to the kernel is also
 //! the one that keeps what they point to.
 //!
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ringserve_buf::KernelSide;
-use ringserve_core::{Batch, CloseHow, ConnId};
+use ringserve_core::{Address, Batch, CloseHow, ConnId};
 
 /// The multishot operation goes on: more completions follow.
 pub const F_MORE: u32 = 1 << 1;
@@ -60,6 +60,10 @@ pub enum Kind {
     Woken = 12,
     /// The kernel half's own timer went off: a wait was over.
     Timer = 13,
+    /// Connect.
+    Connect = 14,
+    /// Cancel of a connect.
+    CancelConnect = 15,
 }
 
 impl Kind {
@@ -86,6 +90,8 @@ impl Kind {
             11 => Kind::Message,
             12 => Kind::Woken,
             13 => Kind::Timer,
+            14 => Kind::Connect,
+            15 => Kind::CancelConnect,
             _ => return None,
         })
     }
@@ -113,18 +119,30 @@ pub enum RawOp {
         /// Index of the listener.
         listener: u16,
     },
-    /// An accepted descriptor becomes connection `id`, in the place of its slot. No completion unless it
+    /// A descriptor becomes connection `id`, in the place of its slot. No completion unless it
     /// failed: then every operation on the connection ends with `EBADF`.
     Install {
         /// The connection.
         id: ConnId,
-        /// From an accept's completion. It is closed, or is the connection's from now on.
+        /// From an accept's completion, or from [`Kernel::open_socket`]. It is closed, or is the connection's from now on.
         fd: i32,
     },
     /// Closes an accepted descriptor. No completion unless it failed.
     CloseFd {
         /// From an accept's completion.
         fd: i32,
+    },
+    /// Connects an installed socket. One completion: 0 or an error.
+    Connect {
+        /// The connection.
+        id: ConnId,
+        /// Where to; what [`Kernel::open_socket`] was given for this socket.
+        address: Box<Address>,
+    },
+    /// Cancels a connect. One completion: 0, `ENOENT` if it ended already, or `EALREADY`.
+    CancelConnect {
+        /// The connection.
+        id: ConnId,
     },
     /// Multishot receive into provided buffers. Completions: lengths with [`F_BUFFER`] and the buffer's id, and
     /// [`F_MORE`] but for the last one; 0 at the end of the stream; or an error.
@@ -186,6 +204,8 @@ impl RawOp {
             RawOp::Accept { listener } => Kind::Accept.with(u64::from(*listener)),
             RawOp::Install { id, .. } => Kind::Install.with(id.bits()),
             RawOp::CloseFd { .. } => Kind::Ignored.with(0),
+            RawOp::Connect { id, .. } => Kind::Connect.with(id.bits()),
+            RawOp::CancelConnect { id } => Kind::CancelConnect.with(id.bits()),
             RawOp::Receive { id } => Kind::Receive.with(id.bits()),
             RawOp::Send { id, .. } => Kind::Send.with(id.bits()),
             RawOp::Shutdown { id } => Kind::Shutdown.with(id.bits()),
@@ -293,6 +313,12 @@ pub trait Kernel {
     /// The peer's address, for a descriptor from an accept's completion. `None` for Unix sockets and for a
     /// peer that is gone.
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr>;
+
+    /// Makes a socket for a connection to `address`; the descriptor is as one of an accept's completion.
+    ///
+    /// # Errors
+    /// The `errno`.
+    fn open_socket(&mut self, address: &Address) -> Result<i32, i32>;
 
     /// Ends every operation, within a bound. True if none is left that could read or write memory; false if
     /// the caller has to leak the receive memory instead.

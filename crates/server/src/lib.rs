@@ -25,7 +25,7 @@ mod timers;
 pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;
 pub use ringserve_core::{
-    Actor, CloseReason, ConnId, Counters, DriverStats, Frame, LimitError, Limits, Outbox, Payload,
+    Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, LimitError, Limits, Outbox, Payload,
 };
 pub use ringserve_ring::SetupError;
 
@@ -34,19 +34,19 @@ pub use driver::Driver;
 pub use error::Error;
 pub use handle::{ConnHandle, LocalHandle, PushError};
 pub use ringserve_buf::Counts as BufferCounts;
-pub use running::{Report, Running, ShardReport, Stopper};
+pub use running::{Report, Running, ShardReport, Stopper, UpstreamReport};
 pub use server::Server;
 pub use service::{MakeService, Refusal, Service};
 pub use shard::{DrainBegins, Shard};
 pub use shards::{SendError, Shards};
 pub use socket_options::{KeepAlive, OptionError, SocketOptions};
-pub use stream::{Stream, StreamResult};
+pub use stream::{Connecting, CopyError, CopySide, Stream, StreamResult, copy_bidirectional};
 pub use timers::{Deadline, DeadlineElapsed, Sleep};
 
 /// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for
 /// users.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::server::{Drivers, start_on};
+    pub use crate::server::{Drivers, start_on, start_stream_on};
     pub use crate::shard::run_on;
 }

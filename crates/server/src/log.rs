@@ -30,19 +30,27 @@ impl LineLimit {
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning level.
 pub(crate) struct LogObserver {
     shard: usize,
+    /// Of connections that the server made.
+    upstreams: bool,
     limits: [LineLimit; CloseReason::COUNT],
     accept: LineLimit,
 }
 
 impl LogObserver {
     pub(crate) fn new(shard: usize) -> LogObserver {
-        LogObserver { shard, limits: Default::default(), accept: LineLimit::default() }
+        LogObserver { shard, upstreams: false, limits: Default::default(), accept: LineLimit::default() }
+    }
+
+    /// For connections that the server makes.
+    pub(crate) fn upstreams(shard: usize) -> LogObserver {
+        LogObserver { upstreams: true, ..LogObserver::new(shard) }
     }
 }
 
 impl Observer for LogObserver {
     fn opened(&mut self, _now: Time, id: ConnId, peer: Option<SocketAddr>) {
-        debug!(shard = self.shard, %id, ?peer, "connection opened");
+        let what = if self.upstreams { "connected to an upstream" } else { "connection opened" };
+        debug!(shard = self.shard, %id, ?peer, "{what}");
     }
 
     fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {
@@ -50,14 +58,16 @@ impl Observer for LogObserver {
         // What the peer does is its affair, and handler errors have their own line.
         let notable = match reason.actor() {
             Actor::Peer => false,
+            // Whoever asked for it is told.
+            Actor::Upstream => false,
             Actor::Service => reason == CloseReason::OutboxFull,
             Actor::Server => matches!(reason, CloseReason::MemoryLimit | CloseReason::DrainTimeout),
             Actor::System => true,
         };
         if notable && self.limits[reason.index()].allows(now) {
-            warn!(shard, %id, %reason, "connection ended");
+            warn!(shard, %id, %reason, upstream = self.upstreams, "connection ended");
         } else {
-            debug!(shard, %id, %reason, "connection ended");
+            debug!(shard, %id, %reason, upstream = self.upstreams, "connection ended");
         }
     }
 

@@ -36,10 +36,24 @@ pub struct ShardReport {
     pub counters: Counters,
     /// Connections now, closing ones included.
     pub connections: usize,
+    /// What happened to connections that the shard made ([`Shard::connect`](crate::Shard::connect)).
+    pub upstreams: UpstreamReport,
     /// What the driver did.
     pub driver: DriverStats,
     /// Where the receive buffers are.
     pub buffers: BufferCounts,
+}
+
+/// Connections to upstreams: what happened to them, and how many there are. `opened` counts those that were tried; those
+/// that failed are counted as closed for [`ConnectFailed`](crate::CloseReason::ConnectFailed) or
+/// [`ConnectTimeout`](crate::CloseReason::ConnectTimeout). [`Counters::frames`] counts pieces as they were received.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct UpstreamReport {
+    /// What happened to them.
+    pub counters: Counters,
+    /// Connections now, closing ones and those on their way included.
+    pub connections: usize,
 }
 
 /// What a server did since its start, and what it holds.
@@ -50,6 +64,8 @@ pub struct Report {
     pub counters: Counters,
     /// Connections of all shards.
     pub connections: usize,
+    /// Those of all shards to upstreams.
+    pub upstreams: UpstreamReport,
     /// Each shard's own.
     pub shards: Vec<ShardReport>,
 }
@@ -58,6 +74,8 @@ impl Report {
     fn add(&mut self, shard: ShardReport) {
         self.counters += &shard.counters;
         self.connections += shard.connections;
+        self.upstreams.counters += &shard.upstreams.counters;
+        self.upstreams.connections += shard.upstreams.connections;
         self.shards.push(shard);
     }
 }

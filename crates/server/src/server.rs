@@ -26,7 +26,7 @@ use crate::socket_options::SocketOptions;
 use crate::stream::{Stream, StreamResult, Streams};
 use launch::{Plan, announce, cpus_to_pin, descriptors};
 
-pub use driven::{Drivers, start_on};
+pub use driven::{Drivers, start_on, start_stream_on};
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -254,6 +254,7 @@ impl<F: Framing + Clone + Send> Server<F> {
             shards,
             descriptors,
             limits: &self.limits,
+            sockets: &self.sockets,
         };
         let chosen = wanted.choose()?;
         let (sockets, local_addrs) = listeners(&addrs, shards, self.share_port, &self.sockets)?;

@@ -105,6 +105,16 @@ impl std::error::Error for OptionError {
     }
 }
 
+/// The kernel's error, if it was the kernel.
+impl From<OptionError> for io::Error {
+    fn from(error: OptionError) -> io::Error {
+        match error.why {
+            Why::Refused(error) => error,
+            Why::Range(_) => io::Error::new(io::ErrorKind::InvalidInput, error),
+        }
+    }
+}
+
 impl SocketOptions {
     /// Refuses values out of range.
     ///
@@ -159,6 +169,11 @@ impl SocketOptions {
             set.map_err(refused("not_sent_bytes_max", bytes.to_string()))?;
         }
         Ok(())
+    }
+
+    /// Sets what makes sense on a socket that is to connect; `tcp` unless it is a Unix domain socket.
+    pub(crate) fn set_before_connect(&self, socket: &Socket, tcp: bool) -> Result<(), OptionError> {
+        if tcp { self.set_on(socket) } else { Ok(()) }
     }
 
     /// Says so if silent peers are given up after fewer lost probes than `keep_alive` says.

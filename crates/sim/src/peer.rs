@@ -217,6 +217,7 @@ impl State {
         self.socks[tag].peer.next_at = NEVER;
         match self.socks[tag].place {
             Place::Nowhere => return self.connect(tag),
+            _ if !self.socks[tag].connected => return,
             // Its SYN may have been dropped; what it sends waits for its place in the backlog.
             Place::Backlog | Place::Descriptor | Place::Table | Place::Closed => {}
         }
@@ -404,7 +405,7 @@ impl State {
     pub fn check_peers(&mut self) {
         for tag in 0..self.socks.len() {
             let sock = &mut self.socks[tag];
-            if sock.place == Place::Nowhere || sock.peer.finished || sock.peer.saw_end {
+            if sock.place == Place::Nowhere || sock.peer.finished || sock.peer.saw_end || !sock.connected {
                 continue;
             }
             sock.peer.reads_from = 0;

@@ -64,6 +64,8 @@ pub struct Plan {
     pub pushes: u16,
     /// Another shard, and what it shares with this one.
     pub elsewhere: Option<Elsewhere>,
+    /// Peers that are upstreams: the server connects to them.
+    pub upstreams: usize,
     /// Peers that send half a frame and then next to nothing, in 16.
     pub crawlers: u64,
     /// Turns after which the shard is told to drain, if it was not before.
@@ -126,6 +128,7 @@ impl Plan {
         let limits = draw_times(rng, slow, sizes);
         limits.check().expect("limits are drawn so that they hold together");
         let small_budget = rng.one_in(4);
+        let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
             tight_memory,
             elsewhere,
@@ -143,7 +146,8 @@ impl Plan {
                 rng.spread(64, 8192) as usize,
             ),
             framing,
-            peers: rng.spread(if passes_on { 16 } else { 1 }, 60) as usize,
+            peers,
+            upstreams: if rng.one_in(3) { rng.range(1, peers as u64) as usize } else { 0 },
             frames_max: rng.spread(1, 60) as usize,
             payload_max,
             gap_max: rng.spread(50_000, 40 * MS),
@@ -216,6 +220,7 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
             true => rng.spread(1, 400) as usize,
             false => rng.pick(&[0, 1, 240]),
         },
+        connect: maybe(rng, 40, 2000),
         handler: rng.one_in(2).then(|| time(rng, 20, if slow { 15_000 } else { 1000 })),
         heartbeat: heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))),
         heartbeats_missed_max: rng.range(1, 3) as u8,

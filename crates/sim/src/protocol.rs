@@ -8,6 +8,9 @@ use ringserve_core::{Completion, ConnId, Op, Socket};
 struct Flight {
     generation: u64,
     adopted: bool,
+    connect: bool,
+    connect_stop: bool,
+    connect_ended: u64,
     receive: bool,
     receive_stop: bool,
     send: bool,
@@ -57,6 +60,15 @@ impl Protocol {
         flight.receive && !flight.receive_stop
     }
 
+    fn adopt(&mut self, id: ConnId) {
+        let slot = id.slot() as usize;
+        while self.flights.len() <= slot {
+            self.flights.push(Flight::default());
+        }
+        assert!(!self.flights[slot].adopted, "slot {slot} is adopted twice");
+        self.flights[slot] = Flight { generation: id.generation(), adopted: true, ..Flight::default() };
+    }
+
     fn socket_leaves(&mut self, socket: u64) {
         let place = self.sockets.iter().position(|known| *known == socket);
         self.sockets.swap_remove(place.expect("a socket that was not accepted"));
@@ -96,18 +108,25 @@ impl Protocol {
             }
             Op::Adopt { id, socket } => {
                 self.socket_leaves(socket.0);
-                let slot = id.slot() as usize;
-                while self.flights.len() <= slot {
-                    self.flights.push(Flight::default());
-                }
-                assert!(!self.flights[slot].adopted, "slot {slot} is adopted twice");
-                self.flights[slot] =
-                    Flight { generation: id.generation(), adopted: true, ..Flight::default() };
+                self.adopt(*id);
+            }
+            Op::Connect { id, .. } => {
+                self.adopt(*id);
+                self.flight(*id, "connect").connect = true;
+            }
+            Op::ConnectStop { id } => {
+                let flight = self.flight(*id, "stop of a connect");
+                let met = flight.connect_ended == turn;
+                assert!(
+                    met || (flight.connect && !flight.connect_stop),
+                    "stop of a connect on {id}: {flight:?}"
+                );
+                flight.connect_stop = flight.connect;
             }
             Op::Refuse { socket } => self.socket_leaves(socket.0),
             Op::Receive { id } => {
                 let flight = self.flight(*id, "receive");
-                assert!(!flight.receive && !flight.close, "receive on {id}: {flight:?}");
+                assert!(!flight.receive && !flight.connect && !flight.close, "receive on {id}: {flight:?}");
                 flight.receive = true;
             }
             Op::ReceiveStop { id } => {
@@ -121,7 +140,10 @@ impl Protocol {
             }
             Op::Send { id, batch } => {
                 let flight = self.flight(*id, "send");
-                assert!(!flight.send && !flight.close && !batch.is_empty(), "send on {id}: {flight:?}");
+                assert!(
+                    !flight.send && !flight.connect && !flight.close && !batch.is_empty(),
+                    "send on {id}: {flight:?}"
+                );
                 flight.send = true;
             }
             Op::SendStop { id } => {
@@ -132,13 +154,13 @@ impl Protocol {
             }
             Op::Shutdown { id } => {
                 let flight = self.flight(*id, "shutdown");
-                assert!(!flight.shutdown && !flight.close, "shutdown of {id}: {flight:?}");
+                assert!(!flight.shutdown && !flight.connect && !flight.close, "shutdown of {id}: {flight:?}");
                 flight.shutdown = true;
             }
             Op::Close { id, .. } => {
                 let flight = self.flight(*id, "close");
                 let idle = !flight.receive && !flight.send && !flight.shutdown && !flight.close;
-                assert!(idle, "close of {id}: {flight:?}");
+                assert!(idle && !flight.connect, "close of {id}: {flight:?}");
                 flight.close = true;
             }
         }
@@ -157,6 +179,12 @@ impl Protocol {
                 let accept = &mut self.accepts[usize::from(*listener)];
                 assert!(accept.armed, "an accept ended twice");
                 *accept = Accept { ended: turn, ..Accept::default() };
+            }
+            Completion::Connected { id, .. } => {
+                let flight = self.flight(*id, "end of a connect");
+                assert!(flight.connect, "end of a connect on {id}: {flight:?}");
+                (flight.connect, flight.connect_stop) = (false, false);
+                flight.connect_ended = turn;
             }
             Completion::Received { id, lease } => {
                 let flight = self.flight(*id, "bytes");

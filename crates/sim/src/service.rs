@@ -294,8 +294,13 @@ fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Fra
         13 => {
             state.cover.fault(Fault::HandlerCloses);
             answer(state, block, frame);
-            state.socks[tag].excuses |= excuse::CLOSED;
-            block.link.close();
+            if state.rng.one_in(4) {
+                state.socks[tag].excuses |= excuse::CLOSED | excuse::UPSTREAM;
+                block.link.upstream_failed();
+            } else {
+                state.socks[tag].excuses |= excuse::CLOSED;
+                block.link.close();
+            }
         }
         14 => {
             state.cover.fault(Fault::HandlerAborts);

@@ -65,6 +65,8 @@ pub mod excuse {
     pub const NOT_INSTALLED: u32 = 1024;
     /// Its receive ended and nobody was told.
     pub const SILENT: u32 = 2048;
+    /// The service closed it for an upstream that failed.
+    pub const UPSTREAM: u32 = 4096;
 }
 
 /// See the module.
@@ -74,6 +76,10 @@ pub struct Sock {
     pub tag: usize,
     /// Which listener it connects to.
     pub listener: u16,
+    /// It is an upstream, to which the server connects.
+    pub upstream: bool,
+    /// The two are connected, as far as it depends on an upstream.
+    pub connected: bool,
     /// The script of the other end.
     pub peer: Peer,
     /// Where the server's end is.
@@ -165,6 +171,8 @@ impl Sock {
         Sock {
             tag,
             listener,
+            upstream: false,
+            connected: true,
             peer,
             place: Place::Nowhere,
             wire: Vec::new(),

@@ -87,7 +87,7 @@ impl Accepting {
     }
 
     /// Takes one of the server's connections, if it has one left.
-    fn take_quota(&self) -> bool {
+    pub(super) fn take_quota(&self) -> bool {
         let Some(quota) = &self.quota else { return true };
         let more = |used: usize| (used < quota.max).then_some(used + 1);
         quota.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -151,11 +151,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.connections_max - self.conns.len() - self.accepting.asked
     }
 
-    fn has_slot(&self) -> bool {
+    pub(super) fn has_slot(&self) -> bool {
         self.slots_left() > 0
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.has_slot() && self.accepting.quota_left()
     }
 

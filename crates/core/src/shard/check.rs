@@ -2,7 +2,7 @@
 
 use super::Shard;
 use crate::Observer;
-use crate::conn::{State, describe};
+use crate::conn::{Connecting, State, describe};
 use crate::framing::Framing;
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
@@ -20,20 +20,26 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.wheel.invariants();
         assert!(self.current.is_empty(), "bytes of the last completion are left");
         let (mut inbox_bytes, mut outbox_bytes) = (0, 0);
-        for slot in 0..self.conns.used() {
-            let Some(id) = self.conns.id_at(slot) else { continue };
+        for index in 0..self.conns.used() {
+            let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
             let text = || describe(id, conn);
             assert_eq!(conn.block.is_none(), conn.state == State::Closing, "{}", text());
             assert!(conn.receiving || !conn.receive_stopping, "{}", text());
             assert!(conn.sending || !conn.send_stopping, "{}", text());
             assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
+            let connecting = conn.connecting != Connecting::No;
+            if connecting {
+                assert!(!conn.receiving && !conn.sending && !conn.shutting && !conn.opened, "{}", text());
+                let stopping = conn.connecting == Connecting::Stopping;
+                assert_eq!(stopping, conn.state == State::Closing, "{}", text());
+            }
             if conn.close_sent {
-                let in_flight = conn.receiving || conn.sending || conn.shutting;
+                let in_flight = connecting || conn.receiving || conn.sending || conn.shutting;
                 assert!(!in_flight && conn.state == State::Closing, "{}", text());
             }
             if conn.state == State::Closing && !conn.close_sent {
-                let in_flight = conn.receiving || conn.sending || conn.shutting;
+                let in_flight = connecting || conn.receiving || conn.sending || conn.shutting;
                 assert!(in_flight || conn.lingering, "stuck: {}", text());
             }
             if conn.state == State::Draining {

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use super::{Drain, Event, Shard, expect_conn};
-use crate::conn::{NEVER, State};
+use crate::conn::{Connecting, NEVER, State};
 use crate::framing::Framing;
 use crate::wheel::step_at;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
@@ -20,6 +20,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if !conn.is_open() {
             return;
+        }
+        if conn.connecting != Connecting::No {
+            return self.end(id, reason, true);
         }
         conn.state = State::Draining;
         conn.reason = Some(Box::new(reason));
@@ -99,7 +102,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             conn.send_stopping = true;
             self.ops.push(Op::SendStop { id });
         }
-        let in_flight = conn.sending || conn.shutting || conn.receiving || conn.lingering;
+        if conn.connecting == Connecting::Yes {
+            conn.connecting = Connecting::Stopping;
+            self.ops.push(Op::ConnectStop { id });
+        }
+        let connecting = conn.connecting != Connecting::No;
+        let in_flight = connecting || conn.sending || conn.shutting || conn.receiving || conn.lingering;
         if !in_flight && !conn.close_sent {
             conn.close_sent = true;
             let how = if conn.aborting { CloseHow::Abort } else { CloseHow::Orderly };
@@ -124,7 +132,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         self.conns.remove(id);
         self.accepting.give_back();
-        self.wheel.clear(id.slot());
+        self.wheel.clear(self.conns.index(id));
         self.room_made();
     }
 
@@ -147,6 +155,17 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.abort_all(CloseReason::Forced);
     }
 
+    /// Closes every connection after what is queued, and makes or accepts no more; after
+    /// [`Limits::drain`](crate::Limits::drain) what is left is aborted.
+    pub fn close_all(&mut self) {
+        self.drain();
+        for index in 0..self.conns.used() {
+            if let Some(id) = self.conns.id_at(index) {
+                self.finish(id, CloseReason::Shutdown);
+            }
+        }
+    }
+
     pub(super) fn step_drain(&mut self) {
         let Some(drain) = &mut self.drain else { return };
         if self.now >= drain.deadline {
@@ -158,8 +177,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let arrives = core::mem::take(&mut self.has_received) || core::mem::take(&mut drain.first_turn);
         drain.turns_left = if arrives { drain.turns_left - 1 } else { 0 };
         if drain.turns_left == 0 {
-            for slot in 0..self.conns.used() {
-                if let Some(id) = self.conns.id_at(slot) {
+            for index in 0..self.conns.used() {
+                if let Some(id) = self.conns.id_at(index) {
                     if let Some(conn) = self.conns.get_mut(id) {
                         conn.drain = true;
                     }
@@ -170,8 +189,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     fn abort_all(&mut self, reason: CloseReason) {
-        for slot in 0..self.conns.used() {
-            if let Some(id) = self.conns.id_at(slot) {
+        for index in 0..self.conns.used() {
+            if let Some(id) = self.conns.id_at(index) {
                 self.abort(id, reason);
             }
         }

@@ -8,6 +8,7 @@
 //!     for each completion: shard.complete(it)
 //!         while let Some(event) = shard.next_event()
 //!             Accepted → admit or refuse; then opened or finish
+//!             Connected → opened or finish
 //!             Frames   → while let Next::Frame = shard.next_frame(id): call the service
 //!             Ended    → drop the parked handler, call the service's close
 //!     shard.end_turn()                            all replies of the turn leave together
@@ -19,6 +20,7 @@
 mod accept;
 mod check;
 mod close;
+mod connect;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -58,6 +60,8 @@ pub enum Event<S> {
         /// Where it was accepted.
         listener: u16,
     },
+    /// A connection that the server made is there: answer with [`Shard::opened`] or [`Shard::finish`].
+    Connected(ConnId),
     /// There may be frames: call [`Shard::next_frame`] until it has none.
     Frames(ConnId),
     /// The peer sent nothing for [`Limits::heartbeat`]: let the service ask for a sign of life.
@@ -224,6 +228,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         match completion {
             Completion::Accepted { listener, socket, peer } => self.accepted(listener, socket, peer),
             Completion::AcceptEnded { listener, end } => self.accept_ended(listener, end),
+            Completion::Connected { id, result } => self.connected(id, result),
             Completion::Received { id, lease } => self.received(id, lease),
             Completion::ReceiveEnded { id, end } => self.receive_ended(id, end),
             Completion::Sent { id, batch, end } => self.sent(id, batch, end),

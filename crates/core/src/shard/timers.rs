@@ -16,7 +16,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let (step, _) = conn.deadline(&self.times);
         if step < conn.timer {
             conn.timer = step;
-            if !self.wheel.set_earlier(id.slot(), step) {
+            if !self.wheel.set_earlier(self.conns.index(id), step) {
                 self.abort(id, CloseReason::MemoryLimit);
             }
         }
@@ -26,8 +26,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let mut fired = core::mem::take(&mut self.fired);
         let starved = self.is_starved();
         self.wheel.advance(self.now, &mut fired);
-        for slot in fired.drain(..) {
-            let Some(id) = self.conns.id_at(slot) else { continue };
+        for index in fired.drain(..) {
+            let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get_mut(id) else { continue };
             conn.timer = NEVER;
             let (step, due) = conn.deadline(&self.times);

@@ -147,10 +147,16 @@ impl Epoll {
     pub(super) fn adopt(&mut self, id: ConnId, name: Name) {
         assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
         let Some(socket) = self.accepted.take(name) else { return Self::unknown(id, "adopt") };
-        let Ok(port) = self.ports.open(id, socket) else {
+        if self.ports.open(id, Some(socket)).is_none() {
             // The socket is closed: that is all that can be done without mixing up two connections.
             return Self::unknown(id, "adopt");
-        };
+        }
+        self.register(id);
+    }
+
+    /// Has the socket of a connection watched.
+    pub(super) fn register(&mut self, id: ConnId) {
+        let Some(port) = self.ports.find(id) else { return };
         let Some(socket) = &port.socket else { return };
         self.stats.calls += 1;
         let both = Interest::READABLE | Interest::WRITABLE;

@@ -3,6 +3,7 @@
 use ringserve_buf::PoolConfig;
 use ringserve_core::ConnId;
 
+use crate::connect::BeforeConnect;
 use crate::error::SetupError;
 
 /// Sizes of one shard's epoll driver.
@@ -13,12 +14,18 @@ pub struct EpollConfig {
     pub connections: u32,
     /// Receive memory. A connection uses a buffer only while there are bytes in it.
     pub pool: PoolConfig,
+    /// What is done to a socket before it connects.
+    pub before_connect: BeforeConnect,
 }
 
 impl Default for EpollConfig {
     /// 16384 connections, as with io_uring.
     fn default() -> EpollConfig {
-        EpollConfig { connections: 16 * 1024, pool: PoolConfig::default() }
+        EpollConfig {
+            connections: 16 * 1024,
+            pool: PoolConfig::default(),
+            before_connect: BeforeConnect::default(),
+        }
     }
 }
 

@@ -20,6 +20,7 @@
 mod accept;
 mod close;
 mod config;
+mod connect;
 mod ports;
 mod receive;
 mod send;
@@ -38,6 +39,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
+use crate::connect::BeforeConnect;
 use crate::error::SetupError;
 use crate::timer::{Bound, Timer};
 use crate::waker::Waker;
@@ -86,6 +88,7 @@ pub struct Epoll {
     skipped: bool,
     /// True exactly when the last receive found the pool empty.
     dry: bool,
+    before_connect: BeforeConnect,
     connections_max: u32,
     stats: DriverStats,
 }
@@ -147,6 +150,7 @@ impl Epoll {
             quiet: false,
             skipped: false,
             dry: false,
+            before_connect: config.before_connect.clone(),
             connections_max: config.connections,
             stats: DriverStats::default(),
         })
@@ -235,10 +239,13 @@ impl Epoll {
         if ended || event.is_readable() {
             port.readable = true;
         }
+        let connected = port.connecting && (port.writable || port.hung_up);
         let stuck = port.writable && port.batch.is_some();
         self.ports.sync_queue(slot);
         if stuck {
             self.send_rest(slot);
+        } else if connected {
+            self.on_connected(slot);
         }
     }
 
@@ -272,6 +279,8 @@ impl Driver for Epoll {
             Op::AcceptStop { listener } => self.accept_stop(listener),
             Op::Adopt { id, socket } => self.adopt(id, socket),
             Op::Refuse { socket } => self.refuse(socket),
+            Op::Connect { id, address } => self.connect(id, &address),
+            Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
             Op::ReceiveStop { id } => self.receive_stop(id),
             Op::Send { id, batch } => self.send(id, batch),

@@ -17,13 +17,15 @@ pub(super) struct Port {
     id: u64,
     /// The send in flight.
     pub(super) batch: Option<Box<Batch>>,
-    /// `None` exactly while vacant.
+    /// `None` while vacant, and if no socket could be made to connect with.
     pub(super) socket: Option<Socket>,
     /// Neighbours in the queue; `NONE` at its ends and outside of it.
     before: u32,
     after: u32,
     /// Why it could not be registered, as an `errno`; 0 if it is.
     pub(super) unregistered: u16,
+    /// A connect is in flight.
+    pub(super) connecting: bool,
     /// A receive is in flight.
     pub(super) receiving: bool,
     /// False only if the socket was found empty and there was no edge since.
@@ -47,6 +49,7 @@ impl Default for Port {
             before: NONE,
             after: NONE,
             unregistered: 0,
+            connecting: false,
             receiving: false,
             readable: false,
             writable: false,
@@ -88,14 +91,14 @@ impl Ports {
         self.table.get_mut(slot).filter(|port| port.id != VACANT)
     }
 
-    /// Makes the slot this id's; gives the socket back if it is another's still.
-    pub(super) fn open(&mut self, id: ConnId, socket: Socket) -> Result<&mut Port, Socket> {
+    /// Makes the slot this id's; `None` if it is another's still, and the socket is closed.
+    pub(super) fn open(&mut self, id: ConnId, socket: Option<Socket>) -> Option<&mut Port> {
         let port = self.table.entry(id.slot());
         if port.id != VACANT {
-            return Err(socket);
+            return None;
         }
-        *port = Port { id: id.bits(), socket: Some(socket), writable: true, ..Port::default() };
-        Ok(port)
+        *port = Port { id: id.bits(), socket, writable: true, ..Port::default() };
+        Some(port)
     }
 
     /// Frees the slot.
@@ -212,7 +215,7 @@ mod tests {
     fn queued(ports: &mut Ports, count: u32) -> Vec<ConnId> {
         let ids: Vec<ConnId> = (0..count).map(|n| ConnId::new(n * 300, u64::from(n))).collect();
         for id in &ids {
-            let port = ports.open(*id, socket()).unwrap();
+            let port = ports.open(*id, Some(socket())).unwrap();
             (port.receiving, port.readable) = (true, true);
             ports.sync_queue(id.slot());
             ports.invariants();
@@ -262,9 +265,9 @@ mod tests {
         assert!(size_of::<Port>() <= 48, "{}", size_of::<Port>());
         let mut ports = Ports::new();
         let (old, new) = (ConnId::new(7, 1), ConnId::new(7, 2));
-        assert!(ports.open(old, socket()).is_ok() && ports.open(new, socket()).is_err());
+        assert!(ports.open(old, Some(socket())).is_some() && ports.open(new, Some(socket())).is_none());
         ports.close(7);
         assert!(ports.find(old).is_none() && ports.at(7).is_none());
-        assert!(ports.open(new, socket()).is_ok() && ports.find(old).is_none());
+        assert!(ports.open(new, Some(socket())).is_some() && ports.find(old).is_none());
     }
 }

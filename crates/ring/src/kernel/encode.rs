@@ -6,6 +6,7 @@ use io_uring::opcode;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{self, TimeoutFlags, Timespec};
 use ringserve_core::Batch;
+use socket2::SockAddr;
 
 use super::setup::GROUP;
 use crate::seam::SendMode;
@@ -22,14 +23,18 @@ static RESET_ON_CLOSE: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 /// Memory that entries point to until the kernel has consumed them (`IORING_FEAT_SUBMIT_STABLE`).
 ///
 /// Invariants: what belongs to an entry is written only before the entry is pushed, and again only when the
-/// queue place it was written for comes around, which is after it was consumed; iovec blocks are reused only
-/// when the queue is empty. Boxes are never replaced.
+/// queue place it was written for comes around, which is after it was consumed; iovec blocks are reused, and addresses
+/// freed, only when the queue is empty. Boxes are never replaced.
 pub(super) struct Staging {
     /// By place in the submission queue.
     descriptors: Box<[i32]>,
     headers: Box<[libc::msghdr]>,
     /// Blocks of `PIECES_MAX`, filled in order; freed at once when the queue is empty.
     iovecs: Vec<Box<[libc::iovec]>>,
+    /// Addresses of connects, of entries that are not consumed.
+    // Boxed so that none moves when another one comes.
+    #[allow(clippy::vec_box)]
+    addresses: Vec<Box<SockAddr>>,
     /// The block in use, and how much of it is used.
     block: usize,
     used: usize,
@@ -43,6 +48,7 @@ impl Staging {
             descriptors: vec![-1; entries].into(),
             headers: vec![header; entries].into(),
             iovecs: Vec::new(),
+            addresses: Vec::new(),
             block: 0,
             used: 0,
         }
@@ -52,6 +58,15 @@ impl Staging {
     #[inline]
     pub(super) fn consumed(&mut self) {
         (self.block, self.used) = (0, 0);
+        if !self.addresses.is_empty() {
+            self.addresses.clear();
+        }
+    }
+
+    /// Keeps an address until every entry is consumed.
+    fn address(&mut self, address: SockAddr) -> &SockAddr {
+        self.addresses.push(Box::new(address));
+        self.addresses.last().expect("it was just put there")
     }
 
     /// Room for one descriptor, at this place of the queue.
@@ -137,6 +152,12 @@ pub(super) fn timeout(until: &Timespec) -> Entry {
 /// Sets the timeout of that name to another time.
 pub(super) fn set_timeout(until: &Timespec, user_data: u64) -> Entry {
     quietly(opcode::TimeoutUpdate::new(user_data, until).flags(TimeoutFlags::ABS).build())
+}
+
+/// The address is kept in `staging`, and read by the kernel when it consumes the entry.
+pub(super) fn connect(on: On, address: SockAddr, staging: &mut Staging) -> Entry {
+    let address = staging.address(address);
+    on.mark(opcode::Connect::new(on.fd(), address.as_ptr().cast(), address.len()).build())
 }
 
 pub(super) fn reset_on_close(on: On) -> Entry {

@@ -4,7 +4,7 @@
 //!
 //! 1. A batch is owned by [`SystemKernel::sends`] from before its entry is pushed until its completion was
 //!    reaped, and is not touched in between; if a completion never comes it is leaked.
-//! 2. Headers, iovecs and descriptor arrays live in [`Staging`], at least until their entry is consumed.
+//! 2. Headers, iovecs, addresses and descriptor arrays live in [`Staging`], at least until their entry is consumed.
 //! 3. Receive buffers are lent (see [`KernelSide`]) from before they are provided until the kernel named them
 //!    as used up in a completion, or until nothing is in flight and the buffer ring is unregistered. The
 //!    bookkeeping half ends a loan only through a completion reaped here; only this crate can make it do so.
@@ -30,9 +30,10 @@ use io_uring::squeue::Entry;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring};
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Batch, CloseHow, ConnId, Socket};
+use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
 
 use crate::config::UringConfig;
+use crate::connect::{BeforeConnect, to_kernel};
 use crate::error::SetupError;
 use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use crate::table::Chunked;
@@ -68,6 +69,7 @@ pub struct SystemKernel {
     owned: Owned,
     /// Connections' descriptors by slot, plus one, where they are not in the ring's table.
     plain: Option<Chunked<i32>>,
+    before_connect: BeforeConnect,
     waker: Waker,
     wake_count: Box<UnsafeCell<u64>>,
 }
@@ -141,6 +143,7 @@ impl SystemKernel {
             listeners,
             owned: Owned::new(),
             plain: config.plain_descriptors.then(Chunked::new),
+            before_connect: config.before_connect.clone(),
             waker,
             wake_count: Box::new(UnsafeCell::new(0)),
         })
@@ -213,6 +216,13 @@ impl SystemKernel {
         let pointer = self.staging.descriptor(place, fd);
         self.push(encode::install(id.slot(), pointer), Kind::Install.with(id.bits()));
         self.push(encode::quietly(encode::close_descriptor(fd)), Kind::Ignored.with(0));
+    }
+
+    fn connect(&mut self, id: ConnId, address: &Address) {
+        // The address was looked at when the socket was made.
+        let Ok(address) = to_kernel(address) else { panic!("{address} is no address") };
+        let entry = encode::connect(self.on(id), address, &mut self.staging);
+        self.push_awaited(entry, Kind::Connect.with(id.bits()));
     }
 
     fn close(&mut self, id: ConnId, how: CloseHow) {
@@ -327,6 +337,10 @@ impl Kernel for SystemKernel {
                 assert!(self.owned.remove(fd), "descriptor {fd} is not this driver's to close");
                 self.push(encode::quietly(encode::close_descriptor(fd)), user_data);
             }
+            RawOp::Connect { id, address } => self.connect(id, &address),
+            RawOp::CancelConnect { id } => {
+                self.push_awaited(encode::cancel(Kind::Connect.with(id.bits())), user_data);
+            }
             RawOp::Shutdown { id } => self.push_awaited(encode::shutdown(self.on(id)), user_data),
             RawOp::Close { id, how } => self.close(id, how),
             RawOp::CancelAccept { listener } => {
@@ -417,6 +431,13 @@ impl Kernel for SystemKernel {
 
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
         self.owned.borrow(fd, |socket| socket2::SockRef::from(&socket).peer_addr().ok())??.as_socket()
+    }
+
+    fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
+        to_kernel(address)?;
+        let fd = self.before_connect.open_socket(address)?.into_raw_fd();
+        self.owned.insert(fd);
+        Ok(fd)
     }
 
     fn finish(&mut self, side: &mut KernelSide) -> bool {

@@ -158,6 +158,7 @@ fn restrictions() -> Vec<Restriction> {
         opcode::Nop::CODE,
         opcode::AcceptMulti::CODE,
         opcode::FilesUpdate::CODE,
+        opcode::Connect::CODE,
         opcode::Close::CODE,
         opcode::RecvMulti::CODE,
         opcode::Send::CODE,

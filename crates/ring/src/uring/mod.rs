@@ -14,6 +14,7 @@
 mod accept;
 mod buffers;
 mod close;
+mod connect;
 mod receive;
 mod send;
 mod table;
@@ -232,7 +233,8 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Shutdown) => self.on_shutdown(cqe, sink),
             Some(Kind::Close) => self.on_close(cqe, sink),
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
-            Some(Kind::CancelSend | Kind::CancelAccept) => {}
+            Some(Kind::Connect) => self.on_connect(cqe, sink),
+            Some(Kind::CancelSend | Kind::CancelAccept | Kind::CancelConnect) => {}
             Some(Kind::Message) => self.on_message(cqe),
             Some(Kind::Woken | Kind::Timer) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
@@ -301,6 +303,8 @@ impl<K: Kernel> Driver for Uring<K> {
             Op::AcceptStop { listener } => self.accept_stop(listener),
             Op::Adopt { id, socket } => self.adopt(id, socket),
             Op::Refuse { socket } => self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 }),
+            Op::Connect { id, address } => self.connect(id, address),
+            Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
             Op::ReceiveStop { id } => self.receive_stop(id),
             Op::Send { id, batch } => self.send(id, batch),

@@ -30,6 +30,21 @@ pub(super) enum Sending {
     Submitted,
 }
 
+/// What happens to the socket as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// A connect is in flight.
+    Connecting,
+    /// ... and was told to stop.
+    StopsConnecting,
+    /// None of the others.
+    Open,
+    /// A shutdown is in flight.
+    ShutsDown,
+    /// A close is in flight.
+    Closes,
+}
+
 /// One connection. Everything but `id` and the links is at rest while `id` is vacant.
 #[derive(Debug)]
 pub(super) struct Port {
@@ -40,8 +55,7 @@ pub(super) struct Port {
     pub(super) receive_stop: bool,
     /// True exactly when the send in flight was told to stop and has not ended.
     pub(super) send_stop: bool,
-    pub(super) shutting_down: bool,
-    pub(super) closing: bool,
+    pub(super) life: Life,
     /// The receive brought bytes since it was taken out of the list of parked ones.
     pub(super) fed: bool,
     /// Cancels of receives that have not completed.
@@ -59,8 +73,7 @@ impl Default for Port {
             sending: Sending::No,
             receive_stop: false,
             send_stop: false,
-            shutting_down: false,
-            closing: false,
+            life: Life::Open,
             fed: false,
             receive_cancels: 0,
             parked_before: NONE,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ringserve_buf::{Counts, PoolConfig};
-use ringserve_core::{AcceptEnd, Batch, CloseHow, Socket};
+use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, Socket};
 
 use super::*;
 use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
@@ -25,6 +25,10 @@ struct Script {
 }
 
 impl Kernel for Script {
+    fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
+        if address.ip().is_some() { Ok(77) } else { Err(libc::EAFNOSUPPORT) }
+    }
+
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
         if self.queued == self.room {
             return Err(op);
@@ -186,6 +190,74 @@ impl Rig {
         self.ops();
         id
     }
+}
+
+fn connecting(rig: &mut Rig, address: Address) -> ConnId {
+    let id = ConnId::new(5, 1);
+    rig.ring.submit(Op::Connect { id, address: Box::new(address) });
+    rig.turn();
+    id
+}
+
+fn local() -> Address {
+    SocketAddr::from(([127, 0, 0, 1], 80)).into()
+}
+
+#[test]
+fn a_connect_is_a_new_socket_in_the_table_and_then_a_connect() {
+    let mut rig = Rig::new(8);
+    let id = connecting(&mut rig, local());
+    match &rig.ops()[..] {
+        [RawOp::Install { id: installed, fd: 77 }, RawOp::Connect { id: connected, address }] => {
+            assert_eq!((*installed, *connected, &**address), (id, id, &local()));
+        }
+        other => panic!("{other:?}"),
+    }
+    rig.says(Kind::Connect, id.bits(), 0, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [format!("Connected {{ id: {id}, result: Ok(()) }}")]);
+    rig.ring.submit(Op::Receive { id });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { .. }]));
+}
+
+#[test]
+fn a_connect_that_is_stopped_ends_once() {
+    let mut rig = Rig::new(8);
+    let id = connecting(&mut rig, local());
+    rig.ops();
+    rig.ring.submit(Op::ConnectStop { id });
+    rig.ring.submit(Op::ConnectStop { id });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::CancelConnect { .. }]), "cancelled once");
+    rig.says(Kind::CancelConnect, id.bits(), 0, 0);
+    rig.says(Kind::Connect, id.bits(), -libc::ECANCELED, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [format!("Connected {{ id: {id}, result: Err({}) }}", libc::ECANCELED)]);
+    // It is over: there is nothing to stop.
+    rig.ring.submit(Op::ConnectStop { id });
+    rig.ring.submit(Op::Close { id, how: CloseHow::Abort });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::Close { .. }]));
+    rig.says(Kind::Close, id.bits(), 0, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [format!("{id} closed")]);
+    rig.says(Kind::Connect, id.bits(), 0, 0);
+    rig.turn();
+    assert_eq!((rig.seen().len(), rig.ring.anomalies().stale), (0, 1));
+}
+
+#[test]
+fn a_socket_that_cannot_be_made_ends_the_connect_and_its_slot_is_closed_as_any() {
+    let mut rig = Rig::new(8);
+    let id = connecting(&mut rig, Address::unix("/nowhere"));
+    assert!(rig.ops().is_empty());
+    rig.turn();
+    assert_eq!(rig.seen(), [format!("Connected {{ id: {id}, result: Err({}) }}", libc::EAFNOSUPPORT)]);
+    rig.ring.submit(Op::Close { id, how: CloseHow::Abort });
+    rig.says(Kind::Close, id.bits(), -libc::EBADF, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [format!("{id} closed")]);
 }
 
 #[test]

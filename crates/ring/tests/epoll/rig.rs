@@ -23,7 +23,11 @@ pub struct Rig {
 }
 
 pub fn small(buffer_bytes: usize, buffers_max: usize) -> EpollConfig {
-    EpollConfig { connections: 512, pool: PoolConfig { buffer_bytes, buffers_max, poison: true } }
+    EpollConfig {
+        connections: 512,
+        pool: PoolConfig { buffer_bytes, buffers_max, poison: true },
+        ..EpollConfig::default()
+    }
 }
 
 /// Bytes that tell their position and their connection.

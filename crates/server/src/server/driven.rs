@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ringserve_core::framing::Framing;
+use ringserve_core::framing::{Framing, Raw};
 use ringserve_core::{Driver, Socket};
 use ringserve_ring::{UringConfig, Waker};
 
@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::running::Running;
 use crate::service::MakeService;
 use crate::shard::{Others, Shard};
+use crate::stream::{Stream, StreamResult, Streams};
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {
@@ -75,6 +76,7 @@ where
         shards,
         descriptors: u64::MAX,
         limits: &server.limits,
+        sockets: &server.sockets,
     };
     let (config, chosen) = wanted.driven();
     let listen = |addr| drivers.listen(addr, shards).map_err(|error| Error::Listen { addr, error });
@@ -105,4 +107,21 @@ where
     });
     let (remotes, threads) = launched?;
     Ok(Running::new(local_addrs, remotes, threads))
+}
+
+/// As [`Server::start_stream`], over these drivers.
+///
+/// # Errors
+/// Those of [`start_on`].
+pub fn start_stream_on<D, H, R>(
+    server: Server<Raw>,
+    drivers: D,
+    factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
+) -> Result<Running, Error>
+where
+    D: Drivers,
+    H: AsyncFn(Stream) -> R + 'static,
+    R: StreamResult + 'static,
+{
+    start_on(server.for_streams(), drivers, move |shard| Streams::new(shard, factory(shard)))
 }

@@ -201,8 +201,9 @@ where
             Some(Err(error)) => return give_up(ready, Error::Factory { shard: self.index, error }),
             None => return give_up(ready, Error::FactoryPanicked { shard: self.index }),
         };
+        let first_upstream = self.chosen.connections() as u32;
         let mut core = ringserve_core::Shard::new(
-            self.limits,
+            self.limits.clone(),
             self.chosen.connections(),
             listeners,
             self.framing,
@@ -217,7 +218,9 @@ where
         // If another shard panics, nobody is left who could report, and the wait for reports ends.
         drop(ready);
         self.gate.pass();
-        let parts = Parts { shard, core, driver, service, admit: self.admit, others };
+        let limits = Limits { upstreams_max: self.chosen.upstreams(), ..self.limits };
+        let (admit, limits) = (self.admit, limits);
+        let parts = Parts { shard, core, driver, service, admit, others, limits, first_upstream };
         RunningShard::new(parts, calls::<Make::Service>).run()
     }
 }

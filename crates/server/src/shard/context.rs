@@ -4,8 +4,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_core::Address;
+
 use super::{DrainBegins, Draining, LocalTasks};
 use crate::remote::Remote;
+use crate::stream::{Connecting, Requests};
 use crate::timers::{Deadline, Sleep, Timers};
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
@@ -23,6 +26,7 @@ struct Inner {
     remote: Arc<Remote>,
     mailboxes: RefCell<Vec<Box<dyn FnMut()>>>,
     draining: Draining,
+    upstreams: Requests,
 }
 
 impl Shard {
@@ -36,6 +40,7 @@ impl Shard {
             remote,
             mailboxes: RefCell::default(),
             draining: Draining::default(),
+            upstreams: Requests::default(),
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -54,6 +59,41 @@ impl Shard {
     /// `Rc`s with the service. A panic in it ends it alone.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         let _named = self.inner.tasks.spawn(Box::pin(future));
+    }
+
+    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`] like an accepted one, and
+    /// dropping it closes it.
+    ///
+    /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket
+    /// options are those of accepted connections ([`SocketOptions`](crate::SocketOptions)). Of the
+    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stalled` and `linger` hold, with bounds and
+    /// counters of their own; there is no limit on how long an upstream may be silent.
+    ///
+    /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued
+    /// for them leaves, and they are closed.
+    ///
+    /// ```no_run
+    /// use std::net::SocketAddr;
+    /// use ringserve_server::{Server, Stream, copy_bidirectional};
+    ///
+    /// # fn main() -> Result<(), ringserve_server::Error> {
+    /// let upstream: SocketAddr = ([127, 0, 0, 1], 8000).into();
+    /// Server::bind("127.0.0.1:7000").serve_stream(move |_shard| async move |mut client: Stream| {
+    ///     let mut upstream = client.shard().connect(upstream).await?;
+    ///     copy_bidirectional(&mut client, &mut upstream).await.map_err(|broken| broken.error)
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`Limits::connect`](crate::Limits::connect); `ResourceBusy` if
+    /// the shard has [`Limits::upstreams_max`](crate::Limits::upstreams_max) of them.
+    pub fn connect(&self, address: impl Into<Address>) -> Connecting {
+        Connecting::new(address.into(), self)
+    }
+
+    pub(crate) fn upstream_requests(&self) -> &Requests {
+        &self.inner.upstreams
     }
 
     /// Waits for so long, up to about a millisecond longer and never shorter.

@@ -40,6 +40,8 @@ pub(crate) struct TaskId {
 struct Inner {
     /// Spawned and not polled yet.
     new: Vec<TaskId>,
+    /// The one being polled.
+    current: Option<TaskId>,
     slots: Vec<Slot>,
     /// Slots without a task, last in, first out.
     free: Vec<u32>,
@@ -119,10 +121,13 @@ impl LocalTasks {
             let Some(slot) = inner.slot(task) else { return };
             let Some((wake, waker)) = &slot.wake else { return };
             wake.taken();
-            slot.future.take().map(|future| (future, waker.clone()))
+            let taken = slot.future.take().map(|future| (future, waker.clone()));
+            // A task that is polled may have another one polled, by a waker of its own.
+            taken.map(|(future, waker)| (future, waker, inner.current.replace(task)))
         };
-        let Some((mut future, waker)) = taken else { return };
+        let Some((mut future, waker, before)) = taken else { return };
         let polled = guard(|| future.as_mut().poll(&mut Context::from_waker(&waker)));
+        self.inner.borrow_mut().current = before;
         if polled.is_none() && self.inner.borrow_mut().panics.allows(self.timers.now()) {
             error!("a task on a shard panicked and is dropped");
         }
@@ -144,11 +149,12 @@ impl LocalTasks {
         let _ = guard(move || drop(future));
     }
 
-    /// True if this waker wakes that task and nothing else.
-    pub(crate) fn is_waker_of(&self, waker: &Waker, task: TaskId) -> bool {
-        let mut inner = self.inner.borrow_mut();
-        let slot = inner.slot(task);
-        slot.and_then(|slot| slot.wake.as_ref()).is_some_and(|(_, own)| own.will_wake(waker))
+    /// The task being polled, if this waker is its own and not that of something in between.
+    pub(crate) fn current(&self, waker: &Waker) -> Option<TaskId> {
+        let inner = self.inner.borrow();
+        let task = inner.current?;
+        let (_, own) = inner.slots.get(task.index as usize)?.wake.as_ref()?;
+        own.will_wake(waker).then_some(task)
     }
 }
 

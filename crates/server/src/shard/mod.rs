@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{
-    Budget, CloseReason, Completion, ConnId, Driver, Event, Next, Payload, Socket, Time, Wait,
+    Budget, CloseReason, Completion, ConnId, Driver, Event, Limits, Link, Next, Payload, Socket, Time, Wait,
 };
 use tracing::{debug, error, warn};
 
@@ -23,6 +23,7 @@ use crate::log::{LineLimit, LogObserver};
 use crate::remote::{Mail, Order, Post, Remote, collect_wakes, collected_wakes, wake_collected};
 use crate::running::{ShardEnd, ShardReport};
 use crate::service::Service;
+use crate::stream::{UPSTREAM, Upstreams};
 use crate::tasks::{Job, Resumed, Tasks};
 
 pub use context::Shard;
@@ -50,6 +51,9 @@ pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
     pub service: S,
     pub admit: Option<Admit>,
     pub others: Option<Others<D>>,
+    /// The limits, and the number of the first slot that is an upstream's.
+    pub limits: Limits,
+    pub first_upstream: u32,
 }
 
 /// The shards of the server, for one that passes connections on.
@@ -74,6 +78,10 @@ pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
     remote: Arc<Remote>,
     admit: Option<Admit>,
     others: Option<Others<D>>,
+    limits: Limits,
+    first_upstream: u32,
+    /// Connections that the server made, once it made one.
+    upstreams: Option<Box<Upstreams>>,
     order: Order,
     post: Post,
     now: Time,
@@ -111,6 +119,9 @@ where
             shard: parts.shard,
             admit: parts.admit,
             others: parts.others,
+            limits: parts.limits,
+            first_upstream: parts.first_upstream,
+            upstreams: None,
             order: Order::Serve,
             post: Post::default(),
             now: Time::ZERO,
@@ -131,7 +142,7 @@ where
         loop {
             self.now = self.shard.timers().now();
             self.turn(&mut completions);
-            if self.core.is_done() {
+            if self.is_done() {
                 break;
             }
             let wait = self.wait();
@@ -144,11 +155,31 @@ where
         Ok(report)
     }
 
+    /// True once every connection is gone, with those to upstreams as the last.
+    fn is_done(&mut self) -> bool {
+        if !self.core.is_done() {
+            return false;
+        }
+        let Some(upstreams) = &mut self.upstreams else { return true };
+        if !upstreams.is_closing() {
+            upstreams.close_all();
+        }
+        upstreams.is_done()
+    }
+
     /// How long the driver may wait. From here on a wake-up reaches it there.
     fn wait(&self) -> Wait {
         let mut wait = self.core.wait();
-        if wait == Wait::No || self.shard.tasks().has_new() {
+        if wait == Wait::No || self.shard.tasks().has_new() || !self.shard.upstream_requests().is_empty() {
             return Wait::No;
+        }
+        if let Some(upstreams) = &self.upstreams {
+            wait = match (wait, upstreams.wait()) {
+                (_, Wait::No) => return Wait::No,
+                (Wait::For(one), Wait::For(other)) => Wait::For(one.min(other)),
+                (Wait::Forever, other) => other,
+                (one, _) => one,
+            };
         }
         if let Some(next) = self.shard.timers().next() {
             let sleep = next - self.now;
@@ -164,6 +195,7 @@ where
         ShardReport {
             counters: self.core.counters().clone(),
             connections: self.core.connections(),
+            upstreams: self.upstreams.as_ref().map(|upstreams| upstreams.report()).unwrap_or_default(),
             driver: self.driver.stats(),
             buffers: self.driver.pool().counts(),
         }
@@ -174,10 +206,19 @@ where
         self.shard.timers().fire(self.now);
         self.remote.wake_up(&mut self.post);
         self.core.begin_turn(self.now);
+        if let Some(upstreams) = &mut self.upstreams {
+            upstreams.begin_turn(self.now);
+        }
         self.obey();
         self.read_mail();
         self.work_off();
         for completion in completions.drain(..) {
+            if let Some(upstreams) = &mut self.upstreams
+                && completion.id().is_some_and(|id| upstreams.owns(id))
+            {
+                upstreams.complete(completion);
+                continue;
+            }
             self.core.complete(completion);
             if let Some(id) = self.core.take_frames() {
                 self.run_frames(id);
@@ -197,11 +238,15 @@ where
         }
         self.core.end_turn();
         self.work_off();
-        if !self.core.take_send_awaited() {
-            self.driver.defer_sent();
-        }
+        let mut awaited = self.core.take_send_awaited();
         for op in self.core.take_ops() {
             self.driver.submit(op);
+        }
+        if self.upstreams.is_some() || !self.shard.upstream_requests().is_empty() {
+            awaited |= self.end_turn_of_upstreams();
+        }
+        if !awaited {
+            self.driver.defer_sent();
         }
         if let Some(number) = self.remote.report_wanted() {
             self.remote.report(number, self.report());
@@ -213,6 +258,20 @@ where
         }
     }
 
+    /// True if something waits for one of their sends.
+    fn end_turn_of_upstreams(&mut self) -> bool {
+        let upstreams = self.upstreams.get_or_insert_with(|| {
+            let pool = self.driver.pool().clone();
+            let mut new = Upstreams::new(&self.limits, self.first_upstream, pool, &self.shard);
+            if !self.driver.may_lend_beyond_turn() {
+                new.copy_frames();
+            }
+            new.begin_turn(self.now);
+            Box::new(new)
+        });
+        upstreams.end_turn(&mut self.driver)
+    }
+
     fn obey(&mut self) {
         let order = self.remote.ordered();
         if order == self.order {
@@ -222,7 +281,12 @@ where
         match order {
             Order::Serve => {}
             Order::Drain => self.core.drain(),
-            Order::Force => self.core.force(),
+            Order::Force => {
+                self.core.force();
+                if let Some(upstreams) = &mut self.upstreams {
+                    upstreams.force();
+                }
+            }
         }
         if order != Order::Serve {
             self.shard.set_draining();
@@ -242,19 +306,19 @@ where
         for mail in mails.drain(..) {
             match mail {
                 Mail::Push { id, reach, payload } => {
-                    if let Some(block) = self.core.block(id) {
-                        block.link.reply(Payload::Bytes(&payload));
+                    if let Some(link) = self.link(id) {
+                        link.reply(Payload::Bytes(&payload));
                     }
                     reach.arrived(Mail::bytes_of(&payload));
                 }
                 Mail::Close { id } => {
-                    if let Some(block) = self.core.block(id) {
-                        block.link.close();
+                    if let Some(link) = self.link(id) {
+                        link.close();
                     }
                 }
                 Mail::Abort { id } => {
-                    if let Some(block) = self.core.block(id) {
-                        block.link.abort();
+                    if let Some(link) = self.link(id) {
+                        link.abort();
                     }
                 }
                 Mail::Socket { socket, peer, listener } => {
@@ -266,6 +330,14 @@ where
             }
         }
         self.post.mail = mails;
+    }
+
+    /// A connection of either kind, as pushes reach it.
+    fn link(&self, id: ConnId) -> Option<&Link> {
+        match &self.upstreams {
+            Some(upstreams) if upstreams.owns(id) => upstreams.link(id),
+            _ => self.core.block(id).map(|block| &block.link),
+        }
     }
 
     /// Wakes the other shards that have something to look at, tells them how much room there is here, and looks for
@@ -303,6 +375,8 @@ where
                     let peer = Peer { addr: peer, listener };
                     self.accept(socket, peer);
                 }
+                // This half makes none.
+                Event::Connected(_) => {}
                 Event::Heartbeat(id) => self.tell(id, "heartbeat", |service, cx| service.heartbeat(cx)),
                 Event::InputEnded(id) => self.tell(id, "input_ended", |service, cx| service.input_ended(cx)),
                 Event::Elsewhere { socket, peer, listener } => self.pass_on(socket, peer, listener),
@@ -411,6 +485,12 @@ where
         for task in woken.drain(..) {
             if task & SPAWNED != 0 {
                 self.shard.tasks().resume(task & !SPAWNED);
+                continue;
+            }
+            if task & UPSTREAM != 0 {
+                if let Some(upstreams) = &mut self.upstreams {
+                    upstreams.resume(task & !UPSTREAM);
+                }
                 continue;
             }
             let Some((id, resumed, next)) = self.tasks.resume(task) else { continue };

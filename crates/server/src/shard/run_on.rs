@@ -21,7 +21,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver>(
     let remote = Remote::new();
     let connections_max = driver.connections_max();
     let core = ringserve_core::Shard::new(
-        limits,
+        limits.clone(),
         connections_max,
         1,
         framing,
@@ -29,5 +29,10 @@ pub fn run_on<S: Service, F: Framing, D: Driver>(
         LogObserver::new(0),
     );
     let shard = Shard::new(0, 1, remote);
-    Running::new(Parts { shard, core, driver, service, admit: None, others: None }, calls::<S>).run()
+    // The driver has no slots beside those of accepted connections.
+    let limits = Limits { upstreams_max: 0, ..limits };
+    let first_upstream = connections_max as u32;
+    let (admit, others) = (None, None);
+    let parts = Parts { shard, core, driver, service, admit, others, limits, first_upstream };
+    Running::new(parts, calls::<S>).run()
 }

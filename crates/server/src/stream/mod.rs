@@ -11,11 +11,14 @@
 //! So at most one frame is outside of the core, the task of a reader that keeps up costs no waker and no turn, and all
 //! limits apply.
 
+mod connecting;
+mod copy;
 mod ended;
 mod service;
 mod session;
 #[cfg(feature = "tokio")]
 mod tokio_io;
+mod upstreams;
 
 use std::fmt;
 use std::future::poll_fn;
@@ -29,9 +32,13 @@ use crate::cx::Peer;
 use crate::handle::ConnHandle;
 use crate::shard::{DrainBegins, Shard};
 
+pub use connecting::Connecting;
+pub(crate) use connecting::Requests;
+pub use copy::{CopyError, CopySide, copy_bidirectional};
 pub use ended::StreamResult;
 pub(crate) use service::Streams;
 use session::Session;
+pub(crate) use upstreams::{UPSTREAM, Upstreams};
 
 /// A connection as a stream of bytes, for [`Server::serve_stream`](crate::Server::serve_stream).
 ///
@@ -89,7 +96,7 @@ impl Stream {
     /// Those of [`read_frame`](Stream::read_frame).
     pub fn poll_read_frame(&mut self, task: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
         let session = &self.block.session;
-        session.poll_readable(task.waker()).map_ok(|()| {
+        session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| {
             let unread = session.take_unread();
             let len = unread.len();
             (len > 0).then(|| Frame::new(unread, 0, len))
@@ -126,7 +133,7 @@ impl Stream {
     }
 
     /// The bytes there is room for, at least 1.
-    fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    pub(super) fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let link = &self.block.link;
         if link.writing_ended() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -157,6 +164,13 @@ impl Stream {
     /// Resets the connection. What is queued is dropped.
     pub fn abort(&self) {
         self.block.link.abort();
+    }
+
+    /// Closes the connection after what is queued, since an upstream that it needs refused, stalled or broke: it is counted as
+    /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). With [`abort`](Stream::abort) after it the
+    /// connection is reset instead, for the same reason: so that nobody takes what came so far for all of it.
+    pub fn upstream_failed(&self) {
+        self.block.link.upstream_failed();
     }
 
     /// Who is on the other end, and which of the server's addresses it connected to.

@@ -32,21 +32,6 @@ impl<H> Streams<H> {
         let handler = Handler { handler, errors: RefCell::default() };
         Streams { handler: Rc::new(handler), shard: shard.clone() }
     }
-
-    /// Has the reader read, if it waits: here and now if it is the connection's own task, as it mostly is.
-    fn run_reader(&self, session: &Session) {
-        if !session.take_reader_waits() {
-            return;
-        }
-        let (tasks, task) = (self.shard.tasks(), session.task.get());
-        let reader =
-            session.foreign_reader(|reader| task.is_some_and(|task| tasks.is_waker_of(reader, task)));
-        match (reader, task) {
-            (Some(reader), _) => reader.wake(),
-            (None, Some(task)) => tasks.poll(task),
-            (None, None) => {}
-        }
-    }
 }
 
 impl<H, R> Service for Streams<H>
@@ -69,7 +54,7 @@ where
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Infallible> {
         let session = cx.session();
         session.put(frame.into_lease());
-        self.run_reader(session);
+        session.run_reader(self.shard.tasks());
         let mut first = true;
         poll_fn(|task| {
             let all_read = session.poll_all_read(task);
@@ -84,7 +69,7 @@ where
 
     fn input_ended(&self, cx: &Cx<'_, Session>) {
         cx.session().end_input();
-        self.run_reader(cx.session());
+        cx.session().run_reader(self.shard.tasks());
     }
 
     fn close(&self, session: &Session, reason: CloseReason) {
@@ -95,11 +80,7 @@ where
             self.shard.tasks().poll(task);
             self.shard.tasks().abort(task);
         }
-        if session.take_reader_waits()
-            && let Some(reader) = session.foreign_reader(|_| false)
-        {
-            reader.wake();
-        }
+        session.run_reader(self.shard.tasks());
     }
 }
 

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use ringserve_buf::Lease;
 use ringserve_core::CloseReason;
 
-use crate::shard::TaskId;
+use crate::shard::{LocalTasks, TaskId};
 
 /// A lease that is kept beyond the turn pins its buffer. One of at least so many bytes which are at least so great a part
 /// of its buffer may; the rest of others is copied. As for replies, which are lent or copied by the same rule.
@@ -19,7 +19,9 @@ const KEPT_SHARE_MIN: usize = 4;
 pub(crate) struct Session {
     /// What was received last and not read yet.
     unread: Cell<Lease>,
-    /// Woken when there is something to read. Kept after that, since it is mostly the same one again.
+    /// Who reads, if that is a task of the shard and nothing in between: it is polled without a waker.
+    reader_task: Cell<Option<TaskId>>,
+    /// ... and if it is not. Kept after it was woken, since it is mostly the same one again.
     reader: RefCell<Option<Waker>>,
     /// True while the reader waits.
     reader_waits: Cell<bool>,
@@ -35,7 +37,7 @@ pub(crate) struct Session {
 
 impl Session {
     /// Ready if there are bytes, or none will come.
-    pub(super) fn poll_readable(&self, waker: &Waker) -> Poll<io::Result<()>> {
+    pub(super) fn poll_readable(&self, waker: &Waker, tasks: &LocalTasks) -> Poll<io::Result<()>> {
         if self.has_unread() {
             return Poll::Ready(Ok(()));
         }
@@ -46,6 +48,10 @@ impl Session {
             return Poll::Ready(Ok(()));
         }
         self.reader_waits.set(true);
+        self.reader_task.set(tasks.current(waker));
+        if self.reader_task.get().is_some() {
+            return Poll::Pending;
+        }
         let known = self.reader.borrow().as_ref().is_some_and(|reader| reader.will_wake(waker));
         if !known {
             // Cloning and dropping a waker may run others' code: outside.
@@ -56,11 +62,13 @@ impl Session {
         Poll::Pending
     }
 
-    fn end(&self, reason: CloseReason) -> io::Result<()> {
+    pub(super) fn end(&self, reason: CloseReason) -> io::Result<()> {
         let kind = match reason {
             CloseReason::PeerReset => io::ErrorKind::ConnectionReset,
             CloseReason::System(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            CloseReason::ConnectFailed(errno) => return Err(io::Error::from_raw_os_error(errno)),
             CloseReason::FirstFrameTimeout
+            | CloseReason::ConnectTimeout
             | CloseReason::IdleTimeout
             | CloseReason::WriteStalled
             | CloseReason::ReadTooSlow
@@ -74,7 +82,7 @@ impl Session {
         Err(io::Error::new(kind, reason.name()))
     }
 
-    fn has_unread(&self) -> bool {
+    pub(super) fn has_unread(&self) -> bool {
         let unread = self.unread.take();
         let has = !unread.is_empty();
         self.unread.set(unread);
@@ -122,12 +130,17 @@ impl Session {
         self.unread.set(if copies { Lease::copy_of(&unread) } else { unread });
     }
 
+    /// Wakes this one when everything was read.
+    pub(super) fn wake_when_read(&self, waker: Waker) {
+        self.call.set(Some(waker));
+    }
+
     /// Ready when everything was read.
     pub(super) fn poll_all_read(&self, task: &mut Context<'_>) -> Poll<()> {
         if !self.has_unread() {
             return Poll::Ready(());
         }
-        self.call.set(Some(task.waker().clone()));
+        self.wake_when_read(task.waker().clone());
         Poll::Pending
     }
 
@@ -142,15 +155,18 @@ impl Session {
         drop(self.call.take());
     }
 
-    /// True if the reader waited; then it is to be woken.
-    pub(super) fn take_reader_waits(&self) -> bool {
-        self.reader_waits.replace(false)
-    }
-
-    /// The reader's waker, if `is_task` does not say that it is the connection's own task.
-    pub(super) fn foreign_reader(&self, is_task: impl FnOnce(&Waker) -> bool) -> Option<Waker> {
-        let mut reader = self.reader.borrow_mut();
-        reader.take_if(|reader| !is_task(reader))
+    /// Has the reader read, if it waits: here and now if it is a task of the shard, as it mostly is.
+    pub(super) fn run_reader(&self, tasks: &LocalTasks) {
+        if !self.reader_waits.replace(false) {
+            return;
+        }
+        if let Some(task) = self.reader_task.get() {
+            return tasks.poll(task);
+        }
+        let reader = self.reader.borrow().clone();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 }
 

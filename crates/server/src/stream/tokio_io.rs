@@ -18,7 +18,7 @@ impl AsyncRead for Stream {
             return Poll::Ready(Ok(()));
         }
         let session = &self.block.session;
-        session.poll_readable(task.waker()).map_ok(|()| {
+        session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| {
             session.read_with(|bytes| {
                 let len = bytes.len().min(buf.remaining());
                 buf.put_slice(&bytes[..len]);

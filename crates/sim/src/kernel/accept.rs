@@ -108,17 +108,11 @@ impl State {
                 return self.end_accept(number, libc::EMFILE);
             }
             let Some(tag) = self.next_in_backlog(index) else { return };
-            // The lowest number that is free, so that numbers are used again at once.
-            let place = self.descriptors.iter().position(Option::is_none).unwrap_or_else(|| {
-                self.descriptors.push(None);
-                self.descriptors.len() - 1
-            });
-            self.descriptors[place] = Some(tag);
-            self.socks[tag].place = Place::Descriptor;
+            let fd = self.open_descriptor(tag);
             let last = self.is_full() || self.strikes(Fault::AcceptEnds);
             self.listeners[index].armed = !last;
             let (flags, arm) = if last { (0, Arm::AcceptedLast) } else { (F_MORE, Arm::AcceptedMore) };
-            self.post(RawCqe::new(Kind::Accept.with(u64::from(number)), place as i32 + 3, flags), arm);
+            self.post(RawCqe::new(Kind::Accept.with(u64::from(number)), fd, flags), arm);
             if last {
                 return;
             }
@@ -133,7 +127,18 @@ impl State {
         Some(tag)
     }
 
-    /// The connection behind an accepted descriptor.
+    /// The lowest number that is free, so that numbers are used again at once.
+    pub(super) fn open_descriptor(&mut self, tag: usize) -> i32 {
+        let place = self.descriptors.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.descriptors.push(None);
+            self.descriptors.len() - 1
+        });
+        self.descriptors[place] = Some(tag);
+        self.socks[tag].place = Place::Descriptor;
+        place as i32 + 3
+    }
+
+    /// The connection behind a descriptor.
     pub fn descriptor(&self, fd: i32) -> usize {
         let place = usize::try_from(fd - 3).ok().and_then(|place| *self.descriptors.get(place)?);
         place.unwrap_or_else(|| panic!("descriptor {fd} is not open"))

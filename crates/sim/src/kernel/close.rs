@@ -15,6 +15,7 @@ impl State {
             return self.post(done(-libc::EBADF), Arm::ShutdownError);
         };
         assert!(!self.socks[tag].fin_asked, "{id} is shut down twice");
+        assert!(self.socks[tag].connected, "{id} is shut down before it is connected");
         self.socks[tag].fin_asked = true;
         if self.socks[tag].reset || self.strikes(Fault::ShutdownFails) {
             return self.post(done(-libc::ENOTCONN), Arm::ShutdownError);
@@ -53,6 +54,7 @@ impl State {
         }
         sock.server_fin = true;
         sock.server_closed = true;
+        sock.peer.finished |= !sock.connected;
         sock.place = Place::Closed;
         self.kick(tag);
     }

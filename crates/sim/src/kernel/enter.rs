@@ -27,6 +27,7 @@ impl State {
             (self.wake_due, self.wake_armed) = (false, false);
             self.post(RawCqe::new(Kind::Wake.with(0), 8, 0), Arm::Wake);
         }
+        self.work_connects();
         if self.rng.one_in(2) {
             self.work_accepts();
             self.work_sends(all);
@@ -41,13 +42,14 @@ impl State {
     /// When something happens next without the server.
     pub(super) fn next_event(&self) -> u64 {
         let late = self.late.iter().map(|(due, _)| *due).min().unwrap_or(NEVER);
-        late.min(self.peers_at).min(self.alarm)
+        late.min(self.peers_at).min(self.alarm).min(self.next_connect())
     }
 
     /// True if a cancel told EALREADY, and what it cancels has not ended yet.
     pub(super) fn is_ending_something(&self) -> bool {
         self.receives.iter().any(|receive| receive.dying > 0)
             || self.sends.iter().any(|send| send.dying > 0)
+            || self.connects.iter().any(|connect| connect.dying > 0)
             || self.listeners.iter().any(|listener| listener.armed && listener.dying > 0)
     }
 
@@ -137,5 +139,6 @@ impl State {
             || self.listeners.iter().any(|listener| listener.armed && !listener.backlog.is_empty())
             || self.receives.iter().any(|receive| self.finds_something(receive) || receive.dying > 0)
             || self.sends.iter().any(|send| self.can_send(send))
+            || self.has_connected()
     }
 }

@@ -7,6 +7,7 @@
 
 mod accept;
 mod close;
+mod connect;
 mod enter;
 mod oracle;
 mod queues;
@@ -22,7 +23,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::ConnId;
+use ringserve_core::{Address, ConnId};
 use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 
 use crate::faults::{Arm, Coverage, Fault};
@@ -147,6 +148,7 @@ pub struct State {
     head_filled: usize,
     receives: Vec<Receive>,
     sends: Vec<Sending>,
+    connects: Vec<connect::Connect>,
     wake_armed: bool,
     wake_due: bool,
 }
@@ -203,6 +205,7 @@ impl State {
             head_filled: 0,
             receives: Vec::new(),
             sends: Vec::new(),
+            connects: Vec::new(),
             wake_armed: false,
             wake_due: false,
             plan,
@@ -333,6 +336,10 @@ impl Kernel for SimKernel {
         Some(address_of(tag))
     }
 
+    fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
+        self.state.borrow_mut().open_socket(address)
+    }
+
     fn finish(&mut self, side: &mut KernelSide) -> bool {
         // Also while a violation unwinds.
         if let Ok(mut state) = self.state.try_borrow_mut() {
@@ -351,6 +358,7 @@ impl State {
     fn end_everything(&mut self) {
         self.receives.clear();
         self.sends.clear();
+        self.connects.clear();
         self.submissions.clear();
         self.completions.clear();
         self.overflow.clear();
@@ -365,6 +373,7 @@ impl State {
     pub fn check_rest(&self) {
         assert!(self.receives.is_empty(), "a receive is left: {:?}", self.receives);
         assert!(self.sends.is_empty(), "a send is left");
+        assert!(self.connects.is_empty(), "a connect is left: {:?}", self.connects);
         assert!(self.unannounced.is_empty(), "the completion of a send is left");
         assert!(self.listeners.iter().all(|listener| !listener.armed), "an accept is left");
         assert!(self.submissions.is_empty(), "operations are left: {:?}", self.submissions);

@@ -12,9 +12,10 @@ fn is_orderly(reason: CloseReason) -> bool {
     use CloseReason::*;
     match reason {
         PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | ReadTooSlow
-        | HeartbeatLost | HandlerTimeout | Closed | Refused | HandlerError | ReplyNotFramed | Shutdown => {
-            true
-        }
+        | HeartbeatLost | HandlerTimeout | Closed | Refused | HandlerError | ReplyNotFramed | Shutdown
+        | UpstreamFailed => true,
+        // There is nobody to whom anything could be said.
+        ConnectFailed(_) | ConnectTimeout => false,
         PeerReset | WriteStalled | Aborted | HandlerPanicked | OutboxFull | MemoryLimit | DrainTimeout
         | Forced | System(_) => false,
         other => panic!("unknown reason {other}"),
@@ -164,6 +165,7 @@ impl State {
                     && then.at + STEP >= self.handler_ends(then.waiting_since)
             }
             Closed => sock.may(excuse::CLOSED) && !sock.input_end_told,
+            UpstreamFailed => sock.may(excuse::UPSTREAM),
             Aborted => sock.may(excuse::ABORTED),
             Refused => sock.may(excuse::REFUSED),
             HandlerError => sock.may(excuse::FAILED),
@@ -171,6 +173,8 @@ impl State {
             ReplyNotFramed => sock.may(excuse::UNFRAMED),
             OutboxFull => sock.may(excuse::FULL),
             MemoryLimit => self.plan.tight_memory,
+            ConnectFailed(errno) => sock.upstream && !sock.opened && errno != libc::ECANCELED,
+            ConnectTimeout => sock.upstream && !sock.opened && self.connect_is_over(tag, now, STEP),
             Shutdown => self.drain_deadline.is_some() && idle && !sock.held,
             DrainTimeout => self.drain_deadline.is_some_and(|deadline| now >= deadline),
             Forced => self.forced,
@@ -220,7 +224,7 @@ impl State {
                 );
             }
             CloseHow::Abort => assert!(
-                !is_orderly(reason) || cut_off || sock.may(excuse::SYSTEM | excuse::RESET),
+                !is_orderly(reason) || cut_off || !sock.opened || sock.may(excuse::SYSTEM | excuse::RESET),
                 "connection {tag} is reset after {reason}"
             ),
         }

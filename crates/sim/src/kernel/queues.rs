@@ -75,6 +75,8 @@ impl State {
             RawOp::CancelAccept { listener } => self.cancel_accept(listener),
             RawOp::Install { id, fd } => self.install(id, fd),
             RawOp::CloseFd { fd } => self.close_descriptor(fd),
+            RawOp::Connect { id, address } => self.connect_to(id, &address),
+            RawOp::CancelConnect { id } => self.cancel_connect(id),
             RawOp::Receive { id } => self.arm_receive(id),
             RawOp::CancelReceive { id } => self.cancel_receive(id),
             RawOp::Send { id, batch, mode } => self.start_send(id, batch, mode),

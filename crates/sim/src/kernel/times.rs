@@ -14,10 +14,19 @@ pub const STEP: u64 = 1 << 24;
 /// How long a connection may stay that was reset together with its last bytes.
 const RESET_HEARD: Duration = Duration::from_secs(60);
 
+/// How late a connect that takes too long may be given up: the shard's clock, a turn that takes long, and as many turns
+/// as a cancel may need.
+const CONNECT_LATE: u64 = 3 * STEP + 2 * STALL_MAX;
+
 impl State {
     /// A shard without a timer may have no connection with a time limit.
     pub(super) fn check_timed(&self, tag: usize) {
         let (sock, limits) = (&self.socks[tag], &self.plan.limits);
+        let connecting = self.connects.iter().any(|connect| connect.is_of(tag));
+        assert!(
+            !connecting || limits.connect.is_none() || sock.ended.is_some(),
+            "connection {tag}: the shard sleeps for ever, and the limit of its connect never comes"
+        );
         if !sock.opened {
             return;
         }
@@ -41,6 +50,7 @@ impl State {
     /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
     pub fn check_limits(&mut self, now: u64) {
         let limits = self.plan.limits.clone();
+        self.check_connects(now, CONNECT_LATE);
         for slot in 0..self.table.len() {
             let Some(file) = self.table[slot] else { continue };
             let tag = file.sock;

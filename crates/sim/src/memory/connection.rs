@@ -19,7 +19,7 @@ pub(super) enum Side {
 }
 
 impl Side {
-    fn other(self) -> Side {
+    pub(super) fn other(self) -> Side {
         match self {
             Side::Client => Side::Server,
             Side::Server => Side::Client,
@@ -57,8 +57,11 @@ struct End {
 pub(super) struct Connection {
     client: SocketAddr,
     server: SocketAddr,
-    /// The ring that is told when something changes; `None` while it waits to be accepted by one that is not made.
-    pub(super) ring: Option<i32>,
+    /// The rings that are told when something changes, by side; `None` for a client that is none, and while it waits to be
+    /// accepted by one that is not made.
+    pub(super) rings: [Option<i32>; 2],
+    /// Something changed, by side, that the other one may want to know.
+    changed: [bool; 2],
     streams: [Stream; 2],
     ends: [End; 2],
     reset: bool,
@@ -76,7 +79,8 @@ impl Connection {
         Connection {
             client,
             server,
-            ring: None,
+            rings: [None; 2],
+            changed: [false; 2],
             streams: [stream(send_room), stream(window)],
             ends: Default::default(),
             reset: false,
@@ -86,6 +90,11 @@ impl Connection {
     /// The client's address, and the server's.
     pub(super) fn addrs(&self) -> (SocketAddr, SocketAddr) {
         (self.client, self.server)
+    }
+
+    /// True if this side changed something since this was asked last.
+    pub(super) fn take_changed(&mut self, side: Side) -> bool {
+        std::mem::take(&mut self.changed[side as usize])
     }
 
     fn stream(&mut self, writer: Side) -> &mut Stream {
@@ -123,6 +132,7 @@ impl Connection {
     pub(super) fn read(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
         let len = self.peek(side, into)?;
         self.stream(side.other()).bytes.drain(..len);
+        self.changed[side as usize] = true;
         Ok(len)
     }
 
@@ -148,6 +158,7 @@ impl Connection {
         if self.reset || self.stream(side).fin {
             return Err(libc::EPIPE);
         }
+        self.changed[side as usize] = true;
         if self.ends[side.other() as usize].closed {
             // They leave, and what comes back is a reset.
             self.reset_by(side.other());
@@ -168,6 +179,7 @@ impl Connection {
             return Err(libc::ENOTCONN);
         }
         self.stream(side).fin = true;
+        self.changed[side as usize] = true;
         Ok(())
     }
 

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::KernelSide;
-use ringserve_core::{Batch, CloseHow, ConnId, Socket};
+use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
 use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use ringserve_ring::{UringConfig, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::connection::Side;
 use super::faults::{Fault, Faults};
-use super::state::Shared;
+use super::state::{Shared, State, UNCONNECTED};
 
 /// A completion that was not reaped yet, and the bytes it brings.
 pub(super) struct Posted {
@@ -28,6 +28,7 @@ pub(super) struct Posted {
 pub(super) struct File {
     pub(super) id: ConnId,
     pub(super) connection: u32,
+    pub(super) side: Side,
 }
 
 /// A send that waits for room.
@@ -65,6 +66,8 @@ pub struct MemoryKernel {
     pub(super) files: HashMap<u32, File>,
     pub(super) receives: Vec<File>,
     pub(super) sends: Vec<Sending>,
+    /// Connects in flight, and where to.
+    pub(super) connects: Vec<(ConnId, SocketAddr)>,
     pub(super) wake_armed: bool,
     /// Something is ready, and left for the next enter.
     pub(super) left_over: bool,
@@ -99,6 +102,7 @@ impl MemoryKernel {
             files: HashMap::new(),
             receives: Vec::new(),
             sends: Vec::new(),
+            connects: Vec::new(),
             wake_armed: false,
             left_over: false,
         })
@@ -159,8 +163,24 @@ impl MemoryKernel {
         }
         self.left_over = false;
         self.progress(&mut state);
+        self.tell_others(&mut state);
         drop(state);
         shared.tell_clients();
+    }
+
+    /// Tells the rings at the other ends of connections what changed.
+    fn tell_others(&mut self, state: &mut State) {
+        for file in self.files.values().filter(|file| file.connection != UNCONNECTED) {
+            let connection = state.connection(file.connection);
+            if !connection.take_changed(file.side) {
+                continue;
+            }
+            match connection.rings[file.side.other() as usize] {
+                Some(ring) if ring == self.ring => self.left_over = true,
+                Some(ring) => state.tell(ring),
+                None => {}
+            }
+        }
     }
 
     /// Sleeps until something changes; false if the deadline is over.
@@ -271,8 +291,16 @@ impl Kernel for MemoryKernel {
         (!connection.is_reset()).then(|| connection.addrs().0)
     }
 
+    fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
+        if address.ip().is_none() {
+            return Err(libc::EAFNOSUPPORT);
+        }
+        Ok(self.shared.lock().open_socket(self.ring))
+    }
+
     fn finish(&mut self, side: &mut KernelSide) -> bool {
         self.submissions.clear();
+        self.connects.clear();
         self.completions.clear();
         self.quiet.clear();
         self.receives.clear();
@@ -280,7 +308,7 @@ impl Kernel for MemoryKernel {
         self.buffers.clear();
         let mut state = self.shared.lock();
         for (_, file) in self.files.drain() {
-            state.close(file.connection, Side::Server, false);
+            state.close(file.connection, file.side, false);
         }
         state.close_ring(self.ring);
         drop(state);

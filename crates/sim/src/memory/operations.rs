@@ -7,7 +7,7 @@ use super::connection::Side;
 use super::faults::Fault;
 use super::kernel::{File, MemoryKernel, Sending};
 use super::progress::write;
-use super::state::State;
+use super::state::{State, UNCONNECTED};
 
 impl MemoryKernel {
     pub(super) fn carry_out(&mut self, op: RawOp, state: &mut State) {
@@ -21,12 +21,26 @@ impl MemoryKernel {
             }
             RawOp::Install { id, fd } => {
                 let connection = state.take_descriptor(fd);
-                let old = self.files.insert(id.slot(), File { id, connection });
+                let side = if connection == UNCONNECTED { Side::Client } else { Side::Server };
+                let old = self.files.insert(id.slot(), File { id, connection, side });
                 assert!(old.is_none(), "slot {} is installed twice", id.slot());
             }
             RawOp::CloseFd { fd } => {
                 let number = state.take_descriptor(fd);
                 state.close(number, Side::Server, false);
+            }
+            RawOp::Connect { id, address } => {
+                // It is made with what is ready, in this enter.
+                let addr = address.ip().expect("its socket was made for an IP address");
+                self.connects.push((id, addr));
+            }
+            RawOp::CancelConnect { id } => {
+                let Some(index) = self.connects.iter().position(|(of, _)| *of == id) else {
+                    return self.post(done(-libc::ENOENT));
+                };
+                self.connects.remove(index);
+                self.post(done(0));
+                self.post(RawCqe::new(Kind::Connect.with(id.bits()), -libc::ECANCELED, 0));
             }
             RawOp::Receive { id } => {
                 assert!(!self.is_receiving(id), "two receives on {id}");
@@ -39,7 +53,7 @@ impl MemoryKernel {
             RawOp::Shutdown { id } => {
                 assert!(!self.is_sending(id), "{id} is shut down under its send");
                 let shut = match self.file(id) {
-                    Some(file) => state.connection(file.connection).shut_down(Side::Server),
+                    Some(file) => state.connection(file.connection).shut_down(file.side),
                     None => Err(libc::EBADF),
                 };
                 self.post(done(shut.map_or_else(|errno| -errno, |()| 0)));
@@ -49,7 +63,7 @@ impl MemoryKernel {
                 assert!(!self.is_sending(id), "{id} is closed under its send");
                 let Some(file) = self.file(id) else { return self.post(done(-libc::EBADF)) };
                 self.files.remove(&id.slot());
-                state.close(file.connection, Side::Server, how == CloseHow::Abort);
+                state.close(file.connection, file.side, how == CloseHow::Abort);
                 self.post(done(0));
             }
             RawOp::CancelAccept { listener } => {
@@ -127,7 +141,7 @@ impl MemoryKernel {
             return self.post_sent(id, -libc::EAGAIN, batch);
         }
         let len = batch.len();
-        match write(state.connection(file.connection), &batch, 0, &mut self.faults) {
+        match write(state.connection(file.connection), file.side, &batch, 0, &mut self.faults) {
             Ok(sent) if sent == len && mode == SendMode::TryQuietly => {
                 self.quiet.push_back(SentQuietly { id, bytes: sent as i32, batch });
             }

@@ -17,6 +17,7 @@ impl MemoryKernel {
         if state.take_message(self.ring) {
             self.post(RawCqe::new(Kind::Woken.with(0), 0, 0));
         }
+        self.connect(state);
         for listener in 0..self.listeners.len() {
             self.accept(listener, state);
         }
@@ -28,6 +29,29 @@ impl MemoryKernel {
         let mut index = 0;
         while index < self.receives.len() {
             index += usize::from(self.receive(index, state));
+        }
+    }
+
+    /// Connects, each as soon as there is a place in the backlog.
+    fn connect(&mut self, state: &mut State) {
+        for (id, addr) in std::mem::take(&mut self.connects) {
+            let delayed = self.faults.strike(Fault::Delay);
+            let made = if delayed { Err(libc::EAGAIN) } else { state.connect(addr, None, false) };
+            let res = match made {
+                Err(libc::EAGAIN) => {
+                    self.connects.push((id, addr));
+                    self.left_over = true;
+                    continue;
+                }
+                Err(errno) => -errno,
+                Ok(number) => {
+                    state.connection(number).rings[Side::Client as usize] = Some(self.ring);
+                    let file = self.files.get_mut(&id.slot()).expect("its socket is installed");
+                    file.connection = number;
+                    0
+                }
+            };
+            self.post(RawCqe::new(Kind::Connect.with(id.bits()), res, 0));
         }
     }
 
@@ -49,9 +73,10 @@ impl MemoryKernel {
 
     /// Receives what is there. True if the receive is still armed.
     pub(super) fn receive(&mut self, index: usize, state: &mut State) -> bool {
+        let side = self.receives[index].side;
         let connection = state.connection(self.receives[index].connection);
         for _ in 0..IN_A_ROW {
-            if !connection.is_readable(Side::Server) {
+            if !connection.is_readable(side) {
                 return true;
             }
             if self.faults.strike(Fault::Delay) {
@@ -64,10 +89,10 @@ impl MemoryKernel {
             if self.faults.strike(Fault::ReceiveInterrupted) {
                 return self.end_receive(index, libc::EINTR);
             }
-            let unread = connection.unread(Side::Server);
+            let unread = connection.unread(side);
             let room = self.buffer_bytes - self.head_filled;
             let mut bytes = vec![0; self.faults.shorten(Fault::ReceiveShort, unread.min(room))];
-            match connection.read(Side::Server, &mut bytes) {
+            match connection.read(side, &mut bytes) {
                 Ok(0) => return self.end_receive(index, 0),
                 Err(errno) => return self.end_receive(index, errno),
                 Ok(_) => {}
@@ -113,7 +138,7 @@ impl MemoryKernel {
         let send = &mut self.sends[index];
         let connection = state.connection(send.file.connection);
         while send.sent < send.batch.len() {
-            match write(connection, &send.batch, send.sent, &mut self.faults) {
+            match write(connection, send.file.side, &send.batch, send.sent, &mut self.faults) {
                 Ok(more) => send.sent += more,
                 Err(libc::EAGAIN) => return,
                 Err(errno) => return self.end_send(index, errno),
@@ -133,6 +158,7 @@ impl MemoryKernel {
 /// Writes what there is room for, from this byte of the batch on. An error only if nothing was written.
 pub(super) fn write(
     connection: &mut Connection,
+    side: Side,
     batch: &Batch,
     from: usize,
     faults: &mut Faults,
@@ -147,7 +173,7 @@ pub(super) fn write(
         if piece.is_empty() {
             continue;
         }
-        match connection.write(Side::Server, piece) {
+        match connection.write(side, piece) {
             Ok(len) => {
                 written += len;
                 left -= len;

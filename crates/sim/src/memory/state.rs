@@ -23,6 +23,9 @@ const BACKLOG: usize = 4096;
 /// Ports of those who connect, above those of those who listen.
 const EPHEMERAL: u16 = 32 << 10;
 
+/// In place of a connection's number, for a socket that has none.
+pub(super) const UNCONNECTED: u32 = u32::MAX;
+
 static RINGS_MADE: AtomicI32 = AtomicI32::new(0);
 
 /// The lock, and what clients wait at.
@@ -153,7 +156,7 @@ impl State {
         let mut connection = Connection::new(client, addr, SOCKET_BYTES, window.unwrap_or(SOCKET_BYTES));
         listener.backlog.push_back(number);
         let ring = listener.ring;
-        connection.ring = ring;
+        connection.rings[Side::Server as usize] = ring;
         self.connections_made += 1;
         self.connections.insert(number, connection);
         if let Some(ring) = ring {
@@ -175,9 +178,10 @@ impl State {
         }
     }
 
-    /// As [`tell`](State::tell), for the ring of a connection.
-    pub(super) fn tell_of(&self, number: u32) {
-        if let Some(ring) = self.connections.get(&number).and_then(|connection| connection.ring) {
+    /// As [`tell`](State::tell), for the ring that holds an end of a connection.
+    pub(super) fn tell_of(&self, number: u32, side: Side) {
+        let ring = |connection: &Connection| connection.rings[side as usize];
+        if let Some(ring) = self.connections.get(&number).and_then(ring) {
             self.tell(ring);
         }
     }
@@ -192,6 +196,10 @@ impl State {
 
     /// Closes one end.
     pub(super) fn close(&mut self, number: u32, side: Side, abort: bool) {
+        if number == UNCONNECTED {
+            return;
+        }
+        self.tell_of(number, side.other());
         let connection = self.connection(number);
         connection.close(side, abort);
         if connection.is_gone() {
@@ -202,7 +210,16 @@ impl State {
     /// Makes a connection a descriptor of this ring's: the lowest number that is free, so that numbers are used again
     /// at once.
     pub(super) fn open_descriptor(&mut self, ring: i32, number: u32) -> i32 {
-        self.connection(number).ring = Some(ring);
+        self.connection(number).rings[Side::Server as usize] = Some(ring);
+        self.add_descriptor(ring, number)
+    }
+
+    /// A descriptor of a socket that is not connected.
+    pub(super) fn open_socket(&mut self, ring: i32) -> i32 {
+        self.add_descriptor(ring, UNCONNECTED)
+    }
+
+    fn add_descriptor(&mut self, ring: i32, number: u32) -> i32 {
         let fd = (3..).find(|fd| !self.descriptors.contains_key(fd)).expect("there are 2^31 of them");
         self.descriptors.insert(fd, (ring, number));
         fd

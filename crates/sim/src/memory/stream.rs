@@ -36,11 +36,7 @@ impl Drop for ClientEnd {
     fn drop(&mut self) {
         let reset = self.options().reset_on_close;
         let mut state = self.shared.lock();
-        let ring = state.connection(self.number).ring;
         state.close(self.number, Side::Client, reset);
-        if let Some(ring) = ring {
-            state.tell(ring);
-        }
     }
 }
 
@@ -66,7 +62,7 @@ impl ClientEnd {
             match act(state.connection(self.number)) {
                 Err(libc::EAGAIN) => {}
                 done => {
-                    state.tell_of(self.number);
+                    state.tell_of(self.number, Side::Server);
                     return done.map_err(io::Error::from_raw_os_error);
                 }
             }

@@ -23,6 +23,7 @@ impl World {
                     );
                     self.accept(socket, peer.map(|_| tag).unwrap_or(tag));
                 }
+                Event::Connected(id) => self.connected(id),
                 Event::Heartbeat(id) => self.heartbeat(id),
                 Event::InputEnded(id) => self.input_ended(id),
                 Event::Elsewhere { socket, peer, listener } => self.pass_on(socket, peer, listener),
@@ -60,6 +61,14 @@ impl World {
         let session = Session { tag, ..Session::default() };
         let id = self.core.admit(socket, Some(address_of(tag)), listener, session);
         let Some(id) = id else { panic!("there is memory") };
+        drop(state);
+        self.open(id, tag);
+    }
+
+    /// A connection is there.
+    fn open(&mut self, id: ConnId, tag: usize) {
+        let state = self.state.clone();
+        let mut state = state.borrow_mut();
         assert!(self.core.connections() <= state.plan.connections_max, "more connections than there may be");
         let Some(block) = self.core.block(id).cloned() else { panic!("an admitted connection has a block") };
         let sock = &mut state.socks[tag];
@@ -74,6 +83,12 @@ impl World {
         } else {
             self.core.refused(id);
         }
+    }
+
+    fn connected(&mut self, id: ConnId) {
+        let Some(block) = self.core.block(id) else { panic!("{id} is connected, and has no block") };
+        let tag = block.session.tag;
+        self.open(id, tag);
     }
 
     fn heartbeat(&mut self, id: ConnId) {

@@ -45,6 +45,9 @@ pub struct World {
     /// When the service closes what it held open.
     closings: Vec<(u64, ConnId)>,
     live: Vec<(ConnId, Rc<Block<Session>>)>,
+    /// Upstreams that the service has not connected to yet, and those that it is connecting to.
+    upstreams: Vec<usize>,
+    connecting: Vec<ConnId>,
     /// Names of connections that are gone.
     old: Vec<ConnId>,
     now: Time,
@@ -81,12 +84,18 @@ impl World {
         state.canary = canary;
         state.trace = trace.then(Default::default);
         state.log(|| format!("{plan:#?}"));
+        let mut upstreams = Vec::new();
         for tag in 0..plan.peers {
             let mut cover = std::mem::take(&mut state.cover);
-            let sock = peer::draw(&mut state.rng, &plan, tag, &mut |fault| cover.fault(fault));
+            let mut sock = peer::draw(&mut state.rng, &plan, tag, &mut |fault| cover.fault(fault));
             state.cover = cover;
+            if tag < plan.upstreams {
+                (sock.upstream, sock.connected) = (true, false);
+                upstreams.push(tag);
+            } else {
+                state.active.push(tag);
+            }
             state.socks.push(sock);
-            state.active.push(tag);
         }
         let state = Rc::new(RefCell::new(state));
         let kernel = SimKernel::new(state.clone());
@@ -115,6 +124,8 @@ impl World {
             elsewhere,
             closings: Vec::new(),
             live: Vec::new(),
+            upstreams,
+            connecting: Vec::new(),
             old: Vec::new(),
             now: Time::ZERO,
             turn: 0,
@@ -235,7 +246,8 @@ impl World {
         let mut state = self.state.borrow_mut();
         let now = state.now;
         if self.drained_at.is_none() {
-            let idle = state.active.is_empty() || state.quiet_world;
+            let idle = state.active.is_empty() && self.upstreams.is_empty() && self.connecting.is_empty();
+            let idle = idle || state.quiet_world;
             if !idle && self.turn < state.plan.turns {
                 return;
             }
@@ -309,7 +321,8 @@ impl World {
         for (_, block) in &self.live {
             alarm = block.session.kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);
         }
-        if self.drained_at.is_none() && (state.active.is_empty() || self.turn + 1 >= state.plan.turns) {
+        let nobody = state.active.is_empty() && self.connecting.is_empty();
+        if self.drained_at.is_none() && (nobody || self.turn + 1 >= state.plan.turns) {
             woken = true;
         }
         woken |= alarm <= state.now;

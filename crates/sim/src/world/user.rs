@@ -5,7 +5,8 @@ use ringserve_core::{CloseReason, ConnId, Next};
 use super::World;
 use crate::faults::Fault;
 use crate::kernel::address_of;
-use crate::service;
+use crate::service::{self, Session};
+use crate::sock::excuse;
 
 impl World {
     /// What other threads and shards left for this one.
@@ -40,7 +41,6 @@ impl World {
 
     /// What tasks of the service do beside its calls: give back frames, push, use names that are old.
     pub(super) fn user_code(&mut self) {
-        let state = &mut *self.state.borrow_mut();
         let now = self.now.as_nanos();
         for (_, block) in &self.live {
             let mut kept = block.session.kept.borrow_mut();
@@ -48,7 +48,9 @@ impl World {
                 kept.retain(|(until, _)| *until > now);
             }
         }
-        self.pushes.act(state, &self.live);
+        self.pushes.act(&mut self.state.borrow_mut(), &self.live);
+        self.connect();
+        let state = &mut *self.state.borrow_mut();
         if state.plan.unusual == 0 || !state.rng.one_in(32) {
             return;
         }
@@ -68,6 +70,40 @@ impl World {
             assert_eq!(self.core.handler_parked(id, 7), None, "{id} is gone, and has a handler");
             self.core.handler_done(id, 7, None);
             assert!(matches!(self.core.next_frame(id), Next::Nothing), "{id} is gone, and has a frame");
+        }
+    }
+
+    /// The service connects to an upstream, or gives up one that does not answer.
+    fn connect(&mut self) {
+        let state = &mut *self.state.borrow_mut();
+        self.connecting
+            .retain(|id| self.core.block(*id).is_some_and(|block| !state.socks[block.session.tag].opened));
+        if !self.connecting.is_empty() && state.plan.unusual > 0 && state.rng.one_in(16) {
+            let id = state.rng.pick(&self.connecting);
+            if let Some(block) = self.core.block(id) {
+                state.cover.fault(Fault::UpstreamGivenUp);
+                state.socks[block.session.tag].excuses |= excuse::ABORTED;
+                self.core.abort(id, CloseReason::Aborted);
+                self.moved = true;
+            }
+        }
+        if self.upstreams.is_empty() || !state.rng.one_in(4) {
+            return;
+        }
+        let Some(tag) = self.upstreams.pop() else { return };
+        let session = Session { tag, ..Session::default() };
+        self.moved = true;
+        match self.core.connect(address_of(tag).into(), session) {
+            Some(id) => {
+                state.socks[tag].opened_at = self.now.as_nanos();
+                self.connecting.push(id);
+            }
+            None => {
+                let full = self.core.slots_left() == 0;
+                let quota = self.elsewhere.as_ref().is_some_and(|elsewhere| !elsewhere.quota_left());
+                assert!(full || quota || self.drained_at.is_some(), "there is room for an upstream");
+                state.cover.fault(Fault::UpstreamFull);
+            }
         }
     }
 

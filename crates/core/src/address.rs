@@ -1,0 +1,68 @@
+//! Where a listener is.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use core::fmt;
+use core::net::SocketAddr;
+
+/// Where a listener is: an IP address with a port, or a Unix domain socket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Address {
+    /// Over TCP.
+    Ip(SocketAddr),
+    /// A Unix domain socket's path, of 1 to 107 bytes. One that begins with a zero byte is an abstract name.
+    Unix(Box<[u8]>),
+}
+
+impl Address {
+    /// A Unix domain socket. A path that begins with `@` is an abstract name, without a file.
+    pub fn unix(path: impl AsRef<[u8]>) -> Address {
+        let mut path: Box<[u8]> = path.as_ref().into();
+        if let Some(first) = path.first_mut().filter(|first| **first == b'@') {
+            *first = 0;
+        }
+        Address::Unix(path)
+    }
+
+    /// The IP address and port, if it is one.
+    pub fn ip(&self) -> Option<SocketAddr> {
+        match self {
+            Address::Ip(addr) => Some(*addr),
+            Address::Unix(_) => None,
+        }
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(addr: SocketAddr) -> Address {
+        Address::Ip(addr)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Ip(addr) => addr.fmt(f),
+            Address::Unix(path) => match path.split_first() {
+                Some((0, name)) => write!(f, "unix:@{}", String::from_utf8_lossy(name)),
+                _ => write!(f, "unix:{}", String::from_utf8_lossy(path)),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn an_address_reads_as_users_write_it() {
+        let ip = Address::from("[::1]:80".parse::<SocketAddr>().unwrap());
+        assert_eq!((ip.to_string().as_str(), ip.ip().is_some()), ("[::1]:80", true));
+        assert_eq!(Address::unix("/run/x.sock").to_string(), "unix:/run/x.sock");
+        assert_eq!(Address::unix("@x").to_string(), "unix:@x");
+        assert_eq!(Address::unix("@x"), Address::Unix((*b"\0x").into()));
+    }
+}

@@ -1,0 +1,68 @@
+//! Connections that the server makes, to upstreams.
+
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+
+use super::{Event, Shard, expect_conn};
+use crate::conn::{Conn, Connecting, State};
+use crate::framing::Framing;
+use crate::link::{Block, Link};
+use crate::slots::Slots;
+use crate::wheel::step_at;
+use crate::{Address, CloseReason, ConnId, Observer, Op};
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Gives connections names with slots from `first` on, so that two shards can share a driver. Before the first
+    /// connection.
+    pub fn number_from(&mut self, first: u32) {
+        debug_assert!(self.conns.is_empty(), "there are connections already");
+        self.conns = Slots::numbered_from(first);
+    }
+
+    /// Begins to connect. [`Event::Connected`] says that the connection is there, [`Event::Ended`] that it will not be.
+    /// `None` if there is no slot or no memory for it, or the shard drains.
+    pub fn connect(&mut self, address: Address, session: S) -> Option<ConnId> {
+        if self.drain.is_some() || !self.has_slot() || !self.accepting.take_quota() {
+            return None;
+        }
+        let (local, now) = (&self.local, self.now);
+        let id = self.conns.insert_with(|id| {
+            let link = Link::new(id, local.clone(), address.ip(), 0);
+            let mut conn = Conn::new(Rc::new(Block { link, session }), now);
+            conn.connecting = Connecting::Yes;
+            conn
+        });
+        let Some(id) = id else {
+            self.accepting.give_back();
+            return None;
+        };
+        self.counters.opened += 1;
+        self.ops.push(Op::Connect { id, address: Box::new(address) });
+        self.arm(id);
+        if !self.has_room() {
+            self.sync_accept();
+        }
+        Some(id)
+    }
+
+    /// The name in the slot at this index, counted from the first one, if it is taken.
+    pub fn id_at(&self, index: u32) -> Option<ConnId> {
+        self.conns.id_at(index)
+    }
+
+    pub(super) fn connected(&mut self, id: ConnId, result: Result<(), i32>) {
+        let Some(conn) = expect_conn(&mut self.conns, id) else { return };
+        conn.connecting = Connecting::No;
+        if conn.state == State::Closing {
+            return self.advance_close(id);
+        }
+        if let Err(errno) = result {
+            return self.end(id, CloseReason::ConnectFailed(errno), true);
+        }
+        let now = step_at(self.now);
+        (conn.since, conn.heard_at, conn.active_at) = (now, now, now);
+        let peer = conn.link().and_then(Link::peer);
+        self.observer.opened(self.now, id, peer);
+        self.events.push_back(Event::Connected(id));
+    }
+}

@@ -1,0 +1,388 @@
+//! Connections that the server makes: a proxy and others between a client and an upstream, which is a server too.
+
+use std::future::{pending, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use ringserve::framing::LengthPrefix;
+use ringserve::{
+    CloseReason, CopySide, Cx, Frame, Limits, Report, Running, Service, Stream, copy_bidirectional,
+};
+
+use crate::common::client::{End, frame};
+use crate::common::{Client, Host, Lab, Net, On, SOON, eventually, no_time_limits, pattern, watch};
+
+/// A server between clients and `upstream`.
+struct Between {
+    running: Running,
+    net: Net,
+}
+
+impl Between {
+    #[track_caller]
+    fn new(on: On, limits: Limits, net: &Net, upstream: SocketAddr) -> Between {
+        let host = Host::on(on.server(limits), net.clone());
+        let running = host.start_stream(move |_| async move |client: Stream| relay(client, upstream).await);
+        Between { running: running.expect("the proxy starts"), net: net.clone() }
+    }
+
+    fn addr(&self) -> SocketAddr {
+        self.running.local_addrs()[0]
+    }
+
+    fn client(&self) -> Client {
+        Client::of(self.net.connect(self.addr()).expect("the proxy accepts"))
+    }
+
+    fn client_with_small_window(&self) -> Client {
+        Client::of(self.net.connect_with_small_window(self.addr()).expect("the proxy accepts"))
+    }
+
+    #[track_caller]
+    fn finish(self) -> Report {
+        watch::finish(self.running)
+    }
+}
+
+async fn relay(mut client: Stream, upstream: SocketAddr) -> Result<(), String> {
+    let mut upstream = client.shard().connect(upstream).await.map_err(|error| {
+        client.upstream_failed();
+        format!("no upstream: {error}")
+    })?;
+    match copy_bidirectional(&mut client, &mut upstream).await {
+        Ok(_) => Ok(()),
+        Err(broken) => {
+            if broken.side == CopySide::Second {
+                client.upstream_failed();
+                client.abort();
+            }
+            Err(broken.to_string())
+        }
+    }
+}
+
+/// An upstream and a proxy before it.
+#[track_caller]
+fn pair(on: On, limits: Limits) -> (Lab, Between) {
+    let lab = Lab::on(on, limits.clone());
+    let between = Between::new(on, limits, &lab.net, lab.addr());
+    (lab, between)
+}
+
+pub fn bytes_go_both_ways_through_a_proxy(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client();
+    for len in [0, 1, 100, 5000, 100_000] {
+        let payload = [b"e", &pattern(len)[..]].concat();
+        assert!(client.ask(&payload) == payload, "{len} bytes");
+    }
+    client.send("r100,100000");
+    (0..100).for_each(|_| assert!(client.recv() == pattern(100_000)));
+    client.send("c");
+    assert_eq!((client.recv(), client.end()), (b"bye".to_vec(), End::Fin));
+    drop(client);
+    lab.closed_for(CloseReason::Closed, 1);
+    lab.finish();
+    let report = proxy.finish();
+    let (down, up) = (&report.counters, &report.upstreams.counters);
+    assert_eq!((up.opened, up.bytes_sent, up.bytes_received), (1, down.bytes_received, down.bytes_sent));
+}
+
+pub fn half_closes_pass_through(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client();
+    client.write(&[frame(b"r20,100000"), frame(b"elast")].concat());
+    client.finish_writing();
+    (0..20).for_each(|_| assert!(client.recv() == pattern(100_000)));
+    assert_eq!((client.recv(), client.end()), (b"elast".to_vec(), End::Fin));
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+    proxy.finish();
+}
+
+pub fn an_upstream_that_refuses(on: On) {
+    // Its port is nobody's once it is gone.
+    let lab = Lab::on(on, no_time_limits());
+    let (net, nobody) = (lab.net.clone(), lab.addr());
+    lab.finish();
+    let proxy = Between::new(on, no_time_limits(), &net, nobody);
+    for count in 1..=3 {
+        let mut client = proxy.client();
+        assert_eq!(client.end(), End::Fin);
+        watch::closed_for(&proxy.running, CloseReason::UpstreamFailed, count);
+        watch::upstreams_closed_for(&proxy.running, CloseReason::ConnectFailed(0), count);
+    }
+    proxy.finish();
+}
+
+pub fn an_upstream_that_resets(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client();
+    assert_eq!(client.ask("e"), b"e");
+    client.send("a");
+    assert_eq!(client.end(), End::Reset);
+    watch::closed_for(&proxy.running, CloseReason::UpstreamFailed, 1);
+    watch::upstreams_closed_for(&proxy.running, CloseReason::PeerReset, 1);
+    lab.finish();
+    proxy.finish();
+}
+
+pub fn a_client_that_resets(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client();
+    assert_eq!(client.ask("e"), b"e");
+    client.reset();
+    watch::closed_for(&proxy.running, CloseReason::PeerReset, 1);
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    watch::holds_upstreams(&proxy.running, 0);
+    lab.finish();
+    proxy.finish();
+}
+
+pub fn a_slow_reader_holds_its_upstream_back(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client_with_small_window();
+    // More than all sockets and outboxes on the way hold.
+    client.send("s64000000");
+    let mut before = 0;
+    eventually("the upstream is held back", SOON, || {
+        std::thread::park_timeout(std::time::Duration::from_millis(100));
+        let now = proxy.running.report().upstreams.counters.bytes_received;
+        now > 0 && std::mem::replace(&mut before, now) == now
+    });
+    assert!(before < 32_000_000, "{before} bytes received for a client that reads nothing");
+    assert!(client.read(64_000_000) == pattern(64_000_000));
+    drop(client);
+    lab.finish();
+    proxy.finish();
+}
+
+pub fn a_slow_upstream_holds_its_client_back(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client();
+    // It takes no more before its gate opens, and neither does the proxy then.
+    client.send("p");
+    lab.parked(1);
+    let rest = frame(&[b"e", &pattern(60_000)[..]].concat()).repeat(800);
+    std::thread::scope(|scope| {
+        let mut writer = Client::of(client.stream.try_clone().unwrap());
+        scope.spawn({
+            let rest = &rest;
+            move || writer.write(rest)
+        });
+        let mut before = 0;
+        eventually("the client is held back", SOON, || {
+            std::thread::park_timeout(std::time::Duration::from_millis(100));
+            let now = proxy.running.report().counters.bytes_received;
+            now > 0 && std::mem::replace(&mut before, now) == now
+        });
+        assert!(before < 32_000_000, "{before} bytes received for an upstream that takes nothing");
+        lab.shared.gate.open();
+        assert_eq!(client.recv(), b"p");
+        for _ in 0..800 {
+            assert_eq!(client.recv().len(), 60_001);
+        }
+    });
+    drop(client);
+    lab.finish();
+    proxy.finish();
+}
+
+pub fn many_at_once_and_slots_used_again(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    for round in 0..5 {
+        let mut clients: Vec<Client> = (0..40).map(|_| proxy.client()).collect();
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.send(format!("e{round}.{n}"));
+        }
+        for (n, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.recv(), format!("e{round}.{n}").as_bytes());
+        }
+        drop(clients);
+        watch::holds(&proxy.running, 0);
+        watch::holds_upstreams(&proxy.running, 0);
+    }
+    lab.finish();
+    assert_eq!(proxy.finish().upstreams.counters.opened, 200);
+}
+
+pub fn no_more_upstreams_than_may_be(on: On) {
+    let (lab, proxy) = pair(on, Limits { upstreams_max: 2, ..no_time_limits() });
+    let mut two = [proxy.client(), proxy.client()];
+    two.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    assert_eq!(proxy.client().end(), End::Fin);
+    watch::closed_for(&proxy.running, CloseReason::UpstreamFailed, 1);
+    let [first, mut second] = two;
+    drop(first);
+    watch::holds_upstreams(&proxy.running, 1);
+    assert_eq!(proxy.client().ask("e"), b"e");
+    assert_eq!(second.ask("e"), b"e");
+    drop(second);
+    lab.finish();
+    assert_eq!(proxy.finish().upstreams.counters.opened, 3);
+}
+
+pub fn a_shutdown_lets_both_ends_finish(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client();
+    client.send("p");
+    lab.parked(1);
+    proxy.running.shutdown();
+    lab.shared.gate.open();
+    assert_eq!(client.recv(), b"p");
+    assert_eq!(client.ask("elater"), b"elater");
+    client.finish_writing();
+    assert_eq!(client.end(), End::Fin);
+    let report = watch::ended(proxy.running);
+    assert_eq!(report.counters.closed_for(CloseReason::DrainTimeout), 0);
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+}
+
+/// Tasks of the shard keep connections as a pool would.
+pub fn a_shutdown_does_not_wait_for_idle_upstreams(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let (net, to) = (lab.net.clone(), lab.addr());
+    let host = Host::on(on.server(no_time_limits()), net);
+    let running = host.start_stream(move |shard| {
+        for _ in 0..3 {
+            let connecting = shard.connect(to);
+            shard.spawn(async move {
+                let _upstream = connecting.await.expect("the upstream accepts");
+                pending().await
+            });
+        }
+        async |_stream: Stream| {}
+    });
+    let running = running.unwrap();
+    lab.holds(3);
+    let report = watch::finish(running);
+    assert_eq!(report.upstreams.counters.closed_for(CloseReason::Shutdown), 3);
+    lab.closed_for(CloseReason::PeerClosed, 3);
+    lab.finish();
+}
+
+pub fn forced_with_upstreams(on: On) {
+    let (lab, proxy) = pair(on, no_time_limits());
+    let mut client = proxy.client();
+    client.send("p");
+    lab.parked(1);
+    proxy.running.force();
+    assert_eq!(client.end(), End::Reset);
+    watch::ended(proxy.running);
+    lab.holds(0);
+    lab.finish();
+}
+
+/// Asks an upstream for each frame.
+struct Asks {
+    to: SocketAddr,
+}
+
+impl Service for Asks {
+    type Session = ();
+    type Error = io::Error;
+
+    async fn call(&self, cx: &Cx<'_, ()>, question: Frame) -> Result<(), io::Error> {
+        let mut upstream = cx.shard().connect(self.to).await?;
+        upstream.write_all(question.wire()).await?;
+        let mut answer = Vec::new();
+        while answer.len() < question.wire().len() {
+            let Some(piece) = upstream.read_frame().await? else {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            };
+            answer.extend_from_slice(&piece);
+        }
+        cx.write(&answer);
+        Ok(())
+    }
+}
+
+pub fn a_service_of_frames_asks_an_upstream(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let (net, to) = (lab.net.clone(), lab.addr());
+    let host = Host::on(on.server(no_time_limits()), net.clone()).framing(LengthPrefix::default());
+    let running = host.start(move |_| Asks { to }).expect("the server starts");
+    let mut client = Client::of(net.connect(running.local_addrs()[0]).unwrap());
+    for n in 0..20 {
+        let question = [b"e", &pattern(n * 1000)[..]].concat();
+        assert!(client.ask(&question) == question);
+    }
+    drop(client);
+    lab.finish();
+    let report = watch::finish(running);
+    assert_eq!(report.upstreams.counters.opened, 20);
+}
+
+pub fn pushes_to_an_upstream_from_a_thread(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let (net, to) = (lab.net.clone(), lab.addr());
+    let handle = Arc::new(Mutex::new(None));
+    let host = Host::on(on.server(no_time_limits()), net);
+    let given = handle.clone();
+    let running = host.start_stream(move |shard| {
+        let (connecting, given) = (shard.connect(to), given.clone());
+        shard.spawn(async move {
+            let mut upstream = connecting.await.expect("the upstream accepts");
+            *given.lock().unwrap() = Some(upstream.handle());
+            while upstream.read_frame().await.is_ok_and(|frame| frame.is_some()) {}
+        });
+        async |_stream: Stream| {}
+    });
+    let running = running.unwrap();
+    eventually("there is a handle", SOON, || handle.lock().unwrap().is_some());
+    let handle = handle.lock().unwrap().take().unwrap();
+    for n in 0..100 {
+        handle.push(frame(format!("e{n}").as_bytes())).unwrap();
+    }
+    watch_received(&running, (0..100).map(|n| frame(format!("e{n}").as_bytes()).len() as u64).sum());
+    handle.close();
+    watch::holds_upstreams(&running, 0);
+    assert!(handle.is_gone());
+    lab.closed_for(CloseReason::PeerClosed, 1);
+    lab.finish();
+    watch::finish(running);
+}
+
+#[track_caller]
+fn watch_received(running: &Running, bytes: u64) {
+    eventually("the upstream answers", SOON, || running.report().upstreams.counters.bytes_received == bytes);
+}
+
+pub fn an_attempt_that_is_given_up(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let (net, to) = (lab.net.clone(), lab.addr());
+    let host = Host::on(on.server(no_time_limits()), net.clone());
+    let running = host.start_stream(move |_| {
+        async move |stream: Stream| {
+            // Before the shard looks, while it is on its way, and once it is there.
+            drop(stream.shard().connect(to));
+            let mut connecting = Box::pin(stream.shard().connect(to));
+            let mut polls = 0;
+            poll_fn(|task| {
+                polls += 1;
+                if polls == 1 {
+                    assert!(connecting.as_mut().poll(task).is_pending());
+                    task.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Ready(())
+            })
+            .await;
+            drop(connecting);
+            drop(stream.shard().connect(to).await.unwrap());
+        }
+    });
+    let running = running.unwrap();
+    let mut client = Client::of(net.connect(running.local_addrs()[0]).unwrap());
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    let report = watch::finish(running);
+    let opened = report.upstreams.counters.opened;
+    assert!((1..=2).contains(&opened), "{opened} were tried");
+    assert_eq!(report.upstreams.counters.closed_for(CloseReason::Closed), 1);
+    lab.holds(0);
+    lab.finish();
+}
