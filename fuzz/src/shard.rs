@@ -9,7 +9,7 @@ use ringserve_core::{AcceptEnd, CloseReason, Limits, ReceiveEnd, SendEnd, Wait};
 
 use crate::framings::Kind;
 use crate::input::Input;
-use crate::rig::{Order, Plan, Rig};
+use crate::rig::{ECANCELED, Order, Plan, Rig};
 use crate::service::Called;
 
 /// Connections at most: enough to have others beside the one something happens to.
@@ -56,6 +56,8 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
         idle: input.pick(&[None, Some(ms(50)), Some(ms(5000))]),
         write_stalled: input.pick(&[None, Some(ms(30)), Some(ms(1000))]),
         handler: has(2).then_some(ms(200)),
+        connect: Some(ms(if has(2) { 100 } else { 5000 })),
+        upstreams_max: 0,
         heartbeat: has(4).then_some(ms(40)),
         heartbeats_missed_max: 2,
         read_bytes_per_second_min: if has(8) { 240 } else { 0 },
@@ -108,9 +110,19 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
             let count = input.wide();
             rig.take_bytes(wire, count);
         }
-        10 => rig.end_send(wire, SendEnd::Error(input.pick(&[104, 32, 12]))),
-        11 => rig.end_send(wire, SendEnd::Stopped),
-        12 => rig.end_shutdown(wire),
+        10 => {
+            let errno = input.pick(&[104, 32, 12]);
+            rig.end_connect(wire, Err(errno));
+            rig.end_send(wire, SendEnd::Error(errno));
+        }
+        11 => {
+            rig.end_connect(wire, Err(ECANCELED));
+            rig.end_send(wire, SendEnd::Stopped);
+        }
+        12 => {
+            rig.end_connect(wire, Ok(()));
+            rig.end_shutdown(wire);
+        }
         13 => rig.end_close(wire),
         14 => {
             rig.answer_all(false);
@@ -128,7 +140,11 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
             let how = input.byte();
             rig.opening = how % 8;
             let listener = u16::from(what >> 5) % listeners;
-            if how < 128 { rig.accept(listener) } else { rig.accept_elsewhere(listener) }
+            match how {
+                0..128 => rig.accept(listener),
+                128..192 => rig.accept_elsewhere(listener),
+                192.. => rig.connect_upstream(),
+            }
         }
         20 => {
             for _ in 0..what >> 5 {

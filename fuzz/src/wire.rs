@@ -47,6 +47,8 @@ pub struct Wire {
     pub id: ConnId,
     /// Which of all peers it is.
     pub peer: usize,
+    /// The connect, of one to an upstream.
+    pub connect: Flight,
     /// The receive.
     pub receive: Flight,
     /// The send.
@@ -71,6 +73,7 @@ impl Wire {
         Wire {
             id,
             peer,
+            connect: Flight::default(),
             receive: Flight::default(),
             send: Flight::default(),
             batch: None,
@@ -84,17 +87,24 @@ impl Wire {
 
     /// The shard wants nothing of the driver that the driver may leave undone for ever.
     pub fn is_ending(&self) -> bool {
-        self.close.is_some() || self.shutdown || self.send.stopping || self.receive.stopping
+        self.close.is_some()
+            || self.shutdown
+            || self.connect.stopping
+            || self.send.stopping
+            || self.receive.stopping
     }
 
     /// Takes an operation on this connection.
     pub fn submit(&mut self, op: Op, turn: u64) {
         assert!(self.close.is_none(), "{op:?} after the close");
+        let stops = matches!(op, Op::ConnectStop { .. });
+        assert!(stops || !self.connect.armed, "{op:?} before it is connected");
         match op {
             Op::Receive { .. } => {
                 assert!(!self.read_over, "receive after the end of the stream");
                 self.receive.start("receive");
             }
+            Op::ConnectStop { .. } => self.connect.stop(turn, "connect"),
             Op::ReceiveStop { .. } => self.receive.stop(turn, "receive"),
             Op::Send { batch, .. } => {
                 assert!(!batch.is_empty(), "nothing to send");

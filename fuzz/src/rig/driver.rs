@@ -6,6 +6,9 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Op, ReceiveEnd, SendEnd, Soc
 use super::Rig;
 use crate::wire::{Talk, Wire};
 
+/// What a connect that was stopped ends with.
+pub const ECANCELED: i32 = 125;
+
 impl Rig {
     /// The driver takes the operations of the turn.
     pub(super) fn hand_over(&mut self) {
@@ -35,7 +38,16 @@ impl Rig {
                 assert!(!taken, "{id} is adopted in a slot that is taken");
                 self.wires.push(Wire::new(id, socket.0 as usize));
             }
-            Op::Receive { id }
+            Op::Connect { id, .. } => {
+                let taken = self.wires.iter().any(|wire| wire.id.slot() == id.slot());
+                assert!(!taken, "{id} connects in a slot that is taken");
+                // It may have ended already.
+                let mut wire = Wire::new(id, self.upstreams[&id]);
+                wire.connect.start("connect");
+                self.wires.push(wire);
+            }
+            Op::ConnectStop { id }
+            | Op::Receive { id }
             | Op::ReceiveStop { id }
             | Op::Send { id, .. }
             | Op::SendStop { id }
@@ -187,6 +199,16 @@ impl Rig {
         self.complete(Completion::Sent { id, batch, end });
     }
 
+    /// A connect ends.
+    pub fn end_connect(&mut self, wire: usize, result: Result<(), i32>) {
+        let Some(wire) = self.wires.get_mut(wire) else { return };
+        if wire.connect.armed && (wire.connect.stopping || result != Err(ECANCELED)) {
+            wire.connect.end(self.turn);
+            let id = wire.id;
+            self.complete(Completion::Connected { id, result });
+        }
+    }
+
     /// A shutdown is carried out.
     pub fn end_shutdown(&mut self, wire: usize) {
         let Some(wire) = self.wires.get_mut(wire) else { return };
@@ -213,7 +235,9 @@ impl Rig {
         }
         for wire in (0..self.wires.len()).rev() {
             let shut = self.wires[wire].shutdown;
+            self.end_connect(wire, Err(ECANCELED));
             if cooperative {
+                self.end_connect(wire, Ok(()));
                 self.end_send(wire, SendEnd::Done);
             }
             self.end_send(wire, SendEnd::Stopped);

@@ -29,6 +29,8 @@ use crate::framings::{Checked, Kind};
 use crate::service::{Called, Flag, Task};
 use crate::wire::{Flight, Talk, Wire};
 
+pub use driver::ECANCELED;
+
 /// Turns in a row, without a completion and without time passing, for which a shard may refuse to sleep. Each takes
 /// 1024 frames off every connection, and inputs are shorter than that.
 const BUSY_TURNS_MAX: u32 = 50;
@@ -123,6 +125,8 @@ pub struct Rig {
     /// Sockets that came from other shards, and that went there.
     came: u64,
     went: u64,
+    /// Connections that the service made, or tried to, and which of all peers each is.
+    upstreams: BTreeMap<ConnId, usize>,
     quota: Arc<Quota>,
     side: KernelSide,
     /// The buffer that receives share.
@@ -183,6 +187,7 @@ impl Rig {
             sockets: Vec::new(),
             came: 0,
             went: 0,
+            upstreams: BTreeMap::new(),
             quota,
             side,
             shared_buffer: None,
@@ -262,7 +267,8 @@ impl Rig {
         assert_eq!((counters.opened, counters.frames), (self.ends.len() as u64, self.frames));
         assert_eq!(counters.closed, self.ends.len() as u64);
         assert_eq!(counters.closed, counters.reasons().map(|(_, count)| count).sum::<u64>());
-        assert_eq!((counters.accepted + self.came, counters.passed_on), (self.talks.len() as u64, self.went));
+        let peers = counters.accepted + self.came + self.upstreams.len() as u64;
+        assert_eq!((peers, counters.passed_on), (self.talks.len() as u64, self.went));
         let received: usize = self.talks.iter().map(|talk| talk.received.len()).sum();
         assert_eq!(counters.bytes_received, received as u64);
         let quota = format!("{:?}", self.quota);

@@ -8,6 +8,7 @@ use ringserve_core::{CloseReason, ConnId, Event, Frame, Next, Socket};
 use super::{Conn, Rig, Session};
 use crate::framings::{Kind, Start};
 use crate::service::{Called, Flag, Task};
+use crate::wire::Talk;
 
 impl Rig {
     pub(super) fn work_off(&mut self) {
@@ -15,6 +16,10 @@ impl Rig {
             match event {
                 Event::Frames(id) => self.run_frames(id),
                 Event::Accepted { socket, .. } => self.answer_accepted(socket),
+                Event::Connected(id) => {
+                    let block = self.enter(id);
+                    self.open(id, &block);
+                }
                 Event::Heartbeat(id) => self.beat(id),
                 Event::InputEnded(id) => self.input_ended(id),
                 Event::Elsewhere { socket, .. } => {
@@ -38,8 +43,36 @@ impl Rig {
         let session = Session { peer, ..Session::default() };
         let id = self.shard.admit(socket, None, 0, session).expect("there is memory");
         assert!(self.shard.connections() <= self.plan.connections_max, "more connections than there may be");
-        let block = self.shard.block(id).cloned().expect("an admitted connection has a block");
         assert!(self.names.insert(id), "a name is used twice");
+        let block = self.enter(id);
+        self.open_as(id, &block, opening);
+    }
+
+    /// A connection is there.
+    fn enter(&mut self, id: ConnId) -> Conn {
+        let block = self.shard.block(id).cloned().expect("a new connection has a block");
+        self.live.insert(id, block.clone());
+        block
+    }
+
+    /// The service connects to an upstream.
+    pub fn connect_upstream(&mut self) {
+        let peer = self.talks.len();
+        let address = core::net::SocketAddr::from(([127, 0, 0, 1], 80)).into();
+        let session = Session { peer, ..Session::default() };
+        let Some(id) = self.shard.connect(address, session) else { return };
+        self.talks.push(Talk::default());
+        self.upstreams.insert(id, peer);
+        assert!(self.names.insert(id), "a name is used twice");
+    }
+
+    fn open(&mut self, id: ConnId, block: &Conn) {
+        let opening = std::mem::take(&mut self.opening);
+        self.open_as(id, block, opening);
+    }
+
+    fn open_as(&mut self, id: ConnId, block: &Conn, opening: u8) {
+        let peer = block.session.peer;
         self.talks[peer].heard = self.now;
         if self.plan.hold_open {
             block.link.hold_open();
@@ -47,9 +80,8 @@ impl Rig {
         if !peer.is_multiple_of(2) {
             block.session.reach.replace(Some(block.link.reach()));
         }
-        self.live.insert(id, block.clone());
         if opening & 4 != 0 {
-            self.reply(&block, b"welcome");
+            self.reply(block, b"welcome");
         }
         match opening & 3 {
             2 => self.shard.refused(id),
