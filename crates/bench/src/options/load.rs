@@ -12,7 +12,7 @@ use super::measuring::Measuring;
 use super::{STEP_BYTES_MAX, enough_files, known, refused};
 use crate::generator::Pace;
 use crate::load;
-use crate::servers::{SERVERS, Server, Speaks};
+use crate::servers::{PROXY_SERVERS, SERVERS, Server, Speaks};
 use crate::steps::Shape;
 
 /// Put servers under load from other CPUs.
@@ -27,8 +27,8 @@ use crate::steps::Shape;
 /// with `perf` for half a second after the measurement, where that is installed and allowed.
 #[derive(Args)]
 pub(crate) struct LoadOptions {
-    /// Servers to start, in this order [default: all that speak what is sent].
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    /// Servers to start, in this order [default: all that speak what is sent, but proxies].
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
     /// A server that runs already, instead: a loopback address and port.
     #[arg(long, conflicts_with = "servers")]

@@ -4,6 +4,7 @@ mod fanout;
 mod limit_epoll;
 mod limit_uring;
 mod product;
+mod proxy;
 mod tokio_echo;
 
 use std::io::{self, Write};
@@ -144,9 +145,36 @@ pub(crate) const FANOUT_SERVERS: &[Server] = &[
     },
 ];
 
+/// Proxies, which `load` can measure: each starts an echo server behind it.
+pub(crate) const PROXY_SERVERS: &[Server] = &[
+    Server {
+        name: "ringserve-proxy",
+        args: &["serve", "ringserve-proxy"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(proxy::ringserve),
+    },
+    Server {
+        name: "ringserve-epoll-proxy",
+        args: &["serve", "ringserve-epoll-proxy"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(proxy::ringserve_on_epoll),
+    },
+    Server {
+        name: "tokio-proxy",
+        args: &["serve", "tokio-proxy"],
+        speaks: Speaks::Raw,
+        run: Run::On(proxy::tokio),
+    },
+];
+
+/// Every server there is.
+pub(crate) fn all() -> impl Iterator<Item = &'static Server> {
+    SERVERS.iter().chain(FANOUT_SERVERS).chain(PROXY_SERVERS)
+}
+
 /// The row of `name`.
 pub(crate) fn find(name: &str) -> Option<&'static Server> {
-    SERVERS.iter().chain(FANOUT_SERVERS).find(|server| server.name == name)
+    all().find(|server| server.name == name)
 }
 
 /// The start of the line by which a server tells the address it is bound to.

@@ -121,14 +121,14 @@ pub(crate) fn connections_max(shards: usize) -> usize {
 }
 
 /// The limits of all servers here: nothing ends a connection that is measured for long.
-fn limits(shards: usize) -> Limits {
+pub(super) fn limits(shards: usize) -> Limits {
     let idle = Some(Duration::from_secs(24 * 3600));
-    Limits { connections_max: connections_max(shards), idle, ..Limits::default() }
+    Limits { connections_max: connections_max(shards), idle, upstreams_max: 0, ..Limits::default() }
 }
 
 /// Without keep-alive: connections opened together are probed together, after two minutes. On loopback all probes beyond
 /// `net.core.netdev_max_backlog` are lost then, and `idle` would measure how the kernel ends connections.
-fn sockets() -> SocketOptions {
+pub(super) fn sockets() -> SocketOptions {
     SocketOptions { keep_alive: None, ..SocketOptions::default() }
 }
 

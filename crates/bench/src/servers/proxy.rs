@@ -1,0 +1,65 @@
+//! Proxies, each before an echo server that it starts on another CPU: the product, and what a tokio user writes.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::thread::available_parallelism;
+
+use ringserve::{Driver, Limits, Server, Stream, copy_bidirectional};
+use rustix::thread::sched_getcpu;
+use tokio::net::TcpStream;
+
+use super::find;
+use super::product::{limits, sockets, wait};
+use crate::child::Child;
+
+/// The server behind the proxy, which costs least. Its time is not counted.
+const UPSTREAM: &str = "limit-epoll";
+
+/// Starts it on the CPU next to this one, where the generator is.
+fn upstream() -> io::Result<Child> {
+    let cpus = available_parallelism().map_or(1, usize::from).max(sched_getcpu() + 1);
+    let server = find(UPSTREAM).ok_or_else(|| io::Error::other("no upstream"))?;
+    Child::start(server, (sched_getcpu() + 1) % cpus.max(2), false)
+}
+
+/// The product on io_uring.
+pub(super) fn ringserve(address: SocketAddr) -> io::Result<()> {
+    serve(address, Driver::IoUring)
+}
+
+/// The product on epoll.
+pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
+    serve(address, Driver::Epoll)
+}
+
+fn serve(address: SocketAddr, driver: Driver) -> io::Result<()> {
+    let upstream = upstream()?;
+    let to = upstream.address;
+    let limits = Limits { upstreams_max: 10_000, ..limits(1) };
+    let server = Server::bind(address).driver(driver).limits(limits).sockets(sockets());
+    let running = server.shards(1).pin(false).start_stream(move |_shard| {
+        async move |mut client: Stream| {
+            let mut upstream = client.shard().connect(to).await?;
+            let copied = copy_bidirectional(&mut client, &mut upstream).await;
+            copied.map(drop).map_err(|broken| broken.error)
+        }
+    });
+    wait(running.map_err(io::Error::other)?)
+}
+
+/// tokio's `copy_bidirectional`, a task for each client, on a current-thread runtime.
+pub(super) fn tokio(listener: TcpListener) -> io::Result<()> {
+    let upstream = upstream()?;
+    let to = upstream.address;
+    tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        loop {
+            let Ok((mut client, _)) = listener.accept().await else { continue };
+            tokio::spawn(async move {
+                let mut upstream = TcpStream::connect(to).await?;
+                upstream.set_nodelay(true)?;
+                tokio::io::copy_bidirectional(&mut client, &mut upstream).await
+            });
+        }
+    })
+}

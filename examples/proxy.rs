@@ -1,0 +1,111 @@
+//! Passes bytes between its clients and other servers, both ways, with half-closes and back-pressure.
+//!
+//!     cargo run --release --example echo -- --listen 127.0.0.1:8000
+//!     cargo run --release --example proxy -- --upstream 127.0.0.1:8000
+//!     printf 'hello\n' | nc -N 127.0.0.1 7000
+
+use std::cell::Cell;
+use std::fmt;
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use clap::Parser;
+use ringserve::{Address, CopyError, CopySide, Driver, Limits, Server, Stream, copy_bidirectional};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// A proxy: each client is connected to one of the upstreams, in turns.
+#[derive(Parser)]
+struct Args {
+    /// Address and port to listen on; port 0 finds a free one.
+    #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Where to: an address with a port, or unix:PATH. May be given several times.
+    #[arg(long, required = true, value_name = "UPSTREAM", value_parser = parse_upstream)]
+    upstream: Vec<Address>,
+    /// Seconds that an upstream may take to answer.
+    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    connect_timeout: u64,
+    /// Shards; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+}
+
+fn parse_upstream(text: &str) -> Result<Address, String> {
+    match text.strip_prefix("unix:") {
+        Some(path) => Ok(Address::unix(path)),
+        None => text.parse().map(Address::Ip).map_err(|error| format!("{text}: {error}")),
+    }
+}
+
+/// Why a client was not served to the end.
+enum Broken {
+    Connect(Address, io::Error),
+    Upstream(Address, CopyError),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Connect(to, error) => write!(f, "no connection to {to}: {error}"),
+            Broken::Upstream(to, broken) => write!(f, "upstream {to}: {}", broken.error),
+        }
+    }
+}
+
+/// One client. Both connections are closed when it returns.
+async fn relay(mut client: Stream, to: Address) -> Result<(), Broken> {
+    let mut upstream = match client.shard().connect(to.clone()).await {
+        Ok(upstream) => upstream,
+        Err(error) => {
+            client.upstream_failed();
+            return Err(Broken::Connect(to, error));
+        }
+    };
+    match copy_bidirectional(&mut client, &mut upstream).await {
+        Ok(_) => Ok(()),
+        Err(broken) if broken.side == CopySide::Second => {
+            // A reset, so that the client does not take what came for all of it.
+            client.upstream_failed();
+            client.abort();
+            Err(Broken::Upstream(to, broken))
+        }
+        // What clients do is their affair, and is counted.
+        Err(_) => {
+            upstream.abort();
+            Ok(())
+        }
+    }
+}
+
+fn main() -> Result<(), ringserve::Error> {
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    let args = Args::parse();
+    let limits = Limits {
+        connect: Some(Duration::from_secs(args.connect_timeout)),
+        // One for each client.
+        upstreams_max: 1 << 20,
+        // Whoever speaks first is for the protocol to say.
+        first_frame: None,
+        ..Limits::default()
+    };
+    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits);
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
+    let upstreams = args.upstream;
+    server.serve_stream(move |_shard| {
+        let (upstreams, next) = (upstreams.clone(), Rc::new(Cell::new(0)));
+        async move |client: Stream| {
+            let to = upstreams[next.replace((next.get() + 1) % upstreams.len())].clone();
+            relay(client, to).await
+        }
+    })
+}
