@@ -89,7 +89,7 @@
 pub use ringserve_server::codec;
 pub use ringserve_server::{
     AcceptQueue, Actor, Address, BufferCounts, CloseReason, ConnHandle, ConnId, Connecting, CopyError,
-    CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame,
+    CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, Host,
     KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox, Payload, Peer, PushError,
     Refusal, Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep,
     SocketOptions, Stopper, Stream, StreamResult, UpstreamReport, copy_bidirectional, framing,

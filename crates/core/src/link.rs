@@ -61,6 +61,8 @@ struct Queues {
     // Boxed because it travels through operations and completions as one word.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Batch>>,
+    /// Woken when the first connection becomes dirty.
+    on_dirty: Option<Waker>,
 }
 
 impl Local {
@@ -79,6 +81,13 @@ impl Local {
     /// True once the shard drains: it accepts nothing and closes connections that owe nothing.
     pub fn is_draining(&self) -> bool {
         self.draining.get()
+    }
+
+    /// From now on this one is woken when user code did something that the state machine has to look at, at least if it is
+    /// the first such thing since [`Shard::end_turn`](crate::Shard::end_turn): for a shard whose user code also runs outside
+    /// of its turns.
+    pub fn wake_when_dirty(&self, waker: Waker) {
+        self.queues.borrow_mut().on_dirty = Some(waker);
     }
 
     pub(crate) fn set_draining(&self) {
@@ -477,7 +486,13 @@ impl Link {
     pub(crate) fn mark_dirty(&self) {
         if !self.has(DIRTY) {
             self.set(DIRTY);
-            self.local.queues.borrow_mut().dirty.push(self.id);
+            let queues = &mut *self.local.queues.borrow_mut();
+            if queues.dirty.is_empty()
+                && let Some(waker) = &queues.on_dirty
+            {
+                waker.wake_by_ref();
+            }
+            queues.dirty.push(self.id);
         }
     }
 

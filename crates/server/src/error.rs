@@ -58,6 +58,13 @@ pub enum Error {
         /// The shard it was for.
         shard: usize,
     },
+    /// The runtime of a shard cannot be made ([`Server::host`](crate::Server::host)).
+    Host {
+        /// The shard it was for.
+        shard: usize,
+        /// What the runtime said.
+        error: io::Error,
+    },
     /// A thread cannot be started.
     Thread(io::Error),
     /// Signals cannot be handled.
@@ -108,6 +115,7 @@ impl fmt::Display for Error {
             }
             Error::Factory { shard, error } => write!(f, "no service for shard {shard}: {error}"),
             Error::FactoryPanicked { shard } => write!(f, "the factory panicked for shard {shard}"),
+            Error::Host { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
             Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),
             Error::Broken { shard, error } => write!(f, "the driver of shard {shard} broke: {error}"),
@@ -128,7 +136,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Address(error) | Error::Listen { error, .. } | Error::Thread(error) => Some(error),
-            Error::Signals(error) | Error::Broken { error, .. } => Some(error),
+            Error::Signals(error) | Error::Broken { error, .. } | Error::Host { error, .. } => Some(error),
             Error::Limits(error) => Some(error),
             Error::SocketOption(error) => Some(error),
             Error::Driver(error) => Some(error),

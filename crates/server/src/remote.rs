@@ -88,6 +88,9 @@ pub(crate) struct Remote {
     /// Connections the shard's table has room for.
     room: AtomicUsize,
     driver: OnceLock<ringserve_ring::Waker>,
+    /// Wakes the shard instead of its driver, where that does not block.
+    #[cfg(feature = "host-tokio")]
+    host: Mutex<Option<Waker>>,
     report_wanted: AtomicBool,
     reports: Mutex<Reports>,
     reported: Condvar,
@@ -110,6 +113,8 @@ impl Remote {
             messages: AtomicBool::new(false),
             room: AtomicUsize::new(0),
             driver: OnceLock::new(),
+            #[cfg(feature = "host-tokio")]
+            host: Mutex::default(),
             report_wanted: AtomicBool::new(false),
             reports: Mutex::default(),
             reported: Condvar::new(),
@@ -172,11 +177,48 @@ impl Remote {
         self.reported.notify_all();
     }
 
-    /// On the shard's own thread this finds the shard awake and costs no system call.
+    /// On the shard, when user code did something outside of a turn, which only a hosted shard's can.
+    #[inline]
+    pub(crate) fn wake_if_asleep(&self) {
+        // It is this thread that falls asleep.
+        if self.state.load(Ordering::Relaxed) == ASLEEP {
+            self.notify();
+        }
+    }
+
+    /// What [`wake_if_asleep`](Remote::wake_if_asleep) does, as a waker.
+    #[cfg(feature = "host-tokio")]
+    pub(crate) fn outside(self: &Arc<Remote>) -> Waker {
+        Waker::from(Arc::new(Outside(self.clone())))
+    }
+
+    /// From now on this one wakes the shard.
+    #[cfg(feature = "host-tokio")]
+    pub(crate) fn set_host(&self, waker: &Waker) {
+        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *host {
+            Some(host) => host.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+
+    /// True if that is so, and it was woken.
+    #[cfg(feature = "host-tokio")]
+    fn wake_host(&self) -> bool {
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        host.map(Waker::wake).is_some()
+    }
+
+    /// On the shard's own thread this finds the shard awake and costs no system call, unless it is hosted.
     fn notify(&self) {
-        if self.state.swap(NOTIFIED, Ordering::SeqCst) == ASLEEP
-            && let Some(driver) = self.driver.get()
-        {
+        if self.state.swap(NOTIFIED, Ordering::SeqCst) != ASLEEP {
+            return;
+        }
+        #[cfg(feature = "host-tokio")]
+        if self.wake_host() {
+            return;
+        }
+        if let Some(driver) = self.driver.get() {
             let later = COLLECTED
                 .with_borrow_mut(|list| list.as_mut().map(|list| list.push(driver.clone())).is_some());
             if !later {
@@ -267,6 +309,21 @@ impl Remote {
     /// Another shard passes a connection on to this one; until it looks, there is room for one less.
     pub(crate) fn take_room(&self) {
         let _ = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
+    }
+}
+
+/// See [`Remote::outside`].
+#[cfg(feature = "host-tokio")]
+struct Outside(Arc<Remote>);
+
+#[cfg(feature = "host-tokio")]
+impl Wake for Outside {
+    fn wake(self: Arc<Self>) {
+        self.0.wake_if_asleep();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake_if_asleep();
     }
 }
 

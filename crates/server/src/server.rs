@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use crate::cx::Peer;
 use crate::driver::{Driver, Wanted};
 use crate::error::Error;
+use crate::host::Host;
 use crate::listen::listeners;
 use crate::log;
 use crate::running::Running;
@@ -60,6 +61,7 @@ pub struct Server<F = Raw> {
     sockets: SocketOptions,
     incremental: bool,
     admit: Option<Admit>,
+    host: Host,
 }
 
 impl Server<Raw> {
@@ -77,6 +79,7 @@ impl Server<Raw> {
             sockets: SocketOptions::default(),
             incremental: false,
             admit: None,
+            host: Host::default(),
         }
     }
 
@@ -141,8 +144,10 @@ impl Server<Raw> {
 impl<F: Framing + Clone + Send> Server<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
     pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Server<G> {
-        let Server { addrs, limits, shards, pin, share_port, driver, sockets, incremental, admit, .. } = self;
-        Server { addrs, framing, limits, shards, pin, share_port, driver, sockets, incremental, admit }
+        let Server {
+            addrs, limits, shards, pin, share_port, driver, sockets, incremental, admit, host, ..
+        } = self;
+        Server { addrs, framing, limits, shards, pin, share_port, driver, sockets, incremental, admit, host }
     }
 
     /// Bounds. They are checked at the start.
@@ -171,6 +176,11 @@ impl<F: Framing + Clone + Send> Server<F> {
     /// Which driver to run on.
     pub fn driver(self, driver: Driver) -> Server<F> {
         Server { driver, ..self }
+    }
+
+    /// What each shard runs inside of: by default nothing. Inside of a runtime of tokio's what needs one works in handlers.
+    pub fn host(self, host: Host) -> Server<F> {
+        Server { host, ..self }
     }
 
     /// What the kernel is told about the sockets. Checked at the start.
@@ -266,6 +276,7 @@ impl<F: Framing + Clone + Send> Server<F> {
             limits: self.limits,
             chosen,
             admit: self.admit,
+            host: self.host,
             factory: Arc::new(factory),
             shards,
         };

@@ -30,18 +30,26 @@ struct Inner {
     wakers: Vec<Option<Waker>>,
     free: Vec<u32>,
     fired: Vec<u32>,
+    /// Woken when somebody begins to sleep.
+    on_sleep: Option<Waker>,
 }
 
 impl Timers {
     pub(crate) fn new() -> Timers {
         let wheel = Wheel::with_step_shift(STEP_SHIFT);
-        let inner = Inner { wheel, wakers: Vec::new(), free: Vec::new(), fired: Vec::new() };
+        let inner = Inner { wheel, wakers: Vec::new(), free: Vec::new(), fired: Vec::new(), on_sleep: None };
         Timers { inner: Rc::new(RefCell::new(inner)), started: Instant::now() }
     }
 
     /// The time since the shard's start, from the clock.
     pub(crate) fn now(&self) -> Time {
         Time::ZERO + self.started.elapsed()
+    }
+
+    /// From now on this one is woken when somebody begins to sleep: for a shard whose user code also runs outside of its turns.
+    #[cfg(feature = "host-tokio")]
+    pub(crate) fn wake_when_set(&self, waker: Waker) {
+        self.inner.borrow_mut().on_sleep = Some(waker);
     }
 
     pub(crate) fn next(&self) -> Option<Time> {
@@ -106,6 +114,9 @@ impl Future for Sleep {
             waker.wake_by_ref();
         }
         inner.wakers[number as usize] = Some(waker);
+        if let Some(shard) = &inner.on_sleep {
+            shard.wake_by_ref();
+        }
         Poll::Pending
     }
 }

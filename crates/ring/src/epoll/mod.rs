@@ -27,7 +27,7 @@ mod send;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use mio::event::Event;
@@ -88,6 +88,8 @@ pub struct Epoll {
     skipped: bool,
     /// True exactly when the last receive found the pool empty.
     dry: bool,
+    /// The last look found as many events as it may: there may be more.
+    more_events: bool,
     before_connect: BeforeConnect,
     connections_max: u32,
     stats: DriverStats,
@@ -150,6 +152,7 @@ impl Epoll {
             quiet: false,
             skipped: false,
             dry: false,
+            more_events: false,
             before_connect: config.before_connect.clone(),
             connections_max: config.connections,
             stats: DriverStats::default(),
@@ -164,6 +167,19 @@ impl Epoll {
     /// Wakes another shard.
     pub fn wake_other(&mut self, other: &Waker) {
         other.wake();
+    }
+
+    /// What the driver waits at.
+    pub(crate) fn instance(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
+
+    /// True if there is something to do before the next event. Forgets [`defer_sent`](Driver::defer_sent).
+    pub(crate) fn has_to_do(&mut self) -> bool {
+        self.dry = self.dry && !self.can_lend();
+        let quiet = std::mem::take(&mut self.quiet);
+        let awaited = self.ready.len() > if quiet { self.sent_at_once } else { 0 };
+        awaited || !self.dry && self.ports.has_queued() || self.can_accept() || self.more_events
     }
 
     /// Looks for events, and blocks for the first one if it is allowed to and nothing else is to be done.
@@ -193,9 +209,12 @@ impl Epoll {
             Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
         }
         let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+        let mut count = 0;
         for event in &events {
+            count += 1;
             self.on_event(event);
         }
+        self.more_events = count == EVENTS_MAX;
         self.events = events;
         Ok(())
     }

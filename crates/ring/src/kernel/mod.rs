@@ -218,6 +218,17 @@ impl SystemKernel {
         self.push(encode::quietly(encode::close_descriptor(fd)), Kind::Ignored.with(0));
     }
 
+    /// Has the kernel count up this eventfd when there is something to reap, or work that leads to it.
+    pub(crate) fn tell(&mut self, eventfd: &OwnedFd) -> std::io::Result<()> {
+        // It is held by the ring itself from here on.
+        self.ring.submitter().register_eventfd(eventfd.as_raw_fd())
+    }
+
+    /// True if there is a completion to reap. Quiet sends are none.
+    pub(crate) fn has_posted(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
     fn connect(&mut self, id: ConnId, address: &Address) {
         // The address was looked at when the socket was made.
         let Ok(address) = to_kernel(address) else { panic!("{address} is no address") };

@@ -197,6 +197,26 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
+    /// Submits, and waits as told.
+    #[inline]
+    pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
+        self.arm_parked();
+        self.flush();
+        self.quiet = false;
+        self.enter(wait)
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
+    pub(crate) fn has_to_do(&mut self) -> bool {
+        let parked = self.ports.parked() > 0 && self.buffers.in_ring() > 0;
+        let here = !self.ready.is_empty() || !self.queue.is_empty() || parked;
+        here || self.kernel.has_task_work() || self.kernel.is_overflowing()
+    }
+
     /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
     fn enter(&mut self, wait: Wait) -> Result<(), i32> {
         let overflowing = self.kernel.is_overflowing();
@@ -316,10 +336,7 @@ impl<K: Kernel> Driver for Uring<K> {
 
     fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32> {
         self.stats.turns += 1;
-        self.arm_parked();
-        self.flush();
-        self.quiet = false;
-        self.enter(wait)?;
+        self.submit_queued(wait)?;
         let end = completions.len() + budget.completions.max(1);
         let ready = std::mem::take(&mut self.ready);
         let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };

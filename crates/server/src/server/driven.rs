@@ -13,6 +13,7 @@ use super::launch::{OneShard, Plan, give_up};
 use super::{SHARDS_MAX, Server};
 use crate::driver::Wanted;
 use crate::error::Error;
+use crate::host::Host;
 use crate::running::Running;
 use crate::service::MakeService;
 use crate::shard::{Others, Shard};
@@ -50,7 +51,7 @@ pub trait Drivers: Send + Sync + 'static {
 }
 
 /// As [`Server::start`], over these drivers and with one shard by default. What the server was told of its driver, of
-/// sockets and of pinning is ignored.
+/// sockets, of pinning and of its host is ignored.
 ///
 /// # Errors
 /// Those of [`Server::start`], and the drivers'.
@@ -86,6 +87,7 @@ where
         limits: server.limits,
         chosen,
         admit: server.admit,
+        host: Host::Own,
         factory: Arc::new(factory),
         shards,
     };

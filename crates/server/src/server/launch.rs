@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Limits, Quota};
-use ringserve_ring::{Epoll, Uring, Waker};
+use ringserve_ring::{Epoll, Hosted, Uring, Waker};
 use tracing::{info, warn};
 
 use crate::cores;
 use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use crate::error::Error;
+use crate::host::Host;
 use crate::log::LogObserver;
 use crate::remote::Remote;
 use crate::running::{Running, ShardEnd};
@@ -37,6 +38,7 @@ pub(super) struct Plan<F, Factory> {
     pub(super) limits: Limits,
     pub(super) chosen: Chosen,
     pub(super) admit: Option<Admit>,
+    pub(super) host: Host,
     pub(super) factory: Arc<Factory>,
     pub(super) shards: usize,
 }
@@ -68,6 +70,7 @@ where
                 limits: self.limits.clone(),
                 chosen: self.chosen.clone(),
                 admit: self.admit.clone(),
+                host: self.host,
                 factory: self.factory.clone(),
                 remotes: remotes.clone(),
                 quota: quota.clone(),
@@ -134,6 +137,7 @@ pub(super) struct OneShard<F, Factory> {
     limits: Limits,
     chosen: Chosen,
     admit: Option<Admit>,
+    host: Host,
     factory: Arc<Factory>,
     pub(super) remotes: Arc<[Arc<Remote>]>,
     quota: Arc<Quota>,
@@ -166,7 +170,7 @@ where
                         take_over: Uring::take_over,
                         wake_other: Uring::wake_other,
                     };
-                    self.run_on(driver.waker(), driver, others, listeners, ready)
+                    self.host_on(driver.waker(), driver, others, listeners, ready)
                 }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
@@ -178,13 +182,48 @@ where
                         take_over: Epoll::take_over,
                         wake_other: Epoll::wake_other,
                     };
-                    self.run_on(driver.waker(), driver, others, listeners, ready)
+                    self.host_on(driver.waker(), driver, others, listeners, ready)
                 }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
         }
     }
 
+    /// Inside of what it was told to run in.
+    fn host_on<D: Hosted>(
+        self,
+        waker: Waker,
+        driver: D,
+        others: Others<D>,
+        listeners: u16,
+        ready: Ready,
+    ) -> ShardEnd {
+        match self.host {
+            Host::Own => self.run_on(waker, driver, others, listeners, ready),
+            #[cfg(feature = "host-tokio")]
+            host => {
+                let (shard, mut ready) = (self.index, Some(ready));
+                let serves = host.run(|| {
+                    let ready = ready.take();
+                    async move {
+                        let Some(ready) = ready else { return Ok(Default::default()) };
+                        match self.prepare(waker, driver, others, listeners, ready) {
+                            Some(parts) => {
+                                RunningShard::new(parts, calls::<Make::Service>).run_hosted().await
+                            }
+                            None => Ok(Default::default()),
+                        }
+                    }
+                });
+                serves.unwrap_or_else(|error| match ready {
+                    Some(ready) => give_up(ready, Error::Host { shard, error }),
+                    None => Ok(Default::default()),
+                })
+            }
+        }
+    }
+
+    /// On a driver that blocks.
     pub(super) fn run_on<D: ringserve_core::Driver>(
         self,
         waker: Waker,
@@ -193,13 +232,34 @@ where
         listeners: u16,
         ready: Ready,
     ) -> ShardEnd {
+        match self.prepare(waker, driver, others, listeners, ready) {
+            Some(parts) => RunningShard::new(parts, calls::<Make::Service>).run(),
+            None => Ok(Default::default()),
+        }
+    }
+
+    /// Makes the service, says so, and waits until all others have theirs. `None` if there is none.
+    fn prepare<D: ringserve_core::Driver>(
+        self,
+        waker: Waker,
+        driver: D,
+        others: Others<D>,
+        listeners: u16,
+        ready: Ready,
+    ) -> Option<Parts<Make::Service, F, D>> {
         let remote = self.remotes[self.index].clone();
         remote.set_driver(waker);
         let shard = Shard::new(self.index, self.shards, remote);
         let service = match crate::guard::guard(|| (self.factory)(&shard).make()) {
             Some(Ok(service)) => service,
-            Some(Err(error)) => return give_up(ready, Error::Factory { shard: self.index, error }),
-            None => return give_up(ready, Error::FactoryPanicked { shard: self.index }),
+            Some(Err(error)) => {
+                let _ = ready.send(Err(Error::Factory { shard: self.index, error }));
+                return None;
+            }
+            None => {
+                let _ = ready.send(Err(Error::FactoryPanicked { shard: self.index }));
+                return None;
+            }
         };
         let first_upstream = self.chosen.connections() as u32;
         let mut core = ringserve_core::Shard::new(
@@ -220,8 +280,7 @@ where
         self.gate.pass();
         let limits = Limits { upstreams_max: self.chosen.upstreams(), ..self.limits };
         let (admit, limits) = (self.admit, limits);
-        let parts = Parts { shard, core, driver, service, admit, others, limits, first_upstream };
-        RunningShard::new(parts, calls::<Make::Service>).run()
+        Some(Parts { shard, core, driver, service, admit, others, limits, first_upstream })
     }
 }
 

@@ -78,6 +78,7 @@ impl LocalTasks {
         });
         let task = TaskId { index, generation: slot.generation };
         inner.new.push(task);
+        self.remote.wake_if_asleep();
         task
     }
 

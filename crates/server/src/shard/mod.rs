@@ -2,6 +2,8 @@
 
 mod context;
 mod draining;
+#[cfg(feature = "host-tokio")]
+mod hosted;
 mod local_tasks;
 mod run_on;
 
@@ -9,6 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_core::framing::Framing;
@@ -82,6 +85,8 @@ pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
     first_upstream: u32,
     /// Connections that the server made, once it made one.
     upstreams: Option<Box<Upstreams>>,
+    /// Wakes the shard, if it is hosted.
+    outside: Option<Waker>,
     order: Order,
     post: Post,
     now: Time,
@@ -122,6 +127,7 @@ where
             limits: parts.limits,
             first_upstream: parts.first_upstream,
             upstreams: None,
+            outside: None,
             order: Order::Serve,
             post: Post::default(),
             now: Time::ZERO,
@@ -136,6 +142,7 @@ where
     /// The `errno` of a driver that broke.
     pub(crate) fn run(mut self) -> ShardEnd {
         let mut completions = Vec::new();
+        // A hosted shard does not: its wakes also come from outside of turns, and would wait for the next one.
         if self.others.is_some() {
             collect_wakes();
         }
@@ -148,11 +155,16 @@ where
             let wait = self.wait();
             self.driver.turn(wait, Budget::default(), &mut completions)?;
         }
+        Ok(self.ended())
+    }
+
+    /// The last report.
+    fn ended(&self) -> ShardReport {
         debug!(shard = self.shard.index(), stats = ?self.driver.stats(), "shard done");
         let report = self.report();
         // For those who still wait, and for those who will ask.
         self.remote.report(u64::MAX, report.clone());
-        Ok(report)
+        report
     }
 
     /// True once every connection is gone, with those to upstreams as the last.
@@ -265,6 +277,9 @@ where
             let mut new = Upstreams::new(&self.limits, self.first_upstream, pool, &self.shard);
             if !self.driver.may_lend_beyond_turn() {
                 new.copy_frames();
+            }
+            if let Some(outside) = &self.outside {
+                new.wake_when_dirty(outside.clone());
             }
             new.begin_turn(self.now);
             Box::new(new)

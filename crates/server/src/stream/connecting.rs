@@ -82,6 +82,7 @@ impl Connecting {
         let attempt =
             Rc::new(Attempt { progress: Cell::new(Progress::Asked(address)), waker: Cell::default() });
         shard.upstream_requests().asked.borrow_mut().push(attempt.clone());
+        shard.remote().wake_if_asleep();
         Connecting { attempt, shard: shard.clone() }
     }
 }
@@ -104,7 +105,10 @@ impl Future for Connecting {
 impl Drop for Connecting {
     fn drop(&mut self) {
         match self.attempt.progress.take() {
-            Progress::Connecting(id) => self.shard.upstream_requests().given_up.borrow_mut().push(id),
+            Progress::Connecting(id) => {
+                self.shard.upstream_requests().given_up.borrow_mut().push(id);
+                self.shard.remote().wake_if_asleep();
+            }
             // Nobody will ever read or write it.
             Progress::Done(Ok(block)) => block.link.close(),
             _ => {}

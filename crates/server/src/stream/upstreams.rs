@@ -221,6 +221,11 @@ impl Upstreams {
         self.closing
     }
 
+    /// See [`Local::wake_when_dirty`](ringserve_core::Local::wake_when_dirty).
+    pub(crate) fn wake_when_dirty(&self, waker: Waker) {
+        self.core.local().wake_when_dirty(waker);
+    }
+
     /// Copies what it hands out, and lends nothing.
     pub(crate) fn copy_frames(&mut self) {
         self.core.copy_frames();

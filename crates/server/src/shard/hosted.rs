@@ -1,0 +1,158 @@
+//! A shard as a future, for runtimes of tokio's.
+//!
+//! ```text
+//!   descriptor readable ──▶ driver.turn (without waiting) ──▶ turn ──▶ driver.begin ──▶ something? again
+//!   woken, or time to   ──────────────────────────────────▶                │ no
+//!                                                                          └──▶ sleep
+//! ```
+//!
+//! What was readable is forgotten before the driver is asked, so that whatever comes after it wakes the shard again.
+//!
+//! User code may run outside of turns here, in tasks of tokio's: what it does to connections, timers and tasks of a shard
+//! that sleeps wakes it.
+
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use ringserve_core::framing::Framing;
+use ringserve_core::{Budget, Completion, Time, Wait};
+use ringserve_ring::Hosted;
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, Sleep};
+
+use super::Running;
+use crate::running::ShardEnd;
+use crate::service::Service;
+use crate::tasks::Job;
+
+/// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need to leave, and no more
+/// than a few thousand frames.
+const TURNS: usize = 4;
+
+/// One timer serves all waits that end behind it by no more than this.
+const SLACK: Duration = Duration::from_millis(1);
+
+/// What a shard waits at.
+struct Waits {
+    readiness: AsyncFd<OwnedFd>,
+    sleep: Pin<Box<Sleep>>,
+    /// When that ends.
+    ends: Option<Time>,
+    /// The driver may have something.
+    look: bool,
+    /// Made readable by the shard itself: waiting for that lets the runtime look at its own events, and its hooks run, before
+    /// the next turn. tokio-uring submits in such a hook, which waking the future at once would skip.
+    breath: AsyncFd<OwnedFd>,
+    completions: Vec<Completion>,
+}
+
+impl Waits {
+    fn breathe(&mut self, task: &mut Context<'_>) -> io::Result<()> {
+        while let Poll::Ready(readable) = self.breath.poll_read_ready(task) {
+            readable?.clear_ready();
+        }
+        // Each write is an edge; the counter is far from its end.
+        rustix::io::write(self.breath.get_ref(), &1u64.to_ne_bytes())?;
+        Ok(())
+    }
+}
+
+impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
+where
+    S: Service,
+    F: Framing,
+    D: Hosted,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    /// As [`run`](Running::run), on a runtime of tokio's.
+    pub(crate) async fn run_hosted(mut self) -> ShardEnd {
+        let mut waits = match self.waits() {
+            Ok(waits) => waits,
+            Err(error) => return Err(errno(&error)),
+        };
+        let outside = self.remote.outside();
+        self.core.local().wake_when_dirty(outside.clone());
+        self.shard.timers().wake_when_set(outside.clone());
+        // For upstreams, once there are any.
+        self.outside = Some(outside);
+        // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
+        tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await
+    }
+
+    fn waits(&mut self) -> io::Result<Waits> {
+        let breath = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Waits {
+            readiness: watch(self.driver.readiness()?)?,
+            sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            ends: None,
+            look: true,
+            breath: watch(breath)?,
+            completions: Vec::new(),
+        })
+    }
+
+    fn poll_turns(&mut self, waits: &mut Waits, task: &mut Context<'_>) -> Poll<ShardEnd> {
+        self.remote.set_host(task.waker());
+        while let Poll::Ready(readable) = waits.readiness.poll_read_ready(task) {
+            match readable {
+                Ok(mut readable) => readable.clear_ready(),
+                Err(error) => return Poll::Ready(Err(errno(&error))),
+            }
+            waits.look = true;
+        }
+        if waits.ends.is_some() && waits.sleep.as_mut().poll(task).is_ready() {
+            waits.ends = None;
+        }
+        for _ in 0..TURNS {
+            if std::mem::take(&mut waits.look) {
+                self.driver.turn(Wait::No, Budget::default(), &mut waits.completions)?;
+            }
+            self.now = self.shard.timers().now();
+            self.turn(&mut waits.completions);
+            if self.is_done() {
+                return Poll::Ready(Ok(self.ended()));
+            }
+            let wait = self.wait();
+            let something = self.driver.begin()?;
+            waits.look = something || wait == Wait::No;
+            if !waits.look && self.sleeps(waits, wait, task) {
+                return Poll::Pending;
+            }
+        }
+        match waits.breathe(task) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(errno(&error))),
+        }
+    }
+
+    /// False if the time is over.
+    fn sleeps(&self, waits: &mut Waits, wait: Wait, task: &mut Context<'_>) -> bool {
+        let Wait::For(time) = wait else { return true };
+        let ends = self.now + time;
+        if waits.ends.is_some_and(|set| set <= ends + SLACK) {
+            return true;
+        }
+        waits.sleep.as_mut().reset(Instant::now() + time);
+        let over = waits.sleep.as_mut().poll(task).is_ready();
+        waits.ends = (!over).then_some(ends);
+        !over
+    }
+}
+
+/// Deprecated since a type may lie about its descriptor, which this one does not; what replaces it is unsafe.
+#[allow(deprecated)]
+fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE)
+}
+
+fn errno(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error())
+}

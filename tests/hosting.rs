@@ -1,0 +1,422 @@
+//! Shards inside of runtimes of tokio's, with things that need one.
+
+mod common;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use common::client::End;
+use common::{Client, On, SOON, eventually, no_time_limits, pattern, watch};
+use ringserve::framing::{LengthPrefix, Lines};
+use ringserve::{
+    CloseReason, Cx, Driver, Frame, Host, Limits, Running, Server, Service, Shard, Stream, copy_bidirectional,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
+
+/// Every way to be hosted, on the driver that the environment decides.
+const HOSTS: [Host; 2] = [Host::Tokio, Host::TokioUring];
+
+fn server(host: Host, limits: Limits) -> Server {
+    On::default().server(limits).host(host)
+}
+
+/// For every host that there is here.
+#[track_caller]
+fn on_each(test: impl Fn(Host)) {
+    for host in HOSTS {
+        eprintln!("on {host}");
+        test(host);
+    }
+}
+
+fn client(running: &Running) -> Client {
+    Client::connect(running.local_addrs()[0])
+}
+
+/// Answers each line by a way that needs a runtime.
+struct Ways {
+    upstream: SocketAddr,
+    counter: mpsc::UnboundedSender<oneshot::Sender<u64>>,
+}
+
+impl Ways {
+    fn new(upstream: SocketAddr) -> Ways {
+        let (counter, mut asked) = mpsc::unbounded_channel::<oneshot::Sender<u64>>();
+        // In the factory there is a runtime too.
+        tokio::task::spawn_local(async move {
+            let mut count = 0;
+            while let Some(answer) = asked.recv().await {
+                count += 1;
+                let _ = answer.send(count);
+            }
+        });
+        Ways { upstream, counter }
+    }
+}
+
+impl Service for Ways {
+    type Session = ();
+    type Error = std::io::Error;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+        match &*frame {
+            b"sleep" => tokio::time::sleep(Duration::from_millis(20)).await,
+            b"timeout" => {
+                let timed_out = tokio::time::timeout(Duration::from_millis(20), pending::<()>()).await;
+                assert!(timed_out.is_err());
+            }
+            b"channel" => {
+                let (answer, answered) = oneshot::channel();
+                self.counter.send(answer).expect("the counter counts");
+                let count = answered.await.expect("it answers");
+                assert!(count > 0);
+            }
+            b"local" => {
+                let text = Rc::new("local");
+                let shared = text.clone();
+                tokio::task::spawn_local(async move {
+                    tokio::task::yield_now().await;
+                    drop(shared);
+                })
+                .await
+                .expect("it is done");
+                assert_eq!(Rc::strong_count(&text), 1);
+            }
+            b"blocking" => {
+                let thread =
+                    tokio::task::spawn_blocking(|| std::thread::current().id()).await.expect("it is done");
+                assert_ne!(thread, std::thread::current().id());
+            }
+            b"socket" => {
+                let mut upstream = tokio::net::TcpStream::connect(self.upstream).await?;
+                upstream.write_all(b"ping\n").await?;
+                let mut pong = [0; 5];
+                upstream.read_exact(&mut pong).await?;
+                assert_eq!(&pong, b"ping\n");
+            }
+            b"shard" => cx.sleep(Duration::from_millis(5)).await,
+            _ => {}
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+#[test]
+fn what_needs_tokio_works_in_handlers() {
+    let upstream = On::default().server(no_time_limits()).framing(Lines::default()).start(|_| Echo).unwrap();
+    let to = upstream.local_addrs()[0];
+    on_each(|host| {
+        let running = server(host, no_time_limits()).framing(Lines::default()).start(move |_| Ways::new(to));
+        let running = running.unwrap();
+        let mut client = client(&running);
+        for _ in 0..3 {
+            for way in ["echo", "sleep", "timeout", "channel", "local", "blocking", "socket", "shard"] {
+                client.write(format!("{way}\n").as_bytes());
+                assert_eq!(client.read(way.len() + 1), format!("{way}\n").as_bytes());
+            }
+        }
+        drop(client);
+        watch::finish(running);
+    });
+    watch::finish(upstream);
+}
+
+/// Each of many connections asks again as soon as it is answered, by ways that wake the shard from everywhere. A wake-up
+/// that is lost leaves one of them without an answer.
+#[test]
+fn no_wake_up_is_lost_among_a_thousand_connections() {
+    const CONNECTIONS: usize = 1000;
+    const ASKS: usize = 20;
+    let upstream = On::default().server(no_time_limits()).framing(Lines::default()).start(|_| Echo).unwrap();
+    let to = upstream.local_addrs()[0];
+    on_each(|host| {
+        let running = server(host, no_time_limits()).framing(Lines::default()).start(move |_| Ways::new(to));
+        let running = running.unwrap();
+        let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| client(&running)).collect();
+        for round in 0..ASKS {
+            for (n, client) in clients.iter_mut().enumerate() {
+                // Most are answered at once, so that turns are full; others come back later, one by one.
+                let ways: &[u8] = match (n + round) % 10 {
+                    0 => b"channel\n",
+                    1 => b"local\n",
+                    2 => b"sleep\n",
+                    3 => b"shard\n",
+                    _ => b"echo\n",
+                };
+                client.write(ways);
+            }
+            for (n, client) in clients.iter_mut().enumerate() {
+                let len = match (n + round) % 10 {
+                    0 => 8,
+                    1 | 2 | 3 => 6,
+                    _ => 5,
+                };
+                client.read(len);
+            }
+        }
+        drop(clients);
+        watch::finish(running);
+    });
+    watch::finish(upstream);
+}
+
+/// Tasks of tokio's that hold connections: nothing but what they do tells the shard, which sleeps.
+#[test]
+fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
+    on_each(|host| {
+        let upstream =
+            On::default().server(no_time_limits()).framing(LengthPrefix::default()).start(|_| Echo);
+        let upstream = upstream.unwrap();
+        let to = upstream.local_addrs()[0];
+        let running = server(host, no_time_limits()).start_stream(move |_shard| {
+            async move |mut stream: Stream| {
+                let done = tokio::task::spawn_local(async move {
+                    let mut byte = [0; 1];
+                    while stream.read(&mut byte).await? > 0 {
+                        // The shard has long been asleep by then.
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                        match byte[0] {
+                            b'w' => AsyncWriteExt::write_all(&mut stream, b"written").await?,
+                            b's' => {
+                                stream.shard().sleep(Duration::from_millis(5)).await;
+                                stream.queue(b"slept".as_slice());
+                            }
+                            b't' => {
+                                let (tell, told) = oneshot::channel();
+                                stream.shard().spawn(async move { tell.send(()).unwrap() });
+                                told.await.unwrap();
+                                stream.queue(b"spawned".as_slice());
+                            }
+                            b'u' => {
+                                let upstream = stream.shard().connect(to).await?;
+                                upstream.queue([0, 0, 0, 4, b'p', b'i', b'n', b'g'].as_slice());
+                                let mut upstream = upstream;
+                                let pong = upstream.read_frame().await?.expect("an answer");
+                                stream.queue(&pong[4..]);
+                            }
+                            b'c' => stream.end_writing(),
+                            _ => return Err(ErrorKind::InvalidInput.into()),
+                        }
+                    }
+                    std::io::Result::Ok(())
+                });
+                done.await.expect("it does not panic")
+            }
+        });
+        let running = running.unwrap();
+        let mut client = client(&running);
+        for (ask, answer) in [("w", "written"), ("s", "slept"), ("t", "spawned"), ("u", "ping")].repeat(3) {
+            client.write(ask.as_bytes());
+            assert_eq!(client.read(answer.len()), answer.as_bytes(), "{ask}");
+        }
+        client.write(b"c");
+        assert_eq!(client.end(), End::Fin);
+        drop(client);
+        watch::finish(running);
+        watch::finish(upstream);
+    });
+}
+
+#[test]
+fn files_of_tokio_uring_are_read_in_handlers() {
+    struct Files;
+    impl Service for Files {
+        type Session = ();
+        type Error = std::io::Error;
+        async fn call(&self, cx: &Cx<'_, ()>, name: Frame) -> Result<(), Self::Error> {
+            let name = std::str::from_utf8(&name).map_err(std::io::Error::other)?.to_owned();
+            let file = tokio_uring::fs::File::open(name).await?;
+            let (read, bytes) = file.read_at(vec![0; 64 << 10], 0).await;
+            cx.write(&bytes[..read?]);
+            file.close().await?;
+            cx.close();
+            Ok(())
+        }
+    }
+    let path = std::env::temp_dir().join(format!("ringserve-hosting-{}", std::process::id()));
+    std::fs::write(&path, pattern(50_000)).unwrap();
+    let running =
+        server(Host::TokioUring, no_time_limits()).framing(Lines::default()).start(|_| Files).unwrap();
+    for _ in 0..10 {
+        let mut client = client(&running);
+        client.write(format!("{}\n", path.display()).as_bytes());
+        assert!(client.read(50_000) == pattern(50_000));
+        assert_eq!(client.end(), End::Fin);
+    }
+    let mut client = client(&running);
+    client.write(b"/nowhere\n");
+    assert_eq!(client.end(), End::Fin);
+    drop(client);
+    watch::closed_for(&running, CloseReason::HandlerError, 1);
+    watch::finish(running);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// tokio-uring submits only when its runtime has nothing else to do, which a busy shard must let happen.
+#[test]
+fn a_busy_shard_lets_the_runtime_go_on() {
+    on_each(|host| {
+        let turns = Arc::new(AtomicU64::new(0));
+        let counted = turns.clone();
+        let running = server(host, no_time_limits()).framing(Lines::default()).start(move |shard: &Shard| {
+            let counted = counted.clone();
+            // It wants another turn in each turn, for ever.
+            shard.spawn(async move {
+                loop {
+                    counted.fetch_add(1, SeqCst);
+                    tokio::task::yield_now().await;
+                }
+            });
+            Ways::new(([127, 0, 0, 1], 1).into())
+        });
+        let running = running.unwrap();
+        let mut client = client(&running);
+        for way in ["sleep", "local", "blocking", "channel"] {
+            client.write(format!("{way}\n").as_bytes());
+            assert_eq!(client.read(way.len() + 1), format!("{way}\n").as_bytes());
+        }
+        let before = turns.load(SeqCst);
+        eventually("it turns", SOON, || turns.load(SeqCst) > before + 100);
+        drop(client);
+        running.force();
+        watch::ended(running);
+    });
+}
+
+#[test]
+fn a_hosted_shard_that_has_nothing_to_do_does_nothing() {
+    on_each(|host| {
+        let running = server(host, no_time_limits()).framing(Lines::default()).start(|_| Echo).unwrap();
+        let mut client = client(&running);
+        client.write(b"hello\n");
+        client.read(6);
+        let before = running.report().shards[0].driver.turns;
+        std::thread::sleep(Duration::from_millis(300));
+        let turns = running.report().shards[0].driver.turns - before;
+        assert!(turns < 20, "{turns} turns while nothing happened");
+        drop(client);
+        watch::finish(running);
+    });
+}
+
+#[test]
+fn limits_drain_and_pushes_hold_on_a_host() {
+    on_each(|host| {
+        let limits = Limits { idle: Some(Duration::from_millis(100)), ..no_time_limits() };
+        let running =
+            server(host, limits).framing(Lines::default()).start(|_| Ways::new(([127, 0, 0, 1], 1).into()));
+        let running = running.unwrap();
+        let mut idle = client(&running);
+        assert_eq!(idle.end(), End::Fin);
+        watch::closed_for(&running, CloseReason::IdleTimeout, 1);
+        let mut client = client(&running);
+        client.write(b"sleep\nsleep\nsleep\n");
+        client.read(6);
+        running.shutdown();
+        assert_eq!(client.read(12), b"sleep\nsleep\n");
+        assert_eq!(client.end(), End::Fin);
+        watch::ended(running);
+    });
+}
+
+#[test]
+fn several_shards_are_hosted_each_by_a_runtime_of_its_own() {
+    on_each(|host| {
+        let running = server(host, no_time_limits())
+            .shards(3)
+            .framing(Lines::default())
+            .start(|_| Ways::new(([127, 0, 0, 1], 1).into()));
+        let running = running.unwrap();
+        let mut clients: Vec<Client> = (0..30).map(|_| client(&running)).collect();
+        for client in &mut clients {
+            client.write(b"sleep\nchannel\nlocal\n");
+        }
+        for client in &mut clients {
+            assert_eq!(client.read(20), b"sleep\nchannel\nlocal\n");
+        }
+        drop(clients);
+        let report = watch::finish(running);
+        assert_eq!(report.shards.len(), 3);
+    });
+}
+
+#[test]
+fn a_proxy_copies_on_a_host() {
+    let upstream =
+        On::default().server(no_time_limits()).framing(LengthPrefix::default()).start(|_| Echo).unwrap();
+    let to = upstream.local_addrs()[0];
+    on_each(|host| {
+        let running = server(host, no_time_limits()).start_stream(move |_| {
+            async move |mut client: Stream| {
+                let mut upstream = client.shard().connect(to).await?;
+                copy_bidirectional(&mut client, &mut upstream).await.map(drop).map_err(|broken| broken.error)
+            }
+        });
+        let running = running.unwrap();
+        let mut client = client(&running);
+        for len in [1, 1000, 500_000] {
+            assert!(client.ask(pattern(len)) == pattern(len));
+        }
+        drop(client);
+        watch::finish(running);
+    });
+    watch::finish(upstream);
+}
+
+#[test]
+fn a_factory_that_fails_on_a_host_is_reported() {
+    on_each(|host| {
+        let failed = server(host, no_time_limits()).start(|_| Err::<Echo, _>("planted: no service"));
+        let error = failed.err().expect("it does not start").to_string();
+        assert_eq!(error, "no service for shard 0: planted: no service");
+    });
+}
+
+#[test]
+fn a_port_is_free_once_a_hosted_server_has_ended() {
+    on_each(|host| {
+        let running = server(host, no_time_limits()).framing(Lines::default()).start(|_| {
+            // What is never done must not keep the runtime, or the thread.
+            tokio::task::spawn_local(pending::<()>());
+            tokio::task::spawn(pending::<()>());
+            Echo
+        });
+        let running = running.unwrap();
+        let addr = running.local_addrs()[0];
+        watch::finish(running);
+        TcpListener::bind(addr).expect("nobody listens any more");
+    });
+}
+
+#[test]
+fn hosts_are_for_both_drivers() {
+    for driver in [Driver::Epoll, Driver::Auto] {
+        let server = Server::bind("127.0.0.1:0").shards(1).pin(false).driver(driver).host(Host::Tokio);
+        let running = server.framing(Lines::default()).start(|_| Echo).unwrap();
+        let mut client = client(&running);
+        client.write(b"hello\n");
+        assert_eq!(client.read(6), b"hello\n");
+        drop(client);
+        watch::finish(running);
+    }
+}
