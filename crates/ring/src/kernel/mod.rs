@@ -1,4 +1,5 @@
-//! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here.
+//! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
+//! the socket options in `sockopt`.
 //!
 //! What makes it sound, and is relied on by each `SAFETY` comment below:
 //!
