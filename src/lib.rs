@@ -85,9 +85,9 @@ pub use ringserve_server::codec;
 pub use ringserve_server::{
     AcceptQueue, Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Deadline,
     DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, KeepAlive, LimitError, Limits,
-    LocalHandle, MakeService, OptionError, Outbox, Payload, Peer, PushError, Refusal, Report, Running,
-    SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep, SocketOptions, Stopper,
-    Stream, StreamResult, framing,
+    ListenAddr, LocalHandle, MakeService, OptionError, OptionWarning, Outbox, Payload, Peer, PushError,
+    Refusal, Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep,
+    SocketOptions, Stopper, Stream, StreamResult, framing,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]
