@@ -324,3 +324,162 @@ fn sysctl(name: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
     Some(text.trim().to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpStream};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use socket2::{Domain, SockRef, Type};
+
+    use super::*;
+
+    /// A listener with these options, a connection it accepted, and what was warned of.
+    fn accepted(options: &SocketOptions) -> Result<(Socket, Socket, Vec<String>), OptionError> {
+        options.check()?;
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let mut warnings = Warnings::default();
+        // Twice, as for two shards.
+        options.set_on_tcp(&listener, None, &mut warnings)?;
+        options.set_on_tcp(&listener, None, &mut warnings)?;
+        listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        listener.listen(1).unwrap();
+        let addr = listener.local_addr().unwrap().as_socket().unwrap();
+        let client = TcpStream::connect(addr).unwrap();
+        if options.defer_accept.is_some() {
+            std::io::Write::write_all(&mut &client, b"x").unwrap();
+        }
+        let (socket, _) = listener.accept().unwrap();
+        Ok((listener, socket, warnings.all().iter().map(ToString::to_string).collect()))
+    }
+
+    #[test]
+    fn every_probe_has_its_time_by_default_and_fewer_are_noticed() {
+        let of = |user_timeout: Option<u64>| {
+            let user_timeout = user_timeout.map(Duration::from_secs);
+            SocketOptions { user_timeout, ..SocketOptions::default() }
+        };
+        let probes = |user_timeout| of(user_timeout).probes_in_time();
+        assert_eq!(SocketOptions::default().probes_in_time(), Some(KeepAlive::default().probes));
+        assert_eq!([60, 120, 135, 136].map(|time| probes(Some(time))), [1, 1, 1, 2].map(Some));
+        assert_eq!(probes(None), None);
+        let mut warnings = Warnings::default();
+        of(Some(60)).warn_beforehand(true, &mut warnings);
+        SocketOptions::default().warn_beforehand(true, &mut warnings);
+        let [warning] = &warnings.all()[..] else { panic!("one is warned of") };
+        let text = "user_timeout 60s gives silent peers up after 1 lost probes, fewer than keep_alive.probes, which is 4";
+        assert!(warning.to_string().starts_with(text), "{warning}");
+        assert_eq!((warning.name(), warning.given()), ("user_timeout", None));
+    }
+
+    #[test]
+    fn an_accepted_socket_has_the_options_of_its_listener() {
+        let options = SocketOptions {
+            keep_alive: Some(KeepAlive {
+                idle: Duration::from_secs(77),
+                interval: Duration::from_secs(7),
+                probes: 5,
+            }),
+            user_timeout: Some(Duration::from_millis(7777)),
+            not_sent_bytes_max: Some(77_777),
+            send_buffer_bytes: Some(33_333),
+            receive_buffer_bytes: Some(44_444),
+            congestion: Some("reno".into()),
+            ..SocketOptions::default()
+        };
+        let (_listener, socket, warnings) = accepted(&options).unwrap();
+        assert_eq!(warnings, [""; 0]);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(77));
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(7));
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), 5);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_millis(7777)));
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), 77_777);
+        assert_eq!(socket.send_buffer_size().unwrap(), 66_666);
+        assert_eq!(socket.recv_buffer_size().unwrap(), 88_888);
+        assert!(socket.tcp_congestion().unwrap().starts_with(b"reno\0"));
+    }
+
+    #[test]
+    fn an_accepted_unix_socket_has_the_buffers_of_the_system() {
+        let path = std::env::temp_dir().join(format!("ringserve-buffers-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        SockRef::from(&listener).set_send_buffer_size(33_333).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let bytes = SockRef::from(&socket).send_buffer_size().unwrap();
+        assert_eq!(bytes, SockRef::from(&client).send_buffer_size().unwrap());
+        assert_eq!(bytes.to_string(), sysctl("net.core.wmem_default").unwrap());
+        let mut warnings = Warnings::default();
+        SocketOptions { send_buffer_bytes: Some(7), ..SocketOptions::default() }.warn_of_unix(&mut warnings);
+        let text = "send_buffer_bytes 7 has no effect on Unix sockets, which have net.core.wmem_default";
+        assert_eq!(warnings.all()[0].to_string(), text);
+    }
+
+    #[test]
+    fn options_of_the_handshake_are_the_listeners_alone_and_keep_nothing_from_its_connections() {
+        let options = SocketOptions {
+            fast_open: Some(17),
+            defer_accept: Some(Duration::from_secs(7)),
+            ..SocketOptions::default()
+        };
+        let (listener, socket, _) = accepted(&options).unwrap();
+        assert_eq!(TcpOption::FastOpen.get(&listener).unwrap(), 17);
+        assert_eq!(TcpOption::DeferAccept.get(&listener).unwrap(), 7);
+        let mut bytes = [0; 2];
+        assert_eq!(
+            std::io::Read::read(&mut &socket, &mut bytes).unwrap(),
+            1,
+            "its first byte was waited for"
+        );
+    }
+
+    #[test]
+    fn what_the_kernel_cuts_or_rounds_is_named_once_with_the_value_it_gave() {
+        let max = |name| sysctl(name).unwrap().parse::<u32>().unwrap();
+        let (send, receive) = (max("net.core.wmem_max"), max("net.core.rmem_max"));
+        let (queue, over) = (max("net.core.somaxconn"), 1 << 30);
+        let keep_alive = Some(KeepAlive { idle: Duration::from_millis(77_500), ..KeepAlive::default() });
+        let options = SocketOptions {
+            keep_alive,
+            user_timeout: None,
+            send_buffer_bytes: Some(over),
+            receive_buffer_bytes: Some(over),
+            fast_open: Some(over),
+            defer_accept: Some(Duration::from_secs(5)),
+            ..SocketOptions::default()
+        };
+        let (_listener, socket, mut warnings) = accepted(&options).unwrap();
+        assert_eq!(socket.send_buffer_size().unwrap(), 2 * send as usize);
+        warnings.retain(|text| !text.contains("has no effect"));
+        let more = "raise that to have more";
+        let expected = [
+            "keep_alive.idle 77.5s became 77s: the kernel counts whole seconds".to_owned(),
+            format!("send_buffer_bytes {over} was cut to {send} by net.core.wmem_max; {more}"),
+            format!("receive_buffer_bytes {over} was cut to {receive} by net.core.rmem_max; {more}"),
+            format!("fast_open {over} was cut to {queue} by net.core.somaxconn; {more}"),
+            "defer_accept 5s became 7s: the kernel counts repetitions of its answer, after 1 s, 3 s, 7 s and so on".into(),
+        ];
+        assert_eq!(warnings, expected);
+        let options = SocketOptions { send_buffer_bytes: Some(1), ..SocketOptions::default() };
+        let (.., warnings) = accepted(&options).unwrap();
+        let [text] = &warnings[..] else { panic!("{warnings:?}") };
+        assert!(
+            text.starts_with("send_buffer_bytes 1 became 2") && text.ends_with(": the kernel takes no less"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_congestion_control_that_is_not_there_is_refused_with_those_that_are() {
+        let options = SocketOptions { congestion: Some("nonesuch".into()), ..SocketOptions::default() };
+        let error = accepted(&options).map(drop).unwrap_err();
+        let known = sysctl("net.ipv4.tcp_available_congestion_control").unwrap();
+        let text = format!(
+            "the kernel refused congestion = nonesuch: No such file or directory (os error 2); \
+             net.ipv4.tcp_available_congestion_control has {known}"
+        );
+        assert_eq!((error.to_string(), error.name()), (text, "congestion"));
+    }
+}

@@ -45,12 +45,12 @@ pub struct SocketOptions {
     /// slow reader costs in kernel memory, where the send buffer may grow to megabytes (`net.ipv4.tcp_wmem`); what is
     /// beyond stays in the outbox, where it counts against its marks. Default 128 KiB.
     pub not_sent_bytes_max: Option<u32>,
-    /// `SO_SNDBUF`: bytes of each connection's send buffer, 1 to 2^30. The kernel takes `net.core.wmem_max` at most and 2304
-    /// at least, and counts its bookkeeping beside it, for which it doubles the number. **This turns its tuning off**, which
+    /// `SO_SNDBUF`: bytes of each connection's send buffer, 1 to 2^30. The kernel takes `net.core.wmem_max` at most and some
+    /// 2 KiB at least, and counts its bookkeeping beside it, for which it doubles the number. **This turns its tuning off**, which
     /// lets the buffer grow up to `net.ipv4.tcp_wmem` with what the path can carry, and is mostly better: set it to bound the
     /// kernel's memory, not for speed. Default: tuned.
     pub send_buffer_bytes: Option<u32>,
-    /// `SO_RCVBUF`: bytes of each connection's receive buffer, 1 to 2^30; as above, with `net.core.rmem_max`, 1152 and
+    /// `SO_RCVBUF`: bytes of each connection's receive buffer, 1 to 2^30; as above, with `net.core.rmem_max`, 1 KiB and
     /// `net.ipv4.tcp_rmem`. It also bounds the window that peers see, from the first packet on. Default: tuned.
     pub receive_buffer_bytes: Option<u32>,
     /// `TCP_FASTOPEN`: how many connections may be served, for each shard and address, before their handshake is over: a peer
