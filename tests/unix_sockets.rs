@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -365,4 +366,28 @@ fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
     clients.iter_mut().for_each(|client| assert_eq!(client.ask_text("i"), full));
     drop(clients);
     lab.finish();
+}
+
+#[test]
+fn of_two_that_start_at_once_over_a_stale_file_one_serves() {
+    let dir = Dir::new("race");
+    let path = dir.path("s");
+    for _ in 0..10 {
+        drop(UnixListener::bind(&path).unwrap());
+        let both = Barrier::new(2);
+        let started: Vec<Result<Running, Error>> = thread::scope(|scope| {
+            let begin = || {
+                both.wait();
+                start(&path)
+            };
+            [scope.spawn(begin), scope.spawn(begin)].map(|thread| thread.join().unwrap()).into()
+        });
+        let (served, refused): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
+        assert_eq!(served.len(), 1);
+        let text = refused[0].as_ref().err().unwrap().to_string();
+        assert!(text.contains("is in use by process"), "{text}");
+        assert_eq!(Client::connect_unix(&path).ask("e"), b"e");
+        drop(served);
+        assert!(!path.exists());
+    }
 }
