@@ -62,7 +62,7 @@
 //! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
 //! connection and for a shard, receive memory, time to the first frame, slow senders, silent peers, waiting calls, idle
 //! time, stalled writes, drain. They are checked against each other at the start. [`SocketOptions`] has what the kernel is
-//! told: keep-alive, user timeout, unsent bytes, backlog.
+//! told: keep-alive, user timeout, buffers, backlog, fast open and more, each read back at the start.
 //!
 //! # How a connection ends
 //!

@@ -61,7 +61,7 @@ impl Report {
     /// How unevenly the kernel spreads connections over the shards: what the shard that accepted most has accepted, divided
     /// by the mean of all. 1 is even, and the number of shards means that one of them got all. `None` for a single shard and
     /// before the first connection. With few connections chance alone makes it large: four for each of four shards come
-    /// out at about 1.5, a thousand at 1.05.
+    /// out at about 1.5, a thousand at 1.06.
     ///
     /// It counts where connections were accepted; a shard that is full passes them on
     /// ([`Counters::passed_on`](crate::Counters::passed_on)).
