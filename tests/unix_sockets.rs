@@ -56,7 +56,7 @@ fn start(path: impl Into<PathBuf>) -> Result<Running, Error> {
 
 #[track_caller]
 fn refused(path: impl Into<PathBuf>) -> String {
-    start(path).err().expect("it does not start").to_string()
+    start(path).expect_err("it does not start").to_string()
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_killed_server_leaves_a_file_that_the_next_one_replaces() {
 fn a_path_on_which_somebody_listens_is_refused_with_its_holder() {
     let dir = Dir::new("in-use");
     let lab = Lab::of(server_at(dir.path("s")));
-    let error = start(dir.path("s")).err().unwrap();
+    let error = start(dir.path("s")).unwrap_err();
     assert!(
         matches!(&error, Error::AddressInUse { addr: ListenAddr::Unix(path), .. } if *path == dir.path("s"))
     );
@@ -208,7 +208,7 @@ fn the_file_has_the_permissions_that_were_asked_for_whatever_the_umask() {
     }
     let sockets = SocketOptions { unix_mode: Some(0o10000), ..SocketOptions::default() };
     let error =
-        server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).err().unwrap();
+        server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).unwrap_err();
     assert_eq!(error.to_string(), "socket options: unix_mode is 0o10000; it must be 0 to 0o777");
 }
 

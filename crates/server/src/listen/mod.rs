@@ -162,7 +162,7 @@ impl Listen<'_> {
             let socket = ip::bind(local, v6_only).map_err(failed)?;
             let cpu = self.cpus.get(n).copied();
             self.options.set_on_tcp(&socket, cpu, warnings).map_err(Error::SocketOption)?;
-            socket.listen(self.options.backlog()).map_err(failed)?;
+            socket.listen(self.options.listen_backlog()).map_err(failed)?;
             local = ip::local_addr(&socket).map_err(failed)?;
             shard.push(socket.into());
         }

@@ -46,7 +46,7 @@ impl Listen<'_> {
         let addr = place.address().map_err(failed)?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
         self.options.warn_of_unix(warnings);
-        let listen = || socket.listen(self.options.backlog()).map_err(failed);
+        let listen = || socket.listen(self.options.listen_backlog()).map_err(failed);
         if place.is_abstract() {
             place.bind_name(&socket, &addr)?;
             listen()?;

@@ -255,7 +255,7 @@ impl SocketOptions {
     }
 
     /// For `listen(2)`.
-    pub(crate) fn backlog(&self) -> i32 {
+    pub(crate) fn listen_backlog(&self) -> i32 {
         i32::try_from(self.backlog).unwrap_or(i32::MAX)
     }
 
