@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -170,16 +170,28 @@ fn a_full_server_takes_from_all_listeners_again_when_there_is_room() {
     lab.finish();
 }
 
+/// Does not outlive its test.
+struct Example(Child);
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn the_echo_example_serves_ports_and_a_unix_socket() {
     let path = socket_path("example");
-    let mut child = Command::new(common::examples::build("echo"))
+    let child = Command::new(common::examples::build("echo"))
         .args(["--listen", "127.0.0.1:0", "--listen", "[::1]:0", "--shards", "2"])
         .args(["--unix-mode", "600", "--unix"])
         .arg(&path)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut example = Example(child);
+    let child = &mut example.0;
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut next = || {
         let line = lines.find(|line| line.contains("listening on ")).expect("it says where it listens");
@@ -200,7 +212,7 @@ fn the_echo_example_serves_ports_and_a_unix_socket() {
     };
     addrs.iter().for_each(|addr| echo(common::net::Stream::Tcp(TcpStream::connect(addr).unwrap())));
     echo(UnixStream::connect(&path).unwrap().into());
-    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    kill_process(Pid::from_child(child), Signal::TERM).unwrap();
     let mut status = None;
     eventually("it ends", SOON, || {
         status = child.try_wait().unwrap();
