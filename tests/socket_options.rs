@@ -127,7 +127,7 @@ fn child_changes_settings() {
     set("ipv4/tcp_fastopen", "1");
     let sockets = SocketOptions { backlog: 9, fast_open: Some(7), ..SocketOptions::default() };
     let lab = lab_with(sockets.clone());
-    let no_effect = "fast_open 7 has no effect: net.ipv4.tcp_fastopen is 1 and lacks bit 2, which allows it for listeners; \
+    let no_effect = "fast_open 7 has no effect: net.ipv4.tcp_fastopen is 1 and lacks the 2 that allows it for listeners; \
                      set it to 3";
     let cut = "listen backlog 9 was cut to 8 by net.core.somaxconn; raise that to have more";
     assert_eq!(warnings(&lab), [cut, no_effect]);
@@ -179,7 +179,10 @@ fn settings_of_the_kernel_that_cut_an_option_or_forbid_it_are_named() {
         "{line}"
     );
     let line = process.line_after("WARN");
-    assert!(line.contains("fast_open 7 has no effect: net.ipv4.tcp_fastopen is 1 and lacks bit 2"), "{line}");
+    assert!(
+        line.contains("fast_open 7 has no effect: net.ipv4.tcp_fastopen is 1 and lacks the 2 that allows it"),
+        "{line}"
+    );
     process.line_after("all is as it should be");
     eventually("the process ends", SOON, || process.child.try_wait().unwrap().is_some());
 }

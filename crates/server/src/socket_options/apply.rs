@@ -211,7 +211,7 @@ impl SocketOptions {
             let allowed = sysctl("net.ipv4.tcp_fastopen").and_then(|text| text.parse::<u32>().ok());
             if let Some(allowed) = allowed.filter(|bits| bits & 2 == 0) {
                 let text = format!(
-                    "fast_open {queue} has no effect: net.ipv4.tcp_fastopen is {allowed} and lacks bit 2, which allows it \
+                    "fast_open {queue} has no effect: net.ipv4.tcp_fastopen is {allowed} and lacks the 2 that allows it \
                      for listeners; set it to {}",
                     allowed | 2
                 );

@@ -46,17 +46,17 @@ pub struct SocketOptions {
     /// beyond stays in the outbox, where it counts against its marks. Default 128 KiB.
     pub not_sent_bytes_max: Option<u32>,
     /// `SO_SNDBUF`: bytes of each connection's send buffer, 1 to 2^30. The kernel takes `net.core.wmem_max` at most and some
-    /// 2 KiB at least, and counts its bookkeeping beside it, for which it doubles the number. **This turns its tuning off**, which
-    /// lets the buffer grow up to `net.ipv4.tcp_wmem` with what the path can carry, and is mostly better: set it to bound the
-    /// kernel's memory, not for speed. Default: tuned.
+    /// 2 KiB at least, and counts its bookkeeping beside it, for which it doubles the number. **This turns its tuning off**,
+    /// which lets the buffer grow up to `net.ipv4.tcp_wmem` with what the path can carry, and is mostly better: set it to
+    /// bound the kernel's memory, not for speed. Default: tuned.
     pub send_buffer_bytes: Option<u32>,
     /// `SO_RCVBUF`: bytes of each connection's receive buffer, 1 to 2^30; as above, with `net.core.rmem_max`, 1 KiB and
     /// `net.ipv4.tcp_rmem`. It also bounds the window that peers see, from the first packet on. Default: tuned.
     pub receive_buffer_bytes: Option<u32>,
     /// `TCP_FASTOPEN`: how many connections may be served, for each shard and address, before their handshake is over: a peer
     /// that was here before sends its first bytes with its first packet and saves a round trip. 1 to 2^31 - 1; the kernel
-    /// cuts it to `net.core.somaxconn`, and it needs bit 2 of `net.ipv4.tcp_fastopen` (3 is both directions), which is not
-    /// its default. Such a packet may be repeated by the network, so the first request must be one that may come twice.
+    /// cuts it to `net.core.somaxconn`, and it needs a `net.ipv4.tcp_fastopen` of 2, or 3 for both directions, where 1 is the
+    /// default. Such a packet may be repeated by the network, so the first request must be one that may come twice.
     /// Default off.
     pub fast_open: Option<u32>,
     /// `TCP_DEFER_ACCEPT`: a connection is not accepted before its first bytes came, so that one that says nothing costs the
@@ -70,9 +70,9 @@ pub struct SocketOptions {
     pub congestion: Option<String>,
     /// `SO_INCOMING_CPU`: each shard's listener takes the connections whose first packet was handled on the CPU that the
     /// shard is pinned to, where by default the kernel spreads them evenly. It needs shards that are pinned
-    /// ([`Server::pin`](crate::Server::pin)) and Linux 6.2; before, the kernel seldom looks at it. It helps where the network card has
-    /// a receive queue for each CPU (RSS, or RPS) and its interrupts stay there: then a connection's packets and its shard
-    /// share a cache. Where few CPUs handle all packets, as on most virtual machines with one queue, few shards get all
+    /// ([`Server::pin`](crate::Server::pin)) and Linux 6.2; before, the kernel seldom looks at it. It helps where the network
+    /// card has a receive queue for each CPU (RSS, or RPS) and its interrupts stay there: then a connection's packets and
+    /// its shard share a cache. Where few CPUs handle all packets, as on most virtual machines with one queue, few shards get all
     /// connections: look at [`Report::accept_skew`](crate::Report::accept_skew). Connections from a CPU without a shard are
     /// spread. Default off.
     pub incoming_cpu: bool,
