@@ -75,6 +75,17 @@ fn a_connection_without_data_is_not_accepted_while_that_is_deferred() {
 }
 
 #[test]
+fn a_connection_that_stays_silent_is_accepted_after_the_deferral() {
+    let lab =
+        lab_with(SocketOptions { defer_accept: Some(Duration::from_secs(1)), ..SocketOptions::default() });
+    let mut silent = lab.client();
+    eventually("it is accepted", SOON, || lab.report().counters.accepted == 1);
+    assert_eq!(silent.ask("e"), b"e");
+    drop(silent);
+    lab.finish();
+}
+
+#[test]
 fn a_shard_takes_the_connections_of_its_cpu() {
     let all = sched_getaffinity(None).unwrap();
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).take(2).collect();
