@@ -108,9 +108,9 @@ fn a_shard_takes_the_connections_of_its_cpu() {
         thread::spawn(ask).join().unwrap()
     };
     assert_eq!(shards_of(cpus[1], 30), ["1"; 30]);
-    assert_eq!(lab.report().accept_skew(), Some(2.0), "one of two shards has all");
+    assert_eq!(lab.report().skew(), Some(2.0), "one of two shards has all");
     assert_eq!(shards_of(cpus[0], 30), ["0"; 30]);
-    assert_eq!(lab.report().accept_skew(), Some(1.0));
+    assert_eq!(lab.report().skew(), Some(1.0));
     lab.finish();
 }
 

@@ -78,10 +78,27 @@ fn all_shards_accept_from_one_unix_socket() {
     let accepted: Vec<u64> = report.shards.iter().map(|shard| shard.counters.accepted).collect();
     assert_eq!((report.connections, accepted.iter().sum()), (100, 100));
     // Whoever waits longest is next. With epoll all are woken, and the first one takes it.
-    assert!(on_epoll() || report.accept_skew().unwrap() < 1.5, "{accepted:?}");
+    assert!(on_epoll() || report.skew().unwrap() < 1.5, "{accepted:?}");
     assert!(lab.shared.peers.lock().unwrap().iter().all(Option::is_none));
     drop(clients);
     lab.finish();
+}
+
+#[test]
+fn a_burst_of_connections_is_spread_over_the_shards() {
+    let dir = Dir::new("burst");
+    let lab = Lab::of(server_at(dir.path("s")).shards(4));
+    for _ in 0..5 {
+        let mut clients: Vec<Client> = (0..200).map(|_| Client::connect_unix(dir.path("s"))).collect();
+        clients.iter_mut().for_each(|client| client.send("e"));
+        clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
+        let held: Vec<usize> = lab.report().shards.iter().map(|shard| shard.connections).collect();
+        assert!(held.iter().all(|count| (20..=80).contains(count)), "{held:?}");
+        drop(clients);
+        lab.holds(0);
+    }
+    let counters = lab.finish().counters;
+    assert_eq!((counters.accepted, counters.opened, counters.refused), (1000, 1000, 0));
 }
 
 #[test]

@@ -82,8 +82,7 @@ impl Observer for LogObserver {
 /// What a server did, in its last line.
 pub(crate) fn stopped(report: &Report) {
     let counters = &report.counters;
-    let skew =
-        report.accept_skew().map(|skew| format!(", the busiest shard accepted {skew:.2} times the mean"));
+    let skew = report.skew().map(|skew| format!(", the busiest shard had {skew:.2} times the mean"));
     let ends: Vec<String> = counters.reasons().map(|(reason, count)| format!("{reason} {count}")).collect();
     info!(
         "stopped after {} connections ({}), {} frames, {} bytes received, {} bytes sent{}",

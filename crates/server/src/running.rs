@@ -58,16 +58,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// How unevenly the kernel spreads connections over the shards: what the shard that accepted most has accepted, divided
-    /// by the mean of all. 1 is even, and the number of shards means that one of them got all. `None` for a single shard and
-    /// before the first connection. With few connections chance alone makes it large: four for each of four shards come
-    /// out at about 1.5, a thousand at 1.06.
-    ///
-    /// It counts where connections were accepted; a shard that is full passes them on
-    /// ([`Counters::passed_on`](crate::Counters::passed_on)).
-    pub fn accept_skew(&self) -> Option<f64> {
-        let most = self.shards.iter().map(|shard| shard.counters.accepted).max()?;
-        let all: u64 = self.shards.iter().map(|shard| shard.counters.accepted).sum();
+    /// How unevenly connections are spread over the shards: those that came to the shard with most, divided by the mean of
+    /// all. 1 is even, and the number of shards means that one of them got all. `None` for a single shard and before the
+    /// first connection. With few connections chance alone makes it large: 16 on four shards come out at about 1.5, a
+    /// thousand at 1.06.
+    pub fn skew(&self) -> Option<f64> {
+        let most = self.shards.iter().map(|shard| shard.counters.opened).max()?;
+        let all: u64 = self.shards.iter().map(|shard| shard.counters.opened).sum();
         let mean = all as f64 / self.shards.len() as f64;
         (self.shards.len() > 1 && all > 0).then(|| most as f64 / mean)
     }
@@ -225,14 +222,14 @@ mod tests {
 
     #[test]
     fn skew_is_the_busiest_shard_over_the_mean() {
-        let skew = |accepted: &[u64]| {
+        let skew = |opened: &[u64]| {
             let mut report = Report::default();
-            for count in accepted {
+            for count in opened {
                 let mut shard = ShardReport::default();
-                shard.counters.accepted = *count;
+                shard.counters.opened = *count;
                 report.add(shard);
             }
-            report.accept_skew()
+            report.skew()
         };
         assert_eq!((skew(&[10, 10]), skew(&[30, 10]), skew(&[0, 12, 0])), (Some(1.0), Some(1.5), Some(3.0)));
         assert_eq!((skew(&[]), skew(&[7]), skew(&[0, 0])), (None, None, None));

@@ -1,11 +1,12 @@
 //! What hardly any seed of the simulator meets. Everything else about a shard is tested there.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
-use super::{Event, Next, Shard};
+use super::{Event, Next, Quota, Shard};
 use crate::framing::LengthPrefix;
 use crate::{Batch, Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time, Wait};
 
@@ -102,4 +103,21 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
     }
     assert!(window.contains(&waited) && shard.block(id).is_none(), "closed after {waited:?}");
     assert_eq!(shard.counters().closed_for(crate::CloseReason::ReadTooSlow), 1);
+}
+
+#[test]
+fn a_socket_given_away_leaves_its_place_to_the_next() {
+    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+    let mut shard: Tested = Shard::new(Limits::default(), 2, 1, LengthPrefix::default(), pool, ());
+    shard.share_quota(Arc::new(Quota::new(1)));
+    shard.begin_turn(Time::ZERO);
+    for number in 0..2 {
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
+    }
+    assert!(matches!(shard.next_event(), Some(Event::Accepted { socket: Socket(0), .. })));
+    assert!(shard.next_event().is_none(), "the quota is used up");
+    shard.given_away();
+    assert_eq!((shard.slots_left(), shard.counters().passed_on), (1, 1));
+    assert!(matches!(shard.next_event(), Some(Event::Accepted { socket: Socket(1), .. })));
+    assert!(shard.admit(Socket(1), None, 0, ()).is_some());
 }

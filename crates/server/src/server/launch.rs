@@ -213,6 +213,8 @@ where
         if others.is_some() {
             core.share_quota(self.quota);
         }
+        // Others may give connections away before this shard's first turn.
+        self.remotes[self.index].set_room(core.slots_left());
         let _ = ready.send(Ok(()));
         // If another shard panics, nobody is left who could report, and the wait for reports ends.
         drop(ready);

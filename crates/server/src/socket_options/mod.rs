@@ -73,7 +73,7 @@ pub struct SocketOptions {
     /// ([`Server::pin`](crate::Server::pin)) and Linux 6.2; before, the kernel seldom looks at it. It helps where the network
     /// card has a receive queue for each CPU (RSS, or RPS) and its interrupts stay there: then a connection's packets and
     /// its shard share a cache. Where few CPUs handle all packets, as on most virtual machines with one queue, few shards get all
-    /// connections: look at [`Report::accept_skew`](crate::Report::accept_skew). Connections from a CPU without a shard are
+    /// connections: look at [`Report::skew`](crate::Report::skew). Connections from a CPU without a shard are
     /// spread. Default off.
     pub incoming_cpu: bool,
     /// The permissions of the files of Unix sockets, 0 to 0o777, set before anybody can connect: to connect takes permission
