@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use crate::cx::Peer;
 use crate::driver::{Driver, Wanted};
 use crate::error::Error;
+use crate::guard::guard;
 use crate::listen::{Binds, Listen};
 use crate::log;
 use crate::running::Running;
@@ -246,12 +247,15 @@ impl<F: Framing + Clone + Send> Server<F> {
         let listener = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
             for (n, signal) in signals.forever().enumerate() {
                 let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                // First what it is about: where nobody reads the log any more, writing to it may panic.
                 if n == 0 {
-                    info!("{name}: accepting no more, finishing replies; once more to stop at once");
                     stopper.shutdown();
+                    guard(|| {
+                        info!("{name}: accepting no more, finishing replies; once more to stop at once")
+                    });
                 } else {
-                    warn!("{name}: stopping at once");
                     stopper.force();
+                    guard(|| warn!("{name}: stopping at once"));
                 }
             }
         });
@@ -259,7 +263,8 @@ impl<F: Framing + Clone + Send> Server<F> {
         let ended = running.wait();
         handle.close();
         let _ = listener.join();
-        log::stopped(&ended?);
+        let report = ended?;
+        guard(|| log::stopped(&report));
         Ok(())
     }
 
