@@ -2,23 +2,36 @@
 //!
 //!     cargo run --release --example echo
 //!     printf 'hello\n' | nc -q1 127.0.0.1 7000
+//!
+//! On several addresses and a Unix socket at once:
+//!
+//!     cargo run --release --example echo -- --listen 0.0.0.0:7000 --listen [::]:7000 --unix /tmp/echo.sock
+//!     printf 'hello\n' | nc -N -U /tmp/echo.sock
 
 use std::convert::Infallible;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use ringserve::framing::{LengthPrefix, Lines};
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::{Cx, Driver, Frame, Server, Service, SocketOptions};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// An echo server.
 #[derive(Parser)]
 struct Args {
-    /// Address and port to listen on; port 0 finds a free one.
-    #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
-    listen: SocketAddr,
+    /// Address and port to listen on, any number of times; port 0 finds a free one. 127.0.0.1:7000 if there is neither this
+    /// nor --unix.
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Vec<SocketAddr>,
+    /// Unix socket to listen on, any number of times.
+    #[arg(long, value_name = "PATH")]
+    unix: Vec<PathBuf>,
+    /// Permissions of the Unix sockets, as 660; by default the umask decides.
+    #[arg(long, value_name = "OCTAL", value_parser = |mode: &str| u32::from_str_radix(mode, 8))]
+    unix_mode: Option<u32>,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -54,7 +67,16 @@ fn main() -> Result<(), ringserve::Error> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let mut server = Server::bind(args.listen).driver(args.driver);
+    let mut server = match (args.listen.split_first(), args.unix.split_first()) {
+        (Some((first, others)), _) => {
+            let server = others.iter().fold(Server::bind(first), Server::listen);
+            args.unix.iter().fold(server, Server::listen_unix)
+        }
+        (None, Some((first, others))) => others.iter().fold(Server::bind_unix(first), Server::listen_unix),
+        (None, None) => Server::bind("127.0.0.1:7000"),
+    };
+    server = server.driver(args.driver);
+    server = server.sockets(SocketOptions { unix_mode: args.unix_mode, ..SocketOptions::default() });
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }

@@ -67,7 +67,7 @@
 //! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
 //! connection and for a shard, receive memory, time to the first frame, slow senders, silent peers, waiting calls, idle
 //! time, stalled writes, drain. They are checked against each other at the start. [`SocketOptions`] has what the kernel is
-//! told: keep-alive, user timeout, unsent bytes, backlog.
+//! told: keep-alive, user timeout, buffers, backlog, fast open and more, each read back at the start.
 //!
 //! # How a connection ends
 //!
@@ -90,9 +90,10 @@ pub use ringserve_server::codec;
 pub use ringserve_server::{
     AcceptQueue, Actor, Address, BufferCounts, CloseReason, ConnHandle, ConnId, Connecting, CopyError,
     CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, Host,
-    KeepAlive, LimitError, Limits, LocalHandle, MakeService, OptionError, Outbox, Payload, Peer, PushError,
-    Refusal, Report, Running, SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep,
-    SocketOptions, Stopper, Stream, StreamResult, UpstreamReport, copy_bidirectional, framing,
+    KeepAlive, LimitError, Limits, ListenAddr, LocalHandle, MakeService, OptionError, OptionWarning, Outbox,
+    Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
+    ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, UpstreamReport,
+    copy_bidirectional, framing,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

@@ -168,7 +168,7 @@ fn no_wake_up_is_lost_among_a_thousand_connections() {
             for (n, client) in clients.iter_mut().enumerate() {
                 let len = match (n + round) % 10 {
                     0 => 8,
-                    1 | 2 | 3 => 6,
+                    1..=3 => 6,
                     _ => 5,
                 };
                 client.read(len);
@@ -387,7 +387,7 @@ fn a_proxy_copies_on_a_host() {
 fn a_factory_that_fails_on_a_host_is_reported() {
     on_each(|host| {
         let failed = server(host, no_time_limits()).start(|_| Err::<Echo, _>("planted: no service"));
-        let error = failed.err().expect("it does not start").to_string();
+        let error = failed.expect_err("it does not start").to_string();
         assert_eq!(error, "no service for shard 0: planted: no service");
     });
 }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::child::{Process, is_child};
@@ -9,7 +11,7 @@ use common::client::{End, frame};
 use common::{Actor, Client, On, SOON, eventually, no_time_limits};
 use ringserve::Limits;
 use ringserve::framing::LengthPrefix;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The child: an actor on a port of its own, whose gate never opens; the log tells where.
 #[test]
@@ -119,4 +121,29 @@ fn a_killed_server_can_be_started_again_at_once() {
     let lab = common::Lab::of(server.framing(LengthPrefix::default()));
     assert_eq!(lab.client().ask("ealive"), b"ealive");
     lab.finish();
+}
+
+#[test]
+fn a_server_whose_log_nobody_reads_any_more_ends_as_well() {
+    let mut child = Command::new(common::examples::build("echo"))
+        .args(["--listen", "127.0.0.1:0", "--shards", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let last = "an idle connection costs ";
+    assert!(lines.map(Result::unwrap).any(|line| line.contains(last)), "the last line of the start");
+    // With this, nobody reads either.
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let mut status = None;
+    let started = Instant::now();
+    while status.is_none() && started.elapsed() < SOON {
+        std::thread::park_timeout(Duration::from_millis(1));
+        status = child.try_wait().unwrap();
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(status.is_some_and(|status| status.success()), "{status:?}");
 }

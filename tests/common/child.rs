@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getuid, kill_process};
 
 use super::SOON;
 
@@ -29,9 +29,28 @@ impl Process {
         Process::start_as(test, |command| command)
     }
 
+    /// As [`start`](Process::start), in a network namespace of its own, with nothing but loopback. `None` where this user may
+    /// not make one, or a tool is missing.
+    pub fn start_in_own_network(test: &str) -> Option<Process> {
+        let options = if getuid().is_root() { "-n" } else { "-rn" };
+        let shell = |script: &str| {
+            let mut command = Command::new("unshare");
+            command.args([options, "sh", "-c", &format!("ip link set lo up && {script}"), "sh"]);
+            command
+        };
+        if !shell("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            return None;
+        }
+        Some(Process::spawn(test, shell("exec \"$@\"").arg(std::env::current_exe().unwrap())))
+    }
+
     /// As [`start`](Process::start), after a change to the command.
     pub fn start_as(test: &str, change: impl FnOnce(&mut Command) -> &mut Command) -> Process {
-        let mut child = change(&mut Command::new(std::env::current_exe().unwrap()))
+        Process::spawn(test, change(&mut Command::new(std::env::current_exe().unwrap())))
+    }
+
+    fn spawn(test: &str, command: &mut Command) -> Process {
+        let mut child = command
             .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env(ROLE, "1")
             .stdin(Stdio::piped())

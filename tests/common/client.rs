@@ -2,6 +2,8 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use super::SOON;
@@ -22,6 +24,11 @@ impl Client {
     #[track_caller]
     pub fn connect(addr: SocketAddr) -> Client {
         Client::of(Net::Local.connect(addr).expect("the server accepts"))
+    }
+
+    #[track_caller]
+    pub fn connect_unix(path: impl AsRef<Path>) -> Client {
+        Client::of(UnixStream::connect(path).expect("the server accepts"))
     }
 
     /// A client whose kernel takes little that it did not read.

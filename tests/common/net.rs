@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
@@ -11,6 +12,7 @@ use ringserve_core::Socket;
 use ringserve_ring::{Uring, UringConfig, Waker};
 use ringserve_server::internals::{Drivers, start_on, start_stream_on};
 use ringserve_sim::memory::{MemoryKernel, MemoryStream, Network};
+use rustix::net::{RecvFlags, recv};
 use socket2::{Domain, SockRef, Type};
 
 use super::SOON;
@@ -139,6 +141,7 @@ impl Host<Raw> {
 #[derive(Debug)]
 pub enum Stream {
     Tcp(TcpStream),
+    Unix(UnixStream),
     Memory(MemoryStream),
 }
 
@@ -148,12 +151,19 @@ impl From<socket2::Socket> for Stream {
     }
 }
 
+impl From<UnixStream> for Stream {
+    fn from(stream: UnixStream) -> Stream {
+        Stream::Unix(stream)
+    }
+}
+
 impl Stream {
     /// The socket, for what only one of this machine has.
     #[track_caller]
     pub fn socket(&self) -> &TcpStream {
         match self {
             Stream::Tcp(stream) => stream,
+            Stream::Unix(_) => panic!("a Unix socket is none of TCP"),
             Stream::Memory(_) => panic!("a simulated connection has no socket"),
         }
     }
@@ -161,6 +171,7 @@ impl Stream {
     pub fn try_clone(&self) -> io::Result<Stream> {
         match self {
             Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp),
+            Stream::Unix(stream) => stream.try_clone().map(Stream::Unix),
             Stream::Memory(stream) => Ok(Stream::Memory(stream.clone())),
         }
     }
@@ -168,6 +179,7 @@ impl Stream {
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match self {
             Stream::Tcp(stream) => stream.local_addr(),
+            Stream::Unix(_) => Err(io::ErrorKind::AddrNotAvailable.into()),
             Stream::Memory(stream) => Ok(stream.local_addr()),
         }
     }
@@ -176,13 +188,14 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.set_nodelay(nodelay),
             // Nothing is ever delayed there.
-            Stream::Memory(_) => Ok(()),
+            Stream::Unix(_) | Stream::Memory(_) => Ok(()),
         }
     }
 
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => return stream.set_read_timeout(timeout),
+            Stream::Unix(stream) => return stream.set_read_timeout(timeout),
             Stream::Memory(stream) => stream.set_read_timeout(timeout),
         }
         Ok(())
@@ -191,6 +204,7 @@ impl Stream {
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => return stream.set_write_timeout(timeout),
+            Stream::Unix(stream) => return stream.set_write_timeout(timeout),
             Stream::Memory(stream) => stream.set_write_timeout(timeout),
         }
         Ok(())
@@ -199,6 +213,7 @@ impl Stream {
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => return stream.set_nonblocking(nonblocking),
+            Stream::Unix(stream) => return stream.set_nonblocking(nonblocking),
             Stream::Memory(stream) => stream.set_nonblocking(nonblocking),
         }
         Ok(())
@@ -208,6 +223,7 @@ impl Stream {
     pub fn reset_on_close(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => return SockRef::from(stream).set_linger(Some(Duration::ZERO)),
+            Stream::Unix(_) => panic!("a Unix socket is never reset"),
             Stream::Memory(stream) => stream.set_reset_on_close(true),
         }
         Ok(())
@@ -216,6 +232,7 @@ impl Stream {
     pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.peek(into),
+            Stream::Unix(stream) => Ok(recv(stream, into, RecvFlags::PEEK)?.0),
             Stream::Memory(stream) => stream.peek(into),
         }
     }
@@ -223,6 +240,7 @@ impl Stream {
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.shutdown(how),
+            Stream::Unix(stream) => stream.shutdown(how),
             Stream::Memory(stream) => stream.shutdown(how),
         }
     }
@@ -232,6 +250,7 @@ impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read(into),
+            Stream::Unix(stream) => stream.read(into),
             Stream::Memory(stream) => stream.read(into),
         }
     }
@@ -241,6 +260,7 @@ impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
             Stream::Memory(stream) => stream.write(bytes),
         }
     }

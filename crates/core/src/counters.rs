@@ -15,7 +15,8 @@ pub struct Counters {
     pub refused: u64,
     /// Connections that waited because `connections_max` was reached.
     pub waited: u64,
-    /// Connections this shard accepted and passed on to another one, since its own table was full.
+    /// Connections this shard accepted and passed on to another one: its own table was full, or, of those
+    /// from a Unix socket, it had more than the other one.
     pub passed_on: u64,
     /// Times accepting stopped because of a limit: connections, descriptors, system files.
     pub accept_paused: u64,

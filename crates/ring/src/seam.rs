@@ -114,7 +114,8 @@ pub enum SendMode {
 /// Operations are carried out in the order they are submitted, as far as they complete at once.
 #[derive(Debug)]
 pub enum RawOp {
-    /// Multishot accept. Completions: descriptors, with [`F_MORE`] but for the last one, or an error.
+    /// Multishot accept, or one of a single connection where other rings accept from the same queue. Completions:
+    /// descriptors, with [`F_MORE`] but for the last one, or an error.
     Accept {
         /// Index of the listener.
         listener: u16,

@@ -163,13 +163,13 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Its address. `None` for a peer that was gone before it could be asked.
+    /// Its address. `None` on a Unix socket, and for a peer that was gone before it could be asked.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
     }
 
-    /// Which of the server's addresses it connected to, in the order of
-    /// [`Running::local_addrs`](crate::Running::local_addrs).
+    /// Which of the server's listeners it connected to, in the order of
+    /// [`Running::listeners`](crate::Running::listeners).
     pub fn listener(&self) -> usize {
         usize::from(self.listener)
     }

@@ -2,11 +2,10 @@
 
 use std::env;
 use std::fmt;
-use std::io;
 use std::str::FromStr;
 
 use ringserve_buf::PoolConfig;
-use ringserve_core::{ConnId, Limits};
+use ringserve_core::{Address, ConnId, Limits};
 use ringserve_ring::{BeforeConnect, EpollConfig, Uring, UringConfig, probe};
 use socket2::SockRef;
 
@@ -176,9 +175,9 @@ impl Wanted<'_> {
     /// Options for sockets that connect.
     fn before_connect(&self) -> BeforeConnect {
         let options = self.sockets.clone();
-        BeforeConnect::new(move |socket, address| {
-            let tcp = address.ip().is_some();
-            options.set_before_connect(&SockRef::from(&socket), tcp).map_err(io::Error::from)
+        BeforeConnect::new(move |socket, address| match address {
+            Address::Ip(_) => Ok(options.set_before_connect(&SockRef::from(&socket))?),
+            _ => Ok(()),
         })
     }
 

@@ -2,18 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 
 use ringserve_core::LimitError;
 use ringserve_ring::SetupError;
 
+use crate::listen::ListenAddr;
 use crate::socket_options::OptionError;
 
 /// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
 /// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
 #[non_exhaustive]
 pub enum Error {
-    /// The address given to [`Server::bind`](crate::Server::bind) is none.
+    /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is none, or one
+    /// is given twice.
     Address(io::Error),
     /// A limit is out of range, or two contradict each other.
     Limits(LimitError),
@@ -24,14 +25,14 @@ pub enum Error {
     /// Somebody listens there already.
     AddressInUse {
         /// The address.
-        addr: SocketAddr,
+        addr: ListenAddr,
         /// Who, if it could be found out.
         holder: Option<String>,
     },
     /// A listener cannot be made.
     Listen {
         /// The address.
-        addr: SocketAddr,
+        addr: ListenAddr,
         /// What the kernel said.
         error: io::Error,
     },
@@ -95,11 +96,21 @@ impl fmt::Display for Error {
                 if let Some(holder) = holder {
                     write!(f, " by {holder}")?;
                 }
-                write!(f, ": stop that, choose another address, or set share_port(true) on both to share it")
+                match addr {
+                    ListenAddr::Ip(_) => {
+                        write!(
+                            f,
+                            ": stop that, choose another address, or set share_port(true) on both to share it"
+                        )
+                    }
+                    ListenAddr::Unix(_) => {
+                        write!(f, ": stop that, or choose another path; one cannot be shared")
+                    }
+                }
             }
             Error::Listen { addr, error } => {
                 write!(f, "cannot listen on {addr}: {error}")?;
-                if error.kind() == io::ErrorKind::PermissionDenied {
+                if error.kind() == io::ErrorKind::PermissionDenied && addr.as_ip().is_some() {
                     write!(f, "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE")?;
                 }
                 Ok(())

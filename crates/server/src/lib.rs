@@ -35,13 +35,14 @@ pub use driver::Driver;
 pub use error::Error;
 pub use handle::{ConnHandle, LocalHandle, PushError};
 pub use host::Host;
+pub use listen::ListenAddr;
 pub use ringserve_buf::Counts as BufferCounts;
 pub use running::{Report, Running, ShardReport, Stopper, UpstreamReport};
 pub use server::Server;
 pub use service::{MakeService, Refusal, Service};
 pub use shard::{DrainBegins, Shard};
 pub use shards::{SendError, Shards};
-pub use socket_options::{KeepAlive, OptionError, SocketOptions};
+pub use socket_options::{KeepAlive, OptionError, OptionWarning, SocketOptions};
 pub use stream::{Connecting, CopyError, CopySide, Stream, StreamResult, copy_bidirectional};
 pub use timers::{Deadline, DeadlineElapsed, Sleep};
 

@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 
-use ringserve_core::{Actor, CloseReason, ConnId, Counters, Observer, Time};
+use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
 use tracing::{debug, info, warn};
+
+use crate::running::Report;
 
 /// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
 /// stay exact.
@@ -88,15 +90,18 @@ impl Observer for LogObserver {
 }
 
 /// What a server did, in its last line.
-pub(crate) fn stopped(counters: &Counters) {
+pub(crate) fn stopped(report: &Report) {
+    let counters = &report.counters;
+    let skew = report.skew().map(|skew| format!(", the busiest shard had {skew:.2} times the mean"));
     let ends: Vec<String> = counters.reasons().map(|(reason, count)| format!("{reason} {count}")).collect();
     info!(
-        "stopped after {} connections ({}), {} frames, {} bytes received, {} bytes sent",
+        "stopped after {} connections ({}), {} frames, {} bytes received, {} bytes sent{}",
         counters.opened,
         if ends.is_empty() { "none ended".to_owned() } else { ends.join(", ") },
         counters.frames,
         counters.bytes_received,
-        counters.bytes_sent
+        counters.bytes_sent,
+        skew.unwrap_or_default()
     );
 }
 

@@ -3,8 +3,8 @@
 mod driven;
 mod launch;
 
-use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -17,8 +17,9 @@ use tracing::{info, warn};
 use crate::cx::Peer;
 use crate::driver::{Driver, Wanted};
 use crate::error::Error;
+use crate::guard::guard;
 use crate::host::Host;
-use crate::listen::listeners;
+use crate::listen::{Binds, Listen};
 use crate::log;
 use crate::running::Running;
 use crate::service::MakeService;
@@ -51,7 +52,7 @@ const SHARDS_MAX: usize = 1024;
 /// ```
 #[must_use = "a server does nothing until it is started"]
 pub struct Server<F = Raw> {
-    addrs: io::Result<Vec<SocketAddr>>,
+    binds: Binds,
     framing: F,
     limits: Limits,
     shards: Option<usize>,
@@ -66,10 +67,19 @@ pub struct Server<F = Raw> {
 
 impl Server<Raw> {
     /// A server on `addr`, on every address it resolves to. Port 0 finds a free port, the same for all shards.
-    /// An address that cannot be resolved is reported at the start.
+    /// An address that cannot be resolved is reported at the start. See [`listen`](Server::listen).
     pub fn bind(addr: impl ToSocketAddrs) -> Server<Raw> {
+        Server::on(Binds::new().ip(addr))
+    }
+
+    /// A server on a Unix socket. See [`listen_unix`](Server::listen_unix).
+    pub fn bind_unix(path: impl Into<PathBuf>) -> Server<Raw> {
+        Server::on(Binds::new().unix(path))
+    }
+
+    fn on(binds: Binds) -> Server<Raw> {
         Server {
-            addrs: addr.to_socket_addrs().map(Iterator::collect),
+            binds,
             framing: Raw,
             limits: Limits::default(),
             shards: None,
@@ -145,9 +155,38 @@ impl<F: Framing + Clone + Send> Server<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
     pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Server<G> {
         let Server {
-            addrs, limits, shards, pin, share_port, driver, sockets, incremental, admit, host, ..
+            binds, limits, shards, pin, share_port, driver, sockets, incremental, admit, host, ..
         } = self;
-        Server { addrs, framing, limits, shards, pin, share_port, driver, sockets, incremental, admit, host }
+        Server { binds, framing, limits, shards, pin, share_port, driver, sockets, incremental, admit, host }
+    }
+
+    /// Listens on `addr` as well, on every address it resolves to. Listeners are numbered in the order in which they are
+    /// given ([`Peer::listener`], [`Running::listeners`]); there may be 1024.
+    ///
+    /// `[::]` takes IPv4 too, whose peers are shown as `::ffff:192.0.2.1`, unless this server listens at an IPv4 address on the
+    /// same port itself: then `[::]` takes IPv6 alone. So `0.0.0.0:7000` and `[::]:7000` go together, in either order.
+    ///
+    /// ```no_run
+    /// # use ringserve_server::Server;
+    /// let server = Server::bind("0.0.0.0:7000").listen("[::]:7000").listen_unix("/run/app.sock");
+    /// ```
+    pub fn listen(self, addr: impl ToSocketAddrs) -> Server<F> {
+        Server { binds: self.binds.ip(addr), ..self }
+    }
+
+    /// Listens on a Unix socket as well, at a path of up to 107 bytes. All shards accept from it.
+    ///
+    /// The file of a server that is gone is replaced: who connects to it is refused. One on which somebody listens is
+    /// [`Error::AddressInUse`], and a file that is no socket is left alone. [`SocketOptions::unix_mode`] gives its
+    /// permissions. At its end the server removes the file, unless another one is in its place.
+    ///
+    /// A path that begins with `@` is an abstract name, for which there is no file: `@app` is what `ss` and `socat` call so
+    /// too. A file of such a name is `./@app`.
+    ///
+    /// Peers have no address ([`Peer::addr`]), a connection that is aborted ends for its peer as one that is closed, and
+    /// TCP's options do nothing; all limits hold.
+    pub fn listen_unix(self, path: impl Into<PathBuf>) -> Server<F> {
+        Server { binds: self.binds.unix(path), ..self }
     }
 
     /// Bounds. They are checked at the start.
@@ -168,7 +207,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     }
 
     /// Lets another process listen on the same port at the same time, as for a restart without a gap. By
-    /// default a second instance is refused: it would silently take half of the connections.
+    /// default a second instance is refused: it would silently take half of the connections. Unix sockets cannot be shared.
     pub fn share_port(self, share_port: bool) -> Server<F> {
         Server { share_port, ..self }
     }
@@ -218,12 +257,15 @@ impl<F: Framing + Clone + Send> Server<F> {
         let listener = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
             for (n, signal) in signals.forever().enumerate() {
                 let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                // First what it is about: where nobody reads the log any more, writing to it may panic.
                 if n == 0 {
-                    info!("{name}: accepting no more, finishing replies; once more to stop at once");
                     stopper.shutdown();
+                    guard(|| {
+                        info!("{name}: accepting no more, finishing replies; once more to stop at once")
+                    });
                 } else {
-                    warn!("{name}: stopping at once");
                     stopper.force();
+                    guard(|| warn!("{name}: stopping at once"));
                 }
             }
         });
@@ -231,7 +273,8 @@ impl<F: Framing + Clone + Send> Server<F> {
         let ended = running.wait();
         handle.close();
         let _ = listener.join();
-        log::stopped(&ended?.counters);
+        let report = ended?;
+        guard(|| log::stopped(&report));
         Ok(())
     }
 
@@ -247,11 +290,9 @@ impl<F: Framing + Clone + Send> Server<F> {
     where
         Make: MakeService,
     {
-        let addrs = self.addrs.map_err(Error::Address)?;
+        let addrs = self.binds.all()?;
         self.limits.check().map_err(Error::Limits)?;
         self.sockets.check().map_err(Error::SocketOption)?;
-        self.sockets.warn_of_cut_backlog();
-        self.sockets.warn_of_lost_probes();
         let parallelism = thread::available_parallelism().map_or(1, usize::from);
         let shards = self.shards.unwrap_or(parallelism);
         if !(1..=SHARDS_MAX).contains(&shards) {
@@ -267,9 +308,10 @@ impl<F: Framing + Clone + Send> Server<F> {
             sockets: &self.sockets,
         };
         let chosen = wanted.choose()?;
-        let (sockets, local_addrs) = listeners(&addrs, shards, self.share_port, &self.sockets)?;
         let cpus = cpus_to_pin(self.pin, shards);
-        announce(&local_addrs, shards, &cpus, &chosen, &self.limits);
+        let listen = Listen { shards, share_port: self.share_port, options: &self.sockets, cpus: &cpus };
+        let (sockets, listening) = listen.at(&addrs)?;
+        announce(&listening, shards, &cpus, &chosen, &self.limits);
 
         let plan = Plan {
             framing: self.framing,
@@ -281,6 +323,6 @@ impl<F: Framing + Clone + Send> Server<F> {
             shards,
         };
         let (remotes, threads) = plan.launch(sockets, &cpus, |shard, ready| shard.run(ready))?;
-        Ok(Running::new(local_addrs, remotes, threads))
+        Ok(Running::new(listening, remotes, threads))
     }
 }

@@ -213,6 +213,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.serve_waiting();
     }
 
+    /// An accepted socket goes to another shard, which has fewer connections, instead of being admitted or refused here.
+    pub fn given_away(&mut self) {
+        self.accepting.asked -= 1;
+        self.accepting.give_back();
+        self.counters.passed_on += 1;
+        self.serve_waiting();
+    }
+
     /// The service accepted an admitted connection: bytes are received from now on.
     pub fn opened(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {

@@ -1,11 +1,12 @@
 //! What hardly any seed of the simulator meets. Everything else about a shard is tested there.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
-use super::{Event, Next, Shard};
+use super::{Event, Next, Quota, Shard};
 use crate::framing::LengthPrefix;
 use crate::{
     Address, Batch, CloseHow, CloseReason, Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time,
@@ -187,4 +188,21 @@ fn all_are_closed_and_none_is_made_any_more() {
     let stops = |op: &Op| matches!(op, Op::ConnectStop { id } if *id == second);
     assert!(ops.iter().any(|op| matches!(op, Op::Shutdown { .. })) && ops.iter().any(stops), "{ops:?}");
     assert_eq!(shard.counters().closed_for(CloseReason::Shutdown), 2);
+}
+
+#[test]
+fn a_socket_given_away_leaves_its_place_to_the_next() {
+    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+    let mut shard: Tested = Shard::new(Limits::default(), 2, 1, LengthPrefix::default(), pool, ());
+    shard.share_quota(Arc::new(Quota::new(1)));
+    shard.begin_turn(Time::ZERO);
+    for number in 0..2 {
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
+    }
+    assert!(matches!(shard.next_event(), Some(Event::Accepted { socket: Socket(0), .. })));
+    assert!(shard.next_event().is_none(), "the quota is used up");
+    shard.given_away();
+    assert_eq!((shard.slots_left(), shard.counters().passed_on), (1, 1));
+    assert!(matches!(shard.next_event(), Some(Event::Accepted { socket: Socket(1), .. })));
+    assert!(shard.admit(Socket(1), None, 0, ()).is_some());
 }

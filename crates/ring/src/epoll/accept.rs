@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
-use socket2::Socket;
+use socket2::{Domain, Socket};
 
 use super::{Epoll, LISTENERS, Room};
 
@@ -18,13 +18,17 @@ pub(super) struct Listening {
     armed: bool,
     /// There may be connections to accept.
     ready: bool,
+    /// Other drivers accept from the same queue: a Unix socket, which has no `SO_REUSEPORT`. A connection wakes all of them,
+    /// so each takes one in a turn: whoever is awake first would get all.
+    is_shared: bool,
 }
 
 impl Listening {
     pub(super) fn new(listener: OwnedFd) -> io::Result<Listening> {
         let socket = Socket::from(listener);
         socket.set_nonblocking(true)?;
-        Ok(Listening { socket, armed: false, ready: false })
+        let is_shared = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
+        Ok(Listening { socket, armed: false, ready: false, is_shared })
     }
 }
 
@@ -111,6 +115,9 @@ impl Epoll {
             let index = (first + n) % count;
             while self.listeners[index].ready && room.is_left(completions) {
                 completions.extend(self.accept_one(index));
+                if self.listeners[index].is_shared {
+                    break;
+                }
             }
         }
     }

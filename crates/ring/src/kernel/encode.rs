@@ -1,6 +1,6 @@
 //! From operations to submission queue entries.
 
-use std::mem;
+use std::{mem, ptr};
 
 use io_uring::opcode;
 use io_uring::squeue::{Entry, Flags};
@@ -120,6 +120,12 @@ impl On {
 
 pub(super) fn accept(listener: i32) -> Entry {
     opcode::AcceptMulti::new(types::Fd(listener)).flags(libc::SOCK_CLOEXEC).build()
+}
+
+/// Takes one connection, and ends.
+pub(super) fn accept_one(listener: i32) -> Entry {
+    let accept = opcode::Accept::new(types::Fd(listener), ptr::null_mut(), ptr::null_mut());
+    accept.flags(libc::SOCK_CLOEXEC).build()
 }
 
 /// `fd` stays valid until the entry is consumed.

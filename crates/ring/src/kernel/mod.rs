@@ -1,4 +1,5 @@
-//! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here.
+//! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
+//! the socket options in `sockopt`.
 //!
 //! What makes it sound, and is relied on by each `SAFETY` comment below:
 //!
@@ -31,6 +32,7 @@ use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring};
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
+use socket2::Domain;
 
 use crate::config::UringConfig;
 use crate::connect::{BeforeConnect, to_kernel};
@@ -64,7 +66,7 @@ pub struct SystemKernel {
     consumed: u32,
     /// Operations that will post a completion.
     in_flight: usize,
-    listeners: Vec<OwnedFd>,
+    listeners: Vec<Listener>,
     /// Descriptors accepted and not installed yet.
     owned: Owned,
     /// Connections' descriptors by slot, plus one, where they are not in the ring's table.
@@ -72,6 +74,22 @@ pub struct SystemKernel {
     before_connect: BeforeConnect,
     waker: Waker,
     wake_count: Box<UnsafeCell<u64>>,
+}
+
+/// A listening socket.
+struct Listener {
+    fd: OwnedFd,
+    /// Other rings accept from the same queue: a Unix socket, which has no `SO_REUSEPORT`. A connection wakes the first who
+    /// waits there, and a multishot accept stays first for ever: measured, one of four rings got all. So each accept there
+    /// takes one connection, and the next one waits behind those of the other rings.
+    is_shared: bool,
+}
+
+impl Listener {
+    fn new(fd: OwnedFd) -> Listener {
+        let is_shared = socket2::SockRef::from(&fd).domain().is_ok_and(|domain| domain == Domain::UNIX);
+        Listener { fd, is_shared }
+    }
 }
 
 /// A send that posts a completion only if it did not fit.
@@ -140,7 +158,7 @@ impl SystemKernel {
             pushed: 0,
             consumed: 0,
             in_flight: 0,
-            listeners,
+            listeners: listeners.into_iter().map(Listener::new).collect(),
             owned: Owned::new(),
             plain: config.plain_descriptors.then(Chunked::new),
             before_connect: config.before_connect.clone(),
@@ -340,8 +358,12 @@ impl Kernel for SystemKernel {
             RawOp::Receive { id } => self.push_awaited(encode::receive(self.on(id)), user_data),
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
-                let fd = self.listeners.get(usize::from(listener)).map_or(-1, AsRawFd::as_raw_fd);
-                self.push_awaited(encode::accept(fd), user_data);
+                let entry = match self.listeners.get(usize::from(listener)) {
+                    Some(Listener { fd, is_shared: true }) => encode::accept_one(fd.as_raw_fd()),
+                    Some(Listener { fd, is_shared: false }) => encode::accept(fd.as_raw_fd()),
+                    None => encode::accept(-1),
+                };
+                self.push_awaited(entry, user_data);
             }
             RawOp::Install { id, fd } => self.install(id, fd),
             RawOp::CloseFd { fd } => {

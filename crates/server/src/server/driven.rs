@@ -14,6 +14,7 @@ use super::{SHARDS_MAX, Server};
 use crate::driver::Wanted;
 use crate::error::Error;
 use crate::host::Host;
+use crate::listen::{ListenAddr, Listening};
 use crate::running::Running;
 use crate::service::MakeService;
 use crate::shard::{Others, Shard};
@@ -65,7 +66,7 @@ where
     F: Framing + Clone + Send,
     Make: MakeService,
 {
-    let addrs = server.addrs.map_err(Error::Address)?;
+    let addrs = server.binds.all()?;
     server.limits.check().map_err(Error::Limits)?;
     let shards = server.shards.unwrap_or(1);
     if !(1..=SHARDS_MAX).contains(&shards) {
@@ -80,8 +81,13 @@ where
         sockets: &server.sockets,
     };
     let (config, chosen) = wanted.driven();
-    let listen = |addr| drivers.listen(addr, shards).map_err(|error| Error::Listen { addr, error });
-    let local_addrs = addrs.into_iter().map(listen).collect::<Result<Vec<SocketAddr>, Error>>()?;
+    let listen = |addr: &ListenAddr| match addr {
+        ListenAddr::Ip(ip) => drivers.listen(*ip, shards).map(ListenAddr::Ip),
+        ListenAddr::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+    };
+    let listen = |addr| listen(&addr).map_err(|error| Error::Listen { addr, error });
+    let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
+    let listening = Listening::new(addrs, Vec::new(), Vec::new());
     let plan = Plan {
         framing: server.framing,
         limits: server.limits,
@@ -91,7 +97,7 @@ where
         factory: Arc::new(factory),
         shards,
     };
-    let (drivers, listeners) = (Arc::new(drivers), local_addrs.len() as u16);
+    let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
     let no_sockets = (0..shards).map(|_| Vec::new()).collect();
     let launched = plan.launch(no_sockets, &[], move |shard: OneShard<_, _>, ready| {
         match drivers.make(shard.index, &config) {
@@ -108,7 +114,7 @@ where
         }
     });
     let (remotes, threads) = launched?;
-    Ok(Running::new(local_addrs, remotes, threads))
+    Ok(Running::new(listening, remotes, threads))
 }
 
 /// As [`Server::start_stream`], over these drivers.

@@ -1,6 +1,5 @@
 //! From a plan to running shards: threads, drivers, services, and the wait until all are ready.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -16,6 +15,7 @@ use crate::cores;
 use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use crate::error::Error;
 use crate::host::Host;
+use crate::listen::Listening;
 use crate::log::LogObserver;
 use crate::remote::Remote;
 use crate::running::{Running, ShardEnd};
@@ -125,7 +125,7 @@ impl Gate {
 }
 
 fn stop(remotes: &[Arc<Remote>], threads: Vec<thread::JoinHandle<ShardEnd>>) {
-    drop(Running::new(Vec::new(), remotes.to_vec(), threads));
+    drop(Running::new(Listening::default(), remotes.to_vec(), threads));
 }
 
 /// One shard before it runs.
@@ -274,6 +274,8 @@ where
         if others.is_some() {
             core.share_quota(self.quota);
         }
+        // Others may give connections away before this shard's first turn.
+        self.remotes[self.index].set_room(core.slots_left());
         let _ = ready.send(Ok(()));
         // If another shard panics, nobody is left who could report, and the wait for reports ends.
         drop(ready);
@@ -307,16 +309,17 @@ pub(super) fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
 }
 
 pub(super) fn announce(
-    addrs: &[SocketAddr],
+    listening: &Listening,
     shards: usize,
     cpus: &[usize],
     chosen: &Chosen,
     limits: &Limits,
 ) {
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
-    for addr in addrs {
+    for addr in &listening.addrs {
         info!("listening on {addr} with {shards} shards, {pinned}");
     }
+    listening.warnings.iter().for_each(|warning| warn!("{warning}"));
     info!("driver: {}", chosen.reason());
     info!(
         "limits: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
