@@ -7,7 +7,12 @@ use std::process::Command;
 use common::examples::{build, client};
 
 fn talk_to(name: &str) {
-    let output = Command::new(client(name)).env("BINARY", build(name)).output().expect("bash is there");
+    talk_to_with(name, &[]);
+}
+
+fn talk_to_with(name: &str, args: &[&str]) {
+    let mut client = Command::new(client(name));
+    let output = client.args(args).env("BINARY", build(name)).output().expect("bash is there");
     let (said, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}{why}");
 }
@@ -15,6 +20,12 @@ fn talk_to(name: &str) {
 #[test]
 fn line_chat_reaches_everybody_in_a_room_whatever_their_shard() {
     talk_to("line_chat");
+}
+
+#[test]
+fn tokio_inside_uses_what_needs_a_runtime_on_either_host() {
+    talk_to("tokio_inside");
+    talk_to_with("tokio_inside", &["--host", "tokio-uring"]);
 }
 
 #[test]

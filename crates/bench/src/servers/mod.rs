@@ -110,6 +110,24 @@ pub(crate) const SERVERS: &[Server] = &[
         run: Run::On(tokio_echo::awaits),
     },
     Server {
+        name: "ringserve-on-tokio",
+        args: &["serve", "ringserve-on-tokio"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(product::raw_on_tokio),
+    },
+    Server {
+        name: "ringserve-on-tokio-uring",
+        args: &["serve", "ringserve-on-tokio-uring"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(product::raw_on_tokio_uring),
+    },
+    Server {
+        name: "ringserve-epoll-on-tokio",
+        args: &["serve", "ringserve-epoll-on-tokio"],
+        speaks: Speaks::Raw,
+        run: Run::Itself(product::raw_epoll_on_tokio),
+    },
+    Server {
         name: "ringserve-lines",
         args: &["serve", "ringserve-lines"],
         speaks: Speaks::Lines,

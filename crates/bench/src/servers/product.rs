@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
-use ringserve::{Cx, Driver, Frame, Limits, Running, Server, Service, Shard, SocketOptions, Stream};
+use ringserve::{Cx, Driver, Frame, Host, Limits, Running, Server, Service, Shard, SocketOptions, Stream};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -69,6 +69,27 @@ pub(crate) fn lines_on_epoll(address: SocketAddr) -> io::Result<()> {
 /// Echoes raw bytes on epoll.
 pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
     serve(address, 1, Raw, Driver::Epoll, |_| Echo)
+}
+
+/// Echoes raw bytes on io_uring, inside of a runtime of tokio's.
+pub(crate) fn raw_on_tokio(address: SocketAddr) -> io::Result<()> {
+    serve_hosted(address, Driver::IoUring, Host::Tokio)
+}
+
+/// The same, of tokio-uring's.
+pub(crate) fn raw_on_tokio_uring(address: SocketAddr) -> io::Result<()> {
+    serve_hosted(address, Driver::IoUring, Host::TokioUring)
+}
+
+/// Echoes raw bytes on epoll, inside of a runtime of tokio's.
+pub(crate) fn raw_epoll_on_tokio(address: SocketAddr) -> io::Result<()> {
+    serve_hosted(address, Driver::Epoll, Host::Tokio)
+}
+
+fn serve_hosted(address: SocketAddr, driver: Driver, host: Host) -> io::Result<()> {
+    let server = Server::bind(address).driver(driver).host(host);
+    let server = server.limits(limits(1)).sockets(sockets()).shards(1).pin(false);
+    wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
 }
 
 /// Echoes raw bytes on io_uring, in handlers that wait.
