@@ -101,6 +101,13 @@ impl Service for Ways {
                 upstream.read_exact(&mut pong).await?;
                 assert_eq!(&pong, b"ping\n");
             }
+            // On tokio-uring alone.
+            b"file" => {
+                let file = tokio_uring::fs::File::open("/proc/self/stat").await?;
+                let (read, _) = file.read_at(vec![0; 100], 0).await;
+                assert!(read? > 0);
+                file.close().await?;
+            }
             b"shard" => cx.sleep(Duration::from_millis(5)).await,
             _ => {}
         }
@@ -291,7 +298,8 @@ fn a_busy_shard_lets_the_runtime_go_on() {
         });
         let running = running.unwrap();
         let mut client = client(&running);
-        for way in ["sleep", "local", "blocking", "channel"] {
+        let file = (host == Host::TokioUring).then_some("file");
+        for way in ["sleep", "local", "blocking", "channel"].into_iter().chain(file) {
             client.write(format!("{way}\n").as_bytes());
             assert_eq!(client.read(way.len() + 1), format!("{way}\n").as_bytes());
         }
