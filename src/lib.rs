@@ -82,12 +82,14 @@
 
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
+#[cfg(feature = "tower")]
+pub use ringserve_server::tower;
 pub use ringserve_server::{
     AcceptQueue, Actor, BufferCounts, CloseReason, ConnHandle, ConnId, Counters, Cx, Deadline,
     DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, KeepAlive, LimitError, Limits,
     LocalHandle, MakeService, OptionError, Outbox, Payload, Peer, PushError, Refusal, Report, Running,
     SendError, Server, Service, SetupError, Shard, ShardReport, Shards, Sleep, SocketOptions, Stopper,
-    Stream, StreamResult, framing,
+    Stream, StreamResult, framing, middleware,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

@@ -11,6 +11,7 @@ mod guard;
 mod handle;
 mod listen;
 mod log;
+pub mod middleware;
 mod remote;
 mod running;
 mod server;
@@ -21,6 +22,8 @@ mod socket_options;
 mod stream;
 mod tasks;
 mod timers;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;
