@@ -82,6 +82,8 @@
 
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
+#[cfg(feature = "http")]
+pub use ringserve_server::http;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{

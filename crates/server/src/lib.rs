@@ -9,6 +9,8 @@ mod driver;
 mod error;
 mod guard;
 mod handle;
+#[cfg(feature = "http")]
+pub mod http;
 mod listen;
 mod log;
 pub mod middleware;

@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::{known, refused};
-use crate::servers::{FANOUT_SERVERS, SERVERS};
+use crate::servers::{FANOUT_SERVERS, HTTP_SERVERS, SERVERS};
 use crate::{process, servers};
 
 /// Run one server in the foreground until it is killed.
@@ -16,7 +16,7 @@ use crate::{process, servers};
 #[derive(Args)]
 pub(crate) struct ServeOptions {
     /// Which server.
-    #[arg(value_parser = PossibleValuesParser::new(SERVERS.iter().chain(FANOUT_SERVERS).map(|server| server.name)))]
+    #[arg(value_parser = PossibleValuesParser::new(SERVERS.iter().chain(FANOUT_SERVERS).chain(HTTP_SERVERS).map(|server| server.name)))]
     server: String,
     /// Loopback address to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0")]
