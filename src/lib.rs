@@ -55,7 +55,15 @@
 //!
 //! [`Server::serve_stream`] hands over connections as [`Stream`]s of bytes. With the cargo feature `tokio` they are tokio's
 //! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. Where a crate
-//! wants to spawn, as hyper does for HTTP/2, [`Shard::spawn`] is the executor; the example `byte_stream` has it all.
+//! wants to spawn, [`Shard::spawn`] is the executor.
+//!
+//! HTTP is there already: with the feature `http`, `Server::serve_http` serves HTTP/1.1 and HTTP/2 with a service of hyper's;
+//! the module `http` has its bounds and its parts.
+//!
+//! # Around a service
+//!
+//! [`middleware`] has structs that wrap a service and are one: a timeout, a bound on the calls in flight, counts. With the
+//! feature `tower` the module `tower` takes stacks of tower's layers.
 //!
 //! # What can be bounded
 //!

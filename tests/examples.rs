@@ -21,3 +21,8 @@ fn line_chat_reaches_everybody_in_a_room_whatever_their_shard() {
 fn graceful_shutdown_cuts_nobody_off() {
     talk_to("graceful_shutdown");
 }
+
+#[test]
+fn middleware_limits_and_counts_calls_and_so_does_tower() {
+    talk_to("middleware");
+}

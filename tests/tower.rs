@@ -68,7 +68,7 @@ fn whatever_is_bytes_can_be_a_reply() {
                 request.frame,
                 [Some(bytes), None],
                 vec![b'v'],
-                ("text", &b"slice"[..], ()),
+                ("text", &b"slice"[..], Some(())),
             )))
         })
         .map_response(|(frame, bytes, vec, (text, slice, nothing))| {
@@ -84,7 +84,7 @@ fn whatever_is_bytes_can_be_a_reply() {
     common::finish(running);
 }
 
-struct Replies(Frame, [Option<hyper::body::Bytes>; 2], Vec<u8>, &'static str, &'static [u8], ());
+struct Replies(Frame, [Option<hyper::body::Bytes>; 2], Vec<u8>, &'static str, &'static [u8], Option<()>);
 
 impl IntoReply for Replies {
     fn reply<S: 'static>(self, cx: &ringserve::Cx<'_, S>) {

@@ -1,7 +1,7 @@
 //! Services of tower as services of this crate, for stacks that exist already. With the feature `tower`, which is off by
 //! default.
 //!
-//! [`Tower`] makes a [`Service`](crate::Service) of any [`tower_service::Service`] that takes a [`Request`] and answers
+//! [`Tower`] makes a [`Service`] of any [`tower_service::Service`] that takes a [`Request`] and answers
 //! with something to [reply](IntoReply):
 //!
 //! ```no_run
@@ -129,7 +129,7 @@ impl<T: fmt::Debug> fmt::Debug for Tower<T> {
 }
 
 /// What a tower service may answer with. One that wants more of the connection than replies is a
-/// [`Service`](crate::Service) by itself.
+/// [`Service`] by itself.
 pub trait IntoReply {
     /// Queues it, if there is something to queue.
     fn reply<S: 'static>(self, cx: &Cx<'_, S>);

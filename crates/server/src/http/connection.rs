@@ -141,11 +141,27 @@ impl HttpError {
             // Then the peer is gone or silent.
             Cause::FirstBytes(_) => false,
             Cause::NotHttp2 => true,
-            // The service's error, or what came was wrong, even if nothing comes any more.
-            Cause::Hyper(error) if error.is_user() || error.is_parse() => true,
+            // What came was wrong, even if nothing comes any more.
+            Cause::Hyper(error) if error.is_parse() => true,
+            // The service's own error, unless that is of the body it read.
+            Cause::Hyper(error) if error.is_user() => !(nothing_comes && is_caused_by_connection(error)),
             Cause::Hyper(error) => !error.is_timeout() && !nothing_comes,
         }
     }
+}
+
+/// True if an error of hyper's or of the system is among the causes.
+fn is_caused_by_connection(error: &hyper::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.is::<io::Error>()
+            || error.downcast_ref().is_some_and(|error: &hyper::Error| !error.is_user())
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 impl fmt::Display for HttpError {
