@@ -70,6 +70,15 @@ impl Rig {
         with_http2(self.running.local_addrs()[0], test);
     }
 
+    /// Sends bytes, and waits until the server has them.
+    fn takes_in(&self, client: &mut Client, bytes: &[u8]) {
+        let before = self.running.report().counters.bytes_received;
+        client.write(bytes);
+        eventually("the bytes arrive", SOON, || {
+            self.running.report().counters.bytes_received == before + bytes.len() as u64
+        });
+    }
+
     fn waits_inside(&self, count: usize) {
         eventually("handlers wait", SOON, || self.handlers.inside.load(SeqCst) == count);
     }
@@ -112,11 +121,10 @@ fn both_protocols_are_told_by_their_first_bytes() {
     let mut client = rig.client();
     client.write(&GET.repeat(20));
     (0..20).for_each(|_| assert_eq!(read_answer(&mut client).1, b"HTTP/1.1"));
-    // A head that begins as the preface does, byte by byte.
-    b"PRI / HTTP/1.1\r\nhost: x\r\n\r\n".iter().for_each(|byte| client.write(&[*byte]));
-    assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
+    // A head that begins as the preface does, and comes in two pieces, of which the first is looked at alone.
     let mut slow = rig.client();
-    b"PRI / HTTP/1.1\r\nhost: x\r\n\r\n".iter().for_each(|byte| slow.write(&[*byte]));
+    rig.takes_in(&mut slow, b"PRI * HT");
+    slow.write(b"TP/1.1\r\nhost: x\r\n\r\n");
     assert_eq!(read_answer(&mut slow).1, b"HTTP/1.1");
     rig.with_http2(async |mut sender| {
         for _ in 0..20 {
@@ -124,7 +132,9 @@ fn both_protocols_are_told_by_their_first_bytes() {
         }
     });
     let mut slow = rig.client();
-    PREFACE.iter().for_each(|byte| slow.write(&[*byte]));
+    for piece in PREFACE.chunks(7) {
+        rig.takes_in(&mut slow, piece);
+    }
     // SETTINGS, with the number of streams.
     slow.write(b"\0\0\0\x04\0\0\0\0\0");
     let head = slow.read(9);

@@ -186,3 +186,41 @@ impl fmt::Debug for ShardTimerSleep {
         write!(f, "ShardTimerSleep(until {} ms)", self.until.as_millis())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Wake;
+
+    struct Other;
+
+    impl Wake for Other {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    fn sleep(time: Duration) -> ShardTimerSleep {
+        let state = State { alarms: Alarms::new(), looks_at: None, task: None };
+        let inner = Arc::new(Inner { started: Instant::now(), state: Mutex::new(state) });
+        ShardTimerSleep { until: inner.now() + time, inner, number: None }
+    }
+
+    #[test]
+    fn a_sleep_that_is_dropped_leaves_no_timer() {
+        let mut sleep = sleep(Duration::from_secs(3600));
+        let inner = sleep.inner.clone();
+        assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(inner.state().alarms.next().is_some());
+        drop(sleep);
+        assert_eq!(inner.state().alarms.next(), None);
+    }
+
+    #[test]
+    fn a_sleep_that_is_polled_by_another_task_still_waits() {
+        let mut sleep = sleep(Duration::from_secs(3600));
+        assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let other = Waker::from(Arc::new(Other));
+        assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(&other)).is_pending());
+        let number = sleep.number.unwrap();
+        assert!(sleep.inner.state().alarms.is_set_for(number, &other));
+    }
+}
