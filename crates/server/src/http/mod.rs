@@ -47,6 +47,8 @@
 //! # use hyper::body::Incoming;
 //! # use hyper::service::service_fn;
 //! # use hyper::{Request, Response};
+//! use std::future::ready;
+//!
 //! use ringserve_server::http::{Http, HttpOptions};
 //! use ringserve_server::{Server, Stream};
 //!
@@ -55,7 +57,7 @@
 //!     let http = Http::new(shard, &HttpOptions::default());
 //!     async move |stream: Stream| {
 //!         let peer = stream.peer();
-//!         let answer = async move |_: Request<Incoming>| Ok::<_, Infallible>(Response::new(peer.to_string()));
+//!         let answer = move |_: Request<Incoming>| ready(Ok::<_, Infallible>(Response::new(peer.to_string())));
 //!         http.serve(stream, service_fn(answer)).await
 //!     }
 //! })
