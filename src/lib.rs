@@ -55,7 +55,15 @@
 //!
 //! [`Server::serve_stream`] hands over connections as [`Stream`]s of bytes. With the cargo feature `tokio` they are tokio's
 //! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. Where a crate
-//! wants to spawn, as hyper does for HTTP/2, [`Shard::spawn`] is the executor; the example `byte_stream` has it all.
+//! wants to spawn, [`Shard::spawn`] is the executor.
+//!
+//! HTTP is there already: with the feature `http`, `Server::serve_http` serves HTTP/1.1 and HTTP/2 with a service of hyper's;
+//! the module `http` has its bounds and its parts.
+//!
+//! # Around a service
+//!
+//! [`middleware`] has structs that wrap a service and are one: a timeout, a bound on the calls in flight, counts. With the
+//! feature `tower` the module `tower` takes stacks of tower's layers.
 //!
 //! # Upstreams
 //!
@@ -87,13 +95,17 @@
 
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
+#[cfg(feature = "http")]
+pub use ringserve_server::http;
+#[cfg(feature = "tower")]
+pub use ringserve_server::tower;
 pub use ringserve_server::{
     AcceptQueue, Actor, Address, BufferCounts, CloseReason, ConnHandle, ConnId, Connecting, CopyError,
     CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, Host,
     KeepAlive, LimitError, Limits, ListenAddr, LocalHandle, MakeService, OptionError, OptionWarning, Outbox,
     Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
     ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, UpstreamReport,
-    copy_bidirectional, framing,
+    copy_bidirectional, framing, middleware,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

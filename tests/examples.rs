@@ -32,3 +32,8 @@ fn tokio_inside_uses_what_needs_a_runtime_on_either_host() {
 fn graceful_shutdown_cuts_nobody_off() {
     talk_to("graceful_shutdown");
 }
+
+#[test]
+fn middleware_limits_and_counts_calls_and_so_does_tower() {
+    talk_to("middleware");
+}

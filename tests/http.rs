@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use common::client::End;
+use common::http::{Bodies, read_answer, read_chunked, with_http2};
 use common::{Client, SOON, Streams, eventually, no_time_limits, pattern};
-use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::service::service_fn;
@@ -65,7 +65,7 @@ impl Body for Counted {
     }
 }
 
-type Answer = Response<BoxBody<Bytes, hyper::Error>>;
+type Answer = Response<Bodies>;
 
 fn whole(bytes: impl Into<Bytes>) -> Answer {
     Response::new(Full::new(bytes.into()).map_err(|never| match never {}).boxed())
@@ -130,47 +130,6 @@ fn http2() -> Streams {
             connection.await
         }
     })
-}
-
-/// Reads one answer with a `content-length`.
-fn read_answer(client: &mut Client) -> (String, Vec<u8>) {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.extend(client.read(1));
-    }
-    let head = String::from_utf8(head).unwrap();
-    let len = head.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("a length");
-    let body = client.read(len.parse().unwrap());
-    (head, body)
-}
-
-/// Reads one answer in chunks.
-fn read_chunked(client: &mut Client) -> Vec<u8> {
-    let line = |client: &mut Client| {
-        let mut line = Vec::new();
-        while !line.ends_with(b"\r\n") {
-            line.extend(client.read(1));
-        }
-        String::from_utf8(line).unwrap()
-    };
-    let mut chunked = false;
-    loop {
-        let header = line(client);
-        chunked |= header == "transfer-encoding: chunked\r\n";
-        if header == "\r\n" {
-            break;
-        }
-    }
-    assert!(chunked);
-    let mut body = Vec::new();
-    loop {
-        let len = usize::from_str_radix(line(client).trim(), 16).unwrap();
-        body.extend(client.read(len));
-        assert_eq!(client.read(2), b"\r\n");
-        if len == 0 {
-            return body;
-        }
-    }
 }
 
 #[test]
@@ -284,22 +243,7 @@ fn a_handler_that_panics_ends_its_connection_only() {
     server.finish();
 }
 
-type Sender = hyper::client::conn::http2::SendRequest<BoxBody<Bytes, hyper::Error>>;
-
-/// Runs a client of hyper's on a runtime of tokio's.
-fn with_http2<F: Future<Output = ()>>(server: &Streams, test: impl FnOnce(Sender) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let stream = tokio::net::TcpStream::connect(server.addr()).await.unwrap();
-        let builder = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
-        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
-        let connection = tokio::spawn(connection);
-        tokio::time::timeout(SOON, test(sender)).await.expect("the server answers");
-        tokio::time::timeout(SOON, connection).await.expect("the connection ends").unwrap().unwrap();
-    });
-}
-
-fn request(method: Method, path: &str, body: Bytes) -> Request<BoxBody<Bytes, hyper::Error>> {
+fn request(method: Method, path: &str, body: Bytes) -> Request<Bodies> {
     let body = Full::new(body).map_err(|never| match never {}).boxed();
     Request::builder().method(method).uri(format!("http://x/{path}")).body(body).unwrap()
 }
@@ -307,7 +251,7 @@ fn request(method: Method, path: &str, body: Bytes) -> Request<BoxBody<Bytes, hy
 #[test]
 fn http_2_answers_many_requests_of_a_connection_at_once() {
     let server = http2();
-    with_http2(&server, async |sender| {
+    with_http2(server.addr(), async |sender| {
         let mut answers = tokio::task::JoinSet::new();
         for n in 0..100 {
             let mut sender = sender.clone();
@@ -335,7 +279,7 @@ fn http_2_answers_many_requests_of_a_connection_at_once() {
 #[test]
 fn http_2_streams_much_both_ways() {
     let server = http2();
-    with_http2(&server, async |mut sender| {
+    with_http2(server.addr(), async |mut sender| {
         let body = Bytes::from(pattern(8 << 20));
         let answer = sender.send_request(request(Method::POST, "echo", body.clone())).await.unwrap();
         assert!(answer.into_body().collect().await.unwrap().to_bytes() == body);
@@ -352,7 +296,7 @@ fn http_2_is_told_of_a_drain_and_ends() {
     let server = http2();
     // While it is kept the client does not end the connection: the server's GOAWAY does, and that is waited for.
     let kept = Cell::new(None);
-    with_http2(&server, async |mut sender| {
+    with_http2(server.addr(), async |mut sender| {
         let answer = sender.send_request(request(Method::GET, "hello", Bytes::new())).await.unwrap();
         assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "hello");
         server.running.shutdown();

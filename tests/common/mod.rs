@@ -8,6 +8,7 @@ pub mod brake;
 pub mod child;
 pub mod client;
 pub mod examples;
+pub mod http;
 pub mod lab;
 pub mod net;
 pub mod proc_net;

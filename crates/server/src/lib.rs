@@ -10,8 +10,11 @@ mod error;
 mod guard;
 mod handle;
 mod host;
+#[cfg(feature = "http")]
+pub mod http;
 mod listen;
 mod log;
+pub mod middleware;
 mod remote;
 mod running;
 mod server;
@@ -22,6 +25,8 @@ mod socket_options;
 mod stream;
 mod tasks;
 mod timers;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;

@@ -25,10 +25,7 @@ pub(crate) struct Timers {
 }
 
 struct Inner {
-    wheel: Wheel,
-    /// By number; `None` if the number is free, or the timer went off.
-    wakers: Vec<Option<Waker>>,
-    free: Vec<u32>,
+    alarms: Alarms,
     fired: Vec<u32>,
     /// Woken when somebody begins to sleep.
     on_sleep: Option<Waker>,
@@ -36,8 +33,7 @@ struct Inner {
 
 impl Timers {
     pub(crate) fn new() -> Timers {
-        let wheel = Wheel::with_step_shift(STEP_SHIFT);
-        let inner = Inner { wheel, wakers: Vec::new(), free: Vec::new(), fired: Vec::new(), on_sleep: None };
+        let inner = Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None };
         Timers { inner: Rc::new(RefCell::new(inner)), started: Instant::now() }
     }
 
@@ -53,20 +49,16 @@ impl Timers {
     }
 
     pub(crate) fn next(&self) -> Option<Time> {
-        let inner = self.inner.borrow();
-        if inner.free.len() == inner.wakers.len() { None } else { inner.wheel.next() }
+        self.inner.borrow().alarms.next()
     }
 
     /// Wakes whoever slept until `now`.
     pub(crate) fn fire(&self, now: Time) {
         let mut inner = self.inner.borrow_mut();
-        if inner.free.len() == inner.wakers.len() {
-            return;
-        }
         let mut fired = std::mem::take(&mut inner.fired);
-        inner.wheel.advance(now, &mut fired);
+        inner.alarms.advance(now, &mut fired);
         for number in fired.drain(..) {
-            let waker = inner.wakers[number as usize].take();
+            let waker = inner.alarms.take(number);
             if let Some(waker) = waker {
                 // A waker is anybody's code.
                 drop(inner);
@@ -79,6 +71,72 @@ impl Timers {
 
     pub(crate) fn sleep(&self, time: Duration) -> Sleep {
         Sleep { until: self.now() + time, timers: self.clone(), number: None }
+    }
+}
+
+/// Wakers, and when they are to be woken. Each has a number, for as long as somebody sleeps.
+pub(crate) struct Alarms {
+    wheel: Wheel,
+    /// By number; `None` if the number is free, or the timer went off.
+    wakers: Vec<Option<Waker>>,
+    free: Vec<u32>,
+}
+
+impl Alarms {
+    pub(crate) fn new() -> Alarms {
+        Alarms { wheel: Wheel::with_step_shift(STEP_SHIFT), wakers: Vec::new(), free: Vec::new() }
+    }
+
+    fn nobody_sleeps(&self) -> bool {
+        self.free.len() == self.wakers.len()
+    }
+
+    /// A time before which nobody is to be woken.
+    pub(crate) fn next(&self) -> Option<Time> {
+        if self.nobody_sleeps() { None } else { self.wheel.next() }
+    }
+
+    /// Puts the numbers whose time came into `fired`.
+    pub(crate) fn advance(&mut self, now: Time, fired: &mut Vec<u32>) {
+        if !self.nobody_sleeps() {
+            self.wheel.advance(now, fired);
+        }
+    }
+
+    /// The waker of a number whose time came. The number stays taken until it is [cleared](Alarms::clear).
+    pub(crate) fn take(&mut self, number: u32) -> Option<Waker> {
+        self.wakers[number as usize].take()
+    }
+
+    /// Has `waker` woken when `until` has passed, and gives out a number if there is none yet. Returns the waker that was
+    /// there, which is not to be dropped while this is borrowed: it is anybody's code.
+    pub(crate) fn set(&mut self, number: &mut Option<u32>, until: Time, waker: Waker) -> Option<Waker> {
+        let number = *number.get_or_insert_with(|| {
+            self.free.pop().unwrap_or_else(|| {
+                self.wakers.push(None);
+                self.wakers.len() as u32 - 1
+            })
+        });
+        // Rounded up, so that it is never early.
+        let step = self.wheel.step_at(until).saturating_add(1);
+        if !self.wheel.set_earlier(number, step) {
+            // No memory for a timer: looking again each turn keeps the promise.
+            waker.wake_by_ref();
+        }
+        self.wakers[number as usize].replace(waker)
+    }
+
+    /// True if this number's timer is set and has this waker woken.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_set_for(&self, number: u32, waker: &Waker) -> bool {
+        self.wakers[number as usize].as_ref().is_some_and(|known| known.will_wake(waker))
+    }
+
+    /// Gives a number back.
+    pub(crate) fn clear(&mut self, number: u32) -> Option<Waker> {
+        self.wheel.clear(number);
+        self.free.push(number);
+        self.wakers[number as usize].take()
     }
 }
 
@@ -100,22 +158,13 @@ impl Future for Sleep {
         }
         let waker = task.waker().clone();
         let mut inner = this.timers.inner.borrow_mut();
-        let inner = &mut *inner;
-        let number = *this.number.get_or_insert_with(|| {
-            inner.free.pop().unwrap_or_else(|| {
-                inner.wakers.push(None);
-                inner.wakers.len() as u32 - 1
-            })
-        });
-        // Rounded up, so that it is never early.
-        let step = inner.wheel.step_at(this.until).saturating_add(1);
-        if !inner.wheel.set_earlier(number, step) {
-            // No memory for a timer: looking again each turn keeps the promise.
-            waker.wake_by_ref();
-        }
-        inner.wakers[number as usize] = Some(waker);
-        if let Some(shard) = &inner.on_sleep {
-            shard.wake_by_ref();
+        let old = inner.alarms.set(&mut this.number, this.until, waker);
+        let shard = inner.on_sleep.clone();
+        // Wakers are anybody's code.
+        drop(inner);
+        drop(old);
+        if let Some(shard) = shard {
+            shard.wake();
         }
         Poll::Pending
     }
@@ -124,11 +173,7 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
-        let mut inner = self.timers.inner.borrow_mut();
-        inner.wheel.clear(number);
-        inner.free.push(number);
-        let waker = inner.wakers[number as usize].take();
-        drop(inner);
+        let waker = self.timers.inner.borrow_mut().alarms.clear(number);
         drop(waker);
     }
 }
@@ -232,6 +277,6 @@ mod tests {
             drop(sleep);
             assert_eq!(timers.next(), None);
         }
-        assert_eq!(timers.inner.borrow().wakers.len(), 1);
+        assert_eq!(timers.inner.borrow().alarms.wakers.len(), 1);
     }
 }

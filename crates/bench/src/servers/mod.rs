@@ -1,6 +1,7 @@
 //! The servers that can be measured: the one table to extend, and what they share.
 
 mod fanout;
+mod http;
 mod limit_epoll;
 mod limit_uring;
 mod product;
@@ -23,6 +24,8 @@ pub(crate) enum Speaks {
     Lines,
     /// Lines too, and sends them to all who listen.
     Fanout,
+    /// HTTP, and says hello. Measured by `scripts/http-speed`.
+    Http,
 }
 
 /// One row of the table of servers.
@@ -163,6 +166,40 @@ pub(crate) const FANOUT_SERVERS: &[Server] = &[
     },
 ];
 
+/// Every server that `scripts/http-speed` can measure.
+pub(crate) const HTTP_SERVERS: &[Server] = &[
+    Server {
+        name: "ringserve-http",
+        args: &["serve", "ringserve-http"],
+        speaks: Speaks::Http,
+        run: Run::Itself(http::ringserve),
+    },
+    Server {
+        name: "ringserve-epoll-http",
+        args: &["serve", "ringserve-epoll-http"],
+        speaks: Speaks::Http,
+        run: Run::Itself(http::ringserve_on_epoll),
+    },
+    Server {
+        name: "tokio-http",
+        args: &["serve", "tokio-http"],
+        speaks: Speaks::Http,
+        run: Run::On(http::tokio),
+    },
+    Server {
+        name: "tokio-http-flush",
+        args: &["serve", "tokio-http-flush"],
+        speaks: Speaks::Http,
+        run: Run::On(http::tokio_flushes_together),
+    },
+    Server {
+        name: "tokio-http-timer",
+        args: &["serve", "tokio-http-timer"],
+        speaks: Speaks::Http,
+        run: Run::On(http::tokio_with_timer),
+    },
+];
+
 /// Proxies, which `load` can measure: each starts an echo server behind it.
 pub(crate) const PROXY_SERVERS: &[Server] = &[
     Server {
@@ -187,7 +224,7 @@ pub(crate) const PROXY_SERVERS: &[Server] = &[
 
 /// Every server there is.
 pub(crate) fn all() -> impl Iterator<Item = &'static Server> {
-    SERVERS.iter().chain(FANOUT_SERVERS).chain(PROXY_SERVERS)
+    SERVERS.iter().chain(FANOUT_SERVERS).chain(PROXY_SERVERS).chain(HTTP_SERVERS)
 }
 
 /// The row of `name`.

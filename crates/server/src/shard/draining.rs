@@ -67,7 +67,6 @@ impl Future for DrainBegins {
         if this.draining.has_begun() {
             return Poll::Ready(());
         }
-        let waker = Some(task.waker().clone());
         let mut borrowed = this.draining.inner.waiters.borrow_mut();
         let waiters = &mut *borrowed;
         let number = *this.number.get_or_insert_with(|| {
@@ -76,7 +75,12 @@ impl Future for DrainBegins {
                 waiters.wakers.len() as u32 - 1
             })
         });
-        let old = std::mem::replace(&mut waiters.wakers[number as usize], waker);
+        let known = &mut waiters.wakers[number as usize];
+        // Mostly it is the same task again.
+        if known.as_ref().is_some_and(|known| known.will_wake(task.waker())) {
+            return Poll::Pending;
+        }
+        let old = known.replace(task.waker().clone());
         drop(borrowed);
         drop(old);
         Poll::Pending

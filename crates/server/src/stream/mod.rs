@@ -14,6 +14,8 @@
 mod connecting;
 mod copy;
 mod ended;
+#[cfg(feature = "http")]
+mod hyper_io;
 mod service;
 mod session;
 #[cfg(feature = "tokio")]
@@ -153,6 +155,23 @@ impl Stream {
             let len = bytes.len().min(room);
             self.block.link.write(&bytes[..len]);
             len
+        })
+    }
+
+    /// The same with several pieces.
+    #[cfg(any(feature = "http", feature = "tokio"))]
+    fn poll_put_all(&self, task: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.poll_room(task).map_ok(|room| {
+            let mut left = room;
+            for piece in pieces {
+                let len = piece.len().min(left);
+                self.block.link.write(&piece[..len]);
+                left -= len;
+                if left == 0 {
+                    break;
+                }
+            }
+            room - left
         })
     }
 

@@ -97,7 +97,7 @@ impl Session {
     }
 
     /// Gives what is there to `read`, which says how many bytes it took.
-    #[cfg(feature = "tokio")]
+    #[cfg(any(feature = "http", feature = "tokio"))]
     pub(super) fn read_with(&self, read: impl FnOnce(&[u8]) -> usize) {
         let mut unread = self.unread.take();
         unread.advance(read(&unread));
@@ -142,6 +142,12 @@ impl Session {
         }
         self.wake_when_read(task.waker().clone());
         Poll::Pending
+    }
+
+    /// True if the peer sent its last byte, or the connection is gone.
+    #[cfg(feature = "http")]
+    pub(super) fn nothing_comes(&self) -> bool {
+        self.input_ended.get() || self.ended.get().is_some()
     }
 
     pub(super) fn end_input(&self) {

@@ -38,18 +38,7 @@ impl AsyncWrite for Stream {
         task: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_room(task).map_ok(|room| {
-            let mut left = room;
-            for piece in pieces {
-                let len = piece.len().min(left);
-                self.block.link.write(&piece[..len]);
-                left -= len;
-                if left == 0 {
-                    break;
-                }
-            }
-            room - left
-        })
+        self.poll_put_all(task, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,0 +1,72 @@
+//! The same hello over HTTP: hyper on ringserve, and hyper on tokio as its own examples have it.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use ringserve::{Driver, Server};
+
+use super::product::wait;
+
+async fn hello(_request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new(Full::new(Bytes::from_static(b"hello\n"))))
+}
+
+/// On io_uring, as `serve_http` does it.
+pub(super) fn ringserve(address: SocketAddr) -> io::Result<()> {
+    serve(address, Driver::IoUring)
+}
+
+/// The same on epoll.
+pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
+    serve(address, Driver::Epoll)
+}
+
+fn serve(address: SocketAddr, driver: Driver) -> io::Result<()> {
+    let server = Server::bind(address).driver(driver).shards(1).pin(false);
+    wait(server.start_http(|_shard| service_fn(hello)).map_err(io::Error::other)?)
+}
+
+/// A current-thread runtime and a task for each connection, which speaks either protocol.
+pub(super) fn tokio(listener: TcpListener) -> io::Result<()> {
+    serve_on_tokio(listener, auto::Builder::new(TokioExecutor::new()))
+}
+
+/// With one write for all answers to what is pipelined.
+pub(super) fn tokio_flushes_together(listener: TcpListener) -> io::Result<()> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().pipeline_flush(true);
+    serve_on_tokio(listener, builder)
+}
+
+/// The same, and with a timer, by which hyper bounds the time for headers, as ringserve does.
+pub(super) fn tokio_with_timer(listener: TcpListener) -> io::Result<()> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().pipeline_flush(true).timer(TokioTimer::new());
+    builder.http2().timer(TokioTimer::new());
+    serve_on_tokio(listener, builder)
+}
+
+fn serve_on_tokio(listener: TcpListener, builder: auto::Builder<TokioExecutor>) -> io::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let builder = builder.clone();
+                    drop(tokio::spawn(async move {
+                        builder.serve_connection(TokioIo::new(stream), service_fn(hello)).await
+                    }));
+                }
+                // Out of descriptors: let connections end before the next try.
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    })
+}

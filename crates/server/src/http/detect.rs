@@ -1,0 +1,178 @@
+//! What a peer speaks.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+
+use crate::shard::DrainBegins;
+use crate::stream::Stream;
+
+/// How each connection of HTTP/2 begins. No request of HTTP/1.1 does.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What the first bytes of a connection are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detected {
+    /// The preface of HTTP/2.
+    Http2,
+    /// Anything else: HTTP/1.1, or an error that it knows how to answer.
+    Other,
+    /// Nothing: the peer left, or the server drains.
+    Nothing,
+}
+
+/// A stream from its first byte on, of which some were read.
+pub(super) struct Replayed {
+    stream: Stream,
+    /// What was read and not given out again. What is read without being clear is the beginning of the preface.
+    replay: &'static [u8],
+}
+
+/// Reads until it is clear what the peer speaks: mostly not at all, since what arrived first shows it.
+///
+/// # Errors
+/// `TimedOut` if it does not become clear within `time`, those of reading else.
+pub(super) async fn detect(
+    stream: &mut Replayed,
+    time: Option<Duration>,
+    drain: &mut DrainBegins,
+) -> io::Result<Detected> {
+    let shard = stream.stream.shard().clone();
+    let mut seen = 0;
+    let becomes_clear = poll_fn(|task| {
+        loop {
+            let mut detected = None;
+            let polled = stream.stream.poll_peek(task, |bytes| match look(&mut seen, bytes) {
+                Some(clear) => {
+                    detected = Some(clear);
+                    0
+                }
+                None => bytes.len(),
+            });
+            stream.replay = &PREFACE[..seen];
+            match (polled, detected) {
+                (Poll::Ready(Ok(())), Some(detected)) => return Poll::Ready(Ok(detected)),
+                (Poll::Ready(Ok(())), None) => {}
+                (Poll::Ready(Err(error)), _) => return Poll::Ready(Err(error)),
+                (Poll::Pending, _) => {
+                    return Pin::new(&mut *drain).poll(task).map(|()| Ok(Detected::Nothing));
+                }
+            }
+        }
+    });
+    let Some(time) = time else { return becomes_clear.await };
+    match shard.deadline(time, pin!(becomes_clear)).await {
+        Ok(detected) => detected,
+        Err(_elapsed) => {
+            let text = format!("the first {} bytes did not come within {time:?}", PREFACE.len());
+            Err(io::Error::new(io::ErrorKind::TimedOut, text))
+        }
+    }
+}
+
+/// Looks at the bytes behind the first `seen` ones, which were those of the preface. `None`, and they are seen, if it is
+/// not clear yet.
+fn look(seen: &mut usize, bytes: &[u8]) -> Option<Detected> {
+    let rest = &PREFACE[*seen..];
+    if bytes.is_empty() {
+        // The end.
+        return Some(if *seen == 0 { Detected::Nothing } else { Detected::Other });
+    }
+    if bytes.starts_with(rest) {
+        return Some(Detected::Http2);
+    }
+    if !rest.starts_with(bytes) {
+        return Some(Detected::Other);
+    }
+    *seen += bytes.len();
+    None
+}
+
+impl Replayed {
+    pub(super) fn new(stream: Stream) -> Replayed {
+        Replayed { stream, replay: &[] }
+    }
+}
+
+impl Read for Replayed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        mut buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.replay.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(task, buf);
+        }
+        let (bytes, rest) = self.replay.split_at(self.replay.len().min(buf.remaining()));
+        buf.put_slice(bytes);
+        self.replay = rest;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Write for Replayed {
+    fn poll_write(mut self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(task, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(task, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        Write::is_write_vectored(&self.stream)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Write::poll_flush(Pin::new(&mut self.stream), task)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Write::poll_shutdown(Pin::new(&mut self.stream), task)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first_look(bytes: &[u8]) -> Option<Detected> {
+        look(&mut 0, bytes)
+    }
+
+    #[test]
+    fn it_is_clear_with_the_whole_preface_and_not_before() {
+        assert_eq!(first_look(PREFACE), Some(Detected::Http2));
+        assert_eq!(first_look(&[&PREFACE[..], b"more"].concat()), Some(Detected::Http2));
+        let mut seen = 0;
+        for n in 0..23 {
+            assert_eq!(look(&mut seen, &PREFACE[n..=n]), None, "{n}");
+            assert_eq!(seen, n + 1);
+        }
+        assert_eq!(look(&mut seen, &PREFACE[23..]), Some(Detected::Http2));
+    }
+
+    #[test]
+    fn it_is_clear_with_the_first_byte_that_differs() {
+        assert_eq!(first_look(b"GET / HTTP/1.1\r\n\r\n"), Some(Detected::Other));
+        assert_eq!(first_look(b"PRI * HTTP/1.1\r\n\r\n"), Some(Detected::Other));
+        let mut seen = 0;
+        assert_eq!(look(&mut seen, b"P"), None);
+        assert_eq!(look(&mut seen, b"UT / HTTP/1.1\r\n\r\n"), Some(Detected::Other));
+        assert_eq!(seen, 1, "what was seen is read again");
+    }
+
+    #[test]
+    fn it_is_clear_at_the_end() {
+        assert_eq!(first_look(b""), Some(Detected::Nothing));
+        assert_eq!(look(&mut 3, b""), Some(Detected::Other));
+    }
+}

@@ -1,0 +1,180 @@
+//! HTTP/1.1 and HTTP/2, by hyper. With the feature `http`, which is off by default.
+//!
+//! ```no_run
+//! use std::convert::Infallible;
+//!
+//! use hyper::body::Incoming;
+//! use hyper::service::service_fn;
+//! use hyper::{Request, Response};
+//! use ringserve_server::Server;
+//!
+//! async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+//!     Ok(Response::new("hello".into()))
+//! }
+//!
+//! fn main() -> Result<(), ringserve_server::Error> {
+//!     Server::bind("127.0.0.1:8080").serve_http(|_shard| service_fn(hello))
+//! }
+//! ```
+//!
+//! What a service may do is hyper's: bodies that stream both ways with back-pressure, trailers, `Expect: 100-continue`. Each
+//! shard has one service, which need not be `Send` and shares state of its shard by `Rc` and `Cell`. A request of HTTP/2 is
+//! a task of the shard, those of HTTP/1.1 run in their connection's.
+//!
+//! # What it takes care of
+//!
+//! * The protocol is told by the first bytes: those of HTTP/2 with prior knowledge begin with its preface. TLS and its ALPN
+//!   are not there yet.
+//! * When the server shuts down, connections end as soon as what was asked is answered: HTTP/1.1 says
+//!   `connection: close`, HTTP/2 sends GOAWAY, and connections that wait for a request are closed.
+//! * [`HttpOptions`] bound headers, time and streams. What hyper finds too large it answers with 431 or 414 and closes. A
+//!   body is as long as the peer likes, unless the service stops reading: `http_body_util::Limited` stops it.
+//! * An error of a connection is logged once as "stream failed", at most ten times a second for each shard, and the
+//!   connection counted as [`CloseReason::HandlerError`](crate::CloseReason::HandlerError). A peer that vanishes, whether in
+//!   the middle of a request or while it waits, or is silent for too long, is no failure and shows at debug level. An
+//!   error that a service returns closes its connection with HTTP/1.1; with HTTP/2 hyper resets that one stream and tells
+//!   nobody.
+//!
+//! All [`Limits`](crate::Limits) of a [`Stream`] hold.
+//!
+//! # When more is wanted
+//!
+//! [`Http::serve`] serves a stream with a service of its own: for one that wants to know its peer, or for streams that are
+//! not all HTTP.
+//!
+//! ```no_run
+//! # use std::convert::Infallible;
+//! # use hyper::body::Incoming;
+//! # use hyper::service::service_fn;
+//! # use hyper::{Request, Response};
+//! use std::future::ready;
+//!
+//! use ringserve_server::http::{Http, HttpOptions};
+//! use ringserve_server::{Server, Stream};
+//!
+//! # fn main() -> Result<(), ringserve_server::Error> {
+//! Server::bind("127.0.0.1:8080").serve_stream(|shard| {
+//!     let http = Http::new(shard, &HttpOptions::default());
+//!     async move |stream: Stream| {
+//!         let peer = stream.peer();
+//!         let answer = move |_: Request<Incoming>| ready(Ok::<_, Infallible>(Response::new(peer.to_string())));
+//!         http.serve(stream, service_fn(answer)).await
+//!     }
+//! })
+//! # }
+//! ```
+//!
+//! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with settings of one's own; a [`Stream`]
+//! is what such a builder serves, as it implements hyper's `Read` and `Write`.
+
+mod connection;
+mod detect;
+mod options;
+mod rt;
+mod timer;
+
+use std::error::Error as StdError;
+use std::rc::Rc;
+
+use hyper::body::{Body, Incoming};
+use hyper::service::Service;
+use hyper::{Request, Response};
+
+use crate::error::Error;
+use crate::running::Running;
+use crate::server::Server;
+use crate::shard::Shard;
+use crate::stream::Stream;
+
+pub use connection::{Http, HttpError};
+pub use options::{HttpOptions, HttpVersions};
+pub use rt::ShardExecutor;
+pub use timer::{ShardTimer, ShardTimerSleep};
+
+impl Server {
+    /// Serves HTTP/1.1 and HTTP/2, and waits as [`serve`](Server::serve) does. `factory` is called on each shard's thread and
+    /// makes its hyper service. See [the module](crate::http).
+    ///
+    /// # Errors
+    /// Those of [`serve`](Server::serve).
+    pub fn serve_http<S, B>(self, factory: impl Fn(&Shard) -> S + Send + Sync + 'static) -> Result<(), Error>
+    where
+        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+        S::Future: 'static,
+        S::Error: Into<Box<dyn StdError + Send + Sync>>,
+        B: Body + 'static,
+        B::Error: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.serve_http_with(HttpOptions::default(), factory)
+    }
+
+    /// As [`serve_http`](Server::serve_http), with options.
+    ///
+    /// # Errors
+    /// Those of [`serve`](Server::serve).
+    pub fn serve_http_with<S, B>(
+        self,
+        options: HttpOptions,
+        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
+    ) -> Result<(), Error>
+    where
+        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+        S::Future: 'static,
+        S::Error: Into<Box<dyn StdError + Send + Sync>>,
+        B: Body + 'static,
+        B::Error: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.serve_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
+    }
+
+    /// Starts a server of HTTP/1.1 and HTTP/2 on threads of its own. See [`serve_http`](Server::serve_http) and
+    /// [`start`](Server::start).
+    ///
+    /// # Errors
+    /// Those of [`start`](Server::start).
+    pub fn start_http<S, B>(
+        self,
+        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
+    ) -> Result<Running, Error>
+    where
+        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+        S::Future: 'static,
+        S::Error: Into<Box<dyn StdError + Send + Sync>>,
+        B: Body + 'static,
+        B::Error: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.start_http_with(HttpOptions::default(), factory)
+    }
+
+    /// As [`start_http`](Server::start_http), with options.
+    ///
+    /// # Errors
+    /// Those of [`start`](Server::start).
+    pub fn start_http_with<S, B>(
+        self,
+        options: HttpOptions,
+        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
+    ) -> Result<Running, Error>
+    where
+        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+        S::Future: 'static,
+        S::Error: Into<Box<dyn StdError + Send + Sync>>,
+        B: Body + 'static,
+        B::Error: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.start_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
+    }
+}
+
+/// What a shard does with each of its connections.
+fn handler<S, B>(http: Http, service: S) -> impl AsyncFn(Stream) -> Result<(), HttpError> + 'static
+where
+    S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+    S::Future: 'static,
+    S::Error: Into<Box<dyn StdError + Send + Sync>>,
+    B: Body + 'static,
+    B::Error: Into<Box<dyn StdError + Send + Sync>>,
+{
+    let service = Rc::new(service);
+    async move |stream| http.serve(stream, service.clone()).await
+}

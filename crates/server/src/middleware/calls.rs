@@ -1,0 +1,251 @@
+//! Counting and logging calls.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::{Level, debug, enabled, trace, warn};
+
+use super::observe::{CallEnd, CallObserver};
+use crate::cx::Cx;
+use crate::log::LineLimit;
+use crate::service::Service;
+use ringserve_core::Frame;
+
+/// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones are the same: one is kept to be read,
+/// from any thread at any time, one goes into the factory.
+///
+/// Each shard counts for itself, so counting costs a few stores to memory that no other core writes. The clock is read for
+/// slow calls only, if [`slower_than`](Calls::slower_than) asks for them, and for one in so many calls, if
+/// [`time_one_in`](Calls::time_one_in) does.
+///
+/// To the log go: each call that ends, at trace level; failures and drops at debug level (the server logs a failure as a
+/// warning anyway, since it closes the connection); slow ones as warnings, at most ten a second for each shard.
+#[derive(Clone, Debug, Default)]
+pub struct Calls {
+    shards: Arc<Mutex<Vec<Arc<Counters>>>>,
+    slower_than: Option<Duration>,
+    one_in: u32,
+}
+
+/// What was counted. All but [`in_flight`](CallCounts::in_flight) since the start.
+///
+/// Read while the shards go on, so the numbers are of slightly different moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallCounts {
+    /// Calls that began.
+    pub begun: u64,
+    /// Those that ended well.
+    pub done: u64,
+    /// Those that ended with an error.
+    pub failed: u64,
+    /// Those that were dropped: their connection ended, a limit was over, or they panicked.
+    pub dropped: u64,
+    /// Calls that were not done at once and had to wait.
+    pub waited: u64,
+    /// Those of them that waited longer than [`Calls::slower_than`] says.
+    pub slow: u64,
+    /// Calls whose whole time was taken, see [`Calls::time_one_in`].
+    pub timed: u64,
+    /// Their times, all together.
+    pub timed_sum: Duration,
+}
+
+impl CallCounts {
+    /// Calls under way.
+    pub fn in_flight(&self) -> u64 {
+        self.begun.saturating_sub(self.done + self.failed + self.dropped)
+    }
+
+    /// The mean time of those that were timed, if there are any.
+    pub fn mean_time(&self) -> Option<Duration> {
+        let timed = u32::try_from(self.timed).ok().filter(|timed| *timed > 0);
+        match timed {
+            Some(timed) => Some(self.timed_sum / timed),
+            None if self.timed == 0 => None,
+            None => Some(Duration::from_nanos((self.timed_sum.as_nanos() / u128::from(self.timed)) as u64)),
+        }
+    }
+}
+
+impl Calls {
+    /// Counts and logs calls that wait longer than this, measured from when they begin to wait: those that are done at
+    /// once cost no look at the clock. To be called before [`on_shard`](Calls::on_shard).
+    pub fn slower_than(self, time: Duration) -> Calls {
+        Calls { slower_than: Some(time), ..self }
+    }
+
+    /// Takes the whole time of one in so many calls of each shard, beginning with the first; of all with 1, of none with 0,
+    /// as is the default. Each costs two looks at the clock. To be called before [`on_shard`](Calls::on_shard).
+    pub fn time_one_in(self, calls: u32) -> Calls {
+        Calls { one_in: calls, ..self }
+    }
+
+    /// The observer for one shard, to be made in the factory.
+    pub fn on_shard(&self) -> ShardCalls {
+        let counters = Arc::new(Counters::default());
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
+        ShardCalls {
+            counters,
+            slower_than: self.slower_than,
+            one_in: self.one_in,
+            until_timed: Cell::new(1),
+            lines: RefCell::default(),
+        }
+    }
+
+    /// What all shards counted together.
+    pub fn counts(&self) -> CallCounts {
+        let mut sum = CallCounts::default();
+        for counts in self.each() {
+            sum.begun += counts.begun;
+            sum.done += counts.done;
+            sum.failed += counts.failed;
+            sum.dropped += counts.dropped;
+            sum.waited += counts.waited;
+            sum.slow += counts.slow;
+            sum.timed += counts.timed;
+            sum.timed_sum += counts.timed_sum;
+        }
+        sum
+    }
+
+    /// What each [`on_shard`](Calls::on_shard) counted, in the order in which they were made.
+    pub fn each(&self) -> Vec<CallCounts> {
+        let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        shards.iter().map(|counters| counters.read()).collect()
+    }
+}
+
+/// Counts the calls of one shard. See [`Calls::on_shard`].
+pub struct ShardCalls {
+    counters: Arc<Counters>,
+    slower_than: Option<Duration>,
+    one_in: u32,
+    until_timed: Cell<u32>,
+    lines: RefCell<LineLimit>,
+}
+
+/// Written by one thread, read by any. On lines of its own, so that no other shard's writes slow it down: 128 bytes, since
+/// processors fetch lines of 64 in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counters {
+    begun: AtomicU64,
+    done: AtomicU64,
+    failed: AtomicU64,
+    dropped: AtomicU64,
+    waited: AtomicU64,
+    slow: AtomicU64,
+    timed: AtomicU64,
+    timed_nanos: AtomicU64,
+}
+
+impl Counters {
+    /// The ends are read before the beginnings: no call seems to end that did not begin.
+    fn read(&self) -> CallCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Acquire);
+        let (done, failed, dropped) = (read(&self.done), read(&self.failed), read(&self.dropped));
+        CallCounts {
+            done,
+            failed,
+            dropped,
+            waited: read(&self.waited),
+            slow: read(&self.slow),
+            timed: read(&self.timed),
+            timed_sum: Duration::from_nanos(read(&self.timed_nanos)),
+            begun: read(&self.begun),
+        }
+    }
+}
+
+/// A load and a store, which cost less than an atomic addition: nobody else writes.
+#[inline]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Release);
+}
+
+/// What is remembered of a call under way.
+#[derive(Debug)]
+pub struct Times {
+    begun: Option<Instant>,
+    waits_since: Option<Instant>,
+}
+
+impl<S: Service> CallObserver<S> for ShardCalls {
+    type Call = Times;
+
+    #[inline]
+    fn begins(&self, _cx: &Cx<'_, S::Session>, _frame: &Frame) -> Times {
+        add(&self.counters.begun, 1);
+        let mut begun = None;
+        if self.one_in > 0 {
+            let left = self.until_timed.get() - 1;
+            self.until_timed.set(if left == 0 { self.one_in } else { left });
+            begun = (left == 0).then(Instant::now);
+        }
+        Times { begun, waits_since: None }
+    }
+
+    fn waits(&self, _cx: &Cx<'_, S::Session>, call: &mut Times) {
+        add(&self.counters.waited, 1);
+        if self.slower_than.is_some() {
+            call.waits_since = Some(Instant::now());
+        }
+    }
+
+    #[inline]
+    fn ends(&self, cx: &Cx<'_, S::Session>, call: Times, end: CallEnd<'_, S::Error>) {
+        add(
+            match end {
+                CallEnd::Done => &self.counters.done,
+                CallEnd::Failed(_) => &self.counters.failed,
+                CallEnd::Dropped => &self.counters.dropped,
+            },
+            1,
+        );
+        if call.begun.is_some() || call.waits_since.is_some() {
+            self.took_time(cx, &call);
+        }
+        if enabled!(Level::DEBUG) {
+            self.log(cx, end);
+        }
+    }
+}
+
+impl ShardCalls {
+    #[cold]
+    fn took_time<T: 'static>(&self, cx: &Cx<'_, T>, call: &Times) {
+        let now = Instant::now();
+        if let Some(begun) = call.begun {
+            let nanos = u64::try_from((now - begun).as_nanos()).unwrap_or(u64::MAX);
+            add(&self.counters.timed_nanos, nanos);
+            add(&self.counters.timed, 1);
+        }
+        let Some(waited) = call.waits_since.map(|since| now - since) else { return };
+        if self.slower_than.is_some_and(|slower_than| waited > slower_than) {
+            add(&self.counters.slow, 1);
+            if self.lines.borrow_mut().allows(cx.shard().timers().now()) {
+                warn!(shard = cx.shard().index(), id = %cx.id(), ?waited, "slow call");
+            }
+        }
+    }
+
+    #[cold]
+    fn log<T: 'static, E: fmt::Display>(&self, cx: &Cx<'_, T>, end: CallEnd<'_, E>) {
+        let (shard, id) = (cx.shard().index(), cx.id());
+        match end {
+            CallEnd::Done => trace!(shard, %id, "call done"),
+            CallEnd::Failed(_) | CallEnd::Dropped => debug!(shard, %id, "call {end}"),
+        }
+    }
+}
+
+impl fmt::Debug for ShardCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardCalls").field("counts", &self.counters.read()).finish_non_exhaustive()
+    }
+}

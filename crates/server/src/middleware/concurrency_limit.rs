@@ -1,0 +1,58 @@
+//! A bound on the calls in flight.
+
+use super::delegate_to_service;
+use super::permits::Permits;
+use crate::cx::Cx;
+use crate::service::Service;
+use ringserve_core::Frame;
+
+/// Lets so many calls of a shard be in flight at once; further ones wait, first in, first out.
+///
+/// It is for what a shard has few of: memory for a large piece of work, places in a pool of connections. A call that waits
+/// holds up its connection as any call does that waits, and its time counts to
+/// [`Limits::handler`](crate::Limits::handler). When its connection ends meanwhile it leaves the queue.
+#[derive(Debug)]
+pub struct ConcurrencyLimit<S> {
+    service: S,
+    permits: Permits,
+    max: usize,
+}
+
+impl<S> ConcurrencyLimit<S> {
+    /// At most `max` calls of `service` are in flight on the shard this value is made on.
+    ///
+    /// # Panics
+    /// If `max` is 0, which no call could pass.
+    #[track_caller]
+    pub fn new(service: S, max: usize) -> ConcurrencyLimit<S> {
+        assert!(max > 0, "a concurrency limit of 0 lets no call pass; it must be 1 or more");
+        ConcurrencyLimit { service, permits: Permits::new(max), max }
+    }
+
+    /// The service inside.
+    pub fn inner(&self) -> &S {
+        &self.service
+    }
+
+    /// Calls in flight now, those that wait for their turn not counted.
+    pub fn in_flight(&self) -> usize {
+        self.max - self.permits.free()
+    }
+
+    /// Calls that wait for their turn now.
+    pub fn waiting(&self) -> usize {
+        self.permits.waiting()
+    }
+}
+
+impl<S: Service> Service for ConcurrencyLimit<S> {
+    type Session = S::Session;
+    type Error = S::Error;
+
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), S::Error> {
+        let _permit = self.permits.acquire().await;
+        self.service.call(cx, frame).await
+    }
+
+    delegate_to_service!();
+}

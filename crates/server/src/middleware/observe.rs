@@ -1,0 +1,177 @@
+//! Telling somebody of calls.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+
+use super::delegate_to_service;
+use crate::cx::Cx;
+use crate::service::Service;
+use ringserve_core::Frame;
+
+/// Tells `observer` of each call of a service: when it begins, when it has to wait, and how it ends.
+///
+/// [`Calls`](super::Calls) counts and logs. Else it is a closure that is told of ends,
+///
+/// ```
+/// use ringserve_server::{Cx, Service, middleware::{CallEnd, Observe}};
+///
+/// # use ringserve_server::Frame;
+/// # struct Echo;
+/// # impl Service for Echo {
+/// #     type Session = ();
+/// #     type Error = std::convert::Infallible;
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #         cx.reply(frame);
+/// #         Ok(())
+/// #     }
+/// # }
+/// let service = Observe::new(Echo, |cx: &Cx<'_, _>, end: CallEnd<'_, _>| {
+///     if let CallEnd::Failed(error) = end {
+///         eprintln!("{}: {error}", cx.peer());
+///     }
+/// });
+/// # fn is_service(_: impl Service) {}
+/// # is_service(service);
+/// ```
+///
+/// or a [`CallObserver`] of one's own, which decides for each call what it remembers: a time, a number, nothing. By itself
+/// this neither reads the clock nor allocates.
+#[derive(Clone, Debug)]
+pub struct Observe<S, O> {
+    service: S,
+    observer: O,
+}
+
+impl<S, O> Observe<S, O> {
+    /// Tells `observer` of the calls of `service`.
+    pub fn new(service: S, observer: O) -> Observe<S, O> {
+        Observe { service, observer }
+    }
+
+    /// The service inside.
+    pub fn inner(&self) -> &S {
+        &self.service
+    }
+
+    /// Who is told.
+    pub fn observer(&self) -> &O {
+        &self.observer
+    }
+}
+
+/// Who is told of the calls of a service `S`. All methods run on the shard, in the call, so they must not block.
+pub trait CallObserver<S: Service>: 'static {
+    /// What is remembered while a call is under way: `()`, or an `Option<Instant>` for those whose time is of interest.
+    type Call;
+
+    /// A call begins.
+    fn begins(&self, cx: &Cx<'_, S::Session>, frame: &Frame) -> Self::Call;
+
+    /// A call is not done at once. Told once for each that waits: the moment to read the clock, if only those that wait
+    /// are of interest.
+    fn waits(&self, cx: &Cx<'_, S::Session>, call: &mut Self::Call) {
+        let _ = (cx, call);
+    }
+
+    /// A call ended. Told once for each that began.
+    fn ends(&self, cx: &Cx<'_, S::Session>, call: Self::Call, end: CallEnd<'_, S::Error>);
+}
+
+impl<S, F> CallObserver<S> for F
+where
+    S: Service,
+    F: Fn(&Cx<'_, S::Session>, CallEnd<'_, S::Error>) + 'static,
+{
+    type Call = ();
+
+    fn begins(&self, _cx: &Cx<'_, S::Session>, _frame: &Frame) {}
+
+    fn ends(&self, cx: &Cx<'_, S::Session>, _call: (), end: CallEnd<'_, S::Error>) {
+        self(cx, end);
+    }
+}
+
+/// How a call ended.
+#[derive(Debug)]
+pub enum CallEnd<'a, E> {
+    /// Well.
+    Done,
+    /// With an error, which closes its connection.
+    Failed(&'a E),
+    /// It was dropped before it was done: its connection ended, a limit around it was over, or it panicked.
+    Dropped,
+}
+
+impl<E> Clone for CallEnd<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for CallEnd<'_, E> {}
+
+impl<E: fmt::Display> fmt::Display for CallEnd<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CallEnd::Done => f.write_str("done"),
+            CallEnd::Failed(error) => write!(f, "failed: {error}"),
+            CallEnd::Dropped => f.write_str("dropped"),
+        }
+    }
+}
+
+impl<S: Service, O: CallObserver<S>> Service for Observe<S, O> {
+    type Session = S::Session;
+    type Error = S::Error;
+
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), S::Error> {
+        let call = self.observer.begins(cx, &frame);
+        let mut under_way = UnderWay { observer: &self.observer, cx, call: Some(call) };
+        let mut future = pin!(self.service.call(cx, frame));
+        let mut waits = false;
+        let result = poll_fn(|task| {
+            let polled = future.as_mut().poll(task);
+            if polled.is_pending() && !waits {
+                waits = true;
+                under_way.waits();
+            }
+            polled
+        })
+        .await;
+        under_way.ends(match &result {
+            Ok(()) => CallEnd::Done,
+            Err(error) => CallEnd::Failed(error),
+        });
+        result
+    }
+
+    delegate_to_service!();
+}
+
+/// Tells of the end of a call in any case.
+struct UnderWay<'a, S: Service, O: CallObserver<S>> {
+    observer: &'a O,
+    cx: &'a Cx<'a, S::Session>,
+    call: Option<O::Call>,
+}
+
+impl<S: Service, O: CallObserver<S>> UnderWay<'_, S, O> {
+    fn waits(&mut self) {
+        if let Some(call) = &mut self.call {
+            self.observer.waits(self.cx, call);
+        }
+    }
+
+    fn ends(&mut self, end: CallEnd<'_, S::Error>) {
+        if let Some(call) = self.call.take() {
+            self.observer.ends(self.cx, call, end);
+        }
+    }
+}
+
+impl<S: Service, O: CallObserver<S>> Drop for UnderWay<'_, S, O> {
+    fn drop(&mut self) {
+        self.ends(CallEnd::Dropped);
+    }
+}

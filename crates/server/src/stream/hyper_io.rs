@@ -1,0 +1,87 @@
+//! hyper's traits.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+use ringserve_core::Block;
+
+use super::Stream;
+use super::session::Session;
+
+impl Read for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        mut buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        self.poll_peek(task, |bytes| {
+            let len = bytes.len().min(buf.remaining());
+            buf.put_slice(&bytes[..len]);
+            len
+        })
+    }
+}
+
+impl Stream {
+    /// Shows what can be read, nothing at the end, to `look`, which says how much of it it took.
+    pub(crate) fn poll_peek(
+        &self,
+        task: &mut Context<'_>,
+        look: impl FnOnce(&[u8]) -> usize,
+    ) -> Poll<io::Result<()>> {
+        let session = &self.block.session;
+        session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| session.read_with(look))
+    }
+
+    /// What becomes of the connection, for whoever gives the stream away.
+    pub(crate) fn fate(&self) -> Fate {
+        Fate { block: self.block.clone() }
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_put(task, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_put_all(task, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Ready at once: what was written leaves at the end of the turn.
+    fn poll_flush(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ready at once: FIN leaves after what was written.
+    fn poll_shutdown(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.end_writing();
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// See [`Stream::fate`].
+pub(crate) struct Fate {
+    block: Rc<Block<Session>>,
+}
+
+impl Fate {
+    /// True if nothing more comes from the peer: it sent its last byte, or the connection ended.
+    pub(crate) fn nothing_comes(&self) -> bool {
+        self.block.session.nothing_comes()
+    }
+}

@@ -1,0 +1,178 @@
+//! Services of tower as services of this crate, for stacks that exist already. With the feature `tower`, which is off by
+//! default.
+//!
+//! [`Tower`] makes a [`Service`] of any [`tower_service::Service`] that takes a [`Request`] and answers
+//! with something to [reply](IntoReply):
+//!
+//! ```no_run
+//! use std::convert::Infallible;
+//!
+//! use ringserve_server::tower::{Request, Tower};
+//! use ringserve_server::{Frame, Server, framing::Lines};
+//! use tower::service_fn;
+//!
+//! async fn echo(request: Request) -> Result<Frame, Infallible> {
+//!     Ok(request.frame)
+//! }
+//!
+//! # fn main() -> Result<(), ringserve_server::Error> {
+//! Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Tower::new(service_fn(echo)))
+//! # }
+//! ```
+//!
+//! # Ready, then called
+//!
+//! `poll_ready` is asked before each `call`, and nobody gets in between. Calls that find the service not ready wait, first
+//! in, first out; only the first one polls, as tower's contract wants it.
+//!
+//! # No clones
+//!
+//! A tower service is called by `&mut`, and servers mostly clone it for each connection or request. Here a shard has one
+//! value and clones it never, so it need not be `Clone`, nor `Send`. What clones of a layer share, as the permits of
+//! tower's `ConcurrencyLimit`, then counts for the shard. To share it among all shards, make one service outside of the
+//! factory and give each shard a clone; such a service must be `Send + Sync`, to be cloned there.
+//!
+//! # Layers that need a runtime
+//!
+//! `tower::timeout`, `limit::RateLimit`, `retry` with a back-off and `buffer` use tokio's timer or spawn on tokio: on a shard
+//! that is not hosted by tokio they panic when they are first used. [`Timeout`](crate::middleware::Timeout) is on the
+//! shard's own timers. `limit::ConcurrencyLimit`, `load_shed`, `filter`, `util` (maps, boxes, `service_fn`) and `steer` work
+//! anywhere.
+//!
+//! # Errors
+//!
+//! An error of `poll_ready` or of the response's future is the call's: it is logged, and closes the connection. Whoever wants
+//! to answer with it instead, as to requests that `load_shed` turns away, maps it to a response, with `ServiceExt::map_result`.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::future::poll_fn;
+use std::task::Poll;
+
+use bytes::Bytes;
+use ringserve_core::{ConnId, Frame};
+
+use crate::cx::{Cx, Peer};
+use crate::middleware::Permits;
+use crate::service::Service;
+
+/// A frame and where it came from.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Request {
+    /// The frame. It does not leave its core, see [`Frame`]; layers that want `Send` get a copy, by `map_request`.
+    pub frame: Frame,
+    /// Who sent it.
+    pub peer: Peer,
+    /// The connection's name on its shard.
+    pub id: ConnId,
+}
+
+/// A tower service as a service. See the [module](self).
+pub struct Tower<T> {
+    service: RefCell<T>,
+    /// The right to ask the service whether it is ready, and to call it then.
+    turn: Permits,
+}
+
+impl<T> Tower<T> {
+    /// Serves each frame with `service`.
+    pub fn new(service: T) -> Tower<T> {
+        Tower { service: RefCell::new(service), turn: Permits::new(1) }
+    }
+
+    /// The tower service. Not to be called from within it.
+    ///
+    /// # Panics
+    /// If the service is being called.
+    pub fn with<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
+        look(&mut self.service.borrow_mut())
+    }
+}
+
+impl<T> Service for Tower<T>
+where
+    T: tower_service::Service<Request> + 'static,
+    T::Response: IntoReply,
+    T::Error: fmt::Display,
+{
+    type Session = ();
+    type Error = T::Error;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), T::Error> {
+        let mut request = Some(Request { frame, peer: cx.peer(), id: cx.id() });
+        let response = {
+            let _turn = self.turn.acquire().await;
+            poll_fn(|task| {
+                let mut service = self.service.borrow_mut();
+                match service.poll_ready(task) {
+                    Poll::Ready(Ok(())) => {
+                        Poll::Ready(Ok(request.take().map(|request| service.call(request))))
+                    }
+                    Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                    Poll::Pending => Poll::Pending,
+                }
+            })
+            .await?
+        };
+        if let Some(response) = response {
+            response.await?.reply(cx);
+        }
+        Ok(())
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Tower<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tower").field("service", &self.service).finish_non_exhaustive()
+    }
+}
+
+/// What a tower service may answer with. One that wants more of the connection than replies is a
+/// [`Service`] by itself.
+pub trait IntoReply {
+    /// Queues it, if there is something to queue.
+    fn reply<S: 'static>(self, cx: &Cx<'_, S>);
+}
+
+/// No reply.
+impl IntoReply for () {
+    fn reply<S: 'static>(self, _cx: &Cx<'_, S>) {}
+}
+
+/// A reply, or none.
+impl<T: IntoReply> IntoReply for Option<T> {
+    fn reply<S: 'static>(self, cx: &Cx<'_, S>) {
+        if let Some(reply) = self {
+            reply.reply(cx);
+        }
+    }
+}
+
+/// As many replies as there are.
+impl<T: IntoReply, const N: usize> IntoReply for [T; N] {
+    fn reply<S: 'static>(self, cx: &Cx<'_, S>) {
+        self.into_iter().for_each(|reply| reply.reply(cx));
+    }
+}
+
+/// One frame, lent if it is large. See [`Cx::reply`].
+impl IntoReply for Frame {
+    fn reply<S: 'static>(self, cx: &Cx<'_, S>) {
+        cx.reply(self);
+    }
+}
+
+macro_rules! replies_bytes {
+    ($($bytes:ty),*) => {$(
+        /// One frame with these bytes.
+        impl IntoReply for $bytes {
+            fn reply<S: 'static>(self, cx: &Cx<'_, S>) {
+                let bytes: &[u8] = self.as_ref();
+                cx.reply(bytes);
+            }
+        }
+    )*};
+}
+
+replies_bytes!(Bytes, Vec<u8>, String, &'static str, &'static [u8]);

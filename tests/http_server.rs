@@ -1,0 +1,429 @@
+//! Servers of HTTP, by `start_http`.
+
+mod common;
+
+use std::cell::Cell;
+use std::future::{pending, ready};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use common::client::End;
+use common::http::{Bodies, Sender, read_answer, with_http2};
+use common::{Client, On, SOON, eventually, no_time_limits, watch};
+use http_body_util::{BodyExt, Empty, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response, Version};
+use ringserve::http::{Http, HttpOptions, HttpVersions};
+use ringserve::{CloseReason, Running, Stream};
+use tokio::sync::Semaphore;
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Short, since tests wait until it is over.
+const BRIEF: Duration = Duration::from_millis(50);
+
+/// What the handlers share with the test.
+#[derive(Default)]
+struct Handlers {
+    inside: AtomicUsize,
+    most: AtomicUsize,
+    dropped: AtomicUsize,
+}
+
+struct Inside(Arc<Handlers>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, SeqCst);
+        self.0.dropped.fetch_add(1, SeqCst);
+    }
+}
+
+struct Rig {
+    running: Running,
+    handlers: Arc<Handlers>,
+    gate: Arc<Semaphore>,
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Rig {
+    fn start(options: HttpOptions) -> Rig {
+        let (handlers, gate) = (Arc::new(Handlers::default()), Arc::new(Semaphore::new(0)));
+        let (shared, open) = (handlers.clone(), gate.clone());
+        let running = On::default().server(no_time_limits()).start_http_with(options, move |_| {
+            let (shared, open) = (shared.clone(), open.clone());
+            service_fn(move |request| answer(request, shared.clone(), open.clone()))
+        });
+        Rig { running: running.expect("the server starts"), handlers, gate }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.running.local_addrs()[0])
+    }
+
+    fn with_http2<F: Future<Output = ()>>(&self, test: impl FnOnce(Sender) -> F) {
+        with_http2(self.running.local_addrs()[0], test);
+    }
+
+    /// Sends bytes, and waits until the server has them.
+    fn takes_in(&self, client: &mut Client, bytes: &[u8]) {
+        let before = self.running.report().counters.bytes_received;
+        client.write(bytes);
+        eventually("the bytes arrive", SOON, || {
+            self.running.report().counters.bytes_received == before + bytes.len() as u64
+        });
+    }
+
+    fn waits_inside(&self, count: usize) {
+        eventually("handlers wait", SOON, || self.handlers.inside.load(SeqCst) == count);
+    }
+}
+
+/// `/` says its version, `/gate` waits until the test opens it, `/never` for ever, `/fail` fails, `/limited` takes ten bytes.
+async fn answer(
+    request: Request<Incoming>,
+    handlers: Arc<Handlers>,
+    gate: Arc<Semaphore>,
+) -> Result<Response<Bodies>, BoxError> {
+    let version = format!("{:?}", request.version());
+    let inside = handlers.inside.fetch_add(1, SeqCst) + 1;
+    handlers.most.fetch_max(inside, SeqCst);
+    let _inside = Inside(handlers);
+    match request.uri().path() {
+        "/gate" => gate.acquire().await?.forget(),
+        "/never" => pending().await,
+        "/fail" => return Err("as it was told".into()),
+        "/limited" => _ = Limited::new(request.into_body(), 10).collect().await?,
+        _ => {}
+    }
+    Ok(Response::new(Full::new(Bytes::from(version)).map_err(|never| match never {}).boxed()))
+}
+
+fn get(path: &str) -> Request<Bodies> {
+    let body = Empty::new().map_err(|never| match never {}).boxed();
+    Request::get(format!("http://x{path}")).body(body).unwrap()
+}
+
+async fn ask(sender: &mut Sender, path: &str) -> Bytes {
+    let answer = sender.send_request(get(path)).await.unwrap();
+    assert_eq!(answer.version(), Version::HTTP_2);
+    answer.into_body().collect().await.unwrap().to_bytes()
+}
+
+#[test]
+fn both_protocols_are_told_by_their_first_bytes() {
+    let rig = Rig::start(HttpOptions::default());
+    let mut client = rig.client();
+    client.write(&GET.repeat(20));
+    (0..20).for_each(|_| assert_eq!(read_answer(&mut client).1, b"HTTP/1.1"));
+    // A head that begins as the preface does, and comes in two pieces, of which the first is looked at alone.
+    let mut slow = rig.client();
+    rig.takes_in(&mut slow, b"PRI * HT");
+    slow.write(b"TP/1.1\r\nhost: x\r\n\r\n");
+    assert_eq!(read_answer(&mut slow).1, b"HTTP/1.1");
+    rig.with_http2(async |mut sender| {
+        for _ in 0..20 {
+            assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0");
+        }
+    });
+    let mut slow = rig.client();
+    for piece in PREFACE.chunks(7) {
+        rig.takes_in(&mut slow, piece);
+    }
+    // SETTINGS, with the number of streams.
+    slow.write(b"\0\0\0\x04\0\0\0\0\0");
+    let head = slow.read(9);
+    assert_eq!((head[3], &head[5..]), (4, &[0; 4][..]));
+    drop((client, slow));
+    common::finish(rig.running);
+}
+
+#[test]
+fn a_peer_that_does_not_say_what_it_speaks_is_closed() {
+    let rig = Rig::start(HttpOptions { header_read: Some(BRIEF), ..HttpOptions::default() });
+    let mut silent = rig.client();
+    let mut half = rig.client();
+    half.write(&PREFACE[..20]);
+    assert_eq!((silent.end(), half.end()), (End::Fin, End::Fin));
+    drop((silent, half));
+    let report = common::finish(rig.running);
+    assert_eq!(report.counters.closed_for(CloseReason::HandlerError), 0, "{:?}", report.counters);
+}
+
+#[test]
+fn the_head_of_a_request_has_to_come_in_time() {
+    let rig = Rig::start(HttpOptions { header_read: Some(BRIEF), ..HttpOptions::default() });
+    let mut client = rig.client();
+    for _ in 0..3 {
+        client.write(GET);
+        assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
+    }
+    // Kept alive, and not used.
+    assert_eq!(client.end(), End::Fin);
+    let mut client = rig.client();
+    client.write(&GET[..GET.len() - 1]);
+    assert_eq!(client.end_after_all(), End::Fin);
+    // A handler may take longer.
+    let mut client = rig.client();
+    client.write(b"GET /gate HTTP/1.1\r\nhost: x\r\n\r\n");
+    rig.waits_inside(1);
+    let mut other = rig.client();
+    assert_eq!(other.end(), End::Fin);
+    rig.gate.add_permits(1);
+    assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
+    drop((client, other));
+    let report = common::finish(rig.running);
+    assert_eq!(report.counters.closed_for(CloseReason::HandlerError), 0, "{:?}", report.counters);
+}
+
+#[test]
+fn what_is_too_large_is_answered_and_counted() {
+    let options = HttpOptions { header_bytes_max: 4096, headers_max: 10, ..HttpOptions::default() };
+    let rig = Rig::start(options);
+    let mut client = rig.client();
+    // What fits goes through.
+    client.write(format!("GET / HTTP/1.1\r\nhost: x\r\nbig: {}\r\n\r\n", "b".repeat(4000)).as_bytes());
+    assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
+    let big = format!("GET / HTTP/1.1\r\nhost: x\r\nbig: {}\r\n\r\n", "b".repeat(5000));
+    let many = format!("GET / HTTP/1.1\r\n{}\r\n", "many: x\r\n".repeat(11));
+    for (n, request) in [big, many].iter().enumerate() {
+        let mut client = rig.client();
+        client.write(request.as_bytes());
+        let (head, _) = read_answer(&mut client);
+        assert!(head.starts_with("HTTP/1.1 431 "), "{head}");
+        assert_eq!(client.end(), End::Fin);
+        watch::closed_for(&rig.running, CloseReason::HandlerError, n as u64 + 1);
+    }
+    rig.with_http2(async |mut sender| {
+        let mut request = get("/");
+        request.headers_mut().insert("big", "b".repeat(5000).parse().unwrap());
+        assert_eq!(sender.send_request(request).await.unwrap().status(), 431);
+        assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0");
+    });
+    drop(client);
+    common::finish(rig.running);
+}
+
+#[test]
+fn nonsense_is_answered_and_counted_and_the_errors_of_services_too() {
+    let rig = Rig::start(HttpOptions::default());
+    let mut client = rig.client();
+    client.write(b"nonsense\r\n\r\n");
+    let (head, _) = read_answer(&mut client);
+    assert!(head.starts_with("HTTP/1.1 400 "), "{head}");
+    assert_eq!(client.end(), End::Fin);
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    let mut client = rig.client();
+    client.write(b"GET /fail HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert_eq!(client.end(), End::Fin);
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 2);
+    let mut client = rig.client();
+    client.write(b"POST /limited HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\nhello hello");
+    assert_eq!(client.end_after_all(), End::Fin);
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 3);
+    // Of HTTP/2 that stream alone ends.
+    rig.with_http2(async |mut sender| {
+        assert!(sender.send_request(get("/fail")).await.is_err());
+        assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0");
+    });
+    // DATA that belongs to no stream.
+    let mut client = rig.client();
+    client.write(&[PREFACE, b"\0\0\0\x04\0\0\0\0\0", b"\0\0\x01\0\0\0\0\0\0x"].concat());
+    client.end_after_all();
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 4);
+    drop(client);
+    common::finish(rig.running);
+}
+
+#[test]
+fn a_peer_that_vanishes_is_no_failure() {
+    let rig = Rig::start(HttpOptions::default());
+    // In the middle of a head, of a body, and while it waits; with FIN and with a reset.
+    let requests: [&[u8]; 4] = [
+        b"GET / HT",
+        b"POST /limited HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhell",
+        b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n",
+        PREFACE,
+    ];
+    for request in requests {
+        let mut client = rig.client();
+        client.write(request);
+        watch::holds(&rig.running, 1);
+        drop(client);
+        watch::holds(&rig.running, 0);
+        let mut client = rig.client();
+        client.write(request);
+        watch::holds(&rig.running, 1);
+        client.reset();
+        watch::holds(&rig.running, 0);
+    }
+    assert_eq!(rig.handlers.inside.load(SeqCst), 0, "whoever waits for a peer that is gone is dropped");
+    let report = common::finish(rig.running);
+    let ends = &report.counters;
+    assert_eq!(ends.closed_for(CloseReason::HandlerError), 0, "{ends:?}");
+    // Also one that leaves with FIN resets, if it did not read what came just before.
+    assert!(ends.closed_for(CloseReason::PeerReset) >= 4, "{ends:?}");
+}
+
+#[test]
+fn a_drain_answers_what_was_asked_and_ends_the_rest() {
+    let rig = Rig::start(HttpOptions::default());
+    let (mut idle, mut fresh, mut half) = (rig.client(), rig.client(), rig.client());
+    idle.write(GET);
+    read_answer(&mut idle);
+    half.write(&PREFACE[..10]);
+    let mut busy = rig.client();
+    busy.write(b"GET /gate HTTP/1.1\r\nhost: x\r\n\r\n");
+    rig.waits_inside(1);
+    watch::holds(&rig.running, 4);
+    rig.running.shutdown();
+    assert_eq!((idle.end(), fresh.end(), half.end()), (End::Fin, End::Fin, End::Fin));
+    assert_eq!(rig.handlers.inside.load(SeqCst), 1);
+    rig.gate.add_permits(1);
+    let (head, body) = read_answer(&mut busy);
+    assert!(head.contains("connection: close\r\n"), "{head}");
+    assert_eq!((body.as_slice(), busy.end()), (&b"HTTP/1.1"[..], End::Fin));
+    drop((idle, fresh, half, busy));
+    let report = common::finish(rig.running);
+    assert_eq!(report.counters.closed_for(CloseReason::HandlerError), 0, "{:?}", report.counters);
+}
+
+#[test]
+fn a_drain_finishes_the_streams_of_http_2() {
+    let rig = Rig::start(HttpOptions::default());
+    // While it is kept the client does not end the connection: the server's GOAWAY does, and that is waited for.
+    let kept = Cell::new(None);
+    rig.with_http2(async |mut sender| {
+        let answer = sender.send_request(get("/gate"));
+        let answer = tokio::spawn(answer);
+        while rig.handlers.inside.load(SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        rig.running.shutdown();
+        rig.gate.add_permits(1);
+        assert_eq!(
+            answer.await.unwrap().unwrap().into_body().collect().await.unwrap().to_bytes(),
+            "HTTP/2.0"
+        );
+        kept.set(Some(sender));
+    });
+    common::finish(rig.running);
+}
+
+#[test]
+fn no_more_streams_than_allowed_are_served_at_once() {
+    let rig = Rig::start(HttpOptions { streams_max: 3, ..HttpOptions::default() });
+    rig.with_http2(async |mut sender| {
+        // The bound is known from here on.
+        ask(&mut sender, "/").await;
+        let mut answers = tokio::task::JoinSet::new();
+        for _ in 0..10 {
+            let mut sender = sender.clone();
+            answers.spawn(async move { ask(&mut sender, "/gate").await });
+        }
+        for n in 0..10 {
+            while rig.handlers.inside.load(SeqCst) < 3.min(10 - n) {
+                tokio::task::yield_now().await;
+            }
+            rig.gate.add_permits(1);
+            assert_eq!(answers.join_next().await.unwrap().unwrap(), "HTTP/2.0");
+        }
+    });
+    assert_eq!(rig.handlers.most.load(SeqCst), 3);
+    common::finish(rig.running);
+}
+
+#[test]
+fn requests_of_http_2_are_dropped_with_their_connection() {
+    let rig = Rig::start(HttpOptions::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(rig.running.local_addrs()[0]).await.unwrap();
+        let builder = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+        let io = hyper_util::rt::TokioIo::new(stream);
+        let (mut sender, connection) = builder.handshake::<_, Bodies>(io).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let _answers: Vec<_> = (0..5).map(|_| tokio::spawn(sender.send_request(get("/never")))).collect();
+        while rig.handlers.inside.load(SeqCst) < 5 {
+            tokio::task::yield_now().await;
+        }
+        connection.abort();
+    });
+    drop(runtime);
+    rig.waits_inside(0);
+    assert_eq!(rig.handlers.dropped.load(SeqCst), 5);
+    watch::holds(&rig.running, 0);
+    common::finish(rig.running);
+}
+
+#[test]
+fn a_silent_peer_of_http_2_is_pinged_and_closed() {
+    let options = HttpOptions { ping: Some(BRIEF), ping_answer: BRIEF, ..HttpOptions::default() };
+    let rig = Rig::start(options);
+    let mut silent = rig.client();
+    silent.write(&[PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat());
+    let (frames, end) = silent.read_to_end();
+    let is_ping = |head: &[u8]| head == b"\0\0\x08\x06\0\0\0\0\0";
+    assert!(frames.windows(9).any(is_ping), "{frames:?}");
+    assert_eq!(end, End::Fin);
+    // One that answers stays.
+    rig.with_http2(async |mut sender| {
+        tokio::time::sleep(4 * BRIEF).await;
+        assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0");
+    });
+    drop(silent);
+    common::finish(rig.running);
+}
+
+#[test]
+fn one_protocol_alone_can_be_spoken() {
+    let rig = Rig::start(HttpOptions { versions: HttpVersions::Http2, ..HttpOptions::default() });
+    let mut client = rig.client();
+    client.write(GET);
+    assert_eq!(client.end(), End::Fin);
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    rig.with_http2(async |mut sender| assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0"));
+    common::finish(rig.running);
+    let rig = Rig::start(HttpOptions { versions: HttpVersions::Http1, ..HttpOptions::default() });
+    let mut client = rig.client();
+    client.write(PREFACE);
+    client.end_after_all();
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    let mut client = rig.client();
+    client.write(GET);
+    assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
+    drop(client);
+    common::finish(rig.running);
+}
+
+#[test]
+fn a_shard_has_one_service_and_a_connection_can_have_its_own() {
+    let server = On::default().server(no_time_limits());
+    let running = server.start_stream(|shard| {
+        let http = Http::new(shard, &HttpOptions { date: false, ..HttpOptions::default() });
+        let requests = Rc::new(Cell::new(0));
+        async move |stream: Stream| {
+            let (peer, requests) = (stream.peer(), requests.clone());
+            let answer = move |_: Request<Incoming>| {
+                requests.set(requests.get() + 1);
+                ready(Ok::<_, BoxError>(Response::new(format!("{peer} {}", requests.get()))))
+            };
+            http.serve(stream, service_fn(answer)).await
+        }
+    });
+    let running = running.expect("the server starts");
+    let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(running.local_addrs()[0])).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.write(GET);
+        let (head, body) = read_answer(client);
+        assert_eq!(String::from_utf8(body).unwrap(), format!("{} {}", client.local_addr(), n + 1));
+        assert!(!head.contains("date:"), "{head}");
+    }
+    drop(clients);
+    common::finish(running);
+}
