@@ -3,57 +3,11 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
+use std::process::Command;
 
+use common::Client;
 use common::client::End;
-use common::{Client, SOON, eventually};
-use rustix::process::{Pid, Signal, kill_process};
-
-struct Example {
-    child: Child,
-    addr: SocketAddr,
-}
-
-impl Example {
-    fn start() -> Example {
-        let mut child = Command::new(common::examples::build("http"))
-            .args(["--listen", "127.0.0.1:0", "--shards", "1"])
-            .env("NO_COLOR", "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it was built");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let addr = loop {
-            let line = lines.next().expect("it says where it listens").unwrap();
-            if let Some((_, rest)) = line.split_once("listening on ") {
-                break rest.split(' ').next().unwrap().parse().unwrap();
-            }
-        };
-        // It must not block on its log.
-        thread::spawn(move || lines.for_each(drop));
-        Example { child, addr }
-    }
-
-    fn stop(mut self) -> ExitStatus {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        let mut status = None;
-        eventually("it ends", SOON, || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap()
-    }
-}
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use common::examples::Example;
 
 /// What curl prints, or `None` if it is not installed.
 fn curl(args: &[&str]) -> Option<String> {
@@ -66,7 +20,7 @@ fn curl(args: &[&str]) -> Option<String> {
 
 #[test]
 fn it_answers_curl() {
-    let example = Example::start();
+    let example = Example::start("http", &[]);
     let url = |path: &str| format!("http://{}{path}", example.addr);
     // One request for each run: curl before 8.0 fails with prior knowledge on a connection that it uses again.
     for version in ["--http1.1", "--http2-prior-knowledge"] {
@@ -85,7 +39,7 @@ fn it_answers_curl() {
 
 #[test]
 fn it_speaks_both_versions_on_a_socket_and_ends() {
-    let example = Example::start();
+    let example = Example::start("http", &[]);
     let mut client = Client::connect(example.addr);
     client.write(b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello");
     let (bytes, end) = client.read_to_end();

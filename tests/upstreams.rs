@@ -140,7 +140,7 @@ fn an_upstreams_socket_has_the_options_of_accepted_ones() {
     let (mut peer, _) = listener.accept().unwrap();
     peer.set_read_timeout(Some(SOON)).unwrap();
     peer.read_exact(&mut [0]).unwrap();
-    let timers = || proc_net_tcp(peer.peer_addr().unwrap());
+    let timers = || proc_net_tcp(peer.peer_addr().unwrap(), to);
     // 01 until the byte is acknowledged.
     common::eventually("its timer is that of keep-alive", SOON, || timers().starts_with("02:"));
     drop(peer);
@@ -148,12 +148,13 @@ fn an_upstreams_socket_has_the_options_of_accepted_ones() {
 }
 
 /// The column `tr:tm->when` of a socket of this machine: 02 is a keep-alive timer.
-fn proc_net_tcp(local: SocketAddr) -> String {
+fn proc_net_tcp(local: SocketAddr, remote: SocketAddr) -> String {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    let port = format!(":{:04X}", local.port());
+    // Others may have had the same port here, with other peers, a moment ago.
+    let ports = [local, remote].map(|addr| format!(":{:04X}", addr.port()));
     let row = table.lines().skip(1).find(|row| {
-        let mut columns = row.split_whitespace();
-        columns.nth(1).is_some_and(|column| column.ends_with(&port))
+        let columns: Vec<&str> = row.split_whitespace().collect();
+        ports.iter().zip(&columns[1..]).all(|(port, column)| column.ends_with(port))
     });
     row.expect("the socket is there").split_whitespace().nth(5).unwrap().to_owned()
 }

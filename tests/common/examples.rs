@@ -1,7 +1,15 @@
 //! The examples, as programs.
 
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{SOON, eventually};
 
 /// Builds an example like this test, and returns where it is.
 pub fn build(name: &str) -> PathBuf {
@@ -27,4 +35,67 @@ pub fn build(name: &str) -> PathBuf {
 /// The script that talks to an example.
 pub fn client(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)
+}
+
+/// An example that runs with one shard.
+pub struct Example {
+    child: Child,
+    pub addr: SocketAddr,
+    /// What it logged so far.
+    log: Arc<Mutex<String>>,
+}
+
+impl Example {
+    /// Builds and starts it, with these options beside.
+    #[track_caller]
+    pub fn start(name: &str, args: &[&str]) -> Example {
+        let mut child = Command::new(build(name))
+            .args(["--listen", "127.0.0.1:0", "--shards", "1"])
+            .args(args)
+            .env("NO_COLOR", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it was built");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let addr = loop {
+            let line = lines.next().expect("it says where it listens").unwrap();
+            if let Some((_, rest)) = line.split_once("listening on ") {
+                break rest.split(' ').next().unwrap().parse().unwrap();
+            }
+        };
+        // It must not block on its log.
+        let log = Arc::new(Mutex::new(String::new()));
+        let logged = log.clone();
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                logged.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        Example { child, addr, log }
+    }
+
+    /// Waits until it logged this.
+    #[track_caller]
+    pub fn said(&self, text: &str) {
+        eventually(&format!("it says {text:?}"), SOON, || self.log.lock().unwrap().contains(text));
+    }
+
+    /// Ends it as an operator does.
+    #[track_caller]
+    pub fn stop(mut self) -> ExitStatus {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let mut status = None;
+        eventually("it ends", SOON, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

@@ -33,6 +33,12 @@ pub(crate) fn set_batch_policy() -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// True if the calling thread is a `SCHED_BATCH` one.
+pub(crate) fn has_batch_policy() -> bool {
+    // SAFETY: it takes a number and returns one.
+    unsafe { libc::sched_getscheduler(0) == libc::SCHED_BATCH }
+}
+
 /// Raises the soft limit of open files to the hard one and returns it.
 pub(crate) fn raise_open_files() -> io::Result<u64> {
     let limit = getrlimit(Resource::Nofile);

@@ -8,7 +8,7 @@ use clap::builder::PossibleValuesParser;
 
 use super::{STEP_BYTES_MAX, known, refused};
 use crate::lockstep::{Plan, RoundEnd};
-use crate::servers::{SERVERS, Server, Speaks};
+use crate::servers::{PROXY_SERVERS, SERVERS, Server, Speaks};
 use crate::steps::Shape;
 
 /// Compare the CPU that servers spend on a request, in lock step.
@@ -49,8 +49,8 @@ pub(crate) struct LockstepOptions {
     /// Measure so many steps in a round instead of a length of time.
     #[arg(long, conflicts_with = "seconds_per_round")]
     steps: Option<u64>,
-    /// Servers, the one to compare with first [default: all that speak what is sent].
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    /// Servers, the one to compare with first [default: all that speak what is sent, but proxies].
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
 }
 

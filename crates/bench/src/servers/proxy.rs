@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::thread::available_parallelism;
 
 use ringserve::{Driver, Limits, Server, Stream, copy_bidirectional};
 use rustix::thread::sched_getcpu;
@@ -11,15 +10,21 @@ use tokio::net::TcpStream;
 use super::find;
 use super::product::{limits, sockets, wait};
 use crate::child::Child;
+use crate::process;
 
 /// The server behind the proxy, which costs least. Its time is not counted.
 const UPSTREAM: &str = "limit-epoll";
 
-/// Starts it on the CPU next to this one, where the generator is.
+/// Starts it on the CPU next to this one, where the generator is; in lock step on this one.
 fn upstream() -> io::Result<Child> {
-    let cpus = available_parallelism().map_or(1, usize::from).max(sched_getcpu() + 1);
     let server = find(UPSTREAM).ok_or_else(|| io::Error::other("no upstream"))?;
-    Child::start(server, (sched_getcpu() + 1) % cpus.max(2), false)
+    let here = sched_getcpu();
+    if process::has_batch_policy() {
+        return Child::start(server, here, true);
+    }
+    // This thread is on one CPU, so what the process may use does not tell how many there are.
+    let next = Child::start(server, here + 1, false);
+    next.or_else(|_| Child::start(server, 0, false))
 }
 
 /// The product on io_uring.
