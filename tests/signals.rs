@@ -127,14 +127,26 @@ fn a_killed_server_can_be_started_again_at_once() {
 fn a_server_whose_log_nobody_reads_any_more_ends_as_well() {
     let mut child = Command::new(common::examples::build("echo"))
         .args(["--listen", "127.0.0.1:0", "--shards", "1"])
+        .env("RUST_LOG", "debug")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     drop(child.stderr.take());
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let last = "an idle connection costs ";
-    assert!(lines.map(Result::unwrap).any(|line| line.contains(last)), "the last line of the start");
+    let (mut addr, last) = (None, "an idle connection costs ");
+    let mut lines = lines.map(Result::unwrap).inspect(|line| {
+        let rest = line.split_once("listening on ").map(|(_, rest)| rest.split(' ').next().unwrap());
+        addr = rest.map(|rest| rest.parse::<std::net::SocketAddr>().unwrap()).or(addr);
+    });
+    assert!(lines.any(|line| line.contains(last)), "the last line of the start");
+    drop(lines);
+    // Each connection is a line, or two.
+    for _ in 0..3 {
+        let mut client = Client::connect(addr.unwrap());
+        client.write(b"hello\n");
+        assert_eq!(client.read(6), b"hello\n");
+    }
     // With this, nobody reads either.
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut status = None;

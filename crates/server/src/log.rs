@@ -5,11 +5,18 @@ use std::net::SocketAddr;
 use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
 use tracing::{debug, info, warn};
 
+use crate::guard::guard;
 use crate::running::Report;
 
 /// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
 /// stay exact.
 const LINES_PER_SECOND: u32 = 10;
+
+/// Writes a line. Whoever takes the lines may panic, as `tracing_subscriber` does once nobody reads what it writes, neither
+/// the lines nor that they cannot be written; no shard ends by that.
+pub(crate) fn guarded(write: impl FnOnce()) {
+    let _ = guard(write);
+}
 
 /// Lets so many lines through in each second.
 #[derive(Default)]
@@ -52,7 +59,7 @@ impl LogObserver {
 impl Observer for LogObserver {
     fn opened(&mut self, _now: Time, id: ConnId, peer: Option<SocketAddr>) {
         let what = if self.upstreams { "connected to an upstream" } else { "connection opened" };
-        debug!(shard = self.shard, %id, ?peer, "{what}");
+        guarded(|| debug!(shard = self.shard, %id, ?peer, "{what}"));
     }
 
     fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {
@@ -67,9 +74,9 @@ impl Observer for LogObserver {
             Actor::System => true,
         };
         if notable && self.limits[reason.index()].allows(now) {
-            warn!(shard, %id, %reason, upstream = self.upstreams, "connection ended");
+            guarded(|| warn!(shard, %id, %reason, upstream = self.upstreams, "connection ended"));
         } else {
-            debug!(shard, %id, %reason, upstream = self.upstreams, "connection ended");
+            guarded(|| debug!(shard, %id, %reason, upstream = self.upstreams, "connection ended"));
         }
     }
 
@@ -77,15 +84,14 @@ impl Observer for LogObserver {
         if !self.accept.allows(now) {
             return;
         }
-        if paused {
-            warn!(
+        guarded(|| match paused {
+            true => warn!(
                 shard = self.shard,
                 "accepting paused at a limit: connections_max is reached or the system has no descriptor left; \
                  new connections wait in the backlog"
-            );
-        } else {
-            info!(shard = self.shard, "accepting again");
-        }
+            ),
+            false => info!(shard = self.shard, "accepting again"),
+        });
     }
 }
 

@@ -61,7 +61,7 @@ impl Shard {
         let _named = self.inner.tasks.spawn(Box::pin(future));
     }
 
-    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`] like an accepted one, and
+    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`](crate::Stream) like an accepted one, and
     /// dropping it closes it.
     ///
     /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use tracing::error;
 
 use crate::guard::guard;
-use crate::log::LineLimit;
+use crate::log::{LineLimit, guarded};
 use crate::remote::{Remote, TaskWaker};
 use crate::timers::Timers;
 
@@ -130,7 +130,7 @@ impl LocalTasks {
         let polled = guard(|| future.as_mut().poll(&mut Context::from_waker(&waker)));
         self.inner.borrow_mut().current = before;
         if polled.is_none() && self.inner.borrow_mut().panics.allows(self.timers.now()) {
-            error!("a task on a shard panicked and is dropped");
+            guarded(|| error!("a task on a shard panicked and is dropped"));
         }
         if let Some(Poll::Pending) = polled {
             let mut inner = self.inner.borrow_mut();

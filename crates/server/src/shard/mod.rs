@@ -22,7 +22,7 @@ use tracing::{debug, error, warn};
 
 use crate::cx::{Cx, Peer};
 use crate::guard::guard;
-use crate::log::{LineLimit, LogObserver};
+use crate::log::{LineLimit, LogObserver, guarded};
 use crate::remote::{Mail, Order, Post, Remote, collect_wakes, collected_wakes, wake_collected};
 use crate::running::{ShardEnd, ShardReport};
 use crate::service::Service;
@@ -164,7 +164,7 @@ where
 
     /// The last report.
     fn ended(&self) -> ShardReport {
-        debug!(shard = self.shard.index(), stats = ?self.driver.stats(), "shard done");
+        guarded(|| debug!(shard = self.shard.index(), stats = ?self.driver.stats(), "shard done"));
         let report = self.report();
         // For those who still wait, and for those who will ask.
         self.remote.report(u64::MAX, report.clone());
@@ -455,7 +455,8 @@ where
         match guard(|| self.service.open(&Cx::new(&block, &self.shard))) {
             Some(Ok(())) => self.core.opened(id),
             Some(Err(refusal)) => {
-                debug!(shard = self.shard.index(), %id, %peer, %refusal, "connection refused by open");
+                let shard = self.shard.index();
+                guarded(|| debug!(shard, %id, %peer, %refusal, "connection refused by open"));
                 self.core.refused(id);
             }
             None => {
@@ -488,7 +489,7 @@ where
                 },
                 Next::Nothing => return,
                 Next::Bad(error, block) => {
-                    debug!(shard = self.shard.index(), %id, %error, "bad frame");
+                    guarded(|| debug!(shard = self.shard.index(), %id, %error, "bad frame"));
                     self.service.malformed(&Cx::new(&block, &self.shard), &error);
                     return self.core.finish(id, CloseReason::BadFrame(error));
                 }
@@ -547,7 +548,8 @@ where
 
     fn report_panic(&mut self, place: &str) {
         if self.panics.allows(self.now) {
-            error!(shard = self.shard.index(), place, "user code panicked; its connection is closed");
+            let shard = self.shard.index();
+            guarded(|| error!(shard, place, "user code panicked; its connection is closed"));
         }
     }
 }

@@ -12,7 +12,7 @@ use super::Stream;
 use super::ended::StreamResult;
 use super::session::Session;
 use crate::cx::Cx;
-use crate::log::LineLimit;
+use crate::log::{LineLimit, guarded};
 use crate::service::{Refusal, Service};
 use crate::shard::Shard;
 
@@ -95,7 +95,7 @@ where
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
             let id = panics.0.link.id();
-            warn!(shard = shard.index(), %id, %error, "stream failed, connection closed");
+            guarded(|| warn!(shard = shard.index(), %id, %error, "stream failed, connection closed"));
         }
         panics.0.link.fail();
     }
