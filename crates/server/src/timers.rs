@@ -55,6 +55,9 @@ impl Timers {
     /// Wakes whoever slept until `now`.
     pub(crate) fn fire(&self, now: Time) {
         let mut inner = self.inner.borrow_mut();
+        if inner.alarms.nobody_sleeps() {
+            return;
+        }
         let mut fired = std::mem::take(&mut inner.fired);
         inner.alarms.advance(now, &mut fired);
         for number in fired.drain(..) {

@@ -18,14 +18,27 @@ use crate::shard::Shard;
 pub(crate) struct Requests {
     asked: RefCell<Vec<Rc<Attempt>>>,
     given_up: RefCell<Vec<ConnId>>,
+    /// There is something in either.
+    some: Cell<bool>,
 }
 
 impl Requests {
     pub(crate) fn is_empty(&self) -> bool {
-        self.asked.borrow().is_empty() && self.given_up.borrow().is_empty()
+        !self.some.get()
+    }
+
+    fn ask(&self, attempt: Rc<Attempt>) {
+        self.asked.borrow_mut().push(attempt);
+        self.some.set(true);
+    }
+
+    fn give_up(&self, id: ConnId) {
+        self.given_up.borrow_mut().push(id);
+        self.some.set(true);
     }
 
     pub(super) fn take(&self) -> (Vec<Rc<Attempt>>, Vec<ConnId>) {
+        self.some.set(false);
         (self.asked.take(), self.given_up.take())
     }
 }
@@ -81,7 +94,7 @@ impl Connecting {
     pub(crate) fn new(address: Address, shard: &Shard) -> Connecting {
         let attempt =
             Rc::new(Attempt { progress: Cell::new(Progress::Asked(address)), waker: Cell::default() });
-        shard.upstream_requests().asked.borrow_mut().push(attempt.clone());
+        shard.upstream_requests().ask(attempt.clone());
         shard.remote().wake_if_asleep();
         Connecting { attempt, shard: shard.clone() }
     }
@@ -106,7 +119,7 @@ impl Drop for Connecting {
     fn drop(&mut self) {
         match self.attempt.progress.take() {
             Progress::Connecting(id) => {
-                self.shard.upstream_requests().given_up.borrow_mut().push(id);
+                self.shard.upstream_requests().give_up(id);
                 self.shard.remote().wake_if_asleep();
             }
             // Nobody will ever read or write it.
