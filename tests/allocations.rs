@@ -10,12 +10,14 @@ use std::io::{Read, Write};
 
 use common::{Client, Lab, On, no_time_limits};
 use ringserve::framing::{Framing, LengthPrefix, Lines, Raw};
+use ringserve::{Host, Server};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-const WARM_UP: usize = 1_000;
+/// As many as it takes until the lists of a runtime, too, are as long as they get.
+const WARM_UP: usize = 5_000;
 const FRAMES: usize = 20_000;
 
 #[test]
@@ -32,10 +34,19 @@ fn a_frame_allocates_nothing() {
     counts("lengths, pipelined", LengthPrefix::default(), &length, 16);
     counts("a deadline that is not needed", LengthPrefix::default(), &common::client::frame(b"=text"), 1);
     counts("lengths, large and lent", LengthPrefix::default(), &common::client::frame(&[b'e'; 8_000]), 1);
+    for host in [Host::Tokio, Host::TokioUring] {
+        let server = || On::default().server(no_time_limits()).host(host).framing(LengthPrefix::default());
+        counts_of(&format!("on {host}"), server(), &length, 1);
+        counts_of(&format!("on {host}, pipelined"), server(), &length, 16);
+    }
 }
 
 fn counts<F: Framing + Clone + Send>(what: &str, framing: F, frame: &[u8], pipelined: usize) {
-    let lab = Lab::of(On::default().server(no_time_limits()).framing(framing));
+    counts_of(what, On::default().server(no_time_limits()).framing(framing), frame, pipelined);
+}
+
+fn counts_of<F: Framing + Clone + Send>(what: &str, server: Server<F>, frame: &[u8], pipelined: usize) {
+    let lab = Lab::of(server);
     let mut client = lab.client();
     let wire = frame.repeat(pipelined);
     let mut back = vec![0; wire.len()];

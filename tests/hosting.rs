@@ -68,7 +68,6 @@ impl Service for Ways {
 
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
         match &*frame {
-            b"sleep" => tokio::time::sleep(Duration::from_millis(20)).await,
             b"timeout" => {
                 let timed_out = tokio::time::timeout(Duration::from_millis(20), pending::<()>()).await;
                 assert!(timed_out.is_err());
@@ -138,7 +137,7 @@ fn what_needs_tokio_works_in_handlers() {
         let running = running.unwrap();
         let mut client = client(&running);
         for _ in 0..3 {
-            for way in ["echo", "sleep", "timeout", "channel", "local", "blocking", "socket", "shard"] {
+            for way in ["echo", "timeout", "channel", "local", "blocking", "socket", "shard"] {
                 client.write(format!("{way}\n").as_bytes());
                 assert_eq!(client.read(way.len() + 1), format!("{way}\n").as_bytes());
             }
@@ -167,7 +166,7 @@ fn no_wake_up_is_lost_among_a_thousand_connections() {
                 let ways: &[u8] = match (n + round) % 10 {
                     0 => b"channel\n",
                     1 => b"local\n",
-                    2 => b"sleep\n",
+                    2 => b"timeout\n",
                     3 => b"shard\n",
                     _ => b"echo\n",
                 };
@@ -175,8 +174,8 @@ fn no_wake_up_is_lost_among_a_thousand_connections() {
             }
             for (n, client) in clients.iter_mut().enumerate() {
                 let len = match (n + round) % 10 {
-                    0 => 8,
-                    1..=3 => 6,
+                    0 | 2 => 8,
+                    1 | 3 => 6,
                     _ => 5,
                 };
                 client.read(len);
@@ -186,6 +185,22 @@ fn no_wake_up_is_lost_among_a_thousand_connections() {
         watch::finish(running);
     });
     watch::finish(upstream);
+}
+
+/// Waits until this thread has nothing to do, so that its shard sleeps. Another thread looks, and what it says wakes this task
+/// and nothing else.
+async fn until_the_thread_sleeps() {
+    let status = format!("/proc/self/task/{}/stat", rustix::thread::gettid().as_raw_nonzero());
+    let (tell, told) = oneshot::channel();
+    let looks = std::thread::spawn(move || {
+        eventually("the thread sleeps", SOON, || {
+            let status = std::fs::read_to_string(&status).expect("the thread is there");
+            status.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
+        });
+        tell.send(()).expect("the task waits");
+    });
+    told.await.expect("the thread sleeps within the bound");
+    looks.join().expect("it looked");
 }
 
 /// Tasks of tokio's that hold connections: nothing but what they do tells the shard, which sleeps.
@@ -201,8 +216,7 @@ fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
                 let done = tokio::task::spawn_local(async move {
                     let mut byte = [0; 1];
                     while stream.read(&mut byte).await? > 0 {
-                        // The shard has long been asleep by then.
-                        tokio::time::sleep(Duration::from_millis(5)).await;
+                        until_the_thread_sleeps().await;
                         match byte[0] {
                             b'w' => AsyncWriteExt::write_all(&mut stream, b"written").await?,
                             b's' => {
@@ -233,7 +247,7 @@ fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
         });
         let running = running.unwrap();
         let mut client = client(&running);
-        // Each takes 5 to 10 ms. If something does not wake the shard, its own timers do after a second.
+        // Each takes a few milliseconds. If something does not wake the shard, its own timers do after a second.
         let started = Instant::now();
         for (ask, answer) in [
             ("w", "written"),
@@ -314,7 +328,7 @@ fn a_busy_shard_lets_the_runtime_go_on() {
         let running = running.unwrap();
         let mut client = client(&running);
         let file = (host == Host::TokioUring).then_some("file");
-        for way in ["sleep", "local", "blocking", "channel"].into_iter().chain(file) {
+        for way in ["timeout", "local", "blocking", "channel"].into_iter().chain(file) {
             client.write(format!("{way}\n").as_bytes());
             assert_eq!(client.read(way.len() + 1), format!("{way}\n").as_bytes());
         }
@@ -326,17 +340,30 @@ fn a_busy_shard_lets_the_runtime_go_on() {
     });
 }
 
+/// Its answer comes after a while in which nothing happens.
+struct Pauses;
+
+impl Service for Pauses {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.sleep(Duration::from_millis(300)).await;
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
 #[test]
 fn a_hosted_shard_that_has_nothing_to_do_does_nothing() {
     on_each(|host| {
-        let running = server(host, no_time_limits()).framing(Lines::default()).start(|_| Echo).unwrap();
+        let running = server(host, no_time_limits()).framing(Lines::default()).start(|_| Pauses).unwrap();
         let mut client = client(&running);
+        let before = running.report().shards[0].driver.turns;
         client.write(b"hello\n");
         client.read(6);
-        let before = running.report().shards[0].driver.turns;
-        std::thread::sleep(Duration::from_millis(300));
         let turns = running.report().shards[0].driver.turns - before;
-        assert!(turns < 20, "{turns} turns while nothing happened");
+        assert!(turns < 20, "{turns} turns for one answer");
         drop(client);
         watch::finish(running);
     });
@@ -353,10 +380,10 @@ fn limits_drain_and_pushes_hold_on_a_host() {
         assert_eq!(idle.end(), End::Fin);
         watch::closed_for(&running, CloseReason::IdleTimeout, 1);
         let mut client = client(&running);
-        client.write(b"sleep\nsleep\nsleep\n");
-        client.read(6);
+        client.write(b"timeout\ntimeout\ntimeout\n");
+        client.read(8);
         running.shutdown();
-        assert_eq!(client.read(12), b"sleep\nsleep\n");
+        assert_eq!(client.read(16), b"timeout\ntimeout\n");
         assert_eq!(client.end(), End::Fin);
         watch::ended(running);
     });
@@ -372,10 +399,10 @@ fn several_shards_are_hosted_each_by_a_runtime_of_its_own() {
         let running = running.unwrap();
         let mut clients: Vec<Client> = (0..30).map(|_| client(&running)).collect();
         for client in &mut clients {
-            client.write(b"sleep\nchannel\nlocal\n");
+            client.write(b"timeout\nchannel\nlocal\n");
         }
         for client in &mut clients {
-            assert_eq!(client.read(20), b"sleep\nchannel\nlocal\n");
+            assert_eq!(client.read(22), b"timeout\nchannel\nlocal\n");
         }
         drop(clients);
         let report = watch::finish(running);
