@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,70 @@ fn child_serves() {
     let server = On::default().server(limits).framing(LengthPrefix::default());
     let ended = server.serve(|_| Actor::new(Default::default()));
     println!("\nserve returned {ended:?}");
+}
+
+/// The child: its factory waits for ever.
+#[test]
+#[ignore = "the child process of `sigterm_ends_a_server_whose_factory_waits`; alone: RINGSERVE_TEST_CHILD=1 cargo test --test signals child_waits_in_its_factory -- --exact --ignored --nocapture"]
+fn child_waits_in_its_factory() {
+    if !is_child() {
+        return;
+    }
+    let server = On::default().server(no_time_limits()).shards(2).framing(LengthPrefix::default());
+    let ended = server.serve(|shard| {
+        if shard.index() == 1 {
+            println!("\nthe factory waits");
+            loop {
+                std::thread::park();
+            }
+        }
+        Actor::new(Default::default())
+    });
+    println!("\nserve returned {ended:?}");
+}
+
+/// The child: it serves twice, the second time in vain, and stays.
+#[test]
+#[ignore = "the child process of `signals_do_after_serve_what_they_did_before`; alone: RINGSERVE_TEST_CHILD=1 cargo test --test signals child_outlives_serve -- --exact --ignored --nocapture"]
+fn child_outlives_serve() {
+    if !is_child() {
+        return;
+    }
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
+    let server = || On::default().server(no_time_limits()).framing(LengthPrefix::default());
+    let ended = server().serve(|_| Actor::new(Default::default()));
+    println!("\nserve returned {ended:?}");
+    let failed =
+        server().serve(|_| -> Result<Actor, std::io::Error> { Err(std::io::Error::other("no service")) });
+    println!("\nserve failed with {failed:?}");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn sigterm_ends_a_server_whose_factory_waits() {
+    let mut process = Process::start("child_waits_in_its_factory");
+    process.line_after("the factory waits");
+    process.signal(Signal::TERM);
+    assert_eq!(process.line_after("serve returned "), "Ok(())");
+    eventually("the process ends", SOON, || process.child.try_wait().unwrap().is_some());
+    assert!(process.child.wait().unwrap().success());
+}
+
+#[test]
+fn signals_do_after_serve_what_they_did_before() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut process = Process::start("child_outlives_serve");
+        process.line_after("listening on ");
+        process.line_after("an idle connection costs");
+        process.signal(Signal::TERM);
+        assert_eq!(process.line_after("serve returned "), "Ok(())");
+        assert!(process.line_after("serve failed with ").contains("no service"));
+        process.signal(signal);
+        eventually("the process ends", SOON, || process.child.try_wait().unwrap().is_some());
+        assert_eq!(process.child.wait().unwrap().signal(), Some(signal.as_raw()));
+    }
 }
 
 struct Served {

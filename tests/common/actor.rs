@@ -453,6 +453,11 @@ impl Block {
         *self.ended.lock().unwrap() = true;
         self.end.notify_all();
     }
+
+    /// Has those that come from now on wait again.
+    pub fn begin_again(&self) {
+        *self.ended.lock().unwrap() = false;
+    }
 }
 
 fn answer(pushed: Result<(), PushError>) -> &'static [u8] {

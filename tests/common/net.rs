@@ -68,10 +68,6 @@ impl Drivers for Simulated {
         driver.kernel().waker()
     }
 
-    fn wake_other(driver: &mut Self::Driver, other: &Waker) {
-        driver.wake_other(other);
-    }
-
     fn hand_over(driver: &mut Self::Driver, socket: Socket) -> Option<OwnedFd> {
         driver.kernel().hand_over(socket)
     }

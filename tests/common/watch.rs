@@ -40,9 +40,11 @@ pub fn upstreams_closed_for(running: &Running, reason: CloseReason, count: u64) 
 
 /// Waits until every shard began and ended a turn: what was known to one before has been acted on. The first report may
 /// end a turn that began earlier.
+#[track_caller]
 pub fn a_turn_passes(running: &Running) {
-    running.report();
-    running.report();
+    for _ in 0..2 {
+        eventually("every shard answers", SOON, || running.report().stale_shards().next().is_none());
+    }
 }
 
 /// The first report of which that is true. Panics with the last one if it does not come.

@@ -81,7 +81,11 @@ pub enum Error {
     ShardPanicked {
         /// The shard.
         shard: usize,
+        /// What the panic said.
+        message: String,
     },
+    /// SIGINT or SIGTERM came before every shard was ready. [`Server::serve`](crate::Server::serve) returns `Ok` then.
+    Interrupted,
 }
 
 impl fmt::Display for Error {
@@ -130,9 +134,13 @@ impl fmt::Display for Error {
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
             Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),
             Error::Broken { shard, error } => write!(f, "the driver of shard {shard} broke: {error}"),
-            Error::ShardPanicked { shard } => {
-                write!(f, "shard {shard} panicked outside of user code; this is a bug, please report it")
+            Error::ShardPanicked { shard, message } => {
+                write!(
+                    f,
+                    "shard {shard} panicked outside of user code: {message}; this is a bug, please report it"
+                )
             }
+            Error::Interrupted => f.write_str("the server was told to stop before it was ready"),
         }
     }
 }

@@ -23,10 +23,12 @@ mod shard;
 mod shards;
 mod socket_options;
 mod stream;
+mod sync;
 mod tasks;
 mod timers;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod wake;
 
 pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;

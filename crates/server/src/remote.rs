@@ -1,9 +1,9 @@
-//! What reaches a shard from other threads: wakers and orders.
+//! A shard as other threads see it: what they leave for it, what it was told to do, what it last said of itself.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Instant;
@@ -11,33 +11,24 @@ use std::time::Instant;
 use bytes::Bytes;
 use ringserve_core::{ConnId, Reach};
 
+use crate::guard::guard;
 use crate::running::ShardReport;
-
-/// The shard looks at `woken` and `order` in this turn.
-const AWAKE: u8 = 0;
-/// It waits in the kernel: a wake-up has to reach it there.
-const ASLEEP: u8 = 1;
-/// Something came since it last looked.
-const NOTIFIED: u8 = 2;
+use crate::wake::{Attention, Brought, Called, Queued, ShardInbox};
 
 thread_local! {
-    /// On a shard's thread: other shards to be woken at the end of its turn, by way of its driver.
-    static COLLECTED: RefCell<Option<Vec<ringserve_ring::Waker>>> = const { RefCell::new(None) };
+    /// This thread is a shard's.
+    static IS_SHARD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Wake-ups from this thread wait for [`collected_wakes`] from now on.
-pub(crate) fn collect_wakes() {
-    COLLECTED.set(Some(Vec::new()));
+/// This thread is a shard's from now on.
+pub(crate) fn enter_shard() {
+    IS_SHARD.set(true);
 }
 
-/// Calls `wake` for each shard to be woken.
-pub(crate) fn collected_wakes(mut wake: impl FnMut(ringserve_ring::Waker)) {
-    COLLECTED.with_borrow_mut(|list| list.iter_mut().flat_map(|list| list.drain(..)).for_each(&mut wake));
-}
-
-/// Wake-ups from this thread go out at once again.
-pub(crate) fn wake_collected() {
-    COLLECTED.take().into_iter().flatten().for_each(|waker| waker.wake());
+/// True on the thread of a shard, of any server: it must not be blocked.
+fn is_on_shard() -> bool {
+    // Not there any more in a destructor of another thread-local, which no shard runs in its turns.
+    IS_SHARD.try_with(Cell::get).unwrap_or(false)
 }
 
 /// What a shard was told to do. Later ones replace earlier ones.
@@ -68,30 +59,19 @@ impl Mail {
     }
 }
 
-/// What came for a shard since it last looked.
-#[derive(Default)]
-pub(crate) struct Post {
-    /// Tasks to poll.
-    pub(crate) woken: Vec<u32>,
-    pub(crate) mail: Vec<Mail>,
-    /// The shard ended: nobody will look any more.
-    closed: bool,
-}
+/// What came for a shard since its last turn began.
+pub(crate) type Post = Brought<Mail>;
 
 /// A shard as other threads see it.
 pub(crate) struct Remote {
-    state: AtomicU8,
+    inbox: ShardInbox<Mail>,
     order: AtomicU8,
-    post: Mutex<Post>,
-    /// A mailbox of [`Shards`](crate::Shards) has messages.
-    messages: AtomicBool,
     /// Connections the shard's table has room for.
     room: AtomicUsize,
     driver: OnceLock<ringserve_ring::Waker>,
     /// Wakes the shard instead of its driver, where that does not block.
     #[cfg(feature = "host-tokio")]
     host: Mutex<Option<Waker>>,
-    report_wanted: AtomicBool,
     reports: Mutex<Reports>,
     reported: Condvar,
 }
@@ -101,21 +81,20 @@ pub(crate) struct Remote {
 struct Reports {
     asked: u64,
     answered: u64,
-    last: Option<ShardReport>,
+    last: ShardReport,
+    /// The shard ended without a last report: no other one comes.
+    ended: bool,
 }
 
 impl Remote {
     pub(crate) fn new() -> Arc<Remote> {
         Arc::new(Remote {
-            state: AtomicU8::new(AWAKE),
+            inbox: ShardInbox::new(),
             order: AtomicU8::new(Order::Serve as u8),
-            post: Mutex::default(),
-            messages: AtomicBool::new(false),
             room: AtomicUsize::new(0),
             driver: OnceLock::new(),
             #[cfg(feature = "host-tokio")]
             host: Mutex::default(),
-            report_wanted: AtomicBool::new(false),
             reports: Mutex::default(),
             reported: Condvar::new(),
         })
@@ -128,7 +107,7 @@ impl Remote {
     /// Tells the shard something, unless it was told more already.
     pub(crate) fn order(&self, order: Order) {
         self.order.fetch_max(order as u8, Ordering::SeqCst);
-        self.notify();
+        self.call(Attention::ORDER);
     }
 
     pub(crate) fn ordered(&self) -> Order {
@@ -139,50 +118,54 @@ impl Remote {
         }
     }
 
-    /// Asks for a report, and returns the number by which [`wait_report`](Remote::wait_report) knows it.
+    /// Asks for a report, and returns the number by which [`latest_report`](Remote::latest_report) knows it.
     pub(crate) fn ask_report(&self) -> u64 {
-        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reports = self.reports();
         reports.asked += 1;
         let number = reports.asked;
         drop(reports);
-        self.report_wanted.store(true, Ordering::SeqCst);
-        self.notify();
+        self.call(Attention::REPORT);
         number
     }
 
-    /// A report made after that number was asked for, if it comes before the deadline.
-    pub(crate) fn wait_report(&self, number: u64, deadline: Instant) -> Option<ShardReport> {
-        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        while reports.answered < number {
-            let left = deadline.checked_duration_since(Instant::now())?;
+    /// A report made after that number was asked for, if it comes before the deadline; else the last one there is, marked
+    /// as stale. A shard's own thread does not wait for it.
+    pub(crate) fn latest_report(&self, number: u64, deadline: Instant) -> ShardReport {
+        let mut reports = self.reports();
+        let waits = !is_on_shard();
+        while waits && reports.answered < number && !reports.ended {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
             reports = self.reported.wait_timeout(reports, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        reports.last.clone()
+        ShardReport { stale: reports.answered < number, ..reports.last.clone() }
     }
 
-    /// On the shard: the number of the last report asked for, if one was since the last call.
-    pub(crate) fn report_wanted(&self) -> Option<u64> {
-        if !self.report_wanted.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.report_wanted.store(false, Ordering::SeqCst);
-        Some(self.reports.lock().unwrap_or_else(PoisonError::into_inner).asked)
-    }
-
-    /// Answers everybody up to that number.
-    pub(crate) fn report(&self, number: u64, report: ShardReport) {
-        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        reports.answered = number;
-        reports.last = Some(report);
+    /// On the shard: answers all that asked so far.
+    pub(crate) fn report(&self, report: ShardReport) {
+        let mut reports = self.reports();
+        reports.answered = reports.asked;
+        reports.last = report;
         self.reported.notify_all();
+    }
+
+    /// On the shard: its last report, for those who still wait and those who will ask.
+    pub(crate) fn last_report(&self, report: ShardReport) {
+        let mut reports = self.reports();
+        reports.answered = u64::MAX;
+        reports.last = report;
+        self.reported.notify_all();
+    }
+
+    fn reports(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// On the shard, when user code did something outside of a turn, which only a hosted shard's can.
     #[inline]
     pub(crate) fn wake_if_asleep(&self) {
         // It is this thread that falls asleep.
-        if self.state.load(Ordering::Relaxed) == ASLEEP {
-            self.notify();
+        if self.inbox.is_asleep() {
+            self.call(Attention::TOUCHED);
         }
     }
 
@@ -210,8 +193,12 @@ impl Remote {
     }
 
     /// On the shard's own thread this finds the shard awake and costs no system call, unless it is hosted.
-    fn notify(&self) {
-        if self.state.swap(NOTIFIED, Ordering::SeqCst) != ASLEEP {
+    fn call(&self, what: Attention) {
+        self.rouse(self.inbox.call(what));
+    }
+
+    fn rouse(&self, called: Called) {
+        if called == Called::Awake {
             return;
         }
         #[cfg(feature = "host-tokio")]
@@ -219,80 +206,45 @@ impl Remote {
             return;
         }
         if let Some(driver) = self.driver.get() {
-            let later = COLLECTED
-                .with_borrow_mut(|list| list.as_mut().map(|list| list.push(driver.clone())).is_some());
-            if !later {
-                driver.wake();
-            }
+            driver.wake();
         }
     }
 
-    /// True if the shard may wait: nothing came since [`wake_up`](Remote::wake_up).
+    /// True if the shard may wait: nothing came since [`begin_turn`](Remote::begin_turn).
     pub(crate) fn fall_asleep(&self) -> bool {
-        self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        self.inbox.fall_asleep()
     }
 
-    /// Swaps the tasks that were woken since the last call with `woken`, which must be empty. Whatever else came is left
-    /// for [`wake_up`](Remote::wake_up), and keeps the shard awake until then; `order` is the last one it knows of.
-    pub(crate) fn take_woken(&self, woken: &mut Vec<u32>, order: Order) {
-        if self.state.load(Ordering::Relaxed) != NOTIFIED {
-            return;
-        }
-        // What was written before the notice is seen from here on.
-        self.state.swap(AWAKE, Ordering::SeqCst);
-        let mut here = self.post();
-        std::mem::swap(&mut here.woken, woken);
-        let mail = !here.mail.is_empty();
-        drop(here);
-        if mail || self.messages.load(Ordering::SeqCst) || self.ordered() != order {
-            self.state.store(NOTIFIED, Ordering::SeqCst);
-        }
+    /// Swaps the tasks that were woken since the turn began with `woken`, which must be empty.
+    #[inline]
+    pub(crate) fn take_woken(&self, woken: &mut Vec<u32>) {
+        self.inbox.take_tasks(woken);
     }
 
-    /// Swaps what came since the last call with `post`, which must be empty. What comes after is noticed by
-    /// [`fall_asleep`](Remote::fall_asleep).
-    pub(crate) fn wake_up(&self, post: &mut Post) {
-        if self.state.swap(AWAKE, Ordering::SeqCst) == NOTIFIED {
-            let mut here = self.post();
-            std::mem::swap(&mut here.woken, &mut post.woken);
-            std::mem::swap(&mut here.mail, &mut post.mail);
-        }
-    }
-
-    fn post(&self) -> MutexGuard<'_, Post> {
-        self.post.lock().unwrap_or_else(PoisonError::into_inner)
+    /// On the shard: what came since the last turn began, with what was brought in `post`, which must be empty.
+    #[inline]
+    pub(crate) fn begin_turn(&self, post: &mut Post) -> Attention {
+        self.inbox.begin_turn(post)
     }
 
     /// Leaves mail for the shard. It comes back if the shard ended.
     pub(crate) fn send(&self, mail: Mail) -> Result<(), Mail> {
-        let mut post = self.post();
-        if post.closed {
-            return Err(mail);
-        }
-        post.mail.push(mail);
-        drop(post);
-        self.notify();
-        Ok(())
+        self.inbox.send(mail).map(|called| self.rouse(called))
     }
 
     /// The shard ended. What was left for it is dropped.
     pub(crate) fn close(&self) {
-        let mut post = self.post();
-        post.closed = true;
-        let left = std::mem::take(&mut post.mail);
-        drop(post);
-        drop(left);
+        for mail in self.inbox.close() {
+            // The owner of a payload's bytes may be user code.
+            guard(move || drop(mail));
+        }
+        self.reports().ended = true;
+        self.reported.notify_all();
     }
 
     /// A mailbox of the shard has messages.
     pub(crate) fn announce_messages(&self) {
-        self.messages.store(true, Ordering::SeqCst);
-        self.notify();
-    }
-
-    /// On the shard: true if messages were announced since the last call.
-    pub(crate) fn take_messages(&self) -> bool {
-        self.messages.load(Ordering::Relaxed) && self.messages.swap(false, Ordering::SeqCst)
+        self.call(Attention::MESSAGES);
     }
 
     /// On the shard: how many connections its table has room for.
@@ -331,18 +283,17 @@ impl Wake for Outside {
 pub(crate) struct TaskWaker {
     remote: Arc<Remote>,
     task: u32,
-    /// True while the task is on the list.
-    queued: AtomicBool,
+    queued: Queued,
 }
 
 impl TaskWaker {
     pub(crate) fn new(remote: &Arc<Remote>, task: u32) -> Arc<TaskWaker> {
-        Arc::new(TaskWaker { remote: remote.clone(), task, queued: AtomicBool::new(false) })
+        Arc::new(TaskWaker { remote: remote.clone(), task, queued: Queued::new() })
     }
 
     /// The task is about to be polled: wakes from now on count again.
     pub(crate) fn taken(&self) {
-        self.queued.store(false, Ordering::SeqCst);
+        self.queued.taken();
     }
 
     pub(crate) fn waker(self: &Arc<Self>) -> Waker {
@@ -356,9 +307,8 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.swap(true, Ordering::SeqCst) {
-            self.remote.post().woken.push(self.task);
-            self.remote.notify();
+        if self.queued.list() {
+            self.remote.rouse(self.remote.inbox.wake_task(self.task));
         }
     }
 }
@@ -368,43 +318,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wake_before_sleeping_keeps_the_shard_awake_and_is_listed_once() {
-        let remote = Remote::new();
+    fn a_task_woken_twice_is_listed_once_and_keeps_the_shard_awake() {
+        let (remote, mut post) = (Remote::new(), Post::default());
         let task = TaskWaker::new(&remote, 7);
         let waker = task.waker();
         waker.wake_by_ref();
         waker.wake_by_ref();
         assert!(!remote.fall_asleep());
-        let mut post = Post::default();
-        remote.wake_up(&mut post);
-        assert_eq!(post.woken, [7]);
+        assert!(remote.begin_turn(&mut post).has(Attention::TASKS));
+        assert_eq!(post.tasks, [7]);
         task.taken();
         assert!(remote.fall_asleep());
     }
 
     #[test]
-    fn taking_tasks_alone_leaves_the_rest_to_be_found() {
-        let remote = Remote::new();
-        let (task, mut woken) = (TaskWaker::new(&remote, 7), Vec::new());
-        task.waker().wake();
-        remote.take_woken(&mut woken, Order::Serve);
+    fn taking_tasks_leaves_everything_else_to_the_next_turn() {
+        let (remote, mut woken) = (Remote::new(), Vec::new());
+        TaskWaker::new(&remote, 7).waker().wake();
+        remote.take_woken(&mut woken);
         assert_eq!(woken, [7]);
         assert!(remote.fall_asleep(), "nothing else came");
-        remote.wake_up(&mut Post::default());
-        for what in [
-            |remote: &Remote| drop(remote.send(Mail::Close { id: ConnId::new(1, 1) })),
-            Remote::announce_messages,
+        remote.begin_turn(&mut Post::default());
+        for (call, what) in [
+            (
+                (|remote: &Remote| drop(remote.send(Mail::Close { id: ConnId::new(1, 1) }))) as fn(&Remote),
+                Attention::LETTERS,
+            ),
+            (Remote::announce_messages, Attention::MESSAGES),
+            (|remote| remote.order(Order::Drain), Attention::ORDER),
+            (|remote| _ = remote.ask_report(), Attention::REPORT),
         ] {
-            what(&remote);
-            remote.take_woken(&mut Vec::new(), Order::Serve);
+            call(&remote);
+            remote.take_woken(&mut Vec::new());
             assert!(!remote.fall_asleep(), "the next turn looks");
-            let mut post = Post::default();
-            remote.wake_up(&mut post);
-            remote.take_messages();
+            assert!(remote.begin_turn(&mut Post::default()).has(what));
         }
-        remote.order(Order::Drain);
-        remote.take_woken(&mut Vec::new(), Order::Serve);
-        assert!(!remote.fall_asleep());
     }
 
     #[test]

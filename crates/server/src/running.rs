@@ -1,5 +1,6 @@
 //! A server that runs.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -16,11 +17,30 @@ use crate::listen::{ListenAddr, Listening};
 use crate::remote::{Order, Remote};
 use crate::socket_options::OptionWarning;
 
-/// How a shard ended: what it did, or the `errno` of its driver.
-pub(crate) type ShardEnd = Result<ShardReport, i32>;
+/// How a shard ended: what it did, or why it ended by itself.
+pub(crate) type ShardEnd = Result<ShardReport, ShardDeath>;
 
-/// How long [`Running::report`] waits for a shard whose handler blocks it.
-const REPORT_WITHIN: Duration = Duration::from_secs(5);
+/// Why a shard ended by itself.
+#[derive(Debug)]
+pub(crate) enum ShardDeath {
+    /// The `errno` of its driver.
+    Driver(i32),
+    /// What its loop panicked with.
+    Panicked(String),
+}
+
+impl ShardDeath {
+    pub(crate) fn error(&self, shard: usize) -> Error {
+        match self {
+            ShardDeath::Driver(errno) => Error::Broken { shard, error: io::Error::from_raw_os_error(*errno) },
+            ShardDeath::Panicked(message) => Error::ShardPanicked { shard, message: message.clone() },
+        }
+    }
+}
+
+/// How long [`Running::report`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
+/// milliseconds, and a page of figures may wait a moment for one that does not.
+const REPORT_WITHIN: Duration = Duration::from_millis(250);
 
 /// A server that runs on threads of its own. Dropping it stops the server at once and waits for its threads.
 #[must_use = "dropping it stops the server"]
@@ -45,6 +65,9 @@ pub struct ShardReport {
     pub driver: DriverStats,
     /// Where the receive buffers are.
     pub buffers: BufferCounts,
+    /// True if the shard did not answer when it was asked: all of the above is what it said the last time. A handler blocks
+    /// it, or [`Running::report`] was called on a shard's own thread.
+    pub stale: bool,
 }
 
 /// Connections to upstreams: what happened to them, and how many there are. `opened` counts those that were tried; those
@@ -83,6 +106,11 @@ impl Report {
         let all: u64 = self.shards.iter().map(|shard| shard.counters.opened).sum();
         let mean = all as f64 / self.shards.len() as f64;
         (self.shards.len() > 1 && all > 0).then(|| most as f64 / mean)
+    }
+
+    /// The numbers of the shards whose figures are [stale](ShardReport::stale).
+    pub fn stale_shards(&self) -> impl Iterator<Item = usize> {
+        self.shards.iter().enumerate().filter(|(_, shard)| shard.stale).map(|(index, _)| index)
     }
 
     fn add(&mut self, shard: ShardReport) {
@@ -148,16 +176,18 @@ impl Running {
         }
     }
 
-    /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn;
-    /// one that does not within 5 s, because a handler blocks it, is left out.
+    /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
+    /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
+    /// [marked as stale](ShardReport::stale). So every shard is in every report, and counters never fall.
+    ///
+    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
+    /// ones there are. Called again a moment later it returns those that were asked for.
     pub fn report(&self) -> Report {
         let deadline = Instant::now() + REPORT_WITHIN;
         let mut report = Report::default();
         let asked: Vec<u64> = self.remotes.iter().map(|remote| remote.ask_report()).collect();
         for (remote, number) in self.remotes.iter().zip(asked) {
-            if let Some(shard) = remote.wait_report(number, deadline) {
-                report.add(shard);
-            }
+            report.add(remote.latest_report(number, deadline));
         }
         report
     }
@@ -170,27 +200,28 @@ impl Running {
     /// Waits until the server has shut down.
     ///
     /// # Errors
-    /// If a shard ended by itself; the others are stopped then.
+    /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
+    /// drain, and the error is returned once they are done.
     pub fn wait(mut self) -> Result<Report, Error> {
         let mut report = Report::default();
         let mut failed = None;
         for (shard, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
-            let error = match thread.join() {
-                Ok(Ok(shard)) => {
-                    report.add(shard);
-                    continue;
-                }
-                Ok(Err(errno)) => Error::Broken { shard, error: io::Error::from_raw_os_error(errno) },
-                Err(_) => Error::ShardPanicked { shard },
-            };
-            self.force();
-            failed.get_or_insert(error);
+            match thread.join().unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(&*panic)))) {
+                Ok(shard) => report.add(shard),
+                Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
+            }
         }
         match failed {
             Some(error) => Err(error),
             None => Ok(report),
         }
     }
+}
+
+/// What a panic said.
+pub(crate) fn message_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 impl Drop for Running {

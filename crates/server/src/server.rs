@@ -2,17 +2,13 @@
 
 mod driven;
 mod launch;
+mod signals;
+mod starting;
 
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-
-use ringserve_core::Limits;
-use ringserve_core::framing::{Framing, Raw};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use tracing::{info, warn};
 
 use crate::cx::Peer;
 use crate::driver::{Driver, Wanted};
@@ -27,6 +23,10 @@ use crate::shard::{Admit, Shard};
 use crate::socket_options::SocketOptions;
 use crate::stream::{Stream, StreamResult, Streams};
 use launch::{Plan, announce, cpus_to_pin, descriptors};
+use ringserve_core::Limits;
+use ringserve_core::framing::{Framing, Raw};
+use signals::StopSignals;
+use starting::Starting;
 
 pub use driven::{Drivers, start_on, start_stream_on};
 
@@ -242,7 +242,10 @@ impl<F: Framing + Clone + Send> Server<F> {
     }
 
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: accepting ends,
-    /// replies are finished, at most for [`Limits::drain`]. A second signal forces.
+    /// replies are finished, at most for [`Limits::drain`]. A second signal forces. A signal that comes while a factory still
+    /// waits ends the server before it began: this returns `Ok`, and the factory's thread is left alone.
+    ///
+    /// When this returns, with an error too, both signals do what they did before.
     ///
     /// # Errors
     /// If it cannot be started, or a shard's driver breaks.
@@ -250,29 +253,15 @@ impl<F: Framing + Clone + Send> Server<F> {
     where
         Make: MakeService,
     {
-        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
-        let handle = signals.handle();
-        let running = self.start(factory)?;
-        let stopper = running.stopper();
-        let listener = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
-            for (n, signal) in signals.forever().enumerate() {
-                let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
-                // First what it is about: where nobody reads the log any more, writing to it may panic.
-                if n == 0 {
-                    stopper.shutdown();
-                    guard(|| {
-                        info!("{name}: accepting no more, finishing replies; once more to stop at once")
-                    });
-                } else {
-                    stopper.force();
-                    guard(|| warn!("{name}: stopping at once"));
-                }
-            }
-        });
-        let listener = listener.map_err(Error::Thread)?;
+        let starting = Starting::new();
+        let signals = StopSignals::take(starting.interrupter())?;
+        let running = match self.start_with(starting, factory) {
+            Err(Error::Interrupted) => return Ok(()),
+            started => started?,
+        };
+        signals.stop(&running);
         let ended = running.wait();
-        handle.close();
-        let _ = listener.join();
+        drop(signals);
         let report = ended?;
         guard(|| log::stopped(&report));
         Ok(())
@@ -282,9 +271,21 @@ impl<F: Framing + Clone + Send> Server<F> {
     /// Signals are left alone.
     ///
     /// # Errors
-    /// If any shard cannot be started. Nothing is left running then.
+    /// If any shard cannot be started. Nothing is left running then, but for the threads of factories that still wait: they
+    /// end when those return.
     pub fn start<Make>(
         self,
+        factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
+    ) -> Result<Running, Error>
+    where
+        Make: MakeService,
+    {
+        self.start_with(Starting::new(), factory)
+    }
+
+    fn start_with<Make>(
+        self,
+        starting: Starting,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
     ) -> Result<Running, Error>
     where
@@ -322,7 +323,7 @@ impl<F: Framing + Clone + Send> Server<F> {
             factory: Arc::new(factory),
             shards,
         };
-        let (remotes, threads) = plan.launch(sockets, &cpus, |shard, ready| shard.run(ready))?;
+        let (remotes, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
         Ok(Running::new(listening, remotes, threads))
     }
 }

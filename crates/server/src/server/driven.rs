@@ -10,6 +10,7 @@ use ringserve_core::{Driver, Socket};
 use ringserve_ring::{UringConfig, Waker};
 
 use super::launch::{OneShard, Plan, give_up};
+use super::starting::Starting;
 use super::{SHARDS_MAX, Server};
 use crate::driver::Wanted;
 use crate::error::Error;
@@ -40,9 +41,6 @@ pub trait Drivers: Send + Sync + 'static {
 
     /// A handle for other threads that makes a turn return.
     fn waker(driver: &Self::Driver) -> Waker;
-
-    /// Wakes the shard of another driver.
-    fn wake_other(driver: &mut Self::Driver, other: &Waker);
 
     /// Takes an accepted socket out of the driver.
     fn hand_over(driver: &mut Self::Driver, socket: Socket) -> Option<OwnedFd>;
@@ -99,14 +97,13 @@ where
     };
     let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
     let no_sockets = (0..shards).map(|_| Vec::new()).collect();
-    let launched = plan.launch(no_sockets, &[], move |shard: OneShard<_, _>, ready| {
+    let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_, _>, ready| {
         match drivers.make(shard.index, &config) {
             Ok(driver) => {
                 let others = Others {
                     remotes: shard.remotes.clone(),
                     hand_over: D::hand_over,
                     take_over: D::take_over,
-                    wake_other: D::wake_other,
                 };
                 shard.run_on(D::waker(&driver), driver, others, listeners, ready)
             }

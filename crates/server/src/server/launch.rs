@@ -1,7 +1,7 @@
 //! From a plan to running shards: threads, drivers, services, and the wait until all are ready.
 
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -9,25 +9,23 @@ use std::time::Duration;
 use ringserve_core::framing::Framing;
 use ringserve_core::{Limits, Quota};
 use ringserve_ring::{Epoll, Hosted, Uring, Waker};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
+use super::starting::{Heard, Ready, Starting};
 use crate::cores;
 use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use crate::error::Error;
 use crate::host::Host;
 use crate::listen::Listening;
-use crate::log::LogObserver;
-use crate::remote::Remote;
-use crate::running::{Running, ShardEnd};
+use crate::log::{LogObserver, guarded};
+use crate::remote::{Order, Remote, enter_shard};
+use crate::running::{Running, ShardDeath, ShardEnd, message_of};
 use crate::service::MakeService;
 use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
 use crate::tasks::calls;
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
-
-/// Where a shard says that it is ready, or why it will not be.
-pub(super) type Ready = mpsc::Sender<Result<(), Error>>;
 
 /// The shards that run, as seen from outside and as threads.
 pub(super) type Launched = (Vec<Arc<Remote>>, Vec<thread::JoinHandle<ShardEnd>>);
@@ -52,15 +50,16 @@ where
     /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
     pub(super) fn launch(
         self,
+        starting: Starting,
         sockets: Vec<Vec<OwnedFd>>,
         cpus: &[usize],
         run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd + Clone + Send + 'static,
     ) -> Result<Launched, Error> {
-        let (ready, readiness) = mpsc::channel();
         let remotes: Arc<[Arc<Remote>]> = (0..self.shards).map(|_| Remote::new()).collect();
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
         let gate = Arc::new(Gate::default());
         let mut threads = Vec::new();
+        let mut started = Ok(());
         for (index, sockets) in sockets.into_iter().enumerate() {
             let shard = OneShard {
                 index,
@@ -77,30 +76,64 @@ where
                 gate: gate.clone(),
                 sockets,
             };
-            let (ready, run) = (ready.clone(), run.clone());
-            let thread =
-                thread::Builder::new().name(format!("ringserve-{index}")).spawn(move || run(shard, ready));
+            let (ready, run) = (starting.ready(index), run.clone());
+            let thread = thread::Builder::new()
+                .name(format!("ringserve-{index}"))
+                .spawn(move || to_the_end(shard, ready, run));
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    gate.open();
-                    stop(&remotes, threads);
-                    return Err(Error::Thread(error));
+                    starting.ready(index).failed(Error::Thread(error));
+                    break;
                 }
             }
         }
-        drop(ready);
-        for _ in 0..threads.len() {
-            let started = readiness.recv().unwrap_or(Err(Error::ShardPanicked { shard: 0 }));
-            if let Err(error) = started {
-                gate.open();
-                stop(&remotes, threads);
-                return Err(error);
+        if let Err((error, heard)) = starting.wait(self.shards) {
+            started = Err(error);
+            for remote in remotes.iter() {
+                remote.order(Order::Force);
             }
+            threads = of_those_heard(threads, &heard);
         }
         gate.open();
-        Ok((remotes.to_vec(), threads))
+        let launched = (remotes.to_vec(), threads);
+        match started {
+            Ok(()) => Ok(launched),
+            Err(error) => {
+                drop(Running::new(Listening::default(), launched.0, launched.1));
+                Err(error)
+            }
+        }
     }
+}
+
+/// A factory that waits may never return: its thread is left alone, and ends by itself if it does.
+fn of_those_heard(
+    threads: Vec<thread::JoinHandle<ShardEnd>>,
+    heard: &Heard,
+) -> Vec<thread::JoinHandle<ShardEnd>> {
+    threads.into_iter().enumerate().filter(|(shard, _)| heard.of(*shard)).map(|(_, thread)| thread).collect()
+}
+
+/// A shard's thread. If the shard ends by itself, the cause is logged and the others are told to drain.
+fn to_the_end<F, Factory>(
+    shard: OneShard<F, Factory>,
+    ready: Ready,
+    run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd,
+) -> ShardEnd {
+    enter_shard();
+    let (index, remotes, not_ready) = (shard.index, shard.remotes.clone(), ready.again());
+    let ran = catch_unwind(AssertUnwindSafe(|| run(shard, ready)));
+    let end = ran.unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(&*panic))));
+    // Also where the loop never began.
+    remotes[index].close();
+    if let Err(death) = &end {
+        let cause = death.error(index);
+        guarded(|| error!(shard = index, "{cause}; the other shards drain and the server ends"));
+        not_ready.failed(cause);
+        remotes.iter().for_each(|remote| remote.order(Order::Drain));
+    }
+    end
 }
 
 /// Holds every shard back until all are ready: the first message finds everybody there.
@@ -122,10 +155,6 @@ impl Gate {
             is_open = self.opened.wait(is_open).unwrap_or_else(PoisonError::into_inner);
         }
     }
-}
-
-fn stop(remotes: &[Arc<Remote>], threads: Vec<thread::JoinHandle<ShardEnd>>) {
-    drop(Running::new(Listening::default(), remotes.to_vec(), threads));
 }
 
 /// One shard before it runs.
@@ -168,7 +197,6 @@ where
                         remotes: self.remotes.clone(),
                         hand_over: Uring::hand_over,
                         take_over: Uring::take_over,
-                        wake_other: Uring::wake_other,
                     };
                     self.host_on(driver.waker(), driver, others, listeners, ready)
                 }
@@ -180,7 +208,6 @@ where
                         remotes: self.remotes.clone(),
                         hand_over: Epoll::hand_over,
                         take_over: Epoll::take_over,
-                        wake_other: Epoll::wake_other,
                     };
                     self.host_on(driver.waker(), driver, others, listeners, ready)
                 }
@@ -208,9 +235,10 @@ where
                     async move {
                         let Some(ready) = ready else { return Ok(Default::default()) };
                         match self.prepare(waker, driver, others, listeners, ready) {
-                            Some(parts) => {
-                                RunningShard::new(parts, calls::<Make::Service>).run_hosted().await
-                            }
+                            Some(parts) => RunningShard::new(parts, calls::<Make::Service>)
+                                .run_hosted()
+                                .await
+                                .map_err(ShardDeath::Driver),
                             None => Ok(Default::default()),
                         }
                     }
@@ -233,7 +261,7 @@ where
         ready: Ready,
     ) -> ShardEnd {
         match self.prepare(waker, driver, others, listeners, ready) {
-            Some(parts) => RunningShard::new(parts, calls::<Make::Service>).run(),
+            Some(parts) => RunningShard::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver),
             None => Ok(Default::default()),
         }
     }
@@ -253,11 +281,11 @@ where
         let service = match crate::guard::guard(|| (self.factory)(&shard).make()) {
             Some(Ok(service)) => service,
             Some(Err(error)) => {
-                let _ = ready.send(Err(Error::Factory { shard: self.index, error }));
+                ready.failed(Error::Factory { shard: self.index, error });
                 return None;
             }
             None => {
-                let _ = ready.send(Err(Error::FactoryPanicked { shard: self.index }));
+                ready.failed(Error::FactoryPanicked { shard: self.index });
                 return None;
             }
         };
@@ -276,9 +304,7 @@ where
         }
         // Others may give connections away before this shard's first turn.
         self.remotes[self.index].set_room(core.slots_left());
-        let _ = ready.send(Ok(()));
-        // If another shard panics, nobody is left who could report, and the wait for reports ends.
-        drop(ready);
+        ready.succeeded();
         self.gate.pass();
         let limits = Limits { upstreams_max: self.chosen.upstreams(), ..self.limits };
         let (admit, limits) = (self.admit, limits);
@@ -287,7 +313,7 @@ where
 }
 
 pub(super) fn give_up(ready: Ready, error: Error) -> ShardEnd {
-    let _ = ready.send(Err(error));
+    ready.failed(error);
     Ok(Default::default())
 }
 

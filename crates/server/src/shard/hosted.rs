@@ -28,7 +28,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
 use super::Running;
-use crate::running::ShardEnd;
+use crate::running::ShardReport;
 use crate::service::Service;
 use crate::tasks::Job;
 
@@ -73,7 +73,7 @@ where
     Fut: Future<Output = ()>,
 {
     /// As [`run`](Running::run), on a runtime of tokio's.
-    pub(crate) async fn run_hosted(mut self) -> ShardEnd {
+    pub(crate) async fn run_hosted(mut self) -> Result<ShardReport, i32> {
         let mut waits = match self.waits() {
             Ok(waits) => waits,
             Err(error) => return Err(errno(&error)),
@@ -84,7 +84,8 @@ where
         // For upstreams, once there are any.
         self.outside = Some(outside);
         // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
-        tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await
+        let end = tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await;
+        end.inspect_err(|_| self.broken())
     }
 
     fn waits(&mut self) -> io::Result<Waits> {
@@ -99,7 +100,7 @@ where
         })
     }
 
-    fn poll_turns(&mut self, waits: &mut Waits, task: &mut Context<'_>) -> Poll<ShardEnd> {
+    fn poll_turns(&mut self, waits: &mut Waits, task: &mut Context<'_>) -> Poll<Result<ShardReport, i32>> {
         self.remote.set_host(task.waker());
         while let Poll::Ready(readable) = waits.readiness.poll_read_ready(task) {
             match readable {

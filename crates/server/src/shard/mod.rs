@@ -23,11 +23,12 @@ use tracing::{debug, error, warn};
 use crate::cx::{Cx, Peer};
 use crate::guard::guard;
 use crate::log::{LineLimit, LogObserver, guarded};
-use crate::remote::{Mail, Order, Post, Remote, collect_wakes, collected_wakes, wake_collected};
-use crate::running::{ShardEnd, ShardReport};
+use crate::remote::{Mail, Order, Post, Remote};
+use crate::running::ShardReport;
 use crate::service::Service;
 use crate::stream::{UPSTREAM, Upstreams};
 use crate::tasks::{Job, Resumed, Tasks};
+use crate::wake::Attention;
 
 pub use context::Shard;
 pub use draining::DrainBegins;
@@ -71,8 +72,6 @@ pub(crate) struct Others<D> {
     pub hand_over: fn(&mut D, Socket) -> Option<OwnedFd>,
     /// Gives one to it.
     pub take_over: fn(&mut D, OwnedFd) -> Socket,
-    /// Wakes another shard by way of the driver.
-    pub wake_other: fn(&mut D, &ringserve_ring::Waker),
 }
 
 /// See the module. `Make` makes the future that calls the service, and `Fut` is that future.
@@ -102,7 +101,6 @@ impl<S: Service, F: Framing, D: Driver, Make, Fut> Drop for Running<S, F, D, Mak
     fn drop(&mut self) {
         self.remote.close();
         self.shard.end();
-        wake_collected();
     }
 }
 
@@ -144,12 +142,8 @@ where
     ///
     /// # Errors
     /// The `errno` of a driver that broke.
-    pub(crate) fn run(mut self) -> ShardEnd {
+    pub(crate) fn run(mut self) -> Result<ShardReport, i32> {
         let mut completions = Vec::new();
-        // A hosted shard does not: its wakes also come from outside of turns, and would wait for the next one.
-        if self.others.is_some() {
-            collect_wakes();
-        }
         loop {
             self.now = self.shard.timers().now();
             self.turn(&mut completions);
@@ -157,17 +151,31 @@ where
                 break;
             }
             let wait = self.wait();
-            self.driver.turn(wait, Budget::default(), &mut completions)?;
+            if let Err(errno) = self.driver.turn(wait, Budget::default(), &mut completions) {
+                self.broken();
+                return Err(errno);
+            }
         }
         Ok(self.ended())
+    }
+
+    /// The driver broke: no completion comes any more. The service hears of the end of each connection.
+    fn broken(&mut self) {
+        self.core.force();
+        self.work_off();
+        if let Some(upstreams) = &mut self.upstreams {
+            upstreams.force();
+        }
+        let mut report = self.report();
+        (report.connections, report.upstreams.connections) = (0, 0);
+        self.remote.last_report(report);
     }
 
     /// The last report.
     fn ended(&self) -> ShardReport {
         guarded(|| debug!(shard = self.shard.index(), stats = ?self.driver.stats(), "shard done"));
         let report = self.report();
-        // For those who still wait, and for those who will ask.
-        self.remote.report(u64::MAX, report.clone());
+        self.remote.last_report(report.clone());
         report
     }
 
@@ -214,19 +222,27 @@ where
             upstreams: self.upstreams.as_ref().map(|upstreams| upstreams.report()).unwrap_or_default(),
             driver: self.driver.stats(),
             buffers: self.driver.pool().counts(),
+            stale: false,
         }
     }
 
     /// Works off what the driver brought and hands it what is to do next.
     fn turn(&mut self, completions: &mut Vec<Completion>) {
         self.shard.timers().fire(self.now);
-        self.remote.wake_up(&mut self.post);
+        let called = self.remote.begin_turn(&mut self.post);
         self.core.begin_turn(self.now);
         if let Some(upstreams) = &mut self.upstreams {
             upstreams.begin_turn(self.now);
         }
-        self.obey();
-        self.read_mail();
+        if called.has(Attention::ORDER) {
+            self.obey();
+        }
+        if called.has(Attention::MESSAGES) {
+            self.read_messages();
+        }
+        if called.has(Attention::LETTERS) {
+            self.read_mail();
+        }
         self.work_off();
         for completion in completions.drain(..) {
             if let Some(upstreams) = &mut self.upstreams
@@ -244,10 +260,10 @@ where
             }
         }
         for _ in 0..WAKE_ROUNDS {
-            if self.post.woken.is_empty() {
-                self.remote.take_woken(&mut self.post.woken, self.order);
+            if self.post.tasks.is_empty() {
+                self.remote.take_woken(&mut self.post.tasks);
             }
-            if self.post.woken.is_empty() && !self.shard.tasks().has_new() {
+            if self.post.tasks.is_empty() && !self.shard.tasks().has_new() {
                 break;
             }
             self.run_woken();
@@ -264,8 +280,8 @@ where
         if !awaited {
             self.driver.defer_sent();
         }
-        if let Some(number) = self.remote.report_wanted() {
-            self.remote.report(number, self.report());
+        if called.has(Attention::REPORT) {
+            self.remote.report(self.report());
         }
         self.meet_others();
         let counts = self.driver.pool().counts();
@@ -312,16 +328,17 @@ where
         }
     }
 
-    /// What other threads want.
-    fn read_mail(&mut self) {
-        if self.remote.take_messages() && !self.shard.empty_mailboxes() {
+    /// What services of other shards and other threads said.
+    fn read_messages(&mut self) {
+        if !self.shard.empty_mailboxes() {
             self.report_panic("message");
             self.remote.announce_messages();
         }
-        if self.post.mail.is_empty() {
-            return;
-        }
-        let mut mails = std::mem::take(&mut self.post.mail);
+    }
+
+    /// What other threads want of connections.
+    fn read_mail(&mut self) {
+        let mut mails = std::mem::take(&mut self.post.letters);
         for mail in mails.drain(..) {
             match mail {
                 Mail::Push { id, reach, payload } => {
@@ -348,7 +365,7 @@ where
                 }
             }
         }
-        self.post.mail = mails;
+        self.post.letters = mails;
     }
 
     /// A connection of either kind, as pushes reach it.
@@ -359,11 +376,9 @@ where
         }
     }
 
-    /// Wakes the other shards that have something to look at, tells them how much room there is here, and looks for
-    /// room there if there is none.
+    /// Tells the other shards how much room there is here, and looks for room there if there is none.
     fn meet_others(&mut self) {
         let Some(others) = &self.others else { return };
-        collected_wakes(|waker| (others.wake_other)(&mut self.driver, &waker));
         let room = if self.order == Order::Serve { self.core.slots_left() } else { 0 };
         self.remote.set_room(room);
         self.core.set_room_elsewhere(room == 0 && others.remotes.iter().any(|remote| remote.room() > 0));
@@ -513,7 +528,7 @@ where
     }
 
     fn run_woken(&mut self) {
-        let mut woken = std::mem::take(&mut self.post.woken);
+        let mut woken = std::mem::take(&mut self.post.tasks);
         for task in woken.drain(..) {
             if task & SPAWNED != 0 {
                 self.shard.tasks().resume(task & !SPAWNED);
@@ -536,7 +551,7 @@ where
                 Resumed::Panicked => self.panicked(id),
             }
         }
-        self.post.woken = woken;
+        self.post.tasks = woken;
         self.shard.tasks().run_new();
     }
 

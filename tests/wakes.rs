@@ -1,0 +1,248 @@
+//! Waking shards from other threads and from each other, also where the caller blocks or ends.
+
+mod common;
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use common::actor::Gate;
+use common::client::{End, frame};
+use common::{Client, Lab, On, SOON, eventually, finish, no_time_limits};
+use ringserve::framing::LengthPrefix;
+use ringserve::{CloseReason, Cx, Frame, Report, Running, Server, Service, Shards};
+
+/// A connection on each of two shards.
+fn one_on_each(
+    mut client: impl FnMut() -> Client,
+    mut shard: impl FnMut(&mut Client) -> usize,
+) -> [Client; 2] {
+    let mut found = [None, None];
+    while found.iter().any(Option::is_none) {
+        let mut client = client();
+        let shard = shard(&mut client);
+        found[shard].get_or_insert(client);
+    }
+    found.map(|client| client.expect("each shard has one"))
+}
+
+fn of_lab(lab: &Lab) -> [Client; 2] {
+    one_on_each(|| lab.client(), |client| client.ask_text("i").parse().unwrap())
+}
+
+#[test]
+fn what_a_blocked_shard_began_to_wake_is_awake() {
+    let lab = Lab::on_shards(2, no_time_limits());
+    let [mut blocks, mut target] = of_lab(&lab);
+    assert_eq!(target.ask("Htarget"), b"reached");
+    let handle = lab.shared.handles.lock().unwrap()[&b"target"[..]].clone();
+    for round in 1..=10 {
+        // The other shard has nothing to do, so it sleeps, and this push has to wake it.
+        blocks.write(&[frame(b"@target:from the shard that blocks"), frame(b"|")].concat());
+        assert_eq!(target.recv(), b"from the shard that blocks");
+        eventually("the shard blocks", SOON, || lab.shared.block.came() == round);
+        handle.push(&b"from a third thread"[..]).unwrap();
+        assert_eq!(target.recv(), b"from a third thread");
+        lab.shared.block.end();
+        assert_eq!([blocks.recv(), blocks.recv()], [b"ok".to_vec(), b"|".to_vec()]);
+        lab.shared.block.begin_again();
+    }
+    blocks.write(&[frame(b"@target:once more"), frame(b"|")].concat());
+    eventually("the shard blocks", SOON, || lab.shared.block.came() == 11);
+    lab.running.force();
+    assert_eq!(target.end_after_all(), End::Reset);
+    lab.shared.block.end();
+    lab.ended();
+}
+
+/// Asks the other shard by a message and blocks its own until the answer is there, which is what nobody should do.
+struct Asks {
+    shards: Shards<Sender<usize>>,
+}
+
+impl Service for Asks {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        let own = cx.shard().index();
+        if &*frame == b"ask" {
+            let (answer, answered) = channel();
+            self.shards.send(1 - own, answer).expect("the other shard runs");
+            let answer = answered.recv_timeout(SOON).expect("the other shard answers");
+            cx.reply(answer.to_string().as_bytes());
+        } else {
+            cx.reply(own.to_string().as_bytes());
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_shard_that_blocks_until_another_one_answers_is_answered() {
+    let shards = Shards::new();
+    let server = On::default().server(no_time_limits()).shards(2).framing(LengthPrefix::default());
+    let running = server.start(move |shard| {
+        let own = shard.index();
+        shards.join(shard, move |answer: Sender<usize>| _ = answer.send(own));
+        Asks { shards: shards.clone() }
+    });
+    let running = running.unwrap();
+    let addr = running.local_addrs()[0];
+    let mut clients = one_on_each(|| Client::connect(addr), |client| client.ask_text("who").parse().unwrap());
+    for _ in 0..20 {
+        for (own, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.ask_text("ask"), (1 - own).to_string());
+        }
+    }
+    drop(clients);
+    finish(running);
+}
+
+/// Tells shard 1 of each end on shard 0, as late as a service can.
+struct LastWords {
+    shards: Shards<u64>,
+    gate: Arc<Gate>,
+}
+
+impl Service for LastWords {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        if &*frame == b"wait" {
+            self.gate.pass().await;
+        }
+        cx.reply(cx.shard().index().to_string().as_bytes());
+        Ok(())
+    }
+
+    fn close(&self, _session: &(), _reason: CloseReason) {
+        let _ = self.shards.send(1, 1);
+    }
+}
+
+/// Says so on shard 1 when it is dropped, after the last turn of its shard.
+struct DropsLast {
+    shards: Shards<u64>,
+    on_shard_0: Cell<bool>,
+}
+
+impl Drop for DropsLast {
+    fn drop(&mut self) {
+        if self.on_shard_0.get() {
+            let _ = self.shards.send(1, 100);
+        }
+    }
+}
+
+#[test]
+fn a_wake_up_of_a_shards_last_turn_arrives_and_its_target_can_be_woken_again() {
+    for _ in 0..5 {
+        let (shards, gate, heard) = (Shards::new(), Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
+        let server = On::default().server(no_time_limits()).shards(2).framing(LengthPrefix::default());
+        let (for_shards, for_gate, for_heard) = (shards.clone(), gate.clone(), heard.clone());
+        let running = server.start(move |shard| {
+            let heard = for_heard.clone();
+            for_shards.join(shard, move |count: u64| _ = heard.fetch_add(count, SeqCst));
+            // Dropped with the tasks of its shard, when the last turn is over.
+            let on_shard_0 = Cell::new(shard.index() == 0);
+            let last = DropsLast { shards: for_shards.clone(), on_shard_0 };
+            shard.spawn(async move {
+                std::future::pending::<()>().await;
+                drop(last);
+            });
+            LastWords { shards: for_shards.clone(), gate: for_gate.clone() }
+        });
+        let running = running.unwrap();
+        let addr = running.local_addrs()[0];
+        let [mut first, mut second] =
+            one_on_each(|| Client::connect(addr), |client| client.ask_text("who").parse().unwrap());
+        second.send("wait");
+        eventually("the call waits", SOON, || gate.came() == 1);
+        running.shutdown();
+        assert_eq!(first.end(), End::Fin);
+        drop(first);
+        // Shard 0 is done, and shard 1 sleeps beside its call.
+        eventually("what shard 0 said last is heard", SOON, || heard.load(SeqCst) >= 101);
+        running.force();
+        assert_eq!(second.end(), End::Reset);
+        running.wait().unwrap();
+    }
+}
+
+/// Asks for a report of its own server.
+struct Reports {
+    running: Arc<OnceLock<Running>>,
+    gate: Arc<common::actor::Block>,
+    got: Mutex<Sender<(Report, u64)>>,
+}
+
+impl Service for Reports {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        match &*frame {
+            b"block" => self.gate.wait(),
+            b"report" => {
+                let before = waits();
+                let report = self.running.get().expect("the server runs").report();
+                self.got.lock().unwrap().send((report, waits() - before)).unwrap();
+            }
+            _ => {}
+        }
+        cx.reply(cx.shard().index().to_string().as_bytes());
+        Ok(())
+    }
+}
+
+/// How often this thread has waited for something.
+fn waits() -> u64 {
+    let path = format!("/proc/self/task/{}/status", rustix::thread::gettid().as_raw_nonzero());
+    let status = std::fs::read_to_string(path).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn a_report_is_whole_never_falls_and_says_which_shards_are_stale() {
+    let (running, block) = (Arc::new(OnceLock::new()), Arc::new(common::actor::Block::default()));
+    let (got, reports) = channel();
+    let (for_shards, for_block, got) = (running.clone(), block.clone(), Mutex::new(got));
+    let server = Server::bind("127.0.0.1:0").shards(2).pin(false).limits(no_time_limits());
+    let started = server.framing(LengthPrefix::default()).start(move |_| Reports {
+        running: for_shards.clone(),
+        gate: for_block.clone(),
+        got: Mutex::new(got.lock().unwrap().clone()),
+    });
+    let running = running.get_or_init(|| started.unwrap());
+    let addr: SocketAddr = running.local_addrs()[0];
+    let [mut blocks, mut asks] =
+        one_on_each(|| Client::connect(addr), |client| client.ask_text("who").parse().unwrap());
+    common::a_turn_passes(running);
+    let before = running.report();
+    assert_eq!((before.shards.len(), before.stale_shards().count()), (2, 0));
+    blocks.send("block");
+    eventually("the shard is blocked", SOON, || block.came() == 1);
+    asks.ask("who");
+    let during = running.report();
+    assert_eq!((during.shards.len(), during.stale_shards().collect::<Vec<_>>()), (2, vec![0]));
+    assert!(during.counters.frames > before.counters.frames, "the other shard answered");
+    assert_eq!(during.shards[0].counters.frames, before.shards[0].counters.frames, "what it said last");
+    // From a shard: neither its own answer nor that of the blocked one is waited for.
+    asks.ask("report");
+    let (report, waits) = reports.recv_timeout(SOON).unwrap();
+    assert_eq!((report.shards.len(), report.stale_shards().collect::<Vec<_>>()), (2, vec![0, 1]));
+    assert!(report.counters.frames >= during.counters.frames, "counters never fall");
+    assert_eq!(waits, 0, "the shard did not wait");
+    block.end();
+    blocks.recv();
+    common::a_turn_passes(running);
+    assert!(running.report().counters.frames >= during.counters.frames + 1);
+    drop((blocks, asks));
+    running.force();
+}
