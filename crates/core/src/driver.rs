@@ -288,6 +288,8 @@ pub struct DriverStats {
     pub receives_armed: u64,
     /// Sends that did not fit at once and were finished later.
     pub sends_short: u64,
+    /// Times a stop did not find the operation it was for, which was in flight, and was made again.
+    pub cancels_missed: u64,
     /// Times the completion queue overflowed.
     pub overflows: u64,
     /// Times an operation waited for the next turn because the submission queue was full.

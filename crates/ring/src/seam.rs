@@ -40,7 +40,7 @@ pub enum Kind {
     Receive = 2,
     /// Send.
     Send = 3,
-    /// Shutdown of the sending side.
+    /// Shutdown of one side.
     Shutdown = 4,
     /// Close of a connection's descriptor.
     Close = 5,
@@ -165,6 +165,11 @@ pub enum RawOp {
         /// The connection.
         id: ConnId,
     },
+    /// `shutdown(SHUT_RD)`: a receive that is armed ends. One completion, of [`Kind::Shutdown`], after that end.
+    ShutdownInput {
+        /// The connection.
+        id: ConnId,
+    },
     /// Closes the connection's descriptor. One completion.
     Close {
         /// The connection.
@@ -209,7 +214,7 @@ impl RawOp {
             RawOp::CancelConnect { id } => Kind::CancelConnect.with(id.bits()),
             RawOp::Receive { id } => Kind::Receive.with(id.bits()),
             RawOp::Send { id, .. } => Kind::Send.with(id.bits()),
-            RawOp::Shutdown { id } => Kind::Shutdown.with(id.bits()),
+            RawOp::Shutdown { id } | RawOp::ShutdownInput { id } => Kind::Shutdown.with(id.bits()),
             RawOp::Close { id, .. } => Kind::Close.with(id.bits()),
             RawOp::CancelAccept { listener } => Kind::CancelAccept.with(u64::from(*listener)),
             RawOp::CancelReceive { id } => Kind::CancelReceive.with(id.bits()),

@@ -40,6 +40,10 @@ named! {
         CancelLies "ECANCELED after a cancel, with F_MORE set",
         CancelRace "bytes arrive while the receive is cancelled",
         CancelAlready "cancel answers EALREADY",
+        ReceiveMissed "cancel does not find a receive that lives",
+        SendMissed "cancel does not find a send that lives",
+        AcceptMissed "cancel does not find an accept that lives",
+        ConnectMissed "cancel does not find a connect that lives",
         SendShort "send takes less than fits",
         SendInterrupted "send ends with EINTR",
         SendNoBuffers "send ends with ENOBUFS",
@@ -187,6 +191,7 @@ named! {
         CancelAcceptAlready "cancel of an accept: EALREADY",
         Shutdown "shutdown: done",
         ShutdownError "shutdown: error",
+        ShutdownInput "shutdown of the input: done",
         CloseOrderly "close: FIN",
         CloseAbort "close: RST",
         CloseUnread "close: FIN asked, input left unread",
@@ -229,8 +234,11 @@ impl Rates {
             }
             rates[InstallFails as usize] /= 12;
             // And these have few occasions.
-            for fault in [NewcomersLate, TakeNoDescriptor, TakeAborted] {
+            for fault in [NewcomersLate, TakeNoDescriptor, TakeAborted, AcceptMissed, ConnectMissed] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(4);
+            }
+            for fault in [ReceiveMissed, SendMissed] {
+                rates[fault as usize] = rates[fault as usize].saturating_mul(8);
             }
             for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails, ResetUnheard] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);

@@ -380,7 +380,12 @@ impl Kernel for SystemKernel {
             RawOp::CancelConnect { id } => {
                 self.push_awaited(encode::cancel(Kind::Connect.with(id.bits())), user_data);
             }
-            RawOp::Shutdown { id } => self.push_awaited(encode::shutdown(self.on(id)), user_data),
+            RawOp::Shutdown { id } => {
+                self.push_awaited(encode::shutdown(self.on(id), libc::SHUT_WR), user_data);
+            }
+            RawOp::ShutdownInput { id } => {
+                self.push_awaited(encode::shutdown(self.on(id), libc::SHUT_RD), user_data);
+            }
             RawOp::Close { id, how } => self.close(id, how),
             RawOp::CancelAccept { listener } => {
                 self.push_awaited(encode::cancel(Kind::Accept.with(u64::from(listener))), user_data);

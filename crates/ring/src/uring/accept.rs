@@ -55,6 +55,12 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
+    /// A cancel is pointless once the accept ended, and wrong once there is a new one.
+    pub(super) fn prepare_cancel_accept(&self, listener: u16) -> Option<RawOp> {
+        let listening = self.listeners.get(usize::from(listener))?;
+        (listening.armed && listening.stop).then_some(RawOp::CancelAccept { listener })
+    }
+
     pub(super) fn stop_listening(&mut self, listener: u16) {
         let index = usize::from(listener);
         if self.listeners.len() <= index {

@@ -13,6 +13,7 @@
 
 mod accept;
 mod buffers;
+mod cancel;
 mod close;
 mod connect;
 mod receive;
@@ -31,6 +32,7 @@ use crate::seam::{Kernel, Kind, RawCqe, RawOp};
 use crate::waker::Waker;
 use accept::Listening;
 use buffers::Buffers;
+use cancel::Missed;
 use table::{Ports, Sending};
 
 /// The io_uring driver over a [`Kernel`].
@@ -46,6 +48,8 @@ pub struct Uring<K: Kernel> {
     listeners: Vec<Listening>,
     /// How many of them are being emptied, to be closed.
     emptying: usize,
+    /// Cancels that did not find what they were for.
+    missed: Missed,
     /// Operations the kernel half was not given yet, in order.
     queue: VecDeque<RawOp>,
     /// Completions made here, or beyond the last turn's budget, in order.
@@ -68,8 +72,10 @@ pub struct Anomalies {
     pub stale: u64,
     /// Terminal by every sign but its `F_MORE` flag.
     pub more_flag: u64,
-    /// Receives that ended without telling; found when they were to be cancelled.
+    /// Receives that ended without telling, as far as can be known; found when they were to be cancelled.
     pub silent_ends: u64,
+    /// Completions of such receives, which had not ended; their bytes are lost, and so is the connection.
+    pub late_ends: u64,
     /// Descriptors that could not be made a connection.
     pub installs_failed: u64,
 }
@@ -127,6 +133,7 @@ impl<K: Kernel> Uring<K> {
             ports: Ports::new(),
             listeners: Vec::new(),
             emptying: 0,
+            missed: Missed::default(),
             queue,
             ready: VecDeque::new(),
             quiet: false,
@@ -182,6 +189,9 @@ impl<K: Kernel> Uring<K> {
             RawOp::Receive { .. } => self.stats.receives_armed += 1,
             RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
             RawOp::CancelSend { id } => return self.prepare_cancel_send(id),
+            RawOp::CancelReceive { id } => return self.prepare_cancel_receive(id),
+            RawOp::CancelAccept { listener } => return self.prepare_cancel_accept(listener),
+            RawOp::CancelConnect { id } => return self.prepare_cancel_connect(id),
             _ => {}
         }
         Some(op)
@@ -204,6 +214,7 @@ impl<K: Kernel> Uring<K> {
     #[inline]
     pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
         self.arm_parked();
+        self.repeat_cancels();
         self.flush();
         self.quiet = false;
         self.enter(wait)
@@ -224,10 +235,11 @@ impl<K: Kernel> Uring<K> {
     /// How long it is until the driver has something to do by itself, whatever the kernel brings.
     #[inline]
     pub(crate) fn due_in(&mut self) -> Option<Duration> {
+        let cancels = self.cancels_due_in();
         if self.emptying == 0 {
-            return None;
+            return cancels;
         }
-        self.queue_due_in()
+        self.queue_due_in().into_iter().chain(cancels).min()
     }
 
     /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
@@ -268,7 +280,9 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Close) => self.on_close(cqe, sink),
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
             Some(Kind::Connect) => self.on_connect(cqe, sink),
-            Some(Kind::CancelSend | Kind::CancelAccept | Kind::CancelConnect) => {}
+            Some(Kind::CancelSend) => self.on_cancel_send(cqe),
+            Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
+            Some(Kind::CancelConnect) => self.on_cancel_connect(cqe),
             Some(Kind::Message) => self.on_message(cqe),
             Some(Kind::Woken | Kind::Timer) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),

@@ -15,7 +15,7 @@ impl State {
         assert!(!listener.gone, "an accept on a listener that is closed");
         assert!(!listener.armed, "a listener has two accepts");
         listener.armed = true;
-        listener.dying = 0;
+        (listener.dying, listener.missed) = (0, 0);
         listener.neglected = None;
     }
 
@@ -23,6 +23,11 @@ impl State {
         let cancel = |res| RawCqe::new(Kind::CancelAccept.with(u64::from(number)), res, 0);
         let listener = &mut self.listeners[usize::from(number)];
         if !listener.armed {
+            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelAcceptNone, Fault::CancelLate);
+        }
+        let missed = listener.missed;
+        if self.misses(Fault::AcceptMissed, missed) {
+            self.listeners[usize::from(number)].missed += 1;
             return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelAcceptNone, Fault::CancelLate);
         }
         if self.strikes(Fault::CancelAlready) {

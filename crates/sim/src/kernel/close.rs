@@ -26,6 +26,16 @@ impl State {
         self.post_or_late(done(0), Arm::Shutdown, Fault::CloseLate);
     }
 
+    /// Ends the connection's receive, if there is one.
+    pub(super) fn shut_input_down(&mut self, id: ConnId) {
+        let done = |res| RawCqe::new(Kind::Shutdown.with(id.bits()), res, 0);
+        if self.file(id).is_none() {
+            return self.post(done(-libc::EBADF), Arm::ShutdownError);
+        }
+        self.end_receive_of(id);
+        self.post_or_late(done(0), Arm::ShutdownInput, Fault::CloseLate);
+    }
+
     pub(super) fn close(&mut self, id: ConnId, how: CloseHow) {
         let done = |res| RawCqe::new(Kind::Close.with(id.bits()), res, 0);
         self.check_unused(id);

@@ -40,6 +40,9 @@ pub use times::STEP;
 /// The longest stop of the process.
 pub(super) const STALL_MAX: u64 = 1_500_000_000;
 
+/// Cancels in a row that do not find an operation that lives.
+const MISSED_MAX: u8 = 3;
+
 /// Lines of the trace that are kept.
 const TRACE_LINES: usize = 80;
 
@@ -82,6 +85,8 @@ pub struct Listener {
     armed: bool,
     /// A cancel told EALREADY: it ends on its own, after so many more looks.
     dying: u8,
+    /// Cancels that did not find the accept.
+    missed: u8,
     /// No connection begins to queue any more.
     pub closed: bool,
     /// The server turns newcomers away; until then, those may come that were on their way.
@@ -238,6 +243,11 @@ impl State {
         }
         self.cover.fault(fault);
         true
+    }
+
+    /// True if a cancel does not find an operation that lives, which is between two states. It is found some time.
+    fn misses(&mut self, fault: Fault, missed: u8) -> bool {
+        missed < MISSED_MAX && self.strikes(fault)
     }
 
     /// Time passes, and everybody else acts.

@@ -26,6 +26,8 @@ pub(super) enum Fault {
     NewcomersLate,
     /// There is no descriptor for a queued connection.
     TakeNoDescriptor,
+    /// A cancel does not find what is to be cancelled, which lives.
+    CancelMisses,
     /// Bytes to receive are left for the next enter.
     Delay,
 }
@@ -36,7 +38,7 @@ impl Fault {
     fn once_in(self) -> u64 {
         match self {
             // There are few cancels in a case.
-            Fault::CancelRace | Fault::NewcomersLate => 2,
+            Fault::CancelRace | Fault::CancelMisses | Fault::NewcomersLate => 2,
             Fault::ReceiveShort | Fault::SendShort | Fault::TakeNoDescriptor => 4,
             Fault::AcceptEnds | Fault::ReceiveEnds | Fault::Delay => 8,
             Fault::Interrupted | Fault::NoBuffers | Fault::ReceiveInterrupted | Fault::NoRoom => 16,

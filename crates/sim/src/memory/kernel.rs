@@ -45,6 +45,8 @@ pub struct MemoryKernel {
     started: Instant,
     pub(super) ring: i32,
     pub(super) faults: Faults,
+    /// Cancels in a row that did not find what lives.
+    pub(super) missed: u8,
     pub(super) buffer_bytes: usize,
     /// Wakes the shard.
     waker: Waker,
@@ -88,6 +90,7 @@ impl MemoryKernel {
             started: Instant::now(),
             ring,
             faults: Faults::new(faults, shard),
+            missed: 0,
             buffer_bytes: config.pool.buffer_bytes,
             waker: Waker::new(Some(ring))?,
             bell,
