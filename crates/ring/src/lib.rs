@@ -26,7 +26,7 @@ pub use epoll::{Epoll, EpollConfig};
 pub use error::SetupError;
 pub use hosted::Hosted;
 pub use kernel::SystemKernel;
-pub use probe::{Found, probe};
+pub use probe::{Found, probe, try_apart};
 pub use sockopt::{TcpOption, peer_process};
 pub use uring::{Anomalies, Uring};
 pub use waker::Waker;
