@@ -6,11 +6,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::io::{ErrorKind, Read};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use common::{Actor, Client, Lab, On, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
@@ -26,6 +29,20 @@ fn a_second_instance_is_refused_with_the_name_of_the_first() {
     assert!(text.contains("share_port(true)"), "{text}");
     assert_eq!(lab.client().ask("ealive"), b"ealive");
     lab.finish();
+}
+
+/// The end of a ring interrupts calls of the thread that made it, some time later. Rings that were tried at the start are
+/// not this thread's.
+#[test]
+fn starting_a_server_interrupts_no_call_of_the_starting_thread() {
+    for round in 0..10 {
+        let lab = Lab::start(no_time_limits());
+        let (mut near, _far) = UnixStream::pair().unwrap();
+        near.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let read = near.read(&mut [0; 4]).map_err(|error| error.kind());
+        assert_eq!(read, Err(ErrorKind::WouldBlock), "round {round}");
+        lab.finish();
+    }
 }
 
 #[test]

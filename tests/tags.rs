@@ -142,7 +142,6 @@ fn one_connection(addr: SocketAddr, tag: u64, random: &mut Random) -> u64 {
         match client.stream.read(&mut back[read..wanted.min(whole)]) {
             Ok(0) => break,
             Ok(n) => read += n,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(error) => panic!("{error}"),
         }

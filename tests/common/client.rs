@@ -62,7 +62,6 @@ impl Client {
             match self.stream.write(&bytes[written..]) {
                 Ok(n) => written += n,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => panic!("write: {error}"),
             }
         }
@@ -115,8 +114,6 @@ impl Client {
             match self.stream.read(&mut piece) {
                 Ok(0) => return (bytes, End::Fin),
                 Ok(n) => bytes.extend_from_slice(&piece[..n]),
-                // The start of a server tries a ring on this thread, whose late end may interrupt a call.
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return (bytes, end_of(&error)),
             }
         }
@@ -145,7 +142,6 @@ impl Client {
                 Ok(0) if filled == 0 => return None,
                 Ok(0) => panic!("a reply of {} bytes is cut off after {filled}", bytes.len()),
                 Ok(n) => filled += n,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => panic!("an end by {error}"),
             }
         }

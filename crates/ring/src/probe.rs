@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::PoolConfig;
@@ -29,8 +30,26 @@ pub struct Found {
     pub direct_descriptors: bool,
 }
 
-/// Tries io_uring with all that the driver needs, on a ring of its own that is gone afterwards: set-up, file table,
-/// buffer ring, then a receive and a send on a pair of Unix sockets.
+/// Runs a trial that makes rings, on another thread, which has ended when this returns.
+///
+/// The end of a ring is work for the thread that made it, some time after the ring was closed: there it interrupts calls
+/// that wait with a bound (`EINTR`). The thread that starts a server is the program's, and is left alone.
+///
+/// # Errors
+/// Those of the trial, or that there is no thread for it.
+pub fn try_apart<T: Send>(trial: impl FnOnce() -> Result<T, SetupError> + Send) -> Result<T, SetupError> {
+    let subscriber = tracing::dispatcher::get_default(Clone::clone);
+    let with_log = || tracing::dispatcher::with_default(&subscriber, trial);
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("ringserve-trial".to_owned());
+        let started = builder.spawn_scoped(scope, with_log);
+        let thread = started.map_err(SetupError::failed("a thread to try io_uring on"))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Tries io_uring with all that the driver needs, on a ring that is gone afterwards: set-up, file table, buffer ring, then
+/// a receive and a send on a pair of Unix sockets. The calling thread makes no ring.
 ///
 /// # Errors
 /// Names the cause and the fix.
@@ -42,6 +61,10 @@ pub struct Found {
 /// }
 /// ```
 pub fn probe() -> Result<Found, SetupError> {
+    try_apart(try_out)
+}
+
+fn try_out() -> Result<Found, SetupError> {
     let pool = PoolConfig { buffer_bytes: 256, buffers_max: 4, poison: false };
     let config = UringConfig {
         submission_entries: 8,

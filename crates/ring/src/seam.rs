@@ -40,7 +40,7 @@ pub enum Kind {
     Receive = 2,
     /// Send.
     Send = 3,
-    /// Shutdown of the sending side.
+    /// Shutdown of one side.
     Shutdown = 4,
     /// Close of a connection's descriptor.
     Close = 5,
@@ -165,6 +165,11 @@ pub enum RawOp {
         /// The connection.
         id: ConnId,
     },
+    /// `shutdown(SHUT_RD)`: a receive that is armed ends. One completion, of [`Kind::Shutdown`], after that end.
+    ShutdownInput {
+        /// The connection.
+        id: ConnId,
+    },
     /// Closes the connection's descriptor. One completion.
     Close {
         /// The connection.
@@ -209,7 +214,7 @@ impl RawOp {
             RawOp::CancelConnect { id } => Kind::CancelConnect.with(id.bits()),
             RawOp::Receive { id } => Kind::Receive.with(id.bits()),
             RawOp::Send { id, .. } => Kind::Send.with(id.bits()),
-            RawOp::Shutdown { id } => Kind::Shutdown.with(id.bits()),
+            RawOp::Shutdown { id } | RawOp::ShutdownInput { id } => Kind::Shutdown.with(id.bits()),
             RawOp::Close { id, .. } => Kind::Close.with(id.bits()),
             RawOp::CancelAccept { listener } => Kind::CancelAccept.with(u64::from(*listener)),
             RawOp::CancelReceive { id } => Kind::CancelReceive.with(id.bits()),
@@ -314,6 +319,23 @@ pub trait Kernel {
     /// The peer's address, for a descriptor from an accept's completion. `None` for Unix sockets and for a
     /// peer that is gone.
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr>;
+
+    /// Nothing begins to queue at the listener from here on. What is queued can still be taken, and so can what comes
+    /// within the time returned: its handshake had begun.
+    fn turn_newcomers_away(&mut self, listener: u16) -> Duration;
+
+    /// Takes a connection out of the listener's queue, without waiting; the descriptor is as one of an accept's
+    /// completion. Only after [`turn_newcomers_away`](Kernel::turn_newcomers_away).
+    ///
+    /// # Errors
+    /// The `errno`; `EAGAIN` if the queue is empty.
+    fn take_queued(&mut self, listener: u16) -> Result<i32, i32>;
+
+    /// Closes the listening socket. No accept is in flight there.
+    fn close_listener(&mut self, listener: u16);
+
+    /// The time of a clock that never goes back.
+    fn now(&mut self) -> Duration;
 
     /// Makes a socket for a connection to `address`; the descriptor is as one of an accept's completion.
     ///

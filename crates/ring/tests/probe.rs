@@ -1,6 +1,9 @@
 //! The probe, here and behind seccomp filters. A filter holds for the thread that installs it.
 
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
 use std::thread;
+use std::time::Duration;
 
 use ringserve_ring::{SetupError, Uring, UringConfig, probe};
 
@@ -71,4 +74,17 @@ fn a_ring_can_be_made_without_restrictions_and_says_so() {
     assert!(restricted.describe().contains("restricted"), "{}", restricted.describe());
     let free = Uring::new(&UringConfig { restrict: false, ..UringConfig::default() }, Vec::new()).unwrap();
     assert!(!free.describe().contains("restricted"), "{}", free.describe());
+}
+
+/// The end of a ring is work for the thread that made it, some time later, and interrupts calls of that thread that wait
+/// with a bound.
+#[test]
+fn the_probe_interrupts_no_call_of_its_thread() {
+    for round in 0..10 {
+        probe().unwrap();
+        let (mut near, _far) = UnixStream::pair().unwrap();
+        near.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let read = near.read(&mut [0; 4]).map_err(|error| error.kind());
+        assert_eq!(read, Err(ErrorKind::WouldBlock), "round {round}");
+    }
 }

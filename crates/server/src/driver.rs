@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::{Address, ConnId, Limits};
-use ringserve_ring::{BeforeConnect, EpollConfig, Uring, UringConfig, probe};
+use ringserve_ring::{BeforeConnect, EpollConfig, Uring, UringConfig, probe, try_apart};
 use socket2::SockRef;
 
 use crate::error::Error;
@@ -187,8 +187,11 @@ impl Wanted<'_> {
         if limit.is_none_or(|limit| limit >= LOCKED_BYTES * self.shards as u64) {
             return Ok(());
         }
-        let rings: Result<Vec<_>, _> = (0..self.shards).map(|_| Uring::new(config, Vec::new())).collect();
-        rings.map(drop).map_err(Error::Driver)
+        try_apart(|| {
+            let rings: Result<Vec<_>, _> = (0..self.shards).map(|_| Uring::new(config, Vec::new())).collect();
+            rings.map(drop)
+        })
+        .map_err(Error::Driver)
     }
 
     fn epoll(&self, why: &str) -> Chosen {

@@ -40,6 +40,10 @@ named! {
         CancelLies "ECANCELED after a cancel, with F_MORE set",
         CancelRace "bytes arrive while the receive is cancelled",
         CancelAlready "cancel answers EALREADY",
+        ReceiveMissed "cancel does not find a receive that lives",
+        SendMissed "cancel does not find a send that lives",
+        AcceptMissed "cancel does not find an accept that lives",
+        ConnectMissed "cancel does not find a connect that lives",
         SendShort "send takes less than fits",
         SendInterrupted "send ends with EINTR",
         SendNoBuffers "send ends with ENOBUFS",
@@ -52,6 +56,9 @@ named! {
         AcceptInterrupted "accept ends with EINTR",
         AcceptLies "accept ends with ECANCELED and F_MORE",
         AcceptBroken "accept ends with another error",
+        NewcomersLate "connections come though newcomers are turned away",
+        TakeNoDescriptor "no descriptor for a queued connection",
+        TakeAborted "queued connection is gone when it is taken",
         PeerUnknown "getpeername fails",
         SocketFails "no socket for an upstream",
         ConnectRefused "upstream refuses",
@@ -64,6 +71,7 @@ named! {
         EnterNoMemory "enter ends with ENOMEM, nothing submitted",
         EnterPartial "enter submits a part",
         Stall "process stopped for a while",
+        QueueTaken "connection taken from a queue that is emptied",
         SendDeferred "turn whose sends nobody waits for",
         CancelsMeet "answer to an old cancel meets a new one",
         QueueFull "submission queue full",
@@ -183,6 +191,7 @@ named! {
         CancelAcceptAlready "cancel of an accept: EALREADY",
         Shutdown "shutdown: done",
         ShutdownError "shutdown: error",
+        ShutdownInput "shutdown of the input: done",
         CloseOrderly "close: FIN",
         CloseAbort "close: RST",
         CloseUnread "close: FIN asked, input left unread",
@@ -225,6 +234,12 @@ impl Rates {
             }
             rates[InstallFails as usize] /= 12;
             // And these have few occasions.
+            for fault in [NewcomersLate, TakeNoDescriptor, TakeAborted, AcceptMissed, ConnectMissed] {
+                rates[fault as usize] = rates[fault as usize].saturating_mul(4);
+            }
+            for fault in [ReceiveMissed, SendMissed] {
+                rates[fault as usize] = rates[fault as usize].saturating_mul(8);
+            }
             for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails, ResetUnheard] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);
             }

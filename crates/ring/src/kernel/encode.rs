@@ -208,8 +208,8 @@ pub(super) fn send(
     (if mode == SendMode::TryQuietly { quietly(entry) } else { entry }, bytes)
 }
 
-pub(super) fn shutdown(on: On) -> Entry {
-    on.mark(opcode::Shutdown::new(on.fd(), libc::SHUT_WR).build())
+pub(super) fn shutdown(on: On, side: i32) -> Entry {
+    on.mark(opcode::Shutdown::new(on.fd(), side).build())
 }
 
 pub(super) fn cancel(user_data: u64) -> Entry {

@@ -37,6 +37,12 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
+    /// A cancel is pointless once the connect ended.
+    pub(super) fn prepare_cancel_connect(&mut self, id: ConnId) -> Option<RawOp> {
+        let port = self.ports.find(id)?;
+        (port.life == Life::StopsConnecting).then_some(RawOp::CancelConnect { id })
+    }
+
     pub(super) fn on_connect(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         let connects = |life| matches!(life, Life::Connecting | Life::StopsConnecting);

@@ -13,6 +13,7 @@
 
 mod accept;
 mod buffers;
+mod cancel;
 mod close;
 mod connect;
 mod receive;
@@ -31,6 +32,7 @@ use crate::seam::{Kernel, Kind, RawCqe, RawOp};
 use crate::waker::Waker;
 use accept::Listening;
 use buffers::Buffers;
+use cancel::Missed;
 use table::{Ports, Sending};
 
 /// The io_uring driver over a [`Kernel`].
@@ -44,6 +46,10 @@ pub struct Uring<K: Kernel> {
     buffers: Buffers,
     ports: Ports,
     listeners: Vec<Listening>,
+    /// How many of them are being emptied, to be closed.
+    emptying: usize,
+    /// Cancels that did not find what they were for.
+    missed: Missed,
     /// Operations the kernel half was not given yet, in order.
     queue: VecDeque<RawOp>,
     /// Completions made here, or beyond the last turn's budget, in order.
@@ -66,8 +72,10 @@ pub struct Anomalies {
     pub stale: u64,
     /// Terminal by every sign but its `F_MORE` flag.
     pub more_flag: u64,
-    /// Receives that ended without telling; found when they were to be cancelled.
+    /// Receives that ended without telling, as far as can be known; found when they were to be cancelled.
     pub silent_ends: u64,
+    /// Completions of such receives, which had not ended; their bytes are lost, and so is the connection.
+    pub late_ends: u64,
     /// Descriptors that could not be made a connection.
     pub installs_failed: u64,
 }
@@ -124,6 +132,8 @@ impl<K: Kernel> Uring<K> {
             buffers,
             ports: Ports::new(),
             listeners: Vec::new(),
+            emptying: 0,
+            missed: Missed::default(),
             queue,
             ready: VecDeque::new(),
             quiet: false,
@@ -179,6 +189,9 @@ impl<K: Kernel> Uring<K> {
             RawOp::Receive { .. } => self.stats.receives_armed += 1,
             RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
             RawOp::CancelSend { id } => return self.prepare_cancel_send(id),
+            RawOp::CancelReceive { id } => return self.prepare_cancel_receive(id),
+            RawOp::CancelAccept { listener } => return self.prepare_cancel_accept(listener),
+            RawOp::CancelConnect { id } => return self.prepare_cancel_connect(id),
             _ => {}
         }
         Some(op)
@@ -201,6 +214,7 @@ impl<K: Kernel> Uring<K> {
     #[inline]
     pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
         self.arm_parked();
+        self.repeat_cancels();
         self.flush();
         self.quiet = false;
         self.enter(wait)
@@ -213,8 +227,19 @@ impl<K: Kernel> Uring<K> {
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
     pub(crate) fn has_to_do(&mut self) -> bool {
         let parked = self.ports.parked() > 0 && self.buffers.in_ring() > 0;
-        let here = !self.ready.is_empty() || !self.queue.is_empty() || parked;
+        let due = self.due_in() == Some(Duration::ZERO);
+        let here = !self.ready.is_empty() || !self.queue.is_empty() || parked || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
+    }
+
+    /// How long it is until the driver has something to do by itself, whatever the kernel brings.
+    #[inline]
+    pub(crate) fn due_in(&mut self) -> Option<Duration> {
+        let cancels = self.cancels_due_in();
+        if self.emptying == 0 {
+            return cancels;
+        }
+        self.queue_due_in().into_iter().chain(cancels).min()
     }
 
     /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
@@ -225,11 +250,12 @@ impl<K: Kernel> Uring<K> {
         let something = !self.ready.is_empty() || self.kernel.has_completions();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
         let more_to_do = !self.queue.is_empty() || (self.ports.parked() > 0 && self.buffers.in_ring() > 0);
+        let due = self.due_in();
         let timeout = match wait {
-            _ if something || more_to_do => None,
+            _ if something || more_to_do || due == Some(Duration::ZERO) => None,
             Wait::No | Wait::For(Duration::ZERO) => None,
-            Wait::For(time) => Some(Some(time)),
-            Wait::Forever => Some(None),
+            Wait::For(time) => Some(Some(due.map_or(time, |due| due.min(time)))),
+            Wait::Forever => Some(due),
         };
         let held_back = !something && (overflowing || self.kernel.has_task_work());
         if self.kernel.queued() == 0 && timeout.is_none() && !held_back {
@@ -254,7 +280,9 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Close) => self.on_close(cqe, sink),
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
             Some(Kind::Connect) => self.on_connect(cqe, sink),
-            Some(Kind::CancelSend | Kind::CancelAccept | Kind::CancelConnect) => {}
+            Some(Kind::CancelSend) => self.on_cancel_send(cqe),
+            Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
+            Some(Kind::CancelConnect) => self.on_cancel_connect(cqe),
             Some(Kind::Message) => self.on_message(cqe),
             Some(Kind::Woken | Kind::Timer) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
@@ -321,6 +349,7 @@ impl<K: Kernel> Driver for Uring<K> {
         match op {
             Op::Accept { listener } => self.accept(listener),
             Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::StopListening { listener } => self.stop_listening(listener),
             Op::Adopt { id, socket } => self.adopt(id, socket),
             Op::Refuse { socket } => self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 }),
             Op::Connect { id, address } => self.connect(id, address),
@@ -341,6 +370,9 @@ impl<K: Kernel> Driver for Uring<K> {
         let ready = std::mem::take(&mut self.ready);
         let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };
         sink.take_ready();
+        if self.emptying > 0 {
+            self.empty_queues(&mut sink);
+        }
         while sink.has_room() {
             if let Some(cqe) = self.kernel.reap(&mut self.side) {
                 self.complete(cqe, &mut sink);

@@ -8,10 +8,13 @@
 //!    ENOBUFS ▼ │ a buffer is back        │
 //!          Parked ──▶ stopped ───────────┘──▶ No
 //! ```
+//!
+//! One that is stopped and cannot be found is `Doubtful` from then on: it ended for the core, and may live in the kernel.
 
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 
-use super::table::Receiving;
+use super::cancel::MISSES_MAX;
+use super::table::{Life, Port, Receiving};
 use super::{Sink, Uring};
 use crate::seam::{F_MORE, Kernel, RawCqe, RawOp};
 
@@ -28,7 +31,13 @@ impl<K: Kernel> Uring<K> {
         match self.ports.find(id) {
             Some(port) if port.receiving == Receiving::No => {
                 port.receiving = Receiving::Armed;
+                port.receive_misses = 0;
                 self.queue.push_back(RawOp::Receive { id });
+            }
+            // A second one beside the first, should that live, could not be told from it.
+            Some(port) if port.receiving == Receiving::Doubtful => {
+                let end = ReceiveEnd::Error(libc::EIO);
+                self.ready.push_back(Completion::ReceiveEnded { id, end });
             }
             _ => Self::unknown(id, "receive"),
         }
@@ -37,7 +46,7 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn receive_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a receive") };
         match port.receiving {
-            Receiving::No => {}
+            Receiving::No | Receiving::Doubtful => {}
             Receiving::Armed => {
                 if !port.receive_stop {
                     port.receive_stop = true;
@@ -69,7 +78,7 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn on_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         let Some(port) = self.ports.find(id).filter(|port| port.receiving == Receiving::Armed) else {
-            return self.stale(cqe);
+            return self.on_late_receive(cqe);
         };
         let stop = port.receive_stop;
         port.fed |= cqe.res > 0;
@@ -109,16 +118,39 @@ impl<K: Kernel> Uring<K> {
         sink.push(Completion::ReceiveEnded { id, end });
     }
 
+    /// A completion of a receive that was held to have ended: its bytes are lost, and the connection receives no more.
+    #[cold]
+    fn on_late_receive(&mut self, cqe: RawCqe) {
+        let doubtful = |port: &&mut Port| port.receiving == Receiving::Doubtful;
+        if self.ports.find(cqe.id()).filter(doubtful).is_none() {
+            return self.stale(cqe);
+        }
+        drop(self.buffers.arrived(&mut self.side, &cqe));
+        self.anomalies.late_ends += 1;
+    }
+
     pub(super) fn on_cancel_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         let Some(port) = self.ports.find(id) else { return };
         port.receive_cancels = port.receive_cancels.saturating_sub(1);
-        // Completions of one operation come in order, so one that was not found and did not end before this
-        // ended without saying so.
+        if matches!(port.life, Life::Clears(_)) {
+            return self.on_cleared(id, cqe.res);
+        }
+        // Completions of one operation come in order, so one that was not found and did not end before this was missed,
+        // or ended without saying so.
         let waits = port.receiving == Receiving::Armed && port.receive_stop && port.receive_cancels == 0;
-        if waits && cqe.res == -libc::ENOENT {
-            self.anomalies.silent_ends += 1;
-            self.receive_ended(id, ReceiveEnd::Stopped, sink);
+        if !waits || cqe.res >= 0 {
+            return;
+        }
+        port.receive_misses += u8::from(cqe.res == -libc::ENOENT);
+        if port.receive_misses < MISSES_MAX {
+            port.receive_cancels += 1;
+            return self.cancel_again(RawOp::CancelReceive { id });
+        }
+        self.anomalies.silent_ends += 1;
+        self.receive_ended(id, ReceiveEnd::Stopped, sink);
+        if let Some(port) = self.ports.find(id) {
+            port.receiving = Receiving::Doubtful;
         }
     }
 }

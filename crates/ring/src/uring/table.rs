@@ -1,6 +1,6 @@
 //! What the driver knows of each connection, and the queue of those parked for want of buffers.
 
-use ringserve_core::ConnId;
+use ringserve_core::{CloseHow, ConnId};
 
 use crate::table::Chunked;
 
@@ -18,6 +18,8 @@ pub(super) enum Receiving {
     Armed,
     /// Waits for buffers, and is in the list of those that do.
     Parked,
+    /// Ended as far as the core knows. No completion said so, so the kernel may still have it.
+    Doubtful,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,9 @@ pub(super) enum Life {
     Open,
     /// A shutdown is in flight.
     ShutsDown,
+    /// It is to be closed so, once the kernel is known to have no receive of it: the input is being shut down, then a
+    /// cancel must find nothing.
+    Clears(CloseHow),
     /// A close is in flight.
     Closes,
 }
@@ -60,6 +65,8 @@ pub(super) struct Port {
     pub(super) fed: bool,
     /// Cancels of receives that have not completed.
     pub(super) receive_cancels: u8,
+    /// How many of them in a row did not find it.
+    pub(super) receive_misses: u8,
     /// Neighbours in the list of parked connections; `NONE` at its ends and outside of it.
     parked_before: u32,
     parked_after: u32,
@@ -76,6 +83,7 @@ impl Default for Port {
             life: Life::Open,
             fed: false,
             receive_cancels: 0,
+            receive_misses: 0,
             parked_before: NONE,
             parked_after: NONE,
         }

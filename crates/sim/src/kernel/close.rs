@@ -26,6 +26,16 @@ impl State {
         self.post_or_late(done(0), Arm::Shutdown, Fault::CloseLate);
     }
 
+    /// Ends the connection's receive, if there is one.
+    pub(super) fn shut_input_down(&mut self, id: ConnId) {
+        let done = |res| RawCqe::new(Kind::Shutdown.with(id.bits()), res, 0);
+        if self.file(id).is_none() {
+            return self.post(done(-libc::EBADF), Arm::ShutdownError);
+        }
+        self.end_receive_of(id);
+        self.post_or_late(done(0), Arm::ShutdownInput, Fault::CloseLate);
+    }
+
     pub(super) fn close(&mut self, id: ConnId, how: CloseHow) {
         let done = |res| RawCqe::new(Kind::Close.with(id.bits()), res, 0);
         self.check_unused(id);
@@ -59,14 +69,18 @@ impl State {
         self.kick(tag);
     }
 
-    /// Closes the listeners: those who still wait in their backlogs are reset.
+    /// Closes the listeners that are left: those who still wait in their backlogs are reset.
     pub fn close_listeners(&mut self) {
         for index in 0..self.listeners.len() {
-            self.listeners[index].closed = true;
-            while let Some(tag) = self.listeners[index].backlog.pop_front() {
-                sock_reset(&mut self.socks[tag]);
-                self.drop_socket(tag);
-            }
+            self.reset_backlog(index);
+        }
+    }
+
+    pub(super) fn reset_backlog(&mut self, index: usize) {
+        self.listeners[index].closed = true;
+        while let Some(tag) = self.listeners[index].backlog.pop_front() {
+            sock_reset(&mut self.socks[tag]);
+            self.drop_socket(tag);
         }
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Connect {
     errno: i32,
     /// A cancel told EALREADY: it ends on its own, after so many more looks.
     pub(super) dying: u8,
+    /// Cancels that did not find it.
+    missed: u8,
 }
 
 /// The upstream of that address.
@@ -69,7 +71,7 @@ impl State {
         } else {
             0
         };
-        self.connects.push(Connect { id, tag, due, errno, dying: 0 });
+        self.connects.push(Connect { id, tag, due, errno, dying: 0, missed: 0 });
     }
 
     pub(super) fn cancel_connect(&mut self, id: ConnId) {
@@ -77,6 +79,11 @@ impl State {
         let Some(index) = self.connects.iter().position(|connect| connect.id == id) else {
             return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelConnectNone, Fault::CancelLate);
         };
+        let missed = self.connects[index].missed;
+        if self.misses(Fault::ConnectMissed, missed) {
+            self.connects[index].missed += 1;
+            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelConnectNone, Fault::CancelLate);
+        }
         if self.strikes(Fault::CancelAlready) {
             self.connects[index].dying = self.rng.range(1, 3) as u8;
             return self.post(cancel(-libc::EALREADY), Arm::CancelConnectAlready);

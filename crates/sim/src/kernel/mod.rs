@@ -40,6 +40,9 @@ pub use times::STEP;
 /// The longest stop of the process.
 pub(super) const STALL_MAX: u64 = 1_500_000_000;
 
+/// Cancels in a row that do not find an operation that lives.
+const MISSED_MAX: u8 = 3;
+
 /// Lines of the trace that are kept.
 const TRACE_LINES: usize = 80;
 
@@ -82,8 +85,16 @@ pub struct Listener {
     armed: bool,
     /// A cancel told EALREADY: it ends on its own, after so many more looks.
     dying: u8,
-    /// Nobody connects any more.
+    /// Cancels that did not find the accept.
+    missed: u8,
+    /// No connection begins to queue any more.
     pub closed: bool,
+    /// The server turns newcomers away; until then, those may come that were on their way.
+    closing: Option<u64>,
+    /// The last look at the queue found no descriptor for what is in it.
+    starved: bool,
+    /// The socket is closed.
+    gone: bool,
     /// Since when, and how often, the server blocked although it could have accepted from here.
     neglected: Option<(u64, u32)>,
 }
@@ -234,6 +245,11 @@ impl State {
         true
     }
 
+    /// True if a cancel does not find an operation that lives, which is between two states. It is found some time.
+    fn misses(&mut self, fault: Fault, missed: u8) -> bool {
+        missed < MISSED_MAX && self.strikes(fault)
+    }
+
     /// Time passes, and everybody else acts.
     pub fn pass(&mut self, time: u64) {
         self.now += time;
@@ -334,6 +350,22 @@ impl Kernel for SimKernel {
             return None;
         }
         Some(address_of(tag))
+    }
+
+    fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
+        self.state.borrow_mut().turn_newcomers_away(listener)
+    }
+
+    fn take_queued(&mut self, listener: u16) -> Result<i32, i32> {
+        self.state.borrow_mut().take_queued(listener)
+    }
+
+    fn close_listener(&mut self, listener: u16) {
+        self.state.borrow_mut().close_listener(listener);
+    }
+
+    fn now(&mut self) -> Duration {
+        Duration::from_nanos(self.state.borrow().now)
     }
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {

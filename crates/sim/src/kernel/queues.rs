@@ -82,6 +82,7 @@ impl State {
             RawOp::Send { id, batch, mode } => self.start_send(id, batch, mode),
             RawOp::CancelSend { id } => self.cancel_send(id),
             RawOp::Shutdown { id } => self.shutdown(id),
+            RawOp::ShutdownInput { id } => self.shut_input_down(id),
             RawOp::Close { id, how } => self.close(id, how),
             RawOp::Message { .. } => panic!("there is no other ring"),
             RawOp::ReadWake => {

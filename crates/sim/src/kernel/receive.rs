@@ -18,6 +18,8 @@ pub(crate) struct Receive {
     pub(super) sock: usize,
     /// A cancel told EALREADY: it ends on its own, after so many more looks.
     pub(super) dying: u8,
+    /// Cancels that did not find it.
+    missed: u8,
     /// It is being cancelled.
     cancelled: bool,
     /// A reset came together with the bytes it brought last, and it does not look again.
@@ -31,7 +33,7 @@ impl State {
             let cqe = RawCqe::new(Kind::Receive.with(id.bits()), -libc::EBADF, 0);
             return self.post(cqe, Arm::ReceiveNoSocket);
         };
-        self.receives.push(Receive { id, sock, dying: 0, cancelled: false, deaf: false });
+        self.receives.push(Receive { id, sock, dying: 0, missed: 0, cancelled: false, deaf: false });
         if self.ring.is_empty() && self.strikes(Fault::NoBufferEarly) {
             self.end_receive(self.receives.len() - 1, libc::ENOBUFS);
         }
@@ -44,6 +46,11 @@ impl State {
         let Some(index) = self.receives.iter().position(|receive| receive.id == id) else {
             return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelReceiveNone, Fault::CancelLate);
         };
+        let missed = self.receives[index].missed;
+        if self.misses(Fault::ReceiveMissed, missed) {
+            self.receives[index].missed += 1;
+            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelReceiveNone, Fault::CancelLate);
+        }
         self.receives[index].cancelled = true;
         if met && self.rng.one_in(2) || self.strikes(Fault::CancelAlready) {
             self.receives[index].dying = self.rng.range(1, 3) as u8;
@@ -100,6 +107,13 @@ impl State {
                 false
             }
             _ => self.receive_some(index),
+        }
+    }
+
+    /// The connection's input is shut down.
+    pub(super) fn end_receive_of(&mut self, id: ConnId) {
+        if let Some(index) = self.receives.iter().position(|receive| receive.id == id) {
+            self.end_receive(index, 0);
         }
     }
 
@@ -263,7 +277,7 @@ impl State {
         }
         if !cancelled && self.strikes(Fault::ReceiveSilent) {
             self.log(|| format!("connection {tag}: receive ends in silence"));
-            self.socks[tag].excuses |= excuse::SILENT;
+            self.socks[tag].excuses |= excuse::SILENT | excuse::SYSTEM;
             self.receives.swap_remove(index);
             return false;
         }
@@ -295,9 +309,10 @@ impl State {
         self.receives.iter().any(|receive| receive.sock == tag && receive.dying > 0)
             || self.sends.iter().any(|send| send.sock == tag && send.dying > 0)
             // The answer to its cancel is all that is heard of a receive that ended in silence, and of a send that
-            // had already left, quietly.
+            // had already left, quietly. One that was missed is looked for again after that answer.
             || self.late.iter().any(|(_, late)| {
-                let told = late.ends() || late.stops_a_send() || self.socks[tag].may(excuse::SILENT);
+                let missed = self.receives.iter().any(|receive| receive.sock == tag && receive.missed > 0);
+                let told = late.ends() || late.stops_a_send() || missed || self.socks[tag].may(excuse::SILENT);
                 told && self.is_of(&late.cqe, tag)
             })
     }

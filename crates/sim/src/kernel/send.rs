@@ -17,6 +17,8 @@ pub(crate) struct Sending {
     left: usize,
     /// A cancel told EALREADY: it ends on its own, after so many more looks.
     pub(super) dying: u8,
+    /// Cancels that did not find it.
+    missed: u8,
 }
 
 impl State {
@@ -26,7 +28,7 @@ impl State {
         let Some(sock) = self.file(id) else {
             return self.end_send(id, None, batch, -libc::EBADF, Arm::SendError);
         };
-        let mut send = Sending { id, sock, batch, left: 0, dying: 0 };
+        let mut send = Sending { id, sock, batch, left: 0, dying: 0, missed: 0 };
         if let Some((errno, arm)) = self.send_fault(sock) {
             return self.end_send(id, Some(sock), send.batch, -errno, arm);
         }
@@ -167,6 +169,11 @@ impl State {
         let Some(index) = self.sends.iter().position(|send| send.id == id) else {
             return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelSendNone, Fault::CancelLate);
         };
+        let missed = self.sends[index].missed;
+        if self.misses(Fault::SendMissed, missed) {
+            self.sends[index].missed += 1;
+            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelSendNone, Fault::CancelLate);
+        }
         if self.strikes(Fault::CancelAlready) {
             self.sends[index].dying = self.rng.range(1, 3) as u8;
             return self.post_or_late(cancel(-libc::EALREADY), Arm::CancelSendAlready, Fault::CancelLate);

@@ -9,9 +9,22 @@ use super::kernel::{File, MemoryKernel, Sending};
 use super::progress::write;
 use super::state::{State, UNCONNECTED};
 
+/// Cancels in a row that find nothing though what they are for lives.
+const MISSED_MAX: u8 = 3;
+
 impl MemoryKernel {
     pub(super) fn carry_out(&mut self, op: RawOp, state: &mut State) {
         let user_data = op.user_data();
+        let cancels = matches!(
+            op,
+            RawOp::CancelAccept { .. }
+                | RawOp::CancelConnect { .. }
+                | RawOp::CancelReceive { .. }
+                | RawOp::CancelSend { .. }
+        );
+        if cancels && self.misses() {
+            return self.post(RawCqe::new(user_data, -libc::ENOENT, 0));
+        }
         let done = |res: i32| RawCqe::new(user_data, res, 0);
         match op {
             RawOp::Accept { listener } => {
@@ -57,6 +70,13 @@ impl MemoryKernel {
                     None => Err(libc::EBADF),
                 };
                 self.post(done(shut.map_or_else(|errno| -errno, |()| 0)));
+            }
+            RawOp::ShutdownInput { id } => {
+                if let Some(index) = self.receives.iter().position(|file| file.id == id) {
+                    self.end_receive(index, 0);
+                }
+                let known = self.file(id).is_some();
+                self.post(done(if known { 0 } else { -libc::EBADF }));
             }
             RawOp::Close { id, how } => {
                 assert!(!self.is_receiving(id), "{id} is closed under its receive");
@@ -110,6 +130,13 @@ impl MemoryKernel {
                 self.post(done(if sent { 0 } else { -libc::EBADFD }));
             }
         }
+    }
+
+    /// True if a cancel finds nothing, whether or not what it is for lives. A few in a row at most.
+    fn misses(&mut self) -> bool {
+        let misses = self.missed < MISSED_MAX && self.faults.strike(Fault::CancelMisses);
+        self.missed = if misses { self.missed + 1 } else { 0 };
+        misses
     }
 
     /// What is in a connection's slot.
