@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::io::Read;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -50,6 +51,41 @@ fn elsewhere(lab: &Lab, than: &mut Client) -> Client {
             return client;
         }
     }
+}
+
+/// Pushes when its thread ends.
+struct PushesLast(ConnHandle);
+
+impl Drop for PushesLast {
+    fn drop(&mut self) {
+        self.0.push(&b"last"[..]).unwrap();
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Option<PushesLast>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn a_push_of_a_thread_locals_destructor_arrives() {
+    let lab = Lab::start(no_time_limits());
+    let mut client = lab.reached("it");
+    for early in [false, true] {
+        let handle = lab.shared.handle("it");
+        let thread = thread::spawn(move || {
+            // Thread-locals are destroyed in an order that depends on which one was used first.
+            if early {
+                handle.push(&b"first"[..]).unwrap();
+            }
+            LAST.set(Some(PushesLast(handle.clone())));
+            if !early {
+                handle.push(&b"first"[..]).unwrap();
+            }
+        });
+        assert_eq!([client.recv(), client.recv()], [b"first".to_vec(), b"last".to_vec()]);
+        thread.join().unwrap();
+    }
+    lab.finish();
 }
 
 #[test]

@@ -154,6 +154,19 @@ fn child_changes_settings() {
     }
     assert_eq!(lab.report().counters.accepted, 11);
     lab.finish();
+
+    let shared = || {
+        let lab =
+            Lab::of(On::default().server(no_time_limits()).share_port(true).framing(LengthPrefix::default()));
+        let warnings =
+            lab.running.option_warnings().iter().filter(|warning| warning.name() == "share_port").count();
+        lab.finish();
+        warnings
+    };
+    set("ipv4/tcp_migrate_req", "0");
+    assert_eq!(shared(), 1, "tcp_migrate_req is named where it is off");
+    set("ipv4/tcp_migrate_req", "1");
+    assert_eq!(shared(), 0);
     println!("\nall is as it should be");
 }
 

@@ -206,8 +206,15 @@ impl<F: Framing + Clone + Send> Server<F> {
         Server { pin: Some(pin), ..self }
     }
 
-    /// Lets another process listen on the same port at the same time, as for a restart without a gap. By
-    /// default a second instance is refused: it would silently take half of the connections. Unix sockets cannot be shared.
+    /// Lets another process listen on the same port at the same time, so that a new server is started before the old one is
+    /// told to stop. By default a second instance is refused: it would silently take half of the connections. Unix sockets
+    /// cannot be shared.
+    ///
+    /// Each connection belongs to the process to which its first packet came. One that shuts down turns further first packets
+    /// away, which their peers repeat after a second and which then reach the other process; takes what is queued; waits 50 ms
+    /// for handshakes that had begun; and closes its listeners. A handshake that takes longer is reset, unless
+    /// `net.ipv4.tcp_migrate_req` is 1 (Linux 5.14): then the kernel hands it to the other process. Its value is named at the
+    /// start if it is off.
     pub fn share_port(self, share_port: bool) -> Server<F> {
         Server { share_port, ..self }
     }

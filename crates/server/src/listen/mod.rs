@@ -126,6 +126,9 @@ impl Listen<'_> {
         let (mut local_addrs, mut files) = (Vec::new(), Vec::new());
         let mut warnings = Warnings::default();
         self.options.warn_beforehand(!self.cpus.is_empty(), &mut warnings);
+        if self.share_port && addrs.iter().any(|addr| addr.as_ip().is_some()) {
+            warnings.shared_port();
+        }
         for addr in addrs {
             match addr {
                 ListenAddr::Ip(ip) => {

@@ -73,6 +73,18 @@ impl Warnings {
         self.add(name, Some(given.to_string()), text);
     }
 
+    /// What becomes of connections that are being made as one of two servers on a port closes its listeners.
+    pub(crate) fn shared_port(&mut self) {
+        // Not there before Linux 5.14.
+        let migrates = sysctl("net.ipv4.tcp_migrate_req").is_some_and(|value| value != "0");
+        if !migrates {
+            let text = "share_port: net.ipv4.tcp_migrate_req is off, so a connection whose handshake takes longer than a \
+                        shutdown of this server waits for it is reset; with net.ipv4.tcp_migrate_req=1 the kernel hands it \
+                        to the other server on this port";
+            self.add("share_port", None, text.to_owned());
+        }
+    }
+
     pub(crate) fn unix_mode(&mut self, wanted: u32, given: u32) {
         if given != wanted {
             let cause = Cause::Rounds("the file system decides");
