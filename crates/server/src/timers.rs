@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,27 @@ use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
 const STEP_SHIFT: u32 = 20;
+
+/// How long ago the clocks of new shards started, in nanoseconds. For tests.
+static AGE: AtomicU64 = AtomicU64::new(0);
+
+/// From now on new shards find their clocks at `age`, as if they had run for so long. For tests of what happens after
+/// months; false if the system's clock does not go back so far.
+#[doc(hidden)]
+pub fn age_new_shards(age: Duration) -> bool {
+    let nanos = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    let possible = Instant::now().checked_sub(Duration::from_nanos(nanos)).is_some();
+    if possible {
+        AGE.store(nanos, Ordering::SeqCst);
+    }
+    possible
+}
+
+/// When a clock that starts now was at zero.
+pub(crate) fn starting_point() -> Instant {
+    let now = Instant::now();
+    now.checked_sub(Duration::from_nanos(AGE.load(Ordering::SeqCst))).unwrap_or(now)
+}
 
 /// A shard's timers. Clones are handles on the same ones.
 #[derive(Clone)]
@@ -33,8 +55,13 @@ struct Inner {
 
 impl Timers {
     pub(crate) fn new() -> Timers {
+        Timers::started(starting_point())
+    }
+
+    /// Timers whose time is zero at this instant.
+    fn started(started: Instant) -> Timers {
         let inner = Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None };
-        Timers { inner: Rc::new(RefCell::new(inner)), started: Instant::now() }
+        Timers { inner: Rc::new(RefCell::new(inner)), started }
     }
 
     /// The time since the shard's start, from the clock.
@@ -244,7 +271,7 @@ impl std::error::Error for DeadlineElapsed {}
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
     use std::task::Wake;
 
     #[derive(Default)]
@@ -269,6 +296,46 @@ mod tests {
         assert!(timers.next().is_some());
         timers.fire(Time::ZERO + Duration::from_secs(3601));
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn sleeps_end_in_time_whenever_the_clock_started_and_however_long_it_was_quiet() {
+        let second = Duration::from_secs(1);
+        let day = second * 24 * 3600;
+        let wraps = [52, 55, 56, 60].map(|bits| Duration::from_nanos(1 << bits) - second);
+        let ages = [Duration::ZERO, day * 30, day * 53, day * 835].into_iter().chain(wraps);
+        for age in ages {
+            let started = Instant::now().checked_sub(age).expect("the clock goes back as far as it likes");
+            // A second, and a time that is over after the next wrap.
+            for time in [second, second * 2, second * 3600, day * 60, day * 900] {
+                let timers = Timers::started(started);
+                assert!(timers.now() >= Time::ZERO + age);
+                let woken = Arc::new(Woken::default());
+                let waker = Waker::from(woken.clone());
+                let mut sleep = timers.sleep(time);
+                assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending());
+                let mut turns = 0;
+                while woken.0.load(Ordering::SeqCst) == 0 {
+                    let next = timers.next().expect("it sleeps");
+                    assert!(next > timers.now(), "the shard would spin, {age:?} and {time:?}");
+                    assert!(next >= sleep.until, "too early, {age:?} and {time:?}");
+                    assert!(next - sleep.until <= Duration::from_millis(3), "too late, {age:?} and {time:?}");
+                    timers.fire(Time::from_nanos(next.as_nanos() - 1));
+                    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "too early, {age:?} and {time:?}");
+                    timers.fire(next);
+                    turns += 1;
+                }
+                assert_eq!(turns, 1, "turns, {age:?} and {time:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sleep_for_ever_is_no_reason_to_wake() {
+        let timers = Timers::started(Instant::now());
+        let mut sleep = timers.sleep(Duration::MAX);
+        assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(timers.next(), Some(Time::from_nanos(u64::MAX)));
     }
 
     #[test]

@@ -123,6 +123,8 @@ named! {
         OldName "call with the name of a connection that is gone",
         Drained "drain with connections alive",
         Forced "force with connections alive",
+        ClockLate "shard that has run for months or years",
+        QuietTime "hours or months pass without a connection",
         Lent "frame lent to a send",
         Dry "pool empty while receives wait",
     }

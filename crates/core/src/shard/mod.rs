@@ -34,11 +34,12 @@ use core::net::SocketAddr;
 
 use ringserve_buf::{Lease, Pool};
 
-use crate::conn::{Conn, NEVER, Times};
+use crate::conn::{Conn, NO_HANDLER, Times};
 use crate::framing::{FrameError, Framing};
 use crate::link::{Block, Local};
 use crate::slots::Slots;
-use crate::wheel::{Wheel, step_at};
+use crate::stamp::Stamp;
+use crate::wheel::Wheel;
 use crate::{CloseReason, Completion, ConnId, Counters, Frame, Limits, Observer, Op, Socket, Time, Wait};
 
 use accept::Accepting;
@@ -308,7 +309,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let conn = self.conns.get_mut(id)?;
         let next = conn.has_handler().then_some(conn.handler);
         if next.is_none() {
-            conn.since = step_at(self.now);
+            conn.since = Stamp::at(self.now);
         }
         conn.handler = handler;
         conn.calls += 1;
@@ -321,10 +322,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// it, which is the first one now if this was.
     pub fn handler_done(&mut self, id: ConnId, handler: u32, next: Option<u32>) {
         self.frames_left = FRAMES_IN_A_ROW;
-        let now = step_at(self.now);
+        let now = Stamp::at(self.now);
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
         if conn.handler == handler {
-            conn.handler = next.unwrap_or(NEVER);
+            conn.handler = next.unwrap_or(NO_HANDLER);
         }
         conn.calls -= 1;
         conn.calls_full = false;
