@@ -16,6 +16,8 @@ use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
+use crate::guard::{discard, wake};
+
 const STEP_SHIFT: u32 = 20;
 
 /// How long ago the clocks of new shards started, in nanoseconds. For tests.
@@ -79,12 +81,13 @@ impl Timers {
         self.inner.borrow().alarms.next()
     }
 
-    /// Wakes whoever slept until `now`.
-    pub(crate) fn fire(&self, now: Time) {
+    /// Wakes the tasks that slept until `now`. False if a waker panicked; the others were woken.
+    pub(crate) fn fire(&self, now: Time) -> bool {
         let mut inner = self.inner.borrow_mut();
         if inner.alarms.nobody_sleeps() {
-            return;
+            return true;
         }
+        let mut all = true;
         let mut fired = std::mem::take(&mut inner.fired);
         inner.alarms.advance(now, &mut fired);
         for number in fired.drain(..) {
@@ -92,11 +95,12 @@ impl Timers {
             if let Some(waker) = waker {
                 // A waker is anybody's code.
                 drop(inner);
-                waker.wake();
+                all &= wake(waker);
                 inner = self.inner.borrow_mut();
             }
         }
         inner.fired = fired;
+        all
     }
 
     pub(crate) fn sleep(&self, time: Duration) -> Sleep {
@@ -138,9 +142,8 @@ impl Alarms {
         self.wakers[number as usize].take()
     }
 
-    /// Has `waker` woken when `until` has passed, and gives out a number if there is none yet. Returns the waker that was
-    /// there, which is not to be dropped while this is borrowed: it is anybody's code.
-    pub(crate) fn set(&mut self, number: &mut Option<u32>, until: Time, waker: Waker) -> Option<Waker> {
+    /// Has `waker` woken when `until` has passed, and gives out a number if there is none yet.
+    pub(crate) fn set(&mut self, number: &mut Option<u32>, until: Time, waker: Waker) -> Setting {
         let number = *number.get_or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
                 self.wakers.push(None);
@@ -149,11 +152,9 @@ impl Alarms {
         });
         // Rounded up, so that it is never early.
         let step = self.wheel.step_at(until).saturating_add(1);
-        if !self.wheel.set_earlier(number, step) {
-            // No memory for a timer: looking again each turn keeps the promise.
-            waker.wake_by_ref();
-        }
-        self.wakers[number as usize].replace(waker)
+        let set = self.wheel.set_earlier(number, step);
+        let old = self.wakers[number as usize].replace(waker);
+        Setting { old, set }
     }
 
     /// True if this number's timer is set and has this waker woken.
@@ -167,6 +168,24 @@ impl Alarms {
         self.wheel.clear(number);
         self.free.push(number);
         self.wakers[number as usize].take()
+    }
+}
+
+/// What [`Alarms::set`] leaves to be done once nothing is borrowed: wakers are user code.
+#[must_use]
+pub(crate) struct Setting {
+    old: Option<Waker>,
+    set: bool,
+}
+
+impl Setting {
+    /// Drops the waker that was there before. `waker` is woken at once if there was no memory for its timer: looking again
+    /// each turn keeps the promise.
+    pub(crate) fn finish(self, waker: &Waker) {
+        drop(self.old);
+        if !self.set {
+            waker.wake_by_ref();
+        }
     }
 }
 
@@ -188,11 +207,10 @@ impl Future for Sleep {
         }
         let waker = task.waker().clone();
         let mut inner = this.timers.inner.borrow_mut();
-        let old = inner.alarms.set(&mut this.number, this.until, waker);
+        let setting = inner.alarms.set(&mut this.number, this.until, waker);
         let shard = inner.on_sleep.clone();
-        // Wakers are anybody's code.
         drop(inner);
-        drop(old);
+        setting.finish(task.waker());
         if let Some(shard) = shard {
             shard.wake();
         }
@@ -204,7 +222,7 @@ impl Drop for Sleep {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
         let waker = self.timers.inner.borrow_mut().alarms.clear(number);
-        drop(waker);
+        discard(waker);
     }
 }
 
@@ -328,6 +346,21 @@ mod tests {
                 assert_eq!(turns, 1, "turns, {age:?} and {time:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_from_being_woken() {
+        let timers = Timers::new();
+        let woken = Arc::new(Woken::default());
+        let (good, bad) = (Waker::from(woken.clone()), crate::guard::tests::bomb());
+        let mut sleeps: Vec<Sleep> = (0..6).map(|_| timers.sleep(Duration::from_secs(1))).collect();
+        for (n, sleep) in sleeps.iter_mut().enumerate() {
+            let waker = if n % 2 == 0 { &bad } else { &good };
+            assert!(Pin::new(sleep).poll(&mut Context::from_waker(waker)).is_pending());
+        }
+        assert!(!timers.fire(Time::ZERO + Duration::from_secs(9)));
+        assert_eq!(woken.0.load(Ordering::SeqCst), 3);
+        assert!(timers.fire(Time::ZERO + Duration::from_secs(10)));
     }
 
     #[test]

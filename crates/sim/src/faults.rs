@@ -99,6 +99,7 @@ named! {
         HandlerStreams "handler streams and waits for room",
         HandlerUnframed "reply cannot be framed",
         HandlerEndsWriting "handler ends its side of the stream",
+        EncodePanics "framing panics while it encodes a frame",
         PushElsewhere "push to another connection",
         PushAnnounced "push from another thread",
         PushFull "push from another thread finds the outbox full",

@@ -63,6 +63,8 @@ pub struct Plan {
     pub odd_peers: u64,
     /// Connections that the service holds open beyond the peer's FIN, in 65536.
     pub holds: u16,
+    /// Replies over which the framing panics, in 65536; 0 with a framing that ships.
+    pub encode_panics: u16,
     /// Pushes of other threads, in 65536 turns.
     pub pushes: u16,
     /// Another shard, and what it shares with this one.
@@ -169,6 +171,7 @@ impl Plan {
             },
             odd_peers: rng.below(7),
             holds: if rng.one_in(3) { rng.spread(2048, 32_768) as u16 } else { 0 },
+            encode_panics: if rng.one_in(4) { rng.spread(16, 1024) as u16 } else { 0 },
             pushes: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
             crawlers: if slow { rng.range(1, 8) } else { 0 },
             clock_start: draw_clock(rng),

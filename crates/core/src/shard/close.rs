@@ -71,7 +71,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = conn.block.take() else { return };
         // What waits for room may be a task, which is not dropped with the connection.
-        block.link.wake_ready();
+        block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
         block.link.end();
         conn.state = State::Closing;
         let handler = conn.has_handler().then_some(conn.handler);

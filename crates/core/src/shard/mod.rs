@@ -9,6 +9,7 @@
 //!         while let Some(event) = shard.next_event()
 //!             Accepted → admit or refuse; then opened or finish
 //!             Connected → opened or finish
+//!             Wake     → wake it
 //!             Frames   → while let Next::Frame = shard.next_frame(id): call the service
 //!             Ended    → drop the parked handler, call the service's close
 //!     shard.end_turn()                            all replies of the turn leave together
@@ -31,6 +32,7 @@ use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::task::Waker;
 
 use ringserve_buf::{Lease, Pool};
 
@@ -80,6 +82,9 @@ pub enum Event<S> {
         /// Where it was accepted.
         listener: u16,
     },
+    /// A task waited for room in the connection's outbox, or for its end: wake it. The waker is user code; if it panics,
+    /// the task was not woken, and the connection is to be aborted.
+    Wake(ConnId, Waker),
     /// The service is done with a connection: drop its waiting calls, then tell the service if it was
     /// `opened`, then drop the block.
     Ended {

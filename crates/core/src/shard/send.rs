@@ -11,8 +11,8 @@ use crate::{Batch, CloseReason, ConnId, Observer, Op, SendEnd};
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Looks at every connection user code touched.
     pub(super) fn flush(&mut self) {
-        // Ending a connection can wake user code's wakers but runs none of it, so the list does not grow while
-        // it is gone through; what it would get comes in the next turn.
+        // Ending a connection runs no user code, so the list does not grow while it is gone through; what it would get
+        // comes in the next turn.
         let mut dirty = core::mem::take(&mut self.scratch);
         self.local.swap_dirty(&mut dirty);
         for id in dirty.drain(..) {
@@ -129,7 +129,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let waits = conn.held_back || block.link.is_awaited();
         let mut released = false;
         if waits && block.link.outbox_bytes() <= self.limits.outbox_bytes_low {
-            block.link.wake_ready();
+            block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
             if let Some(inbox) = &mut conn.inbox {

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use hyper::rt::{Sleep, Timer};
 use ringserve_core::Time;
 
+use crate::guard::{discard, wake};
 use crate::shard::Shard;
 use crate::timers::{Alarms, starting_point};
 
@@ -88,7 +89,8 @@ async fn look_after(inner: Arc<Inner>, shard: Shard) {
                 state.task = Some(task.waker().clone());
             }
             drop(state);
-            wakers.drain(..).for_each(Waker::wake);
+            // One that panics loses its own task alone.
+            wakers.drain(..).for_each(|waker| _ = wake(waker));
             let Some(next) = next else {
                 sleep = None;
                 return Poll::<()>::Pending;
@@ -144,7 +146,7 @@ impl ShardTimerSleep {
     fn clear(&mut self) {
         let Some(number) = self.number.take() else { return };
         let waker = self.inner.state().alarms.clear(number);
-        drop(waker);
+        discard(waker);
     }
 }
 
@@ -153,25 +155,26 @@ impl Future for ShardTimerSleep {
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        let mut state = this.inner.state();
-        // As long as its timer has not gone off, nobody has to look at the clock.
+        // As long as its timer has not gone off, there is no need to look at the clock.
         if let Some(number) = this.number
-            && state.alarms.is_set_for(number, task.waker())
+            && this.inner.state().alarms.is_set_for(number, task.waker())
         {
             return Poll::Pending;
         }
         if this.inner.now() >= this.until {
             return Poll::Ready(());
         }
+        // Cloning a waker is user code, and done while the lock is free.
         let waker = task.waker().clone();
-        let old = state.alarms.set(&mut this.number, this.until, waker);
+        let mut state = this.inner.state();
+        let setting = state.alarms.set(&mut this.number, this.until, waker);
         let early = state.looks_at.is_none_or(|looks_at| this.until < looks_at);
         let looker = if early { state.task.clone() } else { None };
         if early {
             state.looks_at = Some(this.until);
         }
         drop(state);
-        drop(old);
+        setting.finish(task.waker());
         if let Some(looker) = looker {
             looker.wake();
         }

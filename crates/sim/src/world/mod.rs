@@ -17,7 +17,7 @@ use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Block, Completion, ConnId, Driver, Op, ReceiveEnd, Shard, Time, Wait};
 use ringserve_ring::Uring;
 
-use crate::bytes::AnyFraming;
+use crate::bytes::TestFraming;
 use crate::faults::{Coverage, Fault};
 use crate::kernel::{SimKernel, State};
 use crate::peer::{self, NEVER};
@@ -36,7 +36,7 @@ const HOUR: u64 = 3_600_000_000_000;
 /// From here on, 26 days after its start, a shard's clock is late.
 const CLOCK_NEW: u64 = 1 << 51;
 
-type Core = Shard<Session, AnyFraming, ()>;
+type Core = Shard<Session, TestFraming, ()>;
 
 /// See the module.
 pub struct World {
@@ -115,7 +115,7 @@ impl World {
             plan.limits.clone(),
             plan.connections_max,
             plan.listeners,
-            plan.framing,
+            TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 },
             pool.clone(),
             (),
         );
