@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`Op::Accept`] | any number of [`Completion::Accepted`], then one [`Completion::AcceptEnded`] |
 //! | [`Op::AcceptStop`] | makes the above end with [`AcceptEnd::Stopped`], if it has not ended yet |
+//! | [`Op::StopListening`] | any number of [`Completion::Accepted`], then one [`Completion::AcceptEnded`] with [`AcceptEnd::Closed`] |
 //! | [`Op::Adopt`], [`Op::Refuse`] | none |
 //! | [`Op::Connect`] | one [`Completion::Connected`] |
 //! | [`Op::ConnectStop`] | makes the above come soon, if it has not come yet, mostly with `ECANCELED` |
@@ -20,7 +21,9 @@
 //! Rules for whoever submits: one receive, one send, one shutdown in flight on a connection, and none of them before it
 //! is connected; a `Stop` only while its operation is in flight, and once; `Close` only when nothing is in flight;
 //! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is
-//! closed too.
+//! closed too. `StopListening` comes once for a listener, whether or not an accept is in flight there, also after an
+//! `AcceptStop`; no `Accept` follows it. An accept in flight ends with it, unless its own end is on the way
+//! already and comes first: only [`AcceptEnd::Closed`] says that the socket is closed.
 //!
 //! Rules for a driver: bytes of one connection arrive in order and none is lost, also when a receive is
 //! stopped while bytes are on the way; every buffer and batch comes back exactly once; an empty pool, a full
@@ -52,6 +55,11 @@ pub enum Op {
     /// Stop accepting.
     AcceptStop {
         /// The listener that accepts.
+        listener: u16,
+    },
+    /// Turn newcomers away, take what is queued at the listener, and close the listening socket.
+    StopListening {
+        /// The listener that is closed.
         listener: u16,
     },
     /// The socket is connection `id` from now on.
@@ -205,6 +213,8 @@ impl Completion {
 pub enum AcceptEnd {
     /// It was told to.
     Stopped,
+    /// The listening socket is closed, as [`Op::StopListening`] told: the listener accepts no more.
+    Closed,
     /// The process has as many descriptors as it may (`EMFILE`).
     Descriptors,
     /// The system has as many files as it may (`ENFILE`).

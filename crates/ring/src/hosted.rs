@@ -9,6 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::epoll::Epoll;
 use crate::kernel::SystemKernel;
 use crate::seam::Kernel;
+use crate::timer::SET_FROM;
 use crate::uring::Uring;
 
 /// A driver whose shard runs inside of an event loop of another kind.
@@ -41,6 +42,10 @@ impl Hosted for Uring<SystemKernel> {
 
     fn begin(&mut self) -> Result<bool, i32> {
         let quiet = self.is_quiet();
+        if let Some(due) = self.due_in() {
+            // The shard sleeps elsewhere: the timer wakes it.
+            self.kernel_mut().is_bound(due.max(SET_FROM));
+        }
         self.submit_queued(Wait::No)?;
         // Sends of earlier turns that fitted may be awaited now.
         let kernel = self.kernel_mut();
@@ -57,6 +62,9 @@ impl Hosted for Epoll {
     }
 
     fn begin(&mut self) -> Result<bool, i32> {
+        if let Some(due) = self.due_in() {
+            self.is_bound(due.max(SET_FROM));
+        }
         Ok(self.has_to_do())
     }
 }

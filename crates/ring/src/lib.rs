@@ -14,6 +14,7 @@ mod kernel;
 mod probe;
 pub mod seam;
 mod sockopt;
+mod stopping;
 mod table;
 mod timer;
 mod uring;

@@ -315,6 +315,23 @@ pub trait Kernel {
     /// peer that is gone.
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr>;
 
+    /// Nothing begins to queue at the listener from here on. What is queued can still be taken, and so can what comes
+    /// within the time returned: its handshake had begun.
+    fn turn_newcomers_away(&mut self, listener: u16) -> Duration;
+
+    /// Takes a connection out of the listener's queue, without waiting; the descriptor is as one of an accept's
+    /// completion. Only after [`turn_newcomers_away`](Kernel::turn_newcomers_away).
+    ///
+    /// # Errors
+    /// The `errno`; `EAGAIN` if the queue is empty.
+    fn take_queued(&mut self, listener: u16) -> Result<i32, i32>;
+
+    /// Closes the listening socket. No accept is in flight there.
+    fn close_listener(&mut self, listener: u16);
+
+    /// The time of a clock that never goes back.
+    fn now(&mut self) -> Duration;
+
     /// Makes a socket for a connection to `address`; the descriptor is as one of an accept's completion.
     ///
     /// # Errors

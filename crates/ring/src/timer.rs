@@ -13,11 +13,20 @@ use rustix::time::{ClockId, clock_gettime};
 /// Waits up to this long have their time in the call: setting the timer, and the next one, would cost more.
 const SHORT: Duration = Duration::from_millis(20);
 
+/// The shortest wait that a timer is set for.
+pub(crate) const SET_FROM: Duration = Duration::from_millis(21);
+
 /// A wait that ends so little before the timer ends with it: the same deadline is a different wait in each turn.
 const SLACK: Duration = Duration::from_millis(1);
 
 /// The timer is set no further ahead, so that every time fits into what the kernel takes.
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The monotonic clock's time.
+pub(crate) fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
 
 /// What is known of the kernel's timer.
 #[derive(Default)]
@@ -44,8 +53,7 @@ impl Timer {
         if wait <= SHORT {
             return Bound::Call;
         }
-        let now = clock_gettime(ClockId::Monotonic);
-        self.bound_at(Duration::new(now.tv_sec as u64, now.tv_nsec as u32), wait, can)
+        self.bound_at(now(), wait, can)
     }
 
     fn bound_at(&mut self, now: Duration, wait: Duration, can: bool) -> Bound {

@@ -52,6 +52,9 @@ named! {
         AcceptInterrupted "accept ends with EINTR",
         AcceptLies "accept ends with ECANCELED and F_MORE",
         AcceptBroken "accept ends with another error",
+        NewcomersLate "connections come though newcomers are turned away",
+        TakeNoDescriptor "no descriptor for a queued connection",
+        TakeAborted "queued connection is gone when it is taken",
         PeerUnknown "getpeername fails",
         SocketFails "no socket for an upstream",
         ConnectRefused "upstream refuses",
@@ -64,6 +67,7 @@ named! {
         EnterNoMemory "enter ends with ENOMEM, nothing submitted",
         EnterPartial "enter submits a part",
         Stall "process stopped for a while",
+        QueueTaken "connection taken from a queue that is emptied",
         SendDeferred "turn whose sends nobody waits for",
         CancelsMeet "answer to an old cancel meets a new one",
         QueueFull "submission queue full",
@@ -228,6 +232,9 @@ impl Rates {
             }
             rates[InstallFails as usize] /= 12;
             // And these have few occasions.
+            for fault in [NewcomersLate, TakeNoDescriptor, TakeAborted] {
+                rates[fault as usize] = rates[fault as usize].saturating_mul(4);
+            }
             for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails, ResetUnheard] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);
             }

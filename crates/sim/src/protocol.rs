@@ -1,7 +1,7 @@
 //! The rules of the driver boundary, held against both sides of it: what the core submits, and what the
 //! driver answers.
 
-use ringserve_core::{Completion, ConnId, Op, Socket};
+use ringserve_core::{AcceptEnd, Completion, ConnId, Op, Socket};
 
 /// What is in flight on a connection.
 #[derive(Debug, Default)]
@@ -27,6 +27,17 @@ struct Accept {
     armed: bool,
     stop: bool,
     ended: u64,
+    listening: Listening,
+}
+
+/// What becomes of a listening socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Listening {
+    #[default]
+    Open,
+    /// It was told to stop.
+    Stopping,
+    Closed,
 }
 
 /// See the module.
@@ -85,6 +96,11 @@ impl Protocol {
         self.sockets.push(socket.0);
     }
 
+    /// True if a listener was told to stop and is not closed yet.
+    pub fn is_stopping(&self) -> bool {
+        self.accepts.iter().any(|accept| accept.listening == Listening::Stopping)
+    }
+
     /// True if an accepted socket waits in the core.
     pub fn has_waiting(&self) -> bool {
         !self.sockets.is_empty()
@@ -98,6 +114,7 @@ impl Protocol {
                 let index = usize::from(*listener);
                 self.accepts.resize(self.accepts.len().max(index + 1), Accept::default());
                 assert!(!self.accepts[index].armed, "two accepts on listener {listener}");
+                assert_eq!(self.accepts[index].listening, Listening::Open, "accept on listener {listener}");
                 self.accepts[index] = Accept { armed: true, ..Accept::default() };
             }
             Op::AcceptStop { listener } => {
@@ -105,6 +122,13 @@ impl Protocol {
                 let met = accept.ended == self.turn;
                 assert!(met || (accept.armed && !accept.stop), "stop of an accept: {accept:?}");
                 accept.stop = accept.armed;
+            }
+            Op::StopListening { listener } => {
+                let index = usize::from(*listener);
+                self.accepts.resize(self.accepts.len().max(index + 1), Accept::default());
+                let accept = &mut self.accepts[index];
+                assert_eq!(accept.listening, Listening::Open, "listener {listener} is closed twice");
+                accept.listening = Listening::Stopping;
             }
             Op::Adopt { id, socket } => {
                 self.socket_leaves(socket.0);
@@ -171,14 +195,25 @@ impl Protocol {
         let turn = self.turn;
         match completion {
             Completion::Accepted { listener, socket, .. } => {
-                assert!(self.accepts[usize::from(*listener)].armed, "a socket nobody accepts");
+                let accept = self.accepts[usize::from(*listener)];
+                let wanted = accept.armed || accept.listening == Listening::Stopping;
+                assert!(wanted, "a socket that was not asked for: {accept:?}");
                 assert!(!self.sockets.contains(&socket.0), "socket {socket:?} twice");
                 self.sockets.push(socket.0);
             }
-            Completion::AcceptEnded { listener, .. } => {
+            Completion::AcceptEnded { listener, end } => {
                 let accept = &mut self.accepts[usize::from(*listener)];
-                assert!(accept.armed, "an accept ended twice");
-                *accept = Accept { ended: turn, ..Accept::default() };
+                let listening = match end {
+                    AcceptEnd::Closed => {
+                        assert_eq!(accept.listening, Listening::Stopping, "listener {listener} is closed");
+                        Listening::Closed
+                    }
+                    _ => {
+                        assert!(accept.armed, "an accept ended twice");
+                        accept.listening
+                    }
+                };
+                *accept = Accept { ended: turn, listening, ..Accept::default() };
             }
             Completion::Connected { id, .. } => {
                 let flight = self.flight(*id, "end of a connect");
@@ -218,7 +253,8 @@ impl Protocol {
     /// Panics unless nothing is left.
     pub fn check_rest(&self) {
         assert!(self.flights.iter().all(|flight| !flight.adopted), "a connection was not closed");
-        assert!(self.accepts.iter().all(|accept| !accept.armed), "an accept did not end");
+        let ended = |accept: &Accept| !accept.armed && accept.listening != Listening::Stopping;
+        assert!(self.accepts.iter().all(ended), "an accept did not end, or a listener is not closed");
         assert!(self.sockets.is_empty(), "a socket was neither adopted nor refused");
     }
 }

@@ -6,6 +6,17 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Op, ReceiveEnd, SendEnd, Soc
 use super::Rig;
 use crate::wire::{Talk, Wire};
 
+/// What is to become of a listening socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listening {
+    /// It listens until it is told to stop.
+    Open,
+    /// What is queued may come, then the end.
+    Stopping,
+    /// The end came.
+    Closed,
+}
+
 /// What a connect that was stopped ends with.
 pub const ECANCELED: i32 = 125;
 
@@ -29,8 +40,18 @@ impl Rig {
     fn submit(&mut self, op: Op) {
         let turn = self.turn;
         match op {
-            Op::Accept { listener } => self.accepts[usize::from(listener)].start("accept"),
+            Op::Accept { listener } => {
+                assert_eq!(self.listening[usize::from(listener)], Listening::Open, "accept at {listener}");
+                self.accepts[usize::from(listener)].start("accept");
+            }
             Op::AcceptStop { listener } => self.accepts[usize::from(listener)].stop(turn, "accept"),
+            Op::StopListening { listener } => {
+                let listening = &mut self.listening[usize::from(listener)];
+                assert_eq!(*listening, Listening::Open, "listener {listener} is closed twice");
+                *listening = Listening::Stopping;
+                let accept = &mut self.accepts[usize::from(listener)];
+                (accept.armed, accept.stopping) = (true, true);
+            }
             Op::Refuse { socket } => self.socket_leaves(socket),
             Op::Adopt { id, socket } => {
                 self.socket_leaves(socket);
@@ -112,7 +133,15 @@ impl Rig {
         let accept = &mut self.accepts[usize::from(listener)];
         if accept.armed && (accept.stopping || end.is_some()) {
             accept.end(self.turn);
-            self.complete(Completion::AcceptEnded { listener, end: end.unwrap_or(AcceptEnd::Stopped) });
+            let listening = &mut self.listening[usize::from(listener)];
+            let end = match listening {
+                Listening::Open => end.unwrap_or(AcceptEnd::Stopped),
+                Listening::Stopping | Listening::Closed => AcceptEnd::Closed,
+            };
+            if end == AcceptEnd::Closed {
+                *listening = Listening::Closed;
+            }
+            self.complete(Completion::AcceptEnded { listener, end });
         }
     }
 

@@ -120,6 +120,8 @@ pub struct Rig {
     /// How connections ended, in order.
     pub ends: Vec<(usize, CloseReason)>,
     accepts: Vec<Flight>,
+    /// The listening sockets.
+    listening: Vec<driver::Listening>,
     /// Accepted sockets that were neither adopted nor refused.
     sockets: Vec<u64>,
     /// Sockets that came from other shards, and that went there.
@@ -172,6 +174,7 @@ impl Rig {
         shard.begin_turn(Time::ZERO);
         Rig {
             accepts: (0..plan.listeners).map(|_| Flight::default()).collect(),
+            listening: (0..plan.listeners).map(|_| driver::Listening::Open).collect(),
             plan,
             shard,
             pool,

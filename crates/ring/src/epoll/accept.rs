@@ -1,18 +1,22 @@
-//! Accepting, and turning what was accepted into connections.
+//! Accepting, turning what was accepted into connections, and the end of a listener.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
-use socket2::{Domain, Socket};
+use socket2::{Domain, SockRef, Socket};
 
 use super::{Epoll, LISTENERS, Room};
+use crate::stopping::{self, Emptying};
+use crate::timer;
 
 /// A listener.
 pub(super) struct Listening {
-    socket: Socket,
+    /// `None` once it is closed.
+    socket: Option<Socket>,
     /// An accept is in flight. It is registered exactly then, so that nobody is woken by connections that
     /// are not wanted; registering again reports those that were queued meanwhile.
     armed: bool,
@@ -21,6 +25,8 @@ pub(super) struct Listening {
     /// Other drivers accept from the same queue: a Unix socket, which has no `SO_REUSEPORT`. A connection wakes all of them,
     /// so each takes one in a turn: whoever is awake first would get all.
     is_shared: bool,
+    /// It is to be closed once its queue is empty.
+    emptying: Option<Emptying>,
 }
 
 impl Listening {
@@ -28,7 +34,7 @@ impl Listening {
         let socket = Socket::from(listener);
         socket.set_nonblocking(true)?;
         let is_shared = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
-        Ok(Listening { socket, armed: false, ready: false, is_shared })
+        Ok(Listening { socket: Some(socket), armed: false, ready: false, is_shared, emptying: None })
     }
 }
 
@@ -59,14 +65,15 @@ impl Accepted {
 impl Epoll {
     pub(super) fn accept(&mut self, listener: u16) {
         let index = usize::from(listener);
-        let Some(listening) = self.listeners.get_mut(index).filter(|listening| !listening.armed) else {
+        let idle = |listening: &&mut Listening| !listening.armed && listening.emptying.is_none();
+        let Some(listening) = self.listeners.get_mut(index).filter(idle) else {
             tracing::error!(listener, "accept on a listener that is not there or accepts already");
             debug_assert!(false, "accept on listener {listener}");
             return;
         };
+        let Some(fd) = listening.socket.as_ref().map(Socket::as_raw_fd) else { return };
         let registry = self.poll.registry();
         self.stats.calls += 1;
-        let fd = listening.socket.as_raw_fd();
         match registry.register(&mut SourceFd(&fd), Token(LISTENERS + index), Interest::READABLE) {
             Ok(()) => listening.armed = true,
             Err(error) => {
@@ -84,18 +91,72 @@ impl Epoll {
         }
     }
 
+    pub(super) fn stop_listening(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        let listening = self.listeners.get(index).filter(|listening| listening.emptying.is_none());
+        let Some(Listening { socket: Some(socket), armed, .. }) = listening else {
+            tracing::error!(listener, "a listener that is not there, or is closed already, is to be closed");
+            debug_assert!(false, "end of listener {listener}");
+            return;
+        };
+        self.stats.calls += 1;
+        // It is non-blocking already, so nothing that fails here matters.
+        let late = stopping::turn_newcomers_away(SockRef::from(socket)).unwrap_or_default();
+        if *armed {
+            self.disarm(index);
+        }
+        let listening = &mut self.listeners[index];
+        (listening.emptying, listening.ready) = (Some(Emptying::new(timer::now(), late)), true);
+        self.emptying += 1;
+    }
+
+    /// How long it is until a queue can be asked for what is left in it. Those that can be asked now are `ready` then.
+    #[inline]
+    pub(crate) fn due_in(&mut self) -> Option<Duration> {
+        if self.emptying == 0 {
+            return None;
+        }
+        let now = timer::now();
+        let mut due = None;
+        for listening in self.listeners.iter_mut().filter(|listening| listening.socket.is_some()) {
+            if let Some(emptying) = &listening.emptying {
+                let rest = emptying.rest(now);
+                listening.ready |= rest.is_zero();
+                due = Some(due.map_or(rest, |due: Duration| due.min(rest)));
+            }
+        }
+        due
+    }
+
+    /// The queue of a listener that is to be closed gave nothing.
+    fn on_refused(&mut self, index: usize, errno: i32) -> Option<Completion> {
+        let (listener, now) = (index as u16, timer::now());
+        let listening = &mut self.listeners[index];
+        let emptying = listening.emptying.as_mut()?;
+        if !emptying.is_over(listener, errno, now) {
+            listening.ready = emptying.rest(now).is_zero();
+            return None;
+        }
+        listening.ready = false;
+        listening.socket = None;
+        self.emptying -= 1;
+        self.stats.calls += 1;
+        Some(Completion::AcceptEnded { listener, end: AcceptEnd::Closed })
+    }
+
     fn disarm(&mut self, index: usize) {
         let listening = &mut self.listeners[index];
         (listening.armed, listening.ready) = (false, false);
+        let Some(socket) = &listening.socket else { return };
         self.stats.calls += 1;
-        if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&listening.socket.as_raw_fd())) {
+        if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&socket.as_raw_fd())) {
             tracing::debug!(listener = index, %error, "a listener could not be taken out of the epoll");
         }
     }
 
     pub(super) fn on_queued(&mut self, index: usize) {
         if let Some(listening) = self.listeners.get_mut(index) {
-            listening.ready = listening.armed;
+            listening.ready |= listening.armed;
         }
     }
 
@@ -126,13 +187,24 @@ impl Epoll {
         let listener = index as u16;
         self.stats.calls += 1;
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        let error = match self.listeners[index].socket.accept4(flags) {
+        let listening = &mut self.listeners[index];
+        let Some(listening_socket) = &listening.socket else {
+            listening.ready = false;
+            return None;
+        };
+        let error = match listening_socket.accept4(flags) {
             Ok((socket, peer)) => {
+                if let Some(emptying) = &mut listening.emptying {
+                    emptying.went_on();
+                }
                 let socket = self.accepted.put(socket);
                 return Some(Completion::Accepted { listener, socket, peer: peer.as_socket() });
             }
             Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
         };
+        if listening.emptying.is_some() {
+            return self.on_refused(index, error);
+        }
         let end = match error {
             libc::EAGAIN => {
                 self.listeners[index].ready = false;

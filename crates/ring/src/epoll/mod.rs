@@ -75,6 +75,8 @@ pub struct Epoll {
     pool: Pool,
     ports: Ports,
     listeners: Vec<Listening>,
+    /// How many of them are being emptied, to be closed.
+    emptying: usize,
     /// The listener that accepts first in the next turn, so that each gets its share of the budget.
     next_listener: usize,
     accepted: Accepted,
@@ -145,6 +147,7 @@ impl Epoll {
             pool,
             ports: Ports::new(),
             listeners: listeners.map_err(failed("O_NONBLOCK on a listener"))?,
+            emptying: 0,
             next_listener: 0,
             accepted: Accepted::default(),
             ready: VecDeque::new(),
@@ -185,7 +188,14 @@ impl Epoll {
     /// Looks for events, and blocks for the first one if it is allowed to and nothing else is to be done.
     fn poll(&mut self, wait: Wait) -> Result<(), i32> {
         self.dry = self.dry && !self.can_lend();
+        let due = self.due_in();
         let to_do = !self.dry && self.ports.has_queued() || self.can_accept();
+        let wait = match (wait, due) {
+            (wait, None) => wait,
+            (Wait::No, _) => Wait::No,
+            (Wait::For(time), Some(due)) => Wait::For(time.min(due)),
+            (Wait::Forever, Some(due)) => Wait::For(due),
+        };
         let answers = self.ready.len() > if self.quiet { self.sent_at_once } else { 0 };
         let timeout = match wait {
             Wait::No | Wait::For(Duration::ZERO) => Some(Duration::ZERO),
@@ -220,7 +230,7 @@ impl Epoll {
     }
 
     /// True if the timer ends a wait of this length.
-    fn is_bound(&mut self, wait: Duration) -> bool {
+    pub(crate) fn is_bound(&mut self, wait: Duration) -> bool {
         match self.timer.bound(wait, true) {
             Bound::Timer => true,
             Bound::Set { until, .. } => {
@@ -296,6 +306,7 @@ impl Driver for Epoll {
         match op {
             Op::Accept { listener } => self.accept(listener),
             Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::StopListening { listener } => self.stop_listening(listener),
             Op::Adopt { id, socket } => self.adopt(id, socket),
             Op::Refuse { socket } => self.refuse(socket),
             Op::Connect { id, address } => self.connect(id, &address),

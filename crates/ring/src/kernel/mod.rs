@@ -32,14 +32,15 @@ use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring};
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
-use socket2::Domain;
+use socket2::{Domain, SockRef};
 
 use crate::config::UringConfig;
 use crate::connect::{BeforeConnect, to_kernel};
 use crate::error::SetupError;
 use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
+use crate::stopping;
 use crate::table::Chunked;
-use crate::timer::{Bound, Timer};
+use crate::timer::{self, Bound, Timer};
 use crate::uring::Uring;
 use crate::waker::Waker;
 use buffers::BufferRing;
@@ -66,7 +67,8 @@ pub struct SystemKernel {
     consumed: u32,
     /// Operations that will post a completion.
     in_flight: usize,
-    listeners: Vec<Listener>,
+    /// `None` once it is closed.
+    listeners: Vec<Option<Listener>>,
     /// Descriptors accepted and not installed yet.
     owned: Owned,
     /// Connections' descriptors by slot, plus one, where they are not in the ring's table.
@@ -158,7 +160,7 @@ impl SystemKernel {
             pushed: 0,
             consumed: 0,
             in_flight: 0,
-            listeners: listeners.into_iter().map(Listener::new).collect(),
+            listeners: listeners.into_iter().map(|fd| Some(Listener::new(fd))).collect(),
             owned: Owned::new(),
             plain: config.plain_descriptors.then(Chunked::new),
             before_connect: config.before_connect.clone(),
@@ -185,6 +187,10 @@ impl SystemKernel {
             }
         }
         text
+    }
+
+    fn listener(&self, listener: u16) -> Option<&Listener> {
+        self.listeners.get(usize::from(listener))?.as_ref()
     }
 
     /// Where the next entry will be in the submission queue.
@@ -315,7 +321,7 @@ impl SystemKernel {
     }
 
     /// True if a timer that is with the kernel, or will be, ends a wait of this length.
-    fn is_bound(&mut self, wait: Duration) -> bool {
+    pub(crate) fn is_bound(&mut self, wait: Duration) -> bool {
         let room = self.room() > 0;
         match self.timer.bound(wait, room) {
             Bound::Timer => true,
@@ -358,7 +364,7 @@ impl Kernel for SystemKernel {
             RawOp::Receive { id } => self.push_awaited(encode::receive(self.on(id)), user_data),
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
-                let entry = match self.listeners.get(usize::from(listener)) {
+                let entry = match self.listener(listener) {
                     Some(Listener { fd, is_shared: true }) => encode::accept_one(fd.as_raw_fd()),
                     Some(Listener { fd, is_shared: false }) => encode::accept(fd.as_raw_fd()),
                     None => encode::accept(-1),
@@ -464,6 +470,33 @@ impl Kernel for SystemKernel {
 
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
         self.owned.borrow(fd, |socket| socket2::SockRef::from(&socket).peer_addr().ok())??.as_socket()
+    }
+
+    fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
+        let Some(Listener { fd, .. }) = self.listener(listener) else { return Duration::ZERO };
+        stopping::turn_newcomers_away(SockRef::from(fd)).unwrap_or_else(|error| {
+            // A call that takes from its queue might wait.
+            tracing::warn!(listener, %error, "a listener is closed before its queue is empty");
+            self.close_listener(listener);
+            Duration::ZERO
+        })
+    }
+
+    fn take_queued(&mut self, listener: u16) -> Result<i32, i32> {
+        let Some(Listener { fd, .. }) = self.listener(listener) else { return Err(libc::EBADF) };
+        let fd = stopping::take(SockRef::from(fd))?.into_raw_fd();
+        self.owned.insert(fd);
+        Ok(fd)
+    }
+
+    fn close_listener(&mut self, listener: u16) {
+        if let Some(listener) = self.listeners.get_mut(usize::from(listener)) {
+            *listener = None;
+        }
+    }
+
+    fn now(&mut self) -> Duration {
+        timer::now()
     }
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {

@@ -1,9 +1,12 @@
-//! Accepting, and turning what was accepted into connections.
+//! Accepting, turning what was accepted into connections, and the end of a listener.
 
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket};
 
+use std::time::Duration;
+
 use super::{Sink, Uring};
 use crate::seam::{F_MORE, Kernel, RawCqe, RawOp};
+use crate::stopping::{Emptying, TAKEN_IN_A_TURN};
 
 /// A listener's accept.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,6 +15,18 @@ pub(super) struct Listening {
     armed: bool,
     /// True exactly when it was told to stop and has not ended.
     stop: bool,
+    life: Life,
+}
+
+/// What becomes of the listening socket.
+#[derive(Clone, Copy, Debug, Default)]
+enum Life {
+    /// It listens.
+    #[default]
+    Open,
+    /// Once no accept is in flight, the rest of its queue is taken.
+    Emptying(Emptying),
+    Closed,
 }
 
 impl<K: Kernel> Uring<K> {
@@ -20,8 +35,13 @@ impl<K: Kernel> Uring<K> {
         if self.listeners.len() <= index {
             self.listeners.resize(index + 1, Listening::default());
         }
-        debug_assert!(!self.listeners[index].armed, "listener {listener} accepts already");
-        self.listeners[index] = Listening { armed: true, stop: false };
+        let listening = &mut self.listeners[index];
+        debug_assert!(!listening.armed, "listener {listener} accepts already");
+        if !matches!(listening.life, Life::Open) {
+            debug_assert!(false, "accept on listener {listener}, which is being closed");
+            return;
+        }
+        *listening = Listening { armed: true, ..Listening::default() };
         self.queue.push_back(RawOp::Accept { listener });
     }
 
@@ -33,6 +53,77 @@ impl<K: Kernel> Uring<K> {
             listening.stop = true;
             self.queue.push_back(RawOp::CancelAccept { listener });
         }
+    }
+
+    pub(super) fn stop_listening(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        if self.listeners.len() <= index {
+            self.listeners.resize(index + 1, Listening::default());
+        }
+        if !matches!(self.listeners[index].life, Life::Open) {
+            debug_assert!(false, "listener {listener} is closed twice");
+            return;
+        }
+        self.stats.calls += 1;
+        let late = self.kernel.turn_newcomers_away(listener);
+        self.listeners[index].life = Life::Emptying(Emptying::new(self.kernel.now(), late));
+        self.emptying += 1;
+        self.accept_stop(listener);
+    }
+
+    /// How long it is until a queue can be asked for what is left in it. A queue with an accept in flight is not asked:
+    /// the end of the accept is a completion.
+    #[cold]
+    pub(super) fn queue_due_in(&mut self) -> Option<Duration> {
+        let now = self.kernel.now();
+        let emptied = self.listeners.iter().filter(|listening| !listening.armed);
+        let rests = emptied.filter_map(|listening| match listening.life {
+            Life::Emptying(emptying) => Some(emptying.rest(now)),
+            Life::Open | Life::Closed => None,
+        });
+        rests.min()
+    }
+
+    /// Takes what is left in the queues of listeners whose accept ended, within the budget, and closes those that are
+    /// empty.
+    #[cold]
+    pub(super) fn empty_queues(&mut self, sink: &mut Sink<'_>) {
+        let now = self.kernel.now();
+        for index in 0..self.listeners.len() {
+            let Listening { armed: false, life: Life::Emptying(mut emptying), .. } = self.listeners[index]
+            else {
+                continue;
+            };
+            let listener = index as u16;
+            let mut over = false;
+            for _ in 0..TAKEN_IN_A_TURN {
+                if over || !sink.has_room() || !emptying.rest(now).is_zero() {
+                    break;
+                }
+                self.stats.calls += 1;
+                match self.kernel.take_queued(listener) {
+                    Ok(fd) => {
+                        emptying.went_on();
+                        self.accepted(listener, fd, sink);
+                    }
+                    Err(errno) => over = emptying.is_over(listener, errno, now),
+                }
+            }
+            self.listeners[index].life = Life::Emptying(emptying);
+            if over {
+                self.stats.calls += 1;
+                self.kernel.close_listener(listener);
+                self.listeners[index].life = Life::Closed;
+                self.emptying -= 1;
+                sink.push(Completion::AcceptEnded { listener, end: AcceptEnd::Closed });
+            }
+        }
+    }
+
+    fn accepted(&mut self, listener: u16, fd: i32, sink: &mut Sink<'_>) {
+        self.stats.calls += 1;
+        let peer = self.kernel.peer_of(fd);
+        sink.push(Completion::Accepted { listener, socket: Socket(fd as u64), peer });
     }
 
     pub(super) fn adopt(&mut self, id: ConnId, socket: Socket) {
@@ -61,14 +152,17 @@ impl<K: Kernel> Uring<K> {
             return self.stale(cqe);
         }
         if cqe.res >= 0 {
-            self.stats.calls += 1;
-            let peer = self.kernel.peer_of(cqe.res);
-            sink.push(Completion::Accepted { listener, socket: Socket(cqe.res as u64), peer });
+            self.accepted(listener, cqe.res, sink);
             if cqe.flags & F_MORE != 0 {
                 return;
             }
         }
         self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
+        if !matches!(self.listeners[index].life, Life::Open) {
+            // What is still queued is taken from here on, and the end comes with the last of it.
+            (self.listeners[index].armed, self.listeners[index].stop) = (false, false);
+            return;
+        }
         let end = match -cqe.res {
             // Ended by itself, or one connection was gone before it was accepted (accept(2) lists these).
             _ if cqe.res >= 0 => None,

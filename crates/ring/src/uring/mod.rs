@@ -44,6 +44,8 @@ pub struct Uring<K: Kernel> {
     buffers: Buffers,
     ports: Ports,
     listeners: Vec<Listening>,
+    /// How many of them are being emptied, to be closed.
+    emptying: usize,
     /// Operations the kernel half was not given yet, in order.
     queue: VecDeque<RawOp>,
     /// Completions made here, or beyond the last turn's budget, in order.
@@ -124,6 +126,7 @@ impl<K: Kernel> Uring<K> {
             buffers,
             ports: Ports::new(),
             listeners: Vec::new(),
+            emptying: 0,
             queue,
             ready: VecDeque::new(),
             quiet: false,
@@ -213,8 +216,18 @@ impl<K: Kernel> Uring<K> {
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
     pub(crate) fn has_to_do(&mut self) -> bool {
         let parked = self.ports.parked() > 0 && self.buffers.in_ring() > 0;
-        let here = !self.ready.is_empty() || !self.queue.is_empty() || parked;
+        let due = self.due_in() == Some(Duration::ZERO);
+        let here = !self.ready.is_empty() || !self.queue.is_empty() || parked || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
+    }
+
+    /// How long it is until the driver has something to do by itself, whatever the kernel brings.
+    #[inline]
+    pub(crate) fn due_in(&mut self) -> Option<Duration> {
+        if self.emptying == 0 {
+            return None;
+        }
+        self.queue_due_in()
     }
 
     /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
@@ -225,11 +238,12 @@ impl<K: Kernel> Uring<K> {
         let something = !self.ready.is_empty() || self.kernel.has_completions();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
         let more_to_do = !self.queue.is_empty() || (self.ports.parked() > 0 && self.buffers.in_ring() > 0);
+        let due = self.due_in();
         let timeout = match wait {
-            _ if something || more_to_do => None,
+            _ if something || more_to_do || due == Some(Duration::ZERO) => None,
             Wait::No | Wait::For(Duration::ZERO) => None,
-            Wait::For(time) => Some(Some(time)),
-            Wait::Forever => Some(None),
+            Wait::For(time) => Some(Some(due.map_or(time, |due| due.min(time)))),
+            Wait::Forever => Some(due),
         };
         let held_back = !something && (overflowing || self.kernel.has_task_work());
         if self.kernel.queued() == 0 && timeout.is_none() && !held_back {
@@ -321,6 +335,7 @@ impl<K: Kernel> Driver for Uring<K> {
         match op {
             Op::Accept { listener } => self.accept(listener),
             Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::StopListening { listener } => self.stop_listening(listener),
             Op::Adopt { id, socket } => self.adopt(id, socket),
             Op::Refuse { socket } => self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 }),
             Op::Connect { id, address } => self.connect(id, address),
@@ -341,6 +356,9 @@ impl<K: Kernel> Driver for Uring<K> {
         let ready = std::mem::take(&mut self.ready);
         let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };
         sink.take_ready();
+        if self.emptying > 0 {
+            self.empty_queues(&mut sink);
+        }
         while sink.has_room() {
             if let Some(cqe) = self.kernel.reap(&mut self.side) {
                 self.complete(cqe, &mut sink);

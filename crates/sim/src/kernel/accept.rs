@@ -1,5 +1,7 @@
 //! Accepting: multishot, with limits that end it and sockets that stay queued.
 
+use std::time::Duration;
+
 use ringserve_core::{ConnId, Socket};
 use ringserve_ring::seam::{F_MORE, Kind, RawCqe};
 
@@ -10,6 +12,7 @@ use crate::sock::{Place, excuse};
 impl State {
     pub(super) fn arm_accept(&mut self, listener: u16) {
         let listener = &mut self.listeners[usize::from(listener)];
+        assert!(!listener.gone, "an accept on a listener that is closed");
         assert!(!listener.armed, "a listener has two accepts");
         listener.armed = true;
         listener.dying = 0;
@@ -117,6 +120,67 @@ impl State {
                 return;
             }
         }
+    }
+
+    /// Connections whose handshake had begun may still come for the time returned.
+    pub(super) fn turn_newcomers_away(&mut self, number: u16) -> Duration {
+        let strikes = self.strikes(Fault::NewcomersLate);
+        let late = if strikes { self.rng.range(1, self.plan.late_max) } else { 0 };
+        let until = self.now + late;
+        let listener = &mut self.listeners[usize::from(number)];
+        assert_eq!(listener.closing, None, "listener {number} turns newcomers away twice");
+        listener.closing = Some(until);
+        if !strikes {
+            self.close_doors(number);
+        }
+        Duration::from_nanos(late)
+    }
+
+    /// From here on connects are refused, also those that found the backlog full and are tried again.
+    fn close_doors(&mut self, number: u16) {
+        let listener = &mut self.listeners[usize::from(number)];
+        listener.closed = true;
+        for tag in std::mem::take(&mut listener.refused) {
+            self.kick(tag);
+        }
+    }
+
+    pub(super) fn take_queued(&mut self, number: u16) -> Result<i32, i32> {
+        let index = usize::from(number);
+        let listener = &self.listeners[index];
+        assert!(listener.closing.is_some() && !listener.gone, "a queue is taken from without need");
+        assert!(!listener.armed, "a queue is taken from under an accept");
+        let open = self.descriptors.iter().flatten().count();
+        if listener.backlog.is_empty() {
+            if listener.closing.is_some_and(|until| until <= self.now) {
+                self.close_doors(number);
+            }
+            return Err(libc::EAGAIN);
+        }
+        let starved = self.strikes(Fault::TakeNoDescriptor) || open >= self.plan.descriptors;
+        self.listeners[index].starved = starved;
+        if starved {
+            return Err(self.rng.pick(&[libc::EMFILE, libc::ENFILE, libc::ENOMEM]));
+        }
+        let Some(tag) = self.next_in_backlog(index) else { return Err(libc::EAGAIN) };
+        if self.strikes(Fault::TakeAborted) {
+            self.drop_socket(tag);
+            return Err(libc::ECONNABORTED);
+        }
+        self.cover.fault(Fault::QueueTaken);
+        Ok(self.open_descriptor(tag))
+    }
+
+    /// Who is still in its backlog is reset; that may only be for want of descriptors.
+    pub(super) fn close_listener(&mut self, number: u16) {
+        let index = usize::from(number);
+        let listener = &mut self.listeners[index];
+        let late = listener.closing.is_none_or(|until| until > self.now);
+        assert!(!late && !listener.gone, "a listener is closed too early, or twice");
+        assert!(!listener.armed, "a listener is closed under its accept, and goes on listening");
+        assert!(listener.starved || listener.backlog.is_empty(), "a listener is closed with its queue");
+        listener.gone = true;
+        self.reset_backlog(index);
     }
 
     fn next_in_backlog(&mut self, index: usize) -> Option<usize> {

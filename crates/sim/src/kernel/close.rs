@@ -59,14 +59,18 @@ impl State {
         self.kick(tag);
     }
 
-    /// Closes the listeners: those who still wait in their backlogs are reset.
+    /// Closes the listeners that are left: those who still wait in their backlogs are reset.
     pub fn close_listeners(&mut self) {
         for index in 0..self.listeners.len() {
-            self.listeners[index].closed = true;
-            while let Some(tag) = self.listeners[index].backlog.pop_front() {
-                sock_reset(&mut self.socks[tag]);
-                self.drop_socket(tag);
-            }
+            self.reset_backlog(index);
+        }
+    }
+
+    pub(super) fn reset_backlog(&mut self, index: usize) {
+        self.listeners[index].closed = true;
+        while let Some(tag) = self.listeners[index].backlog.pop_front() {
+            sock_reset(&mut self.socks[tag]);
+            self.drop_socket(tag);
         }
     }
 }

@@ -82,8 +82,14 @@ pub struct Listener {
     armed: bool,
     /// A cancel told EALREADY: it ends on its own, after so many more looks.
     dying: u8,
-    /// Nobody connects any more.
+    /// No connection begins to queue any more.
     pub closed: bool,
+    /// The server turns newcomers away; until then, those may come that were on their way.
+    closing: Option<u64>,
+    /// The last look at the queue found no descriptor for what is in it.
+    starved: bool,
+    /// The socket is closed.
+    gone: bool,
     /// Since when, and how often, the server blocked although it could have accepted from here.
     neglected: Option<(u64, u32)>,
 }
@@ -334,6 +340,22 @@ impl Kernel for SimKernel {
             return None;
         }
         Some(address_of(tag))
+    }
+
+    fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
+        self.state.borrow_mut().turn_newcomers_away(listener)
+    }
+
+    fn take_queued(&mut self, listener: u16) -> Result<i32, i32> {
+        self.state.borrow_mut().take_queued(listener)
+    }
+
+    fn close_listener(&mut self, listener: u16) {
+        self.state.borrow_mut().close_listener(listener);
+    }
+
+    fn now(&mut self) -> Duration {
+        Duration::from_nanos(self.state.borrow().now)
     }
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {

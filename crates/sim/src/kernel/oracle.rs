@@ -34,6 +34,10 @@ impl State {
         }
         let has_room = self.drain_deadline.is_none() && self.has_room;
         for listener in &mut self.listeners {
+            assert!(
+                listener.closing.is_none() || listener.gone || listener.armed || deadline != NEVER,
+                "a listener that is to be closed is left with its queue, all sleep"
+            );
             if listener.armed || listener.backlog.is_empty() || !has_room {
                 listener.neglected = None;
                 continue;

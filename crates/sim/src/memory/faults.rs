@@ -22,6 +22,10 @@ pub(super) enum Fault {
     NoRoom,
     /// What is to be cancelled goes on just before.
     CancelRace,
+    /// Connections come though newcomers are turned away.
+    NewcomersLate,
+    /// There is no descriptor for a queued connection.
+    TakeNoDescriptor,
     /// Bytes to receive are left for the next enter.
     Delay,
 }
@@ -32,8 +36,8 @@ impl Fault {
     fn once_in(self) -> u64 {
         match self {
             // There are few cancels in a case.
-            Fault::CancelRace => 2,
-            Fault::ReceiveShort | Fault::SendShort => 4,
+            Fault::CancelRace | Fault::NewcomersLate => 2,
+            Fault::ReceiveShort | Fault::SendShort | Fault::TakeNoDescriptor => 4,
             Fault::AcceptEnds | Fault::ReceiveEnds | Fault::Delay => 8,
             Fault::Interrupted | Fault::NoBuffers | Fault::ReceiveInterrupted | Fault::NoRoom => 16,
         }

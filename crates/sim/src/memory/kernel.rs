@@ -42,6 +42,7 @@ pub(super) struct Sending {
 /// The lower half of a shard's driver on a [`Network`](super::Network).
 pub struct MemoryKernel {
     pub(super) shared: Arc<Shared>,
+    started: Instant,
     pub(super) ring: i32,
     pub(super) faults: Faults,
     pub(super) buffer_bytes: usize,
@@ -84,6 +85,7 @@ impl MemoryKernel {
         let (ring, listeners) = shared.lock().add_ring(shard, bell.clone());
         Ok(MemoryKernel {
             shared,
+            started: Instant::now(),
             ring,
             faults: Faults::new(faults, shard),
             buffer_bytes: config.pool.buffer_bytes,
@@ -289,6 +291,38 @@ impl Kernel for MemoryKernel {
         let number = state.descriptor(fd);
         let connection = state.connection(number);
         (!connection.is_reset()).then(|| connection.addrs().0)
+    }
+
+    fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
+        let (listener, _) = self.listeners[usize::from(listener)];
+        let late = self.faults.strike(Fault::NewcomersLate);
+        self.shared.lock().listener(listener).closed |= !late;
+        if late { Duration::from_millis(5) } else { Duration::ZERO }
+    }
+
+    fn take_queued(&mut self, listener: u16) -> Result<i32, i32> {
+        let (listener, armed) = self.listeners[usize::from(listener)];
+        assert!(!armed, "a queue is taken from under an accept");
+        let mut state = self.shared.lock();
+        if state.listener(listener).backlog.is_empty() {
+            return Err(libc::EAGAIN);
+        }
+        if self.faults.strike(Fault::TakeNoDescriptor) {
+            return Err(libc::EMFILE);
+        }
+        let number = state.listener(listener).backlog.pop_front().ok_or(libc::EAGAIN)?;
+        Ok(state.open_descriptor(self.ring, number))
+    }
+
+    fn close_listener(&mut self, listener: u16) {
+        let (listener, armed) = self.listeners[usize::from(listener)];
+        assert!(!armed, "a listener is closed under its accept");
+        self.shared.lock().close_listener(listener);
+        self.shared.tell_clients();
+    }
+
+    fn now(&mut self) -> Duration {
+        self.started.elapsed()
     }
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {

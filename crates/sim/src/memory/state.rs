@@ -67,7 +67,7 @@ pub(super) struct Listener {
     ring: Option<i32>,
     /// Connections that wait to be accepted.
     pub(super) backlog: VecDeque<u32>,
-    closed: bool,
+    pub(super) closed: bool,
 }
 
 /// A ring as others see it.
@@ -251,15 +251,20 @@ impl State {
         self.open_descriptor(ring, number)
     }
 
+    /// Closes a listening socket, with a reset for what waits there.
+    pub(super) fn close_listener(&mut self, listener: usize) {
+        self.listeners[listener].closed = true;
+        for number in std::mem::take(&mut self.listeners[listener].backlog) {
+            self.close(number, Side::Server, true);
+        }
+    }
+
     /// Closes what a ring holds but its slots: listeners, with a reset for who waits there, and descriptors.
     pub(super) fn close_ring(&mut self, ring: i32) {
         self.rings.remove(&ring);
         for index in 0..self.listeners.len() {
             if self.listeners[index].ring == Some(ring) {
-                self.listeners[index].closed = true;
-                for number in std::mem::take(&mut self.listeners[index].backlog) {
-                    self.close(number, Side::Server, true);
-                }
+                self.close_listener(index);
             }
         }
         let held: Vec<u32> =

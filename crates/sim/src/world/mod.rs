@@ -167,7 +167,7 @@ impl World {
             self.let_time_pass();
             self.take_turn(&mut completions);
             self.check();
-            if self.core.is_done() {
+            if self.core.is_done() && !self.protocol.is_stopping() {
                 break;
             }
             let wait = self.wait();
@@ -216,7 +216,11 @@ impl World {
             self.driver.defer_sent();
         }
         self.look();
+        let drained = self.drained_at.is_some();
         for op in self.core.take_ops() {
+            if drained && matches!(op, Op::AcceptStop { .. }) {
+                continue;
+            }
             self.protocol.submitted(&op);
             self.moved = true;
             let mut state = self.state.borrow_mut();
@@ -228,6 +232,19 @@ impl World {
                 (sock.untold, sock.sent_turn, sock.sent_at) = (true, self.turn, self.now.as_nanos());
             }
             drop(state);
+            self.driver.submit(op);
+        }
+        if self.drained_at == Some(self.turn) {
+            self.stop_listening();
+        }
+    }
+
+    /// Closes the listeners, which the core does not ask for when it drains.
+    fn stop_listening(&mut self) {
+        let listeners = self.state.borrow().plan.listeners;
+        for listener in 0..listeners {
+            let op = Op::StopListening { listener };
+            self.protocol.submitted(&op);
             self.driver.submit(op);
         }
     }
