@@ -2,13 +2,21 @@
 
 mod common;
 
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Wake, Waker};
+use std::thread;
+use std::time::Duration;
 
 use common::client::{End, frame};
-use common::{Client, Lab, On, SOON, eventually, no_time_limits};
+use common::{Client, Lab, On, SOON, eventually, no_time_limits, watch};
 use ringserve::framing::{Decode, EncodeError, FrameError, Framing, LengthPrefix, Lines};
-use ringserve::{CloseReason, Limits, Outbox, Payload};
+use ringserve::{CloseReason, Cx, Frame, Limits, Outbox, Payload, Running, Service};
 
 const PANICKED: CloseReason = CloseReason::HandlerPanicked;
 
@@ -165,7 +173,10 @@ impl Framing for Touchy {
     }
 
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
-        assert!(!payload.bytes().starts_with(&[0]), "planted: encode panics");
+        if payload.bytes().starts_with(&[0]) {
+            out.put(&[b'?'; 3000]);
+            panic!("planted: encode panics");
+        }
         Lines::default().encode(payload, out)
     }
 }
@@ -219,17 +230,221 @@ fn echoes_half(client: &mut Client) {
     assert_eq!(client.read(2002).len(), 2002);
 }
 
+/// Less than what a few panics leave behind if what they wrote is not taken back.
+fn few_bytes() -> Limits {
+    Limits {
+        frame_bytes_max: 4 << 10,
+        outbox_bytes_low: 1 << 10,
+        outbox_bytes_high: 4 << 10,
+        outbox_bytes_max: 8 << 10,
+        inbox_bytes_high: 4 << 10,
+        held_bytes_max: 16 << 10,
+        ..no_time_limits()
+    }
+}
+
 #[test]
-fn encoding_that_panics_ends_its_connection_only() {
-    let lab = touchy(no_time_limits());
+fn encode_that_panics_in_a_call_ends_its_connection_and_counts_nothing() {
+    let lab = touchy(few_bytes());
     let mut canary = lab.client();
-    let mut client = lab.client();
-    // The pattern starts with a 0.
-    client.write(b"b10\n");
-    assert_eq!(client.end(), End::Reset);
-    lab.closed_for(PANICKED, 1);
+    for n in 1..=20 {
+        let mut client = lab.client();
+        // The pattern starts with a 0.
+        client.write(b"b10\n");
+        assert_eq!(client.end(), End::Reset, "and no part of a frame before it");
+        lab.closed_for(PANICKED, n);
+        echoes_lines(&mut canary);
+    }
+    let report = lab.finish();
+    assert_eq!(report.counters.closed_for(CloseReason::MemoryLimit), 0);
+}
+
+#[test]
+fn encode_that_panics_over_a_push_ends_its_connection_and_other_mail_arrives() {
+    let lab = touchy(few_bytes());
+    let mut canary = lab.client();
+    canary.write(b"Hcanary\n");
+    assert_eq!(canary.read(8), b"reached\n");
+    let to_canary = lab.shared.handle("canary");
+    for n in 1..=20 {
+        let mut client = lab.client();
+        client.write(b"Hit\n");
+        assert_eq!(client.read(8), b"reached\n");
+        let handle = lab.shared.handle("it");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                to_canary.push(&b"before"[..]).unwrap();
+                handle.push(&[0][..]).unwrap();
+                to_canary.push(&b"after"[..]).unwrap();
+            });
+        });
+        assert_eq!(canary.read(13), b"before\nafter\n");
+        assert_eq!(client.end(), End::Reset, "and no part of a frame before it");
+        lab.closed_for(PANICKED, n);
+        eventually("the handle hears of it", SOON, || handle.is_gone());
+    }
+    let report = lab.finish();
+    assert_eq!(report.counters.closed_for(CloseReason::MemoryLimit), 0);
+}
+
+#[test]
+fn encode_that_panics_over_a_local_push_ends_both_connections_only() {
+    let lab = touchy(few_bytes());
+    let mut canary = lab.client();
+    for n in 1..=20 {
+        let (mut named, mut pushes) = (lab.client(), lab.client());
+        named.write(format!("h{n}\n").as_bytes());
+        assert_eq!(named.read(6), b"named\n");
+        pushes.write(format!(">{n}:\0\n").as_bytes());
+        assert_eq!((named.end(), pushes.end()), (End::Reset, End::Reset));
+        lab.closed_for(PANICKED, 2 * n);
+        echoes_lines(&mut canary);
+    }
+    lab.finish();
+}
+
+#[test]
+fn encode_that_panics_in_a_broadcast_ends_those_it_was_for() {
+    let lab = touchy(few_bytes());
+    let mut canary = lab.client();
+    let mut members: Vec<Client> = (0..50).map(|_| lab.client()).collect();
+    for (n, member) in members.iter_mut().enumerate() {
+        member.write(format!("H{n}\n").as_bytes());
+        assert_eq!(member.read(8), b"reached\n");
+    }
+    (0..50).for_each(|n| lab.shared.handle(&n.to_string()).push(&[0][..]).unwrap());
+    members.iter_mut().for_each(|member| assert_eq!(member.end(), End::Reset));
+    lab.closed_for(PANICKED, 50);
     echoes_lines(&mut canary);
     lab.finish();
+}
+
+/// A waker that panics instead of waking.
+struct Bomb;
+
+impl Wake for Bomb {
+    fn wake(self: Arc<Self>) {
+        panic!("planted: a waker panics");
+    }
+}
+
+/// A service whose calls wait with a waker that panics, if their first letter is large.
+struct Waits {
+    upstream: SocketAddr,
+}
+
+impl Service for Waits {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        let bombed = line[0].is_ascii_uppercase();
+        match line[0].to_ascii_lowercase() {
+            b's' => with_waker(bombed, cx.sleep(Duration::from_millis(10))).await,
+            b'r' => {
+                cx.reply(&[b'r'; 1 << 20]);
+                with_waker(bombed, cx.ready()).await;
+            }
+            b'd' => with_waker(bombed, cx.shard().drain_begins()).await,
+            b'c' => drop(with_waker(bombed, cx.shard().connect(self.upstream)).await),
+            _ => {}
+        }
+        cx.reply(line);
+        Ok(())
+    }
+}
+
+/// Polls a future once with that waker, and then waits for ever, if it is to be so.
+async fn with_waker<F: Future>(bombed: bool, future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Bomb));
+    poll_fn(|task| {
+        if bombed {
+            future.as_mut().poll(&mut Context::from_waker(&waker))
+        } else {
+            future.as_mut().poll(task)
+        }
+    })
+    .await
+}
+
+fn waits() -> Running {
+    let upstream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = upstream.local_addr().unwrap();
+    thread::spawn(move || while upstream.accept().is_ok() {});
+    let server = On::default().server(no_time_limits()).framing(Lines::default());
+    server.start(move |_| Waits { upstream: addr }).unwrap()
+}
+
+#[track_caller]
+fn answers(client: &mut Client, line: &[u8]) {
+    client.write(line);
+    assert_eq!(client.read(line.len()), line);
+}
+
+#[test]
+fn a_waker_that_panics_when_a_sleep_ends_wakes_all_others() {
+    let running = waits();
+    let mut clients: Vec<Client> = (0..40).map(|_| Client::connect(running.local_addrs()[0])).collect();
+    for round in 0..5 {
+        // All set their timers in the same few turns.
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.write(if n % 2 == round % 2 && n / 8 == round { b"S\n" } else { b"s\n" });
+        }
+        let served = clients.iter_mut().enumerate().filter(|(n, _)| n / 8 > round);
+        served.for_each(|(_, client)| assert_eq!(client.read(2), b"s\n"));
+    }
+    let mut other = Client::connect(running.local_addrs()[0]);
+    answers(&mut other, b"s\n");
+    running.force();
+    running.wait().expect("no shard ended by it");
+}
+
+#[test]
+fn a_waker_that_panics_when_there_is_room_ends_its_connection_only() {
+    let running = waits();
+    let mut other = Client::connect(running.local_addrs()[0]);
+    for n in 1..=10 {
+        let mut client = Client::with_small_window(running.local_addrs()[0]);
+        client.write(b"R\n");
+        assert_eq!(client.end_after_all(), End::Reset);
+        watch::closed_for(&running, PANICKED, n);
+        other.write(b"r\n");
+        assert_eq!(other.read((1 << 20) + 3).len(), (1 << 20) + 3);
+    }
+    common::finish(running);
+}
+
+#[test]
+fn a_waker_that_panics_when_a_drain_begins_wakes_all_others() {
+    let running = waits();
+    let mut clients: Vec<Client> = (0..20).map(|_| Client::connect(running.local_addrs()[0])).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        answers(client, b"e\n");
+        client.write(if n % 3 == 0 { b"D\n" } else { b"d\n" });
+    }
+    eventually("all wait", SOON, || running.report().counters.frames == 40);
+    running.shutdown();
+    for (_, client) in clients.iter_mut().enumerate().filter(|(n, _)| n % 3 != 0) {
+        assert_eq!(client.read(2), b"d\n");
+        assert_eq!(client.end(), End::Fin);
+    }
+    running.force();
+    running.wait().expect("no shard ended by it");
+}
+
+#[test]
+fn a_waker_that_panics_when_an_upstream_is_there_harms_no_other_connection() {
+    let running = waits();
+    let mut other = Client::connect(running.local_addrs()[0]);
+    for _ in 0..10 {
+        let mut client = Client::connect(running.local_addrs()[0]);
+        client.write(b"C\n");
+        answers(&mut other, b"c\n");
+        answers(&mut other, b"s\n");
+    }
+    running.force();
+    running.wait().expect("no shard ended by it");
 }
 
 #[test]

@@ -119,6 +119,22 @@ impl Batch {
         })
     }
 
+    /// Takes back what was put and lent since [`len`](Batch::len) was `len`. Only of a batch of which nothing was sent.
+    #[cold]
+    pub(crate) fn roll_back(&mut self, len: usize) {
+        debug_assert_eq!(self.sent, 0, "bytes that left cannot be taken back");
+        while self.len() > len {
+            let tail = self.lent.last().map_or(0, |(position, _)| *position);
+            let over = (self.len() - len).min(self.copied.len() - tail);
+            self.copied.truncate(self.copied.len() - over);
+            if self.len() > len
+                && let Some((_, lease)) = self.lent.pop()
+            {
+                self.lent_bytes -= lease.len();
+            }
+        }
+    }
+
     /// Empties the batch for the next use: leases are dropped, the copied block is kept up to 64 KiB.
     pub fn clear(&mut self) {
         self.copied.clear();
@@ -168,6 +184,26 @@ mod tests {
             if let Some(single) = batch.single() {
                 prop_assert_eq!(single, &expected[cut..]);
             }
+        }
+
+        #[test]
+        fn what_is_rolled_back_leaves_what_was_there_before(
+            parts in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..20)), 0..90),
+            keep in 0.0..=1.0f64,
+        ) {
+            let mut batch = Batch::new();
+            let (mut kept, mut expected) = (0, Vec::new());
+            for (n, (lend, bytes)) in parts.iter().enumerate() {
+                if *lend { batch.lend(Lease::copy_of(bytes)) } else { batch.put(bytes) }
+                if n < (parts.len() as f64 * keep) as usize {
+                    expected.extend_from_slice(bytes);
+                    kept = batch.len();
+                }
+            }
+            batch.roll_back(kept);
+            batch.invariants();
+            let left: Vec<u8> = batch.pieces().flatten().copied().collect();
+            prop_assert_eq!(left, expected);
         }
     }
 

@@ -20,7 +20,8 @@ use core::time::Duration;
 
 use crate::inbox::Inbox;
 use crate::link::{Block, Link};
-use crate::wheel::{step_at, steps_for};
+use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
+use crate::wheel::steps_for;
 use crate::{CloseReason, ConnId, Limits, Time};
 
 /// See the module.
@@ -42,7 +43,7 @@ pub(crate) enum Connecting {
     Stopping,
 }
 
-/// [`Limits`] in steps of the wheel; those that are off are never reached.
+/// [`Limits`] in steps of the wheel, [`NEVER`] for those that are off.
 pub(crate) struct Times {
     first_frame: u32,
     pub idle: u32,
@@ -56,8 +57,8 @@ pub(crate) struct Times {
     connect: u32,
 }
 
-/// No timer is set, no limit is near, no handler is parked.
-pub(crate) const NEVER: u32 = u32::MAX;
+/// No handler is parked.
+pub(crate) const NO_HANDLER: u32 = u32::MAX;
 
 impl Times {
     pub(crate) fn new(limits: &Limits) -> Times {
@@ -158,24 +159,24 @@ pub(crate) struct Conn<S> {
     pub shut: bool,
     /// The close is in flight.
     pub close_sent: bool,
-    /// The first of the calls that wait, as the caller names it, or [`NEVER`].
+    /// The first of the calls that wait, as the caller names it, or [`NO_HANDLER`].
     pub handler: u32,
-    /// The step for which the connection's timer is set, or [`NEVER`].
-    pub timer: u32,
-    /// The step in which it was adopted, until its first frame came. Then, while calls wait, the one in which the
-    /// first of them began to, or the last one was done.
-    pub since: u32,
-    /// ... in which a byte arrived, or later by as much as heartbeats were late.
-    pub heard_at: u32,
-    /// ... in which a byte went either way, or a handler finished.
-    pub active_at: u32,
-    /// ... in which the send in flight last made progress; in Closing, in which that began.
-    pub send_at: u32,
+    /// When the connection's timer goes off.
+    pub timer: Timer,
+    /// When it was adopted, until its first frame came. Then, while calls wait, when the first of them began to, or
+    /// the last one was done.
+    pub since: Stamp,
+    /// When a byte arrived, or the peer was last asked for a sign of life.
+    pub heard_at: Stamp,
+    /// When a byte went either way, or a handler finished.
+    pub active_at: Stamp,
+    /// When the send in flight last made progress; in Closing, when that began.
+    pub send_at: Stamp,
 }
 
 impl<S> Conn<S> {
     pub(crate) fn new(block: Rc<Block<S>>, now: Time) -> Conn<S> {
-        let now = step_at(now);
+        let now = Stamp::at(now);
         Conn {
             block: Some(block),
             inbox: None,
@@ -203,8 +204,8 @@ impl<S> Conn<S> {
             shutting: false,
             shut: false,
             close_sent: false,
-            handler: NEVER,
-            timer: NEVER,
+            handler: NO_HANDLER,
+            timer: Timer::UNSET,
             since: now,
             heard_at: now,
             active_at: now,
@@ -257,38 +258,39 @@ impl<S> Conn<S> {
                 .is_none_or(|link| link.pending_bytes() == 0 && !link.has_wishes() && !link.is_held_open())
     }
 
-    /// The step in which the next limit of this connection is over, and what it leads to.
+    /// Steps from `now` until the next limit of this connection is over, negative once it has been for longer, and what
+    /// it leads to.
     #[inline]
-    pub(crate) fn deadline(&self, times: &Times) -> (u32, Due) {
+    pub(crate) fn next_limit(&self, times: &Times, now: Stamp) -> (i64, Due) {
         if self.state == State::Closing {
-            let at = if self.lingering { self.send_at.saturating_add(times.linger) } else { NEVER };
-            return (at, Due::Linger);
+            let left = if self.lingering { self.send_at.left(times.linger, now) } else { FOR_EVER };
+            return (left, Due::Linger);
         }
         if self.connecting != Connecting::No {
-            let at = self.since.saturating_add(times.connect);
-            return (at, Due::Close(CloseReason::ConnectTimeout));
+            let left = self.since.left(times.connect, now);
+            return (left, Due::Close(CloseReason::ConnectTimeout));
         }
-        let mut next = (NEVER, Due::Write);
+        let mut next = (FOR_EVER, Due::Write);
         if self.sending {
-            next.0 = self.send_at.saturating_add(times.write_stalled);
+            next.0 = self.send_at.left(times.write_stalled, now);
         }
         if self.is_open() && !self.frame_seen {
-            let at = self.since.saturating_add(times.first_frame);
-            if at < next.0 {
-                next = (at, Due::Close(CloseReason::FirstFrameTimeout));
+            let left = self.since.left(times.first_frame, now);
+            if left < next.0 {
+                next = (left, Due::Close(CloseReason::FirstFrameTimeout));
             }
         }
         // Nothing is owed while it runs: neither an answer nor the rest of one.
         if self.is_open() && !self.has_handler() && !self.sending {
-            let at = self.active_at.saturating_add(times.idle);
-            if at < next.0 {
-                next = (at, Due::Close(CloseReason::IdleTimeout));
+            let left = self.active_at.left(times.idle, now);
+            if left < next.0 {
+                next = (left, Due::Close(CloseReason::IdleTimeout));
             }
         }
         if self.is_open() && self.has_handler() {
-            let at = self.since.saturating_add(times.handler);
-            if at < next.0 {
-                next = (at, Due::Close(CloseReason::HandlerTimeout));
+            let left = self.since.left(times.handler, now);
+            if left < next.0 {
+                next = (left, Due::Close(CloseReason::HandlerTimeout));
             }
         }
         if let Some(inbox) = &self.inbox
@@ -296,25 +298,25 @@ impl<S> Conn<S> {
             && self.takes_frames()
             && !self.input_ended
         {
-            let at = inbox.window_began.saturating_add(times.read_window);
-            if at < next.0 {
-                next = (at, Due::ReadRate);
+            let left = inbox.window_began.left(times.read_window, now);
+            if left < next.0 {
+                next = (left, Due::ReadRate);
             }
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
         let answers = self.opened && !self.input_ended && !self.shut;
         if self.is_open() && answers && times.heartbeat != NEVER {
-            let at = self.heard_at.saturating_add(times.heartbeat.saturating_mul(u32::from(self.beats) + 1));
-            if at < next.0 {
-                next = (at, Due::Heartbeat);
+            let left = self.heard_at.left(times.heartbeat, now);
+            if left < next.0 {
+                next = (left, Due::Heartbeat);
             }
         }
         // While something is sent the send finds out.
         if self.receive_used && self.receiving && !self.receive_stopping && self.is_open() && !self.sending {
             let busy = self.has_handler() || self.inbox.is_some();
-            let at = self.active_at.saturating_add(if busy { times.probe_busy } else { times.probe_idle });
-            if at < next.0 {
-                next = (at, Due::Probe);
+            let left = self.active_at.left(if busy { times.probe_busy } else { times.probe_idle }, now);
+            if left < next.0 {
+                next = (left, Due::Probe);
             }
         }
         next

@@ -16,6 +16,7 @@ use ringserve_buf::Lease;
 
 use crate::Frame;
 use crate::framing::{Decode, FrameError, Framing};
+use crate::stamp::Stamp;
 
 /// How much is added to an unfinished frame before it is looked at again, where the framing cannot tell what
 /// is missing. What turns out to belong to the next frame is given back, so this bounds what is copied in vain.
@@ -31,8 +32,8 @@ pub(crate) struct Inbox {
     missing: usize,
     rest: Lease,
     backlog: Vec<u8>,
-    /// The step in which the peer's time for enough of `partial` began, and the bytes that came since.
-    pub(crate) window_began: u32,
+    /// When the peer's time for enough of `partial` began, and the bytes that came since.
+    pub(crate) window_began: Stamp,
     window_bytes: usize,
 }
 
@@ -155,7 +156,7 @@ impl Inbox {
     }
 
     /// Begins a frame with the bytes that [`cut`] answered [`Found::More`] for.
-    pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize, now: u32) -> Result<(), NoMemory> {
+    pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize, now: Stamp) -> Result<(), NoMemory> {
         debug_assert!(self.partial.is_empty());
         self.begin_window(now);
         append(&mut self.partial, bytes)?;
@@ -165,7 +166,7 @@ impl Inbox {
     }
 
     /// The peer has its time for enough bytes from now on. Returns how many came in the time before.
-    pub(crate) fn begin_window(&mut self, now: u32) -> usize {
+    pub(crate) fn begin_window(&mut self, now: Stamp) -> usize {
         self.window_began = now;
         core::mem::take(&mut self.window_bytes)
     }
@@ -248,7 +249,7 @@ mod tests {
                         frames.push(frame.to_vec());
                     }
                     Found::More(missing) if !inbox.has_partial() => {
-                        inbox.begin(&lease, missing, 0).unwrap();
+                        inbox.begin(&lease, missing, Stamp::default()).unwrap();
                         lease = Lease::empty();
                     }
                     Found::More(_) => assert!(lease.is_empty()),

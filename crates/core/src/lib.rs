@@ -27,6 +27,7 @@ mod reach;
 mod reason;
 mod shard;
 mod slots;
+mod stamp;
 mod time;
 mod wheel;
 

@@ -211,15 +211,22 @@ impl Link {
         if self.has(GONE | WRITING_ENDED) {
             return;
         }
+        // Dropped after what follows it: nothing is borrowed then.
+        let mut unfinished = Unfinished { link: self, before: 0 };
         let mut pending = self.pending.borrow_mut();
         let batch = match &mut *pending {
             Some(batch) => batch,
             empty => empty.insert(self.local.queues.borrow_mut().spare.pop().unwrap_or_default()),
         };
         let before = batch.len();
+        unfinished.before = before;
         let framed = write(&mut Outbox::new(batch, self.local.lend.get()));
+        if !framed {
+            batch.roll_back(before);
+        }
         let added = batch.len() - before;
         drop(pending);
+        core::mem::forget(unfinished);
         self.local.outbox_bytes.set(self.local.outbox_bytes.get() + added);
         self.update_reach();
         if !framed {
@@ -350,14 +357,16 @@ impl Link {
         self.has(REACHED) && self.is_full()
     }
 
-    pub(crate) fn wake_ready(&self) {
+    /// Gives out the wakers of the tasks that wait for room. Waking them is the caller's affair: wakers are user code, which
+    /// may panic, and must not do so in the middle of the state machine.
+    pub(crate) fn take_ready(&self, mut take: impl FnMut(Waker)) {
         if !self.has(AWAITED) {
             return;
         }
         self.clear(AWAITED);
-        let take = |extra: &mut Extra| (extra.ready.take(), core::mem::take(&mut extra.more_ready));
-        let (first, more) = self.with_extra(take);
-        first.into_iter().chain(more).for_each(Waker::wake);
+        let all = |extra: &mut Extra| (extra.ready.take(), core::mem::take(&mut extra.more_ready));
+        let (first, more) = self.with_extra(all);
+        first.into_iter().chain(more).for_each(&mut take);
     }
 
     /// Allocates at the first call.
@@ -486,13 +495,15 @@ impl Link {
     pub(crate) fn mark_dirty(&self) {
         if !self.has(DIRTY) {
             self.set(DIRTY);
-            let queues = &mut *self.local.queues.borrow_mut();
-            if queues.dirty.is_empty()
-                && let Some(waker) = &queues.on_dirty
-            {
-                waker.wake_by_ref();
-            }
+            let mut queues = self.local.queues.borrow_mut();
             queues.dirty.push(self.id);
+            if queues.dirty.len() == 1
+                && let Some(waker) = queues.on_dirty.clone()
+            {
+                // Nothing is borrowed meanwhile: it may come back here.
+                drop(queues);
+                waker.wake();
+            }
         }
     }
 
@@ -509,6 +520,26 @@ impl Link {
     #[inline]
     fn set(&self, flag: u16) {
         self.flags.set(self.flags.get() | flag);
+    }
+}
+
+/// User code writes into an outbox. If it panics, what it wrote is taken back, and the connection is reset: part of a frame
+/// must neither leave nor count, and a peer that misses one cannot go on.
+struct Unfinished<'a> {
+    link: &'a Link,
+    /// Bytes that were queued before.
+    before: usize,
+}
+
+impl Drop for Unfinished<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        if let Ok(mut pending) = self.link.pending.try_borrow_mut()
+            && let Some(batch) = &mut *pending
+        {
+            batch.roll_back(self.before);
+        }
+        self.link.panicked();
     }
 }
 

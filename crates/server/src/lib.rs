@@ -59,4 +59,5 @@ pub use timers::{Deadline, DeadlineElapsed, Sleep};
 pub mod internals {
     pub use crate::server::{Drivers, start_on, start_stream_on};
     pub use crate::shard::run_on;
+    pub use crate::timers::age_new_shards;
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,30 @@ use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
+use crate::guard::{discard, wake};
+
 const STEP_SHIFT: u32 = 20;
+
+/// How long ago the clocks of new shards started, in nanoseconds. For tests.
+static AGE: AtomicU64 = AtomicU64::new(0);
+
+/// From now on new shards find their clocks at `age`, as if they had run for so long. For tests of what happens after
+/// months; false if the system's clock does not go back so far.
+#[doc(hidden)]
+pub fn age_new_shards(age: Duration) -> bool {
+    let nanos = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    let possible = Instant::now().checked_sub(Duration::from_nanos(nanos)).is_some();
+    if possible {
+        AGE.store(nanos, Ordering::SeqCst);
+    }
+    possible
+}
+
+/// When a clock that starts now was at zero.
+pub(crate) fn starting_point() -> Instant {
+    let now = Instant::now();
+    now.checked_sub(Duration::from_nanos(AGE.load(Ordering::SeqCst))).unwrap_or(now)
+}
 
 /// A shard's timers. Clones are handles on the same ones.
 #[derive(Clone)]
@@ -33,8 +57,13 @@ struct Inner {
 
 impl Timers {
     pub(crate) fn new() -> Timers {
+        Timers::started(starting_point())
+    }
+
+    /// Timers whose time is zero at this instant.
+    fn started(started: Instant) -> Timers {
         let inner = Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None };
-        Timers { inner: Rc::new(RefCell::new(inner)), started: Instant::now() }
+        Timers { inner: Rc::new(RefCell::new(inner)), started }
     }
 
     /// The time since the shard's start, from the clock.
@@ -52,12 +81,13 @@ impl Timers {
         self.inner.borrow().alarms.next()
     }
 
-    /// Wakes whoever slept until `now`.
-    pub(crate) fn fire(&self, now: Time) {
+    /// Wakes the tasks that slept until `now`. False if a waker panicked; the others were woken.
+    pub(crate) fn fire(&self, now: Time) -> bool {
         let mut inner = self.inner.borrow_mut();
         if inner.alarms.nobody_sleeps() {
-            return;
+            return true;
         }
+        let mut all = true;
         let mut fired = std::mem::take(&mut inner.fired);
         inner.alarms.advance(now, &mut fired);
         for number in fired.drain(..) {
@@ -65,11 +95,12 @@ impl Timers {
             if let Some(waker) = waker {
                 // A waker is anybody's code.
                 drop(inner);
-                waker.wake();
+                all &= wake(waker);
                 inner = self.inner.borrow_mut();
             }
         }
         inner.fired = fired;
+        all
     }
 
     pub(crate) fn sleep(&self, time: Duration) -> Sleep {
@@ -111,9 +142,8 @@ impl Alarms {
         self.wakers[number as usize].take()
     }
 
-    /// Has `waker` woken when `until` has passed, and gives out a number if there is none yet. Returns the waker that was
-    /// there, which is not to be dropped while this is borrowed: it is anybody's code.
-    pub(crate) fn set(&mut self, number: &mut Option<u32>, until: Time, waker: Waker) -> Option<Waker> {
+    /// Has `waker` woken when `until` has passed, and gives out a number if there is none yet.
+    pub(crate) fn set(&mut self, number: &mut Option<u32>, until: Time, waker: Waker) -> Setting {
         let number = *number.get_or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
                 self.wakers.push(None);
@@ -122,11 +152,9 @@ impl Alarms {
         });
         // Rounded up, so that it is never early.
         let step = self.wheel.step_at(until).saturating_add(1);
-        if !self.wheel.set_earlier(number, step) {
-            // No memory for a timer: looking again each turn keeps the promise.
-            waker.wake_by_ref();
-        }
-        self.wakers[number as usize].replace(waker)
+        let set = self.wheel.set_earlier(number, step);
+        let old = self.wakers[number as usize].replace(waker);
+        Setting { old, set }
     }
 
     /// True if this number's timer is set and has this waker woken.
@@ -140,6 +168,24 @@ impl Alarms {
         self.wheel.clear(number);
         self.free.push(number);
         self.wakers[number as usize].take()
+    }
+}
+
+/// What [`Alarms::set`] leaves to be done once nothing is borrowed: wakers are user code.
+#[must_use]
+pub(crate) struct Setting {
+    old: Option<Waker>,
+    set: bool,
+}
+
+impl Setting {
+    /// Drops the waker that was there before. `waker` is woken at once if there was no memory for its timer: looking again
+    /// each turn keeps the promise.
+    pub(crate) fn finish(self, waker: &Waker) {
+        drop(self.old);
+        if !self.set {
+            waker.wake_by_ref();
+        }
     }
 }
 
@@ -161,11 +207,10 @@ impl Future for Sleep {
         }
         let waker = task.waker().clone();
         let mut inner = this.timers.inner.borrow_mut();
-        let old = inner.alarms.set(&mut this.number, this.until, waker);
+        let setting = inner.alarms.set(&mut this.number, this.until, waker);
         let shard = inner.on_sleep.clone();
-        // Wakers are anybody's code.
         drop(inner);
-        drop(old);
+        setting.finish(task.waker());
         if let Some(shard) = shard {
             shard.wake();
         }
@@ -177,7 +222,7 @@ impl Drop for Sleep {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
         let waker = self.timers.inner.borrow_mut().alarms.clear(number);
-        drop(waker);
+        discard(waker);
     }
 }
 
@@ -244,7 +289,7 @@ impl std::error::Error for DeadlineElapsed {}
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
     use std::task::Wake;
 
     #[derive(Default)]
@@ -269,6 +314,61 @@ mod tests {
         assert!(timers.next().is_some());
         timers.fire(Time::ZERO + Duration::from_secs(3601));
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn sleeps_end_in_time_whenever_the_clock_started_and_however_long_it_was_quiet() {
+        let second = Duration::from_secs(1);
+        let day = second * 24 * 3600;
+        let wraps = [52, 55, 56, 60].map(|bits| Duration::from_nanos(1 << bits) - second);
+        let ages = [Duration::ZERO, day * 30, day * 53, day * 835].into_iter().chain(wraps);
+        for age in ages {
+            let started = Instant::now().checked_sub(age).expect("the clock goes back as far as it likes");
+            // A second, and a time that is over after the next wrap.
+            for time in [second, second * 2, second * 3600, day * 60, day * 900] {
+                let timers = Timers::started(started);
+                assert!(timers.now() >= Time::ZERO + age);
+                let woken = Arc::new(Woken::default());
+                let waker = Waker::from(woken.clone());
+                let mut sleep = timers.sleep(time);
+                assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending());
+                let mut turns = 0;
+                while woken.0.load(Ordering::SeqCst) == 0 {
+                    let next = timers.next().expect("it sleeps");
+                    assert!(next > timers.now(), "the shard would spin, {age:?} and {time:?}");
+                    assert!(next >= sleep.until, "too early, {age:?} and {time:?}");
+                    assert!(next - sleep.until <= Duration::from_millis(3), "too late, {age:?} and {time:?}");
+                    timers.fire(Time::from_nanos(next.as_nanos() - 1));
+                    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "too early, {age:?} and {time:?}");
+                    timers.fire(next);
+                    turns += 1;
+                }
+                assert_eq!(turns, 1, "turns, {age:?} and {time:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_from_being_woken() {
+        let timers = Timers::new();
+        let woken = Arc::new(Woken::default());
+        let (good, bad) = (Waker::from(woken.clone()), crate::guard::tests::bomb());
+        let mut sleeps: Vec<Sleep> = (0..6).map(|_| timers.sleep(Duration::from_secs(1))).collect();
+        for (n, sleep) in sleeps.iter_mut().enumerate() {
+            let waker = if n % 2 == 0 { &bad } else { &good };
+            assert!(Pin::new(sleep).poll(&mut Context::from_waker(waker)).is_pending());
+        }
+        assert!(!timers.fire(Time::ZERO + Duration::from_secs(9)));
+        assert_eq!(woken.0.load(Ordering::SeqCst), 3);
+        assert!(timers.fire(Time::ZERO + Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn a_sleep_for_ever_is_no_reason_to_wake() {
+        let timers = Timers::started(Instant::now());
+        let mut sleep = timers.sleep(Duration::MAX);
+        assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(timers.next(), Some(Time::from_nanos(u64::MAX)));
     }
 
     #[test]

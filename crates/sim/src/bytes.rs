@@ -4,6 +4,8 @@
 //! sets, so that a single byte under another's identity is noticed. Which bytes a frame has depends on the tag
 //! and the frame's number, so that a frame out of order is noticed too.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::LazyLock;
 
@@ -130,5 +132,46 @@ impl Framing for AnyFraming {
             AnyFraming::Lines(crlf) => Encoding::Lines(Self::lines(crlf)),
             AnyFraming::Length(width, big) => Encoding::Length(Self::length(width, big)),
         }
+    }
+}
+
+thread_local! {
+    /// Bytes after which the next frame that is encoded makes the framing panic.
+    static FUSE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Encodes a frame for a connection with a framing that panics after it wrote `bytes` bytes of its own, which are nowhere
+/// owed: they must neither leave nor count.
+pub fn panic_in_encode(bytes: usize, reply: impl FnOnce()) {
+    FUSE.set(Some(bytes));
+    let panicked = catch_unwind(AssertUnwindSafe(reply)).is_err();
+    assert!(FUSE.take().is_none() && panicked, "a frame was not encoded, or a panic was swallowed");
+}
+
+/// One of the framings that ship, or, if it is `touchy`, a user's own that panics where it is told to.
+#[derive(Clone, Copy, Debug)]
+pub struct TestFraming {
+    /// What it does otherwise.
+    pub framing: AnyFraming,
+    /// See there.
+    pub touchy: bool,
+}
+
+impl Framing for TestFraming {
+    fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
+        self.framing.decode(bytes, scanned)
+    }
+
+    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        if let Some(bytes) = FUSE.take() {
+            out.put(&vec![b'!'; bytes]);
+            // Not a violation, so nothing is said.
+            resume_unwind(Box::new("a planted panic"));
+        }
+        self.framing.encode(payload, out)
+    }
+
+    fn encoding(self: &Rc<Self>) -> Encoding {
+        if self.touchy { Encoding::Custom(self.clone()) } else { Rc::new(self.framing).encoding() }
     }
 }

@@ -107,6 +107,7 @@ named! {
         HandlerStreams "handler streams and waits for room",
         HandlerUnframed "reply cannot be framed",
         HandlerEndsWriting "handler ends its side of the stream",
+        EncodePanics "framing panics while it encodes a frame",
         PushElsewhere "push to another connection",
         PushAnnounced "push from another thread",
         PushFull "push from another thread finds the outbox full",
@@ -131,6 +132,8 @@ named! {
         OldName "call with the name of a connection that is gone",
         Drained "drain with connections alive",
         Forced "force with connections alive",
+        ClockLate "shard that has run for months or years",
+        QuietTime "hours or months pass without a connection",
         Lent "frame lent to a send",
         Dry "pool empty while receives wait",
     }

@@ -11,6 +11,9 @@ use crate::rng::Rng;
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 
+/// The latest time at which a shard's clock starts: 146 years, a quarter of what it counts.
+const CLOCK_MAX: u64 = 1 << 62;
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -60,6 +63,8 @@ pub struct Plan {
     pub odd_peers: u64,
     /// Connections that the service holds open beyond the peer's FIN, in 65536.
     pub holds: u16,
+    /// Replies over which the framing panics, in 65536; 0 with a framing that ships.
+    pub encode_panics: u16,
     /// Pushes of other threads, in 65536 turns.
     pub pushes: u16,
     /// Another shard, and what it shares with this one.
@@ -68,6 +73,10 @@ pub struct Plan {
     pub upstreams: usize,
     /// Peers that send half a frame and then next to nothing, in 16.
     pub crawlers: u64,
+    /// The shard's clock at the start, in nanoseconds.
+    pub clock_start: u64,
+    /// Quiet times, without a connection, in 65536 turns: the shard's clock jumps ahead by hours to months.
+    pub quiet_times: u16,
     /// Turns after which the shard is told to drain, if it was not before.
     pub turns: u64,
     /// Nanoseconds after that until it is forced; `None` if it is not.
@@ -162,8 +171,11 @@ impl Plan {
             },
             odd_peers: rng.below(7),
             holds: if rng.one_in(3) { rng.spread(2048, 32_768) as u16 } else { 0 },
+            encode_panics: if rng.one_in(4) { rng.spread(16, 1024) as u16 } else { 0 },
             pushes: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
             crawlers: if slow { rng.range(1, 8) } else { 0 },
+            clock_start: draw_clock(rng),
+            quiet_times: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
             turns: if short { rng.spread(5, turns.max(6)) } else { turns },
             force_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
             budget: Budget {
@@ -174,6 +186,20 @@ impl Plan {
             limits,
         }
     }
+}
+
+/// Where the shard's clock starts: at zero, some time before a counter of its steps wraps or takes one more bit, or anywhere.
+/// A step of connections' limits is 2^24 ns, one of handlers' sleeps 2^20 ns; counters have 31, 32 or 64 bits.
+fn draw_clock(rng: &mut Rng) -> u64 {
+    let wrap = match rng.below(8) {
+        0 | 1 => return 0,
+        2 => return rng.spread(1, CLOCK_MAX),
+        3 => 1 << 52,
+        4 => 1 << 55,
+        5 => rng.range(1, 100) << 56,
+        _ => 1 << 56,
+    };
+    wrap - rng.spread(MS, 4000 * MS)
 }
 
 /// How much there may be; no limit of time is set.

@@ -105,6 +105,12 @@ pub fn push(state: &mut State, block: &Block<Session>, len: usize) {
     let number = session.replies.get();
     session.replies.set(number + 1);
     let payload = bytes::payload(session.tag, 1000 + number, len);
+    if state.rng.chance(state.plan.encode_panics) {
+        state.cover.fault(Fault::EncodePanics);
+        state.socks[session.tag].excuses |= excuse::PANICKED;
+        let bytes = state.rng.below(64) as usize;
+        return bytes::panic_in_encode(bytes, || link.reply(Payload::Bytes(payload)));
+    }
     state.socks[session.tag].owe(state.plan.framing, payload);
     link.reply(Payload::Bytes(payload));
     charge(state, block);

@@ -16,6 +16,7 @@ impl Rig {
             match event {
                 Event::Frames(id) => self.run_frames(id),
                 Event::Accepted { socket, .. } => self.answer_accepted(socket),
+                Event::Wake(_, waker) => waker.wake(),
                 Event::Connected(id) => {
                     let block = self.enter(id);
                     self.open(id, &block);

@@ -63,7 +63,7 @@ fn received(
                     frames.push((frame.to_vec(), !range.contains(&frame.wire().as_ptr())));
                 }
                 Found::More(missing) if !inbox.has_partial() => {
-                    inbox.begin(&lease, missing, 0).unwrap();
+                    inbox.begin(&lease, missing, Default::default()).unwrap();
                     lease = Lease::empty();
                 }
                 Found::More(_) => assert!(lease.is_empty()),

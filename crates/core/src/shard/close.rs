@@ -3,9 +3,9 @@
 use alloc::boxed::Box;
 
 use super::{Drain, Event, Shard, expect_conn};
-use crate::conn::{Connecting, NEVER, State};
+use crate::conn::{Connecting, NO_HANDLER, State};
 use crate::framing::Framing;
-use crate::wheel::step_at;
+use crate::stamp::Stamp;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 /// What had arrived when a drain began is answered before quiet connections are closed: they are once a turn
@@ -71,14 +71,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = conn.block.take() else { return };
         // What waits for room may be a task, which is not dropped with the connection.
-        block.link.wake_ready();
+        block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
         block.link.end();
         conn.state = State::Closing;
         let handler = conn.has_handler().then_some(conn.handler);
-        (conn.handler, conn.calls, conn.calls_full) = (NEVER, 0, false);
+        (conn.handler, conn.calls, conn.calls_full) = (NO_HANDLER, 0, false);
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.input_ended;
-        conn.send_at = step_at(self.now);
+        conn.send_at = Stamp::at(self.now);
         self.counters.closed += 1;
         self.counters.closed_by_reason[reason.index()] += 1;
         self.observer.ended(self.now, id, reason);

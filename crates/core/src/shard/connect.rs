@@ -8,7 +8,7 @@ use crate::conn::{Conn, Connecting, State};
 use crate::framing::Framing;
 use crate::link::{Block, Link};
 use crate::slots::Slots;
-use crate::wheel::step_at;
+use crate::stamp::Stamp;
 use crate::{Address, CloseReason, ConnId, Observer, Op};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
@@ -59,7 +59,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if let Err(errno) = result {
             return self.end(id, CloseReason::ConnectFailed(errno), true);
         }
-        let now = step_at(self.now);
+        let now = Stamp::at(self.now);
         (conn.since, conn.heard_at, conn.active_at) = (now, now, now);
         let peer = conn.link().and_then(Link::peer);
         self.observer.opened(self.now, id, peer);

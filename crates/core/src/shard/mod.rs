@@ -9,6 +9,7 @@
 //!         while let Some(event) = shard.next_event()
 //!             Accepted → admit or refuse; then opened or finish
 //!             Connected → opened or finish
+//!             Wake     → wake it
 //!             Frames   → while let Next::Frame = shard.next_frame(id): call the service
 //!             Ended    → drop the parked handler, call the service's close
 //!     shard.end_turn()                            all replies of the turn leave together
@@ -31,14 +32,16 @@ use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::task::Waker;
 
 use ringserve_buf::{Lease, Pool};
 
-use crate::conn::{Conn, NEVER, Times};
+use crate::conn::{Conn, NO_HANDLER, Times};
 use crate::framing::{FrameError, Framing};
 use crate::link::{Block, Local};
 use crate::slots::Slots;
-use crate::wheel::{Wheel, step_at};
+use crate::stamp::Stamp;
+use crate::wheel::Wheel;
 use crate::{CloseReason, Completion, ConnId, Counters, Frame, Limits, Observer, Op, Socket, Time, Wait};
 
 use accept::Accepting;
@@ -79,6 +82,9 @@ pub enum Event<S> {
         /// Where it was accepted.
         listener: u16,
     },
+    /// A task waited for room in the connection's outbox, or for its end: wake it. The waker is user code; if it panics,
+    /// the task was not woken, and the connection is to be aborted.
+    Wake(ConnId, Waker),
     /// The service is done with a connection: drop its waiting calls, then tell the service if it was
     /// `opened`, then drop the block.
     Ended {
@@ -308,7 +314,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let conn = self.conns.get_mut(id)?;
         let next = conn.has_handler().then_some(conn.handler);
         if next.is_none() {
-            conn.since = step_at(self.now);
+            conn.since = Stamp::at(self.now);
         }
         conn.handler = handler;
         conn.calls += 1;
@@ -321,10 +327,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// it, which is the first one now if this was.
     pub fn handler_done(&mut self, id: ConnId, handler: u32, next: Option<u32>) {
         self.frames_left = FRAMES_IN_A_ROW;
-        let now = step_at(self.now);
+        let now = Stamp::at(self.now);
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
         if conn.handler == handler {
-            conn.handler = next.unwrap_or(NEVER);
+            conn.handler = next.unwrap_or(NO_HANDLER);
         }
         conn.calls -= 1;
         conn.calls_full = false;

@@ -9,7 +9,7 @@ use crate::conn::{Conn, State};
 use crate::framing::Framing;
 use crate::inbox::{Found, cut};
 use crate::link::Link;
-use crate::wheel::step_at;
+use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Frame, Observer, Op, ReceiveEnd};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
@@ -17,7 +17,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         debug_assert!(self.current.is_empty(), "the last completion was not worked off");
         self.counters.bytes_received += lease.len() as u64;
         self.has_received = true;
-        let now = step_at(self.now);
+        let now = Stamp::at(self.now);
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         if !conn.is_open() {
             return;
@@ -148,7 +148,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let inbox = conn.inbox.get_or_insert_with(Box::default);
         if !inbox.has_partial() {
             let before = inbox.held_bytes();
-            let begun = inbox.begin(&lease, missing, step_at(self.now));
+            let begun = inbox.begin(&lease, missing, Stamp::at(self.now));
             self.inbox_bytes = self.inbox_bytes + inbox.held_bytes() - before;
             if begun.is_err() {
                 return self.abort(id, CloseReason::MemoryLimit);

@@ -3,16 +3,16 @@
 use alloc::boxed::Box;
 
 use super::{Event, Shard, expect_conn};
-use crate::conn::{NEVER, State};
+use crate::conn::State;
 use crate::framing::Framing;
-use crate::wheel::step_at;
+use crate::stamp::Stamp;
 use crate::{Batch, CloseReason, ConnId, Observer, Op, SendEnd};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Looks at every connection user code touched.
     pub(super) fn flush(&mut self) {
-        // Ending a connection can wake user code's wakers but runs none of it, so the list does not grow while
-        // it is gone through; what it would get comes in the next turn.
+        // Ending a connection runs no user code, so the list does not grow while it is gone through; what it would get
+        // comes in the next turn.
         let mut dirty = core::mem::take(&mut self.scratch);
         self.local.swap_dirty(&mut dirty);
         for id in dirty.drain(..) {
@@ -89,13 +89,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.sending = true;
-        conn.send_at = step_at(self.now);
+        conn.send_at = Stamp::at(self.now);
         let nobody_waits = conn.is_open()
             && !conn.held_back
             && conn.link().is_some_and(|link| !link.is_awaited() && !link.refuses());
         self.send_awaited |= !nobody_waits || self.drain.is_some();
         // The other limits are not nearer than they were.
-        let sooner = conn.send_at.saturating_add(self.times.write_stalled) < conn.timer;
+        let sooner = i64::from(self.times.write_stalled) < conn.timer.left(conn.send_at);
         self.ops.push(Op::Send { id, batch });
         if sooner {
             self.arm(id);
@@ -113,7 +113,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let left = block.link.sent_but(batch.len());
         block.link.left(left);
         self.counters.bytes_sent += left as u64;
-        conn.active_at = step_at(self.now);
+        conn.active_at = Stamp::at(self.now);
         let mut rest = None;
         match end {
             SendEnd::Done => {
@@ -129,11 +129,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let waits = conn.held_back || block.link.is_awaited();
         let mut released = false;
         if waits && block.link.outbox_bytes() <= self.limits.outbox_bytes_low {
-            block.link.wake_ready();
+            block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
             if let Some(inbox) = &mut conn.inbox {
-                inbox.begin_window(step_at(self.now));
+                inbox.begin_window(Stamp::at(self.now));
             }
             released = core::mem::take(&mut conn.held_back);
             if released && looks {
@@ -143,7 +143,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // The idle time runs again, unless another send does; and all limits do, if the write limit went off or the peer
         // was held back until now.
         let sooner =
-            released || conn.timer == NEVER || conn.active_at.saturating_add(self.times.idle) < conn.timer;
+            released || !conn.timer.is_set() || i64::from(self.times.idle) < conn.timer.left(conn.active_at);
         let (draining, more) = (conn.state == State::Draining, block.link.has_more());
         match rest {
             Some(batch) => {

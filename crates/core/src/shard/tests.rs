@@ -108,6 +108,65 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
     assert_eq!(shard.counters().closed_for(crate::CloseReason::ReadTooSlow), 1);
 }
 
+/// Turns and time until the one connection is closed, on a shard whose first turn is at `start` and whose connection comes
+/// `quiet` later.
+fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
+    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+    let mut shard: Tested = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
+    shard.begin_turn(start);
+    shard.end_turn();
+    let opened = start + quiet;
+    shard.begin_turn(opened);
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
+    let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
+    let id = shard.admit(socket, None, 0, ()).unwrap();
+    shard.opened(id);
+    let (mut now, mut turns) = (opened, 0);
+    loop {
+        shard.end_turn();
+        let ops: alloc::vec::Vec<Op> = shard.take_ops().collect();
+        if shard.block(id).is_none() {
+            return (turns, now - opened);
+        }
+        if ops.iter().any(|op| matches!(op, Op::ReceiveStop { .. })) {
+            shard.complete(Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Stopped });
+            continue;
+        }
+        let Wait::For(time) = shard.wait() else { panic!("it waits for a limit, not {:?}", shard.wait()) };
+        (now, turns) = (now + time, turns + 1);
+        shard.begin_turn(now);
+        while shard.next_event().is_some() {}
+    }
+}
+
+#[test]
+fn limits_are_kept_whenever_the_clock_started_and_however_long_it_was_quiet() {
+    let none = Limits { first_frame: None, idle: None, ..Limits::default() };
+    let minutes = |count: u64| Duration::from_secs(60 * count);
+    let year = Duration::from_secs(365 * 24 * 3600);
+    let cases = [
+        (Limits { idle: Some(minutes(5)), ..none.clone() }, minutes(5)),
+        (Limits { idle: Some(year), ..none.clone() }, year),
+        (Limits { heartbeat: Some(minutes(1)), ..none.clone() }, minutes(4)),
+        (Limits { heartbeat: Some(year), heartbeats_missed_max: 9, ..none.clone() }, year * 10),
+        // As `Limits::check` would not let it be.
+        (Limits { idle: Some(Duration::MAX), ..none.clone() }, Duration::from_nanos((1 << 55) - (1 << 24))),
+    ];
+    let starts = [0, 1 << 52, 1 << 55, 1 << 56, 5 << 56].map(|wrap: u64| wrap.saturating_sub(1_000_000_000));
+    for start in starts.map(Time::from_nanos) {
+        for days in [0, 30, 53, 835, 20_000] {
+            for (limits, time) in &cases {
+                let (turns, lived) = lives_for(limits.clone(), start, Duration::from_secs(days * 24 * 3600));
+                let late = lived.checked_sub(*time).unwrap_or_else(|| panic!("{lived:?} is before {time:?}"));
+                // Each heartbeat may be two steps late.
+                assert!(late < Duration::from_millis(400), "{late:?} late, start {start:?}, {days} days");
+                // A look at its receive, the heartbeats, and the wheel may wake the shard once for each.
+                assert!(turns <= 40, "{turns} turns, start {start:?}, {days} days, {time:?}");
+            }
+        }
+    }
+}
+
 fn address() -> Address {
     core::net::SocketAddr::from(([127, 0, 0, 1], 80)).into()
 }

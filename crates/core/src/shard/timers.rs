@@ -4,8 +4,9 @@
 //! limit is worked out anew: so a frame costs no move on the wheel.
 
 use super::{Event, Shard};
-use crate::conn::{Due, NEVER, READ_WINDOW};
+use crate::conn::{Due, READ_WINDOW};
 use crate::framing::Framing;
+use crate::stamp::{Stamp, Timer};
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
 
@@ -13,10 +14,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Sets the connection's timer to its next limit, unless it goes off earlier anyway.
     pub(super) fn arm(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let (step, _) = conn.deadline(&self.times);
-        if step < conn.timer {
-            conn.timer = step;
-            if !self.wheel.set_earlier(self.conns.index(id), step) {
+        let now = Stamp::at(self.now);
+        let (left, _) = conn.next_limit(&self.times, now);
+        if left < conn.timer.left(now) {
+            let left = left.max(1);
+            conn.timer = Timer::ahead(now, left);
+            if !self.wheel.set_earlier(self.conns.index(id), step_at(self.now) + left as u64) {
                 self.abort(id, CloseReason::MemoryLimit);
             }
         }
@@ -29,9 +32,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         for index in fired.drain(..) {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get_mut(id) else { continue };
-            conn.timer = NEVER;
-            let (step, due) = conn.deadline(&self.times);
-            if step > step_at(self.now) {
+            conn.timer = Timer::UNSET;
+            let (left, due) = conn.next_limit(&self.times, Stamp::at(self.now));
+            if left > 0 {
                 self.arm(id);
                 continue;
             }
@@ -54,7 +57,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 Due::ReadRate => {
                     // While receive memory is short it is not the peer's fault.
                     let wanted = self.limits.read_bytes_per_second_min * READ_WINDOW.as_secs() as usize;
-                    let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(step_at(self.now)));
+                    let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(Stamp::at(self.now)));
                     if !starved && came.is_some_and(|came| came < wanted) {
                         self.finish(id, CloseReason::ReadTooSlow);
                     }
@@ -62,7 +65,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 // Its answers may wait where the server does not read them.
                 Due::Heartbeat if conn.paused || starved => {
-                    (conn.heard_at, conn.beats) = (step_at(self.now), 0);
+                    (conn.heard_at, conn.beats) = (Stamp::at(self.now), 0);
                     self.arm(id);
                 }
                 Due::Heartbeat if conn.beats >= self.limits.heartbeats_missed_max => {
@@ -73,7 +76,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     conn.beats += 1;
                     // The peer has its whole time from now on, also where this one came late: a process that was stopped
                     // for long would otherwise ask again and again at once, and close before anybody could answer.
-                    conn.heard_at = step_at(self.now) - u32::from(conn.beats) * self.times.heartbeat;
+                    conn.heard_at = Stamp::at(self.now);
                     // One that does not read would not see it, and has a limit of its own.
                     if conn.link().is_some_and(|link| !link.is_full()) {
                         self.events.push_back(Event::Heartbeat(id));

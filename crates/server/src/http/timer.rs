@@ -21,8 +21,12 @@ use std::time::{Duration, Instant};
 use hyper::rt::{Sleep, Timer};
 use ringserve_core::Time;
 
+use crate::guard::{discard, wake};
 use crate::shard::Shard;
-use crate::timers::Alarms;
+use crate::timers::{Alarms, starting_point};
+
+/// Looks at the timers in a row: a second one where a timer's time came while those of others went off.
+const LOOKS: usize = 2;
 
 /// Timers of a shard for hyper. A timer goes off up to about a millisecond late and never early. Clones are handles on the
 /// same ones.
@@ -48,7 +52,7 @@ impl ShardTimer {
     /// Timers on `shard`, where a task looks after them from now on.
     pub fn new(shard: &Shard) -> ShardTimer {
         let state = State { alarms: Alarms::new(), looks_at: None, task: None };
-        let inner = Arc::new(Inner { started: Instant::now(), state: Mutex::new(state) });
+        let inner = Arc::new(Inner { started: starting_point(), state: Mutex::new(state) });
         shard.spawn(look_after(inner.clone(), shard.clone()));
         ShardTimer { inner }
     }
@@ -73,7 +77,8 @@ async fn look_after(inner: Arc<Inner>, shard: Shard) {
     let mut sleep = None;
     let (mut fired, mut wakers) = (Vec::new(), Vec::new());
     poll_fn(|task| {
-        loop {
+        // A time that is over already is rare; the shard has its turn between two looks, whatever the clock does.
+        for _ in 0..LOOKS {
             let now = inner.now();
             let mut state = inner.state();
             state.alarms.advance(now, &mut fired);
@@ -84,7 +89,8 @@ async fn look_after(inner: Arc<Inner>, shard: Shard) {
                 state.task = Some(task.waker().clone());
             }
             drop(state);
-            wakers.drain(..).for_each(Waker::wake);
+            // One that panics loses its own task alone.
+            wakers.drain(..).for_each(|waker| _ = wake(waker));
             let Some(next) = next else {
                 sleep = None;
                 return Poll::<()>::Pending;
@@ -94,6 +100,8 @@ async fn look_after(inner: Arc<Inner>, shard: Shard) {
                 return Poll::Pending;
             }
         }
+        task.waker().wake_by_ref();
+        Poll::Pending
     })
     .await
 }
@@ -138,7 +146,7 @@ impl ShardTimerSleep {
     fn clear(&mut self) {
         let Some(number) = self.number.take() else { return };
         let waker = self.inner.state().alarms.clear(number);
-        drop(waker);
+        discard(waker);
     }
 }
 
@@ -147,25 +155,26 @@ impl Future for ShardTimerSleep {
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        let mut state = this.inner.state();
-        // As long as its timer has not gone off, nobody has to look at the clock.
+        // As long as its timer has not gone off, there is no need to look at the clock.
         if let Some(number) = this.number
-            && state.alarms.is_set_for(number, task.waker())
+            && this.inner.state().alarms.is_set_for(number, task.waker())
         {
             return Poll::Pending;
         }
         if this.inner.now() >= this.until {
             return Poll::Ready(());
         }
+        // Cloning a waker is user code, and done while the lock is free.
         let waker = task.waker().clone();
-        let old = state.alarms.set(&mut this.number, this.until, waker);
+        let mut state = this.inner.state();
+        let setting = state.alarms.set(&mut this.number, this.until, waker);
         let early = state.looks_at.is_none_or(|looks_at| this.until < looks_at);
         let looker = if early { state.task.clone() } else { None };
         if early {
             state.looks_at = Some(this.until);
         }
         drop(state);
-        drop(old);
+        setting.finish(task.waker());
         if let Some(looker) = looker {
             looker.wake();
         }
@@ -200,7 +209,7 @@ mod tests {
 
     fn sleep(time: Duration) -> ShardTimerSleep {
         let state = State { alarms: Alarms::new(), looks_at: None, task: None };
-        let inner = Arc::new(Inner { started: Instant::now(), state: Mutex::new(state) });
+        let inner = Arc::new(Inner { started: starting_point(), state: Mutex::new(state) });
         ShardTimerSleep { until: inner.now() + time, inner, number: None }
     }
 

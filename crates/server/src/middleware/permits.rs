@@ -6,6 +6,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+use crate::guard::{discard, wake};
+
 /// So many may hold a permit at once.
 ///
 /// Invariant: while somebody waits, no permit is free. A permit that comes back goes to the first who waits, by taking it
@@ -40,8 +42,8 @@ impl Permits {
     fn release(&self) {
         let first = self.waiting.borrow_mut().pop_first();
         match first {
-            // A waker is anybody's code: nothing is borrowed here.
-            Some((_number, waker)) => waker.wake(),
+            // A waker is user code: nothing is borrowed here, and this may be a drop in the middle of another panic.
+            Some((_number, waker)) => _ = wake(waker),
             None => self.free.set(self.free.get() + 1),
         }
         self.invariants();
@@ -72,20 +74,24 @@ impl<'a> Future for Acquire<'a> {
                 return Poll::Ready(Permit { permits });
             }
             let number = permits.next.replace(permits.next.get() + 1);
-            permits.waiting.borrow_mut().insert(number, task.waker().clone());
+            let waker = task.waker().clone();
+            permits.waiting.borrow_mut().insert(number, waker);
             self.number = Some(number);
             return Poll::Pending;
         };
-        let mut waiting = permits.waiting.borrow_mut();
-        let Some(waker) = waiting.get_mut(&number) else {
-            drop(waiting);
-            self.number = None;
-            return Poll::Ready(Permit { permits });
-        };
-        if !waker.will_wake(task.waker()) {
-            let old = std::mem::replace(waker, task.waker().clone());
-            drop(waiting);
-            drop(old);
+        let known = permits.waiting.borrow().get(&number).map(|waker| waker.will_wake(task.waker()));
+        match known {
+            None => {
+                self.number = None;
+                return Poll::Ready(Permit { permits });
+            }
+            Some(true) => {}
+            Some(false) => {
+                // Cloning and dropping a waker is user code: nothing is borrowed meanwhile.
+                let waker = task.waker().clone();
+                let old = permits.waiting.borrow_mut().insert(number, waker);
+                drop(old);
+            }
         }
         Poll::Pending
     }
@@ -98,6 +104,7 @@ impl Drop for Acquire<'_> {
         if waited.is_none() {
             self.permits.release();
         }
+        discard(waited);
     }
 }
 

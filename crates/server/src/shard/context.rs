@@ -122,8 +122,9 @@ impl Shard {
         self.inner.draining.wait()
     }
 
-    pub(crate) fn set_draining(&self) {
-        self.inner.draining.begin();
+    /// False if a waker of a task that waited for this panicked.
+    pub(crate) fn set_draining(&self) -> bool {
+        self.inner.draining.begin()
     }
 
     pub(crate) fn remote(&self) -> &Arc<Remote> {

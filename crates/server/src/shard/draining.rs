@@ -6,6 +6,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use crate::guard::{discard, wake};
+
 /// Whether a shard drains, and whom to tell. Clones are handles on the same.
 #[derive(Clone, Default)]
 pub(crate) struct Draining {
@@ -30,18 +32,18 @@ impl Draining {
         self.inner.begun.get()
     }
 
-    /// Wakes everybody who waits for it.
-    pub(crate) fn begin(&self) {
+    /// Wakes every task that waits for it. False if a waker panicked; the others were woken.
+    pub(crate) fn begin(&self) -> bool {
         self.inner.begun.set(true);
-        let mut number = 0;
+        let (mut number, mut all) = (0, true);
         loop {
-            // One after the other: a waker is anybody's code.
-            let waker = match self.inner.waiters.borrow().wakers.get(number) {
-                Some(waker) => waker.clone(),
-                None => return,
+            // One after the other, and nothing is borrowed meanwhile: a waker is user code.
+            let waker = match self.inner.waiters.borrow_mut().wakers.get_mut(number) {
+                Some(waker) => waker.take(),
+                None => return all,
             };
             if let Some(waker) = waker {
-                waker.wake();
+                all &= wake(waker);
             }
             number += 1;
         }
@@ -67,7 +69,17 @@ impl Future for DrainBegins {
         if this.draining.has_begun() {
             return Poll::Ready(());
         }
-        let mut borrowed = this.draining.inner.waiters.borrow_mut();
+        let waiters = &this.draining.inner.waiters;
+        // Mostly it is the same task again.
+        if let Some(number) = this.number
+            && let Some(known) = &waiters.borrow().wakers[number as usize]
+            && known.will_wake(task.waker())
+        {
+            return Poll::Pending;
+        }
+        // Cloning and dropping a waker is user code: nothing is borrowed meanwhile.
+        let waker = task.waker().clone();
+        let mut borrowed = waiters.borrow_mut();
         let waiters = &mut *borrowed;
         let number = *this.number.get_or_insert_with(|| {
             waiters.free.pop().unwrap_or_else(|| {
@@ -75,12 +87,7 @@ impl Future for DrainBegins {
                 waiters.wakers.len() as u32 - 1
             })
         });
-        let known = &mut waiters.wakers[number as usize];
-        // Mostly it is the same task again.
-        if known.as_ref().is_some_and(|known| known.will_wake(task.waker())) {
-            return Poll::Pending;
-        }
-        let old = known.replace(task.waker().clone());
+        let old = waiters.wakers[number as usize].replace(waker);
         drop(borrowed);
         drop(old);
         Poll::Pending
@@ -94,7 +101,7 @@ impl Drop for DrainBegins {
         waiters.free.push(number);
         let waker = waiters.wakers[number as usize].take();
         drop(waiters);
-        drop(waker);
+        discard(waker);
     }
 }
 
@@ -119,5 +126,19 @@ mod tests {
         let mut wait = draining.wait();
         draining.begin();
         assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_from_being_woken() {
+        use crate::remote::{Remote, TaskWaker};
+        let draining = Draining::default();
+        let mut waits = [draining.wait(), draining.wait()];
+        let bad = crate::guard::tests::bomb();
+        assert!(Pin::new(&mut waits[0]).poll(&mut Context::from_waker(&bad)).is_pending());
+        let remote = Remote::new();
+        let good = TaskWaker::new(&remote, 7).waker();
+        assert!(Pin::new(&mut waits[1]).poll(&mut Context::from_waker(&good)).is_pending());
+        assert!(!draining.begin());
+        assert!(!remote.fall_asleep(), "the second one was woken");
     }
 }

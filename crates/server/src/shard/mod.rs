@@ -21,7 +21,7 @@ use ringserve_core::{
 use tracing::{debug, error, warn};
 
 use crate::cx::{Cx, Peer};
-use crate::guard::guard;
+use crate::guard::{guard, wake};
 use crate::log::{LineLimit, LogObserver, guarded};
 use crate::remote::{Mail, Order, Post, Remote};
 use crate::running::ShardReport;
@@ -228,7 +228,9 @@ where
 
     /// Works off what the driver brought and hands it what is to do next.
     fn turn(&mut self, completions: &mut Vec<Completion>) {
-        self.shard.timers().fire(self.now);
+        if !self.shard.timers().fire(self.now) {
+            self.report_panic("waker");
+        }
         let called = self.remote.begin_turn(&mut self.post);
         self.core.begin_turn(self.now);
         if let Some(upstreams) = &mut self.upstreams {
@@ -323,8 +325,8 @@ where
                 }
             }
         }
-        if order != Order::Serve {
-            self.shard.set_draining();
+        if order != Order::Serve && !self.shard.set_draining() {
+            self.report_panic("waker");
         }
     }
 
@@ -342,10 +344,19 @@ where
         for mail in mails.drain(..) {
             match mail {
                 Mail::Push { id, reach, payload } => {
-                    if let Some(link) = self.link(id) {
-                        link.reply(Payload::Bytes(&payload));
+                    let bytes = Mail::bytes_of(&payload);
+                    // The framing encodes it, and the owner of the bytes drops them: user code. A connection that missed a
+                    // frame for that is reset at the end of the turn.
+                    let pushed = guard(|| {
+                        if let Some(link) = self.link(id) {
+                            link.reply(Payload::Bytes(&payload));
+                        }
+                        drop(payload);
+                    });
+                    reach.arrived(bytes);
+                    if pushed.is_none() {
+                        self.report_panic("push");
                     }
-                    reach.arrived(Mail::bytes_of(&payload));
                 }
                 Mail::Close { id } => {
                     if let Some(link) = self.link(id) {
@@ -411,6 +422,12 @@ where
                 }
                 // This half makes none.
                 Event::Connected(_) => {}
+                Event::Wake(id, waker) => {
+                    if !wake(waker) {
+                        self.report_panic("waker");
+                        self.core.abort(id, CloseReason::HandlerPanicked);
+                    }
+                }
                 Event::Heartbeat(id) => self.tell(id, "heartbeat", |service, cx| service.heartbeat(cx)),
                 Event::InputEnded(id) => self.tell(id, "input_ended", |service, cx| service.input_ended(cx)),
                 Event::Elsewhere { socket, peer, listener } => self.pass_on(socket, peer, listener),
@@ -418,14 +435,14 @@ where
                     if let Some(task) = handler {
                         self.tasks.cancel(task);
                     }
-                    let service = &self.service;
-                    let done = guard(move || {
+                    // Apart, since a panic in the drop would meet one of the hook.
+                    let closed = guard(|| {
                         if opened {
-                            service.close(&block.session, reason);
+                            self.service.close(&block.session, reason);
                         }
-                        drop(block);
                     });
-                    if done.is_none() {
+                    let dropped = guard(move || drop(block));
+                    if closed.is_none() || dropped.is_none() {
                         self.report_panic("close");
                     }
                 }
@@ -564,7 +581,11 @@ where
     fn report_panic(&mut self, place: &str) {
         if self.panics.allows(self.now) {
             let shard = self.shard.index();
-            guarded(|| error!(shard, place, "user code panicked; its connection is closed"));
+            let what = match place {
+                "waker" => "a waker panicked; its task may not have been woken",
+                _ => "user code panicked; its connection is closed",
+            };
+            guarded(|| error!(shard, place, "{what}"));
         }
     }
 }

@@ -11,6 +11,7 @@ use ringserve_core::{Address, Block, ConnId};
 
 use super::Stream;
 use super::session::Session;
+use crate::guard::{discard, wake};
 use crate::shard::Shard;
 
 /// What a shard's code wants of upstreams, until the shard looks at the end of the turn.
@@ -78,8 +79,15 @@ impl Attempt {
     pub(super) fn done(&self, result: io::Result<Rc<Block<Session>>>) {
         self.progress.set(Progress::Done(result));
         if let Some(waker) = self.waker.take() {
-            waker.wake();
+            // If it panics, the task that waits is not woken; its stream is closed when it is dropped.
+            let _ = wake(waker);
         }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        discard(self.waker.take());
     }
 }
 

@@ -23,7 +23,7 @@ use ringserve_core::{CloseReason, Completion, ConnId, Driver, Event, Limits, Lin
 
 use super::connecting::Attempt;
 use super::session::Session;
-use crate::guard::guard;
+use crate::guard::{guard, wake};
 use crate::log::LogObserver;
 use crate::remote::TaskWaker;
 use crate::running::UpstreamReport;
@@ -134,16 +134,21 @@ impl Upstreams {
             match event {
                 Event::Frames(id) => self.feed(id),
                 Event::Connected(id) => self.connected(id),
+                Event::Wake(id, waker) => {
+                    if !wake(waker) {
+                        self.core.abort(id, CloseReason::HandlerPanicked);
+                    }
+                }
                 Event::InputEnded(id) => {
                     let Some(block) = self.core.block(id).cloned() else { continue };
                     block.session.end_input();
-                    block.session.run_reader(self.shard.tasks());
+                    self.run_reader(id, &block.session);
                 }
                 Event::Ended { id, block, reason, .. } => match self.attempts.remove(&id) {
                     Some(attempt) => attempt.done(Err(why_not(&block.session, reason))),
                     None => {
                         block.session.set_ended(reason);
-                        block.session.run_reader(self.shard.tasks());
+                        self.run_reader(id, &block.session);
                         // The last owner may be user code.
                         let _ = guard(move || drop(block));
                     }
@@ -164,12 +169,24 @@ impl Upstreams {
         }
     }
 
+    /// Has the reader read. Its waker is user code: if that panics, the reader is not woken, and the connection ends.
+    fn run_reader(&mut self, id: ConnId, session: &Session) -> bool {
+        let tasks = self.shard.tasks();
+        let woken = guard(|| session.run_reader(tasks)).is_some();
+        if !woken {
+            self.core.abort(id, CloseReason::HandlerPanicked);
+        }
+        woken
+    }
+
     /// Hands what arrived to the reader, piece by piece, until that is not done with one.
     fn feed(&mut self, id: ConnId) {
         while let Next::Frame(frame, block) = self.core.next_frame(id) {
             let session = &block.session;
             session.put(frame.into_lease());
-            session.run_reader(self.shard.tasks());
+            if !self.run_reader(id, session) {
+                return;
+            }
             if session.has_unread() {
                 session.spill();
                 let index = id.slot() - self.first;

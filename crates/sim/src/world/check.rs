@@ -74,7 +74,7 @@ impl World {
         let budget = self.state.borrow().plan.budget;
         self.pushes.end(&mut self.state.borrow_mut());
         if let Some(elsewhere) = &mut self.elsewhere {
-            elsewhere.end(&mut self.state.borrow_mut(), self.now);
+            elsewhere.end(&mut self.state.borrow_mut(), self.now, self.ahead);
         }
         for _ in 0..64 {
             self.state.borrow_mut().pass(1_000_000);

@@ -96,9 +96,9 @@ impl Elsewhere {
         due.into_iter().map(|letter| (letter.socket, letter.listener)).collect()
     }
 
-    /// A turn of the other shard.
-    pub fn turn(&mut self, state: &mut State, now: Time) {
-        self.core.begin_turn(now);
+    /// A turn of the other shard, whose clock is ahead by `ahead` nanoseconds.
+    pub fn turn(&mut self, state: &mut State, now: Time, ahead: u64) {
+        self.core.begin_turn(Time::from_nanos(now.as_nanos() + ahead));
         if state.drain_deadline.is_some() && !self.draining {
             self.draining = true;
             self.core.drain();
@@ -234,10 +234,10 @@ impl Elsewhere {
     }
 
     /// The tested shard is done: so is this one, and what is under way goes nowhere.
-    pub fn end(&mut self, state: &mut State, now: Time) {
+    pub fn end(&mut self, state: &mut State, now: Time, ahead: u64) {
         // The tested one may be done in the turn in which both were told to drain.
         for _ in 0..TURNS_TO_DRAIN {
-            self.turn(state, now);
+            self.turn(state, now, ahead);
         }
         for letter in std::mem::take(&mut self.letters) {
             state.close_passed(letter.socket);

@@ -23,6 +23,7 @@ impl World {
                     );
                     self.accept(socket, peer.map(|_| tag).unwrap_or(tag));
                 }
+                Event::Wake(_, waker) => waker.wake(),
                 Event::Connected(id) => self.connected(id),
                 Event::Heartbeat(id) => self.heartbeat(id),
                 Event::InputEnded(id) => self.input_ended(id),

@@ -17,7 +17,7 @@ use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Block, Completion, ConnId, Driver, Op, ReceiveEnd, Shard, Time, Wait};
 use ringserve_ring::Uring;
 
-use crate::bytes::AnyFraming;
+use crate::bytes::TestFraming;
 use crate::faults::{Coverage, Fault};
 use crate::kernel::{SimKernel, State};
 use crate::peer::{self, NEVER};
@@ -30,7 +30,13 @@ use crate::service::Session;
 use crate::tasks::Tasks;
 use elsewhere::Elsewhere;
 
-type Core = Shard<Session, AnyFraming, ()>;
+/// Nanoseconds in an hour.
+const HOUR: u64 = 3_600_000_000_000;
+
+/// From here on, 26 days after its start, a shard's clock is late.
+const CLOCK_NEW: u64 = 1 << 51;
+
+type Core = Shard<Session, TestFraming, ()>;
 
 /// See the module.
 pub struct World {
@@ -51,6 +57,8 @@ pub struct World {
     /// Names of connections that are gone.
     old: Vec<ConnId>,
     now: Time,
+    /// How far the shard's clock is ahead of the kernel's.
+    ahead: u64,
     turn: u64,
     drained_at: Option<u64>,
     /// The turn in which a slot became free last.
@@ -97,6 +105,9 @@ impl World {
             }
             state.socks.push(sock);
         }
+        if plan.clock_start > CLOCK_NEW {
+            state.cover.fault(Fault::ClockLate);
+        }
         let state = Rc::new(RefCell::new(state));
         let kernel = SimKernel::new(state.clone());
         let driver = Uring::with_kernel(kernel, side, plan.connections_max as u32);
@@ -104,7 +115,7 @@ impl World {
             plan.limits.clone(),
             plan.connections_max,
             plan.listeners,
-            plan.framing,
+            TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 },
             pool.clone(),
             (),
         );
@@ -128,6 +139,7 @@ impl World {
             connecting: Vec::new(),
             old: Vec::new(),
             now: Time::ZERO,
+            ahead: plan.clock_start,
             turn: 0,
             drained_at: None,
             freed_turn: u64::MAX,
@@ -152,6 +164,7 @@ impl World {
             self.state.borrow_mut().pass_turn();
             self.now = Time::from_nanos(self.state.borrow().now);
             self.moved = !completions.is_empty();
+            self.let_time_pass();
             self.take_turn(&mut completions);
             self.check();
             if self.core.is_done() && !self.protocol.is_stopping() {
@@ -173,7 +186,7 @@ impl World {
         if self.pool.available() == 0 {
             self.look();
         }
-        self.core.begin_turn(self.now);
+        self.core.begin_turn(self.shard_time());
         self.obey();
         self.read_mail();
         self.work_off();
@@ -233,6 +246,23 @@ impl World {
             let op = Op::StopListening { listener };
             self.protocol.submitted(&op);
             self.driver.submit(op);
+        }
+    }
+
+    /// The shard's clock, in a turn.
+    fn shard_time(&self) -> Time {
+        Time::from_nanos(self.now.as_nanos() + self.ahead)
+    }
+
+    /// While there is no connection, the shard's clock may jump.
+    fn let_time_pass(&mut self) {
+        let state = &mut *self.state.borrow_mut();
+        let quiet = self.core.connections() == 0 && self.drained_at.is_none();
+        if quiet && state.rng.chance(state.plan.quiet_times) {
+            state.cover.fault(Fault::QuietTime);
+            self.ahead += state.rng.spread(HOUR, 24 * 40 * HOUR);
+            let ahead = self.ahead;
+            state.log(|| format!("a quiet time: the clock is ahead by {ahead} ns"));
         }
     }
 

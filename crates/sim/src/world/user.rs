@@ -28,7 +28,7 @@ impl World {
         let state = &mut *self.state.borrow_mut();
         state.has_room = self.core.slots_left() > 0;
         let Some(elsewhere) = &mut self.elsewhere else { return };
-        elsewhere.turn(state, self.now);
+        elsewhere.turn(state, self.now, self.ahead);
         elsewhere.check(self.core.connections());
         elsewhere.offer_room(state, &mut self.core);
         if state.has_room && !elsewhere.quota_left() {
