@@ -1,0 +1,54 @@
+//! An abort of as many connections as a ring holds here.
+
+mod common;
+
+use std::io::{BufRead, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use common::child::{Process, is_child};
+use common::{Lab, SOON, eventually, no_time_limits};
+use ringserve::CloseReason;
+
+/// Nearly as many as a table of 20 000 entries holds, with room for what the process has open beside them.
+const CONNECTIONS: usize = 18_000;
+
+/// The child: holds the connections, since both ends together would be more descriptors than a process may have.
+#[test]
+#[ignore = "the child process of the other test here, which starts it and says where to connect"]
+fn child_holds_connections() {
+    if !is_child() {
+        return;
+    }
+    let mut lines = std::io::stdin().lock().lines().map(Result::unwrap);
+    let addr: SocketAddr = lines.next().unwrap().parse().unwrap();
+    let mut held = Vec::with_capacity(CONNECTIONS);
+    while held.len() < CONNECTIONS {
+        held.push(TcpStream::connect(addr).unwrap());
+    }
+    // A byte each, so that every one of them has a receive that was used.
+    held.iter_mut().for_each(|stream| stream.write_all(&[0]).unwrap());
+    println!("\nall are held");
+    lines.next();
+}
+
+#[test]
+fn an_abort_ends_eighteen_thousand_connections_at_once() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.maximum.is_some_and(|max| max < 20_000) {
+        return eprintln!("not tested: the hard RLIMIT_NOFILE is below 20 000");
+    }
+    let lab = Lab::start(no_time_limits());
+    let mut child = Process::start("child_holds_connections");
+    child.say(&lab.addr().to_string());
+    child.line_after("all are held");
+    lab.holds(CONNECTIONS);
+    eventually("the byte of each arrives", SOON, || {
+        lab.report().counters.bytes_received == CONNECTIONS as u64
+    });
+    let started = Instant::now();
+    let report = lab.force();
+    eprintln!("{CONNECTIONS} connections were aborted in {:?}", started.elapsed());
+    assert_eq!(report.counters.closed_for(CloseReason::Forced), CONNECTIONS as u64);
+    child.say("done");
+}
