@@ -41,6 +41,7 @@ use rustix::time::{
 
 use crate::connect::BeforeConnect;
 use crate::error::SetupError;
+use crate::log;
 use crate::timer::{Bound, Timer};
 use crate::waker::Waker;
 use accept::{Accepted, Listening};
@@ -296,7 +297,7 @@ impl Epoll {
     /// The id must be adopted: anything else is a bug of whoever submits.
     #[cold]
     fn unknown(id: ConnId, what: &str) {
-        tracing::error!(%id, what, "operation on a connection that is not there");
+        log::error!(%id, what, "operation on a connection that is not there");
         debug_assert!(false, "{what} on {id}, which is not adopted or is busy with one already");
     }
 }

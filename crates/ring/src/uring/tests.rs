@@ -970,6 +970,63 @@ fn without_descriptors_a_queue_is_asked_every_ten_milliseconds_for_a_second() {
     assert_eq!(rig.kernel().calls.iter().filter(|call| *call == "take at 2").count(), 100);
 }
 
+/// Panics at every line, as `tracing_subscriber` does once nothing reads what it writes.
+struct Panicking;
+
+impl tracing::Subscriber for Panicking {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        LINES.set(LINES.get() + 1);
+        panic!("no line can be written: {event:?}");
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+thread_local! {
+    static LINES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+#[test]
+fn a_subscriber_that_panics_ends_no_turn() {
+    tracing::subscriber::with_default(Panicking, || {
+        let mut rig = Rig::new(8);
+        let (id, gone) = (rig.receiving(1, 1), ConnId::new(3, 9));
+        rig.says(Kind::Install, id.bits(), -libc::ENOMEM, 0);
+        rig.says(Kind::Ignored, 0, -libc::EBADF, 0);
+        // For connections and operations that are not there, with buffers that must go back.
+        rig.says_bytes(gone, 5, F_MORE);
+        rig.says(Kind::Accept, 2, 9, F_MORE);
+        rig.says(Kind::Close, gone.bits(), 0, 0);
+        rig.says_bytes(id, 3, F_MORE);
+        rig.kernel().backlog.push_back(Err(libc::EIO));
+        rig.ring.submit(Op::StopListening { listener: 2 });
+        rig.turn();
+        assert_eq!(rig.seen(), ["AcceptEnded { listener: 2, end: Closed }", "1.1 got 3"]);
+        let anomalies = rig.ring.anomalies();
+        assert_eq!((anomalies.stale, anomalies.installs_failed), (3, 1));
+        assert_eq!(rig.ring.pool().counts().leased, 0);
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::CloseFd { fd: 9 }]), "what the lines were about is done");
+        rig.ring.invariants();
+    });
+    // tracing may have noted while other tests ran that no subscriber wants a line: 6 when this test runs alone.
+    assert!(LINES.get() > 0, "the subscriber was asked");
+}
+
 #[test]
 fn a_wake_ends_the_turn_and_the_next_one_is_armed() {
     let mut rig = Rig::new(4);
