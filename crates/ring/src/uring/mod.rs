@@ -413,6 +413,11 @@ impl<K: Kernel> Driver for Uring<K> {
 
 impl<K: Kernel> Drop for Uring<K> {
     fn drop(&mut self) {
+        // A message that is not known to have arrived may be lost with the ring, and its target waits for nothing else: it
+        // counts as being woken. A second wake harms nothing.
+        for other in self.messages.drain(..).flatten() {
+            other.write();
+        }
         if !self.kernel.finish(&mut self.side) {
             // The kernel may still write into lent buffers: keep the memory for good.
             std::mem::forget(self.pool.clone());
