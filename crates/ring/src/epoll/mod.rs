@@ -186,6 +186,14 @@ impl Epoll {
         awaited || !self.dry && self.ports.has_queued() || self.can_accept() || self.more_events
     }
 
+    /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if the last
+    /// receive found none.
+    pub(crate) fn wait_for_buffer(&mut self) {
+        if self.dry {
+            self.side.wait_for_buffer();
+        }
+    }
+
     /// Looks for events, and blocks for the first one if it is allowed to and nothing else is to be done.
     fn poll(&mut self, wait: Wait) -> Result<(), i32> {
         self.dry = self.dry && !self.can_lend();

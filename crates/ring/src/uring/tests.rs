@@ -970,6 +970,39 @@ fn without_descriptors_a_queue_is_asked_every_ten_milliseconds_for_a_second() {
     assert_eq!(rig.kernel().calls.iter().filter(|call| *call == "take at 2").count(), 100);
 }
 
+#[test]
+fn a_buffer_given_back_while_the_shard_sleeps_wakes_it_if_a_receive_waits() {
+    #[derive(Default)]
+    struct Wakes(std::sync::atomic::AtomicUsize);
+    impl std::task::Wake for Wakes {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let wakes = std::sync::Arc::new(Wakes::default());
+    let count = || wakes.0.load(std::sync::atomic::Ordering::Relaxed);
+    let mut rig = Rig::new(1);
+    rig.ring.pool().wake_when_freed(wakes.clone().into());
+    let (first, second) = (rig.receiving(1, 1), rig.receiving(2, 1));
+    rig.says_bytes(first, 3, F_MORE);
+    rig.turn();
+    rig.ring.wait_for_buffer();
+    rig.out.clear();
+    assert_eq!(count(), 0, "no receive waits");
+    rig.turn();
+    rig.says_bytes(first, 3, F_MORE);
+    rig.says(Kind::Receive, second.bits(), -libc::ENOBUFS, 0);
+    rig.turn();
+    rig.ring.submit_queued(Wait::No).unwrap();
+    rig.ring.wait_for_buffer();
+    assert_eq!(count(), 0);
+    rig.ops();
+    rig.out.clear();
+    assert_eq!(count(), 1);
+    rig.ring.submit_queued(Wait::No).unwrap();
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == second));
+}
+
 fn is_told(waker: &Waker) -> bool {
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [rustix::event::PollFd::new(waker, rustix::event::PollFlags::IN)];
