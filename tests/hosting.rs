@@ -312,10 +312,11 @@ fn a_buffer_that_a_task_gives_back_wakes_a_receive_that_waits_for_one() {
             // Each frame fills most of a buffer, so it is lent, and pins it.
             let mut keepers: Vec<Client> = (0..BUFFERS).map(|_| client(&running)).collect();
             for keeper in &mut keepers {
-                assert_eq!(keeper.ask(&"x".repeat(3000)), b"kept");
+                assert_eq!(keeper.ask("x".repeat(3000)), b"kept");
             }
-            let mut waiting = client(&running);
+            // Arming a receive without a buffer may park it, before anything is sent.
             let before = running.report().shards[0].driver.receives_parked;
+            let mut waiting = client(&running);
             waiting.write(b"\0\0\0\x04ping");
             eventually("the receive waits for a buffer", SOON, || {
                 running.report().shards[0].driver.receives_parked > before
