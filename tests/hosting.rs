@@ -271,6 +271,78 @@ fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
     });
 }
 
+/// Keeps every frame but a ping in a task of the runtime, until it is told to let go.
+struct Keeper {
+    keep: mpsc::UnboundedSender<Frame>,
+}
+
+impl Keeper {
+    fn new(mut release: mpsc::UnboundedReceiver<()>) -> Keeper {
+        let (keep, mut kept) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(async move {
+            let mut frames: Vec<Frame> = Vec::new();
+            loop {
+                tokio::select! {
+                    frame = kept.recv() => match frame {
+                        Some(frame) => frames.push(frame),
+                        None => return,
+                    },
+                    Some(()) = release.recv() => frames.clear(),
+                }
+            }
+        });
+        Keeper { keep }
+    }
+}
+
+impl Service for Keeper {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        if &*frame == b"ping" {
+            cx.reply(frame);
+        } else {
+            cx.reply(b"kept".as_slice());
+            let _ = self.keep.send(frame);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_buffer_that_a_task_gives_back_wakes_a_receive_that_waits_for_one() {
+    const BUFFERS: usize = 4;
+    on_each(|host| {
+        let limits =
+            Limits { receive_buffer_bytes: 4096, receive_bytes_max: BUFFERS * 4096, ..no_time_limits() };
+        let (release, released) = mpsc::unbounded_channel();
+        let released = std::sync::Mutex::new(Some(released));
+        let server = server(host, limits).framing(LengthPrefix::default());
+        let running = server
+            .start(move |_| Keeper::new(released.lock().unwrap().take().expect("there is one shard")))
+            .unwrap();
+        for round in 1..=3 {
+            // Each frame fills most of a buffer, so it is lent, and pins it.
+            let mut keepers: Vec<Client> = (0..BUFFERS).map(|_| client(&running)).collect();
+            for keeper in &mut keepers {
+                assert_eq!(keeper.ask("x".repeat(3000)), b"kept");
+            }
+            // Arming a receive without a buffer may park it, before anything is sent.
+            let before = running.report().shards[0].driver.receives_parked;
+            let mut waiting = client(&running);
+            waiting.write(b"\0\0\0\x04ping");
+            eventually("the receive waits for a buffer", SOON, || {
+                running.report().shards[0].driver.receives_parked > before
+            });
+            // Nothing else happens on the shard from here on.
+            release.send(()).unwrap();
+            assert_eq!(waiting.read(8), b"\0\0\0\x04ping", "round {round}");
+        }
+        watch::finish(running);
+    });
+}
+
 #[test]
 fn files_of_tokio_uring_are_read_in_handlers() {
     struct Files;

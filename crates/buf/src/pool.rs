@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::ptr::NonNull;
+use core::task::Waker;
 
 use crate::header::{Header, WITH_KERNEL};
 use crate::lease::Lease;
@@ -17,6 +18,11 @@ pub const CHUNK_BUFFERS: usize = 64;
 
 /// Buffer ids are 16 bits wide in the kernel's interface, and a buffer ring has at most 2^15 entries.
 const BUFFERS_LIMIT: usize = 1 << 15;
+
+/// In [`Inner::care`]: a buffer that is freed is overwritten.
+const POISON: u8 = 1;
+/// In [`Inner::care`]: a receive waits for the next buffer that is freed.
+const WAITED_FOR: u8 = 2;
 
 /// Size and bounds of a [`Pool`].
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +90,9 @@ pub(crate) struct Inner {
     free: RefCell<Vec<u16>>,
     total: Cell<usize>,
     with_kernel: Cell<usize>,
+    /// What is to be done when a buffer is freed, beside freeing it: one test for all of it.
+    care: Cell<u8>,
+    waker: RefCell<Option<Waker>>,
 }
 
 impl Inner {
@@ -132,13 +141,28 @@ impl Inner {
         // SAFETY: the header lives in a chunk of this pool, which `buffer` just found.
         let header = unsafe { header.as_ref() };
         debug_assert_eq!(header.state.get(), 0);
-        if self.config.poison {
-            // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nobody else reads or
+        if self.care.get() != 0 {
+            return self.free_with_care(id, header, data);
+        }
+        header.filled.set(0);
+        self.free.borrow_mut().push(id);
+    }
+
+    #[cold]
+    fn free_with_care(&self, id: u16, header: &Header, data: NonNull<u8>) {
+        let care = self.care.replace(self.care.get() & POISON);
+        if care & POISON != 0 {
+            // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nothing else reads or
             // writes it, and `filled` never exceeds the buffer's size.
             unsafe { data.write_bytes(0xDD, header.filled.get() as usize) };
         }
         header.filled.set(0);
         self.free.borrow_mut().push(id);
+        if care & WAITED_FOR != 0 {
+            // Cloned, so that nothing is borrowed while it runs.
+            let waker = self.waker.borrow().clone();
+            waker.iter().for_each(Waker::wake_by_ref);
+        }
     }
 
     pub(crate) fn buffer_bytes(&self) -> usize {
@@ -167,6 +191,8 @@ impl Pool {
             free: RefCell::default(),
             total: Cell::new(0),
             with_kernel: Cell::new(0),
+            care: Cell::new(if config.poison { POISON } else { 0 }),
+            waker: RefCell::default(),
         });
         Ok((Pool { inner: inner.clone() }, KernelSide { inner }))
     }
@@ -193,6 +219,12 @@ impl Pool {
     pub fn available(&self) -> usize {
         let counts = self.counts();
         counts.free + self.inner.config.buffers_max - counts.total
+    }
+
+    /// Has `waker` called when a buffer is freed that a receive waits for: leases may be dropped outside of the shard's
+    /// turns, while the shard sleeps.
+    pub fn wake_when_freed(&self, waker: Waker) {
+        *self.inner.waker.borrow_mut() = Some(waker);
     }
 
     /// Gives chunks in which every buffer is free back to the system, but for the first `keep` chunks.
@@ -271,6 +303,12 @@ impl KernelSide {
         unsafe { header.as_ref() }.state.set(WITH_KERNEL);
         inner.with_kernel.set(inner.with_kernel.get() + 1);
         Some(id)
+    }
+
+    /// A receive waits for a buffer, and the driver is about to sleep: the next buffer that is freed wakes what
+    /// [`wake_when_freed`](Pool::wake_when_freed) was given, once.
+    pub fn wait_for_buffer(&mut self) {
+        self.inner.care.set(self.inner.care.get() | WAITED_FOR);
     }
 
     /// Where a lent buffer starts; it is [`Pool::buffer_bytes`] long. It stays valid while the buffer is lent
@@ -409,6 +447,48 @@ mod tests {
         assert_eq!(side.lend(), Some(id));
         assert_eq!(side.spare(id).len(), 64);
         pool.invariants();
+    }
+
+    /// Counts its wakes.
+    #[derive(Default)]
+    struct Wakes(core::sync::atomic::AtomicUsize);
+
+    impl alloc::task::Wake for Wakes {
+        fn wake(self: alloc::sync::Arc<Self>) {
+            self.0.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_next_buffer_that_is_freed_wakes_a_driver_that_waits_once() {
+        for poison in [false, true] {
+            let config = PoolConfig { buffer_bytes: 64, buffers_max: 3, poison };
+            let (pool, mut side) = Pool::new(config).unwrap();
+            let wakes = alloc::sync::Arc::new(Wakes::default());
+            let count = || wakes.0.load(core::sync::atomic::Ordering::Relaxed);
+            let mut leases: Vec<Lease> = (0..3)
+                .map(|_| {
+                    let id = side.lend().unwrap();
+                    side.received(id, 1, true)
+                })
+                .collect();
+            side.wait_for_buffer();
+            let shared = leases[0].clone();
+            leases.remove(0);
+            assert_eq!(count(), 0, "a buffer that is still leased is not free");
+            // Without a waker there is nothing to wake.
+            drop(shared);
+            pool.wake_when_freed(Waker::from(wakes.clone()));
+            leases.remove(0);
+            assert_eq!(count(), 0, "no driver waits any more");
+            side.wait_for_buffer();
+            leases.clear();
+            assert_eq!((count(), pool.counts().free), (1, 3));
+            let id = side.lend().unwrap();
+            side.take_back(id);
+            assert_eq!(count(), 1, "once");
+            pool.invariants();
+        }
     }
 
     #[test]

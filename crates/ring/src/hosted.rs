@@ -24,7 +24,8 @@ pub trait Hosted: Driver {
     /// If there is no descriptor left, or the kernel refuses.
     fn readiness(&mut self) -> io::Result<OwnedFd>;
 
-    /// Submits what is queued. True if a turn would bring something now. After [`defer_sent`](Driver::defer_sent) the ends of
+    /// Submits what is queued. If a receive waits for a buffer, the next one that is freed wakes what
+    /// [`Pool::wake_when_freed`](ringserve_buf::Pool::wake_when_freed) was given. True if a turn would bring something now. After [`defer_sent`](Driver::defer_sent) the ends of
     /// sends that fitted at once do not count, those of earlier turns neither.
     ///
     /// # Errors
@@ -47,6 +48,7 @@ impl Hosted for Uring<SystemKernel> {
             self.kernel_mut().is_bound(due.max(SET_FROM));
         }
         self.submit_queued(Wait::No)?;
+        self.wait_for_buffer();
         // Sends of earlier turns that fitted may be awaited now.
         let kernel = self.kernel_mut();
         let posted = if quiet { kernel.has_posted() } else { kernel.has_completions() };
@@ -65,6 +67,8 @@ impl Hosted for Epoll {
         if let Some(due) = self.due_in() {
             self.is_bound(due.max(SET_FROM));
         }
-        Ok(self.has_to_do())
+        let has_to_do = self.has_to_do();
+        self.wait_for_buffer();
+        Ok(has_to_do)
     }
 }

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use socket2::{Domain, SockFilter, SockRef, Socket};
 
+use crate::log;
+
 /// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
 /// The kernel does not tell whether any is on its way. On loopback none is: handshakes end within the client's call
 /// (measured: nothing lost in 290 rounds without this wait).
@@ -49,7 +51,7 @@ pub(crate) fn turn_newcomers_away(listener: SockRef<'_>) -> io::Result<Duration>
         _ => (listener.attach_filter(&NO_NEWCOMERS), HANDSHAKE),
     };
     if let Err(error) = turned {
-        tracing::debug!(%error, "connections may be made until the listener is closed, and some are then reset");
+        log::debug!(%error, "connections may be made until the listener is closed, and some are then reset");
     }
     Ok(late)
 }
@@ -134,7 +136,7 @@ impl Emptying {
                 false
             }
             Refusal::NoDescriptor => {
-                tracing::warn!(
+                log::warn!(
                     listener,
                     errno,
                     "a listener is closed with connections in its queue, which are reset: there was no descriptor for \
@@ -143,7 +145,7 @@ impl Emptying {
                 true
             }
             Refusal::Broken => {
-                tracing::warn!(listener, errno, "a listener is closed before its queue is known to be empty");
+                log::warn!(listener, errno, "a listener is closed before its queue is known to be empty");
                 true
             }
         }

@@ -237,7 +237,9 @@ impl Rates {
             }
             rates[InstallFails as usize] /= 12;
             // And these have few occasions.
-            for fault in [NewcomersLate, TakeNoDescriptor, TakeAborted, AcceptMissed, ConnectMissed] {
+            for fault in
+                [NewcomersLate, TakeNoDescriptor, TakeAborted, AcceptMissed, ConnectMissed, EnterBusy]
+            {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(4);
             }
             for fault in [ReceiveMissed, SendMissed] {

@@ -10,6 +10,7 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use socket2::{Domain, SockRef, Socket};
 
 use super::{Epoll, LISTENERS, Room};
+use crate::log;
 use crate::stopping::{self, Emptying};
 use crate::timer;
 
@@ -67,7 +68,7 @@ impl Epoll {
         let index = usize::from(listener);
         let idle = |listening: &&mut Listening| !listening.armed && listening.emptying.is_none();
         let Some(listening) = self.listeners.get_mut(index).filter(idle) else {
-            tracing::error!(listener, "accept on a listener that is not there or accepts already");
+            log::error!(listener, "accept on a listener that is not there or accepts already");
             debug_assert!(false, "accept on listener {listener}");
             return;
         };
@@ -95,7 +96,7 @@ impl Epoll {
         let index = usize::from(listener);
         let listening = self.listeners.get(index).filter(|listening| listening.emptying.is_none());
         let Some(Listening { socket: Some(socket), armed, .. }) = listening else {
-            tracing::error!(listener, "a listener that is not there, or is closed already, is to be closed");
+            log::error!(listener, "a listener that is not there, or is closed already, is to be closed");
             debug_assert!(false, "end of listener {listener}");
             return;
         };
@@ -150,7 +151,7 @@ impl Epoll {
         let Some(socket) = &listening.socket else { return };
         self.stats.calls += 1;
         if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&socket.as_raw_fd())) {
-            tracing::debug!(listener = index, %error, "a listener could not be taken out of the epoll");
+            log::debug!(listener = index, %error, "a listener could not be taken out of the epoll");
         }
     }
 
@@ -241,7 +242,7 @@ impl Epoll {
         let both = Interest::READABLE | Interest::WRITABLE;
         let token = Token(id.slot() as usize);
         if let Err(error) = self.poll.registry().register(&mut SourceFd(&socket.as_raw_fd()), token, both) {
-            tracing::warn!(%id, %error, "a connection could not enter the epoll");
+            log::warn!(%id, %error, "a connection could not enter the epoll");
             let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok());
             port.unregistered = errno.unwrap_or(libc::EIO as u16);
             // So that the next receive finds out.

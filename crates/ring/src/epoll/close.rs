@@ -6,6 +6,7 @@ use std::time::Duration;
 use ringserve_core::{CloseHow, Completion, ConnId};
 
 use super::Epoll;
+use crate::log;
 
 impl Epoll {
     pub(super) fn shutdown(&mut self, id: ConnId) {
@@ -14,7 +15,7 @@ impl Epoll {
             self.stats.calls += 1;
             // It fails only if the connection is gone, which counts as done.
             if let Err(error) = socket.shutdown(Shutdown::Write) {
-                tracing::trace!(%id, %error, "shutdown of a connection that is gone");
+                log::trace!(%id, %error, "shutdown of a connection that is gone");
             }
         }
         self.ready.push_back(Completion::ShutDown { id });
@@ -29,7 +30,7 @@ impl Epoll {
             if how == CloseHow::Abort {
                 self.stats.calls += 1;
                 if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
-                    tracing::debug!(%id, %error, "a connection closes with FIN instead of RST");
+                    log::debug!(%id, %error, "a connection closes with FIN instead of RST");
                 }
             }
             self.stats.calls += 1;

@@ -41,6 +41,7 @@ use rustix::time::{
 
 use crate::connect::BeforeConnect;
 use crate::error::SetupError;
+use crate::log;
 use crate::timer::{Bound, Timer};
 use crate::waker::Waker;
 use accept::{Accepted, Listening};
@@ -185,6 +186,14 @@ impl Epoll {
         awaited || !self.dry && self.ports.has_queued() || self.can_accept() || self.more_events
     }
 
+    /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if the last
+    /// receive found none.
+    pub(crate) fn wait_for_buffer(&mut self) {
+        if self.dry {
+            self.side.wait_for_buffer();
+        }
+    }
+
     /// Looks for events, and blocks for the first one if it is allowed to and nothing else is to be done.
     fn poll(&mut self, wait: Wait) -> Result<(), i32> {
         self.dry = self.dry && !self.can_lend();
@@ -296,7 +305,7 @@ impl Epoll {
     /// The id must be adopted: anything else is a bug of whoever submits.
     #[cold]
     fn unknown(id: ConnId, what: &str) {
-        tracing::error!(%id, what, "operation on a connection that is not there");
+        log::error!(%id, what, "operation on a connection that is not there");
         debug_assert!(false, "{what} on {id}, which is not adopted or is busy with one already");
     }
 }

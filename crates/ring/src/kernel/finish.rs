@@ -7,6 +7,7 @@ use ringserve_buf::KernelSide;
 
 use super::setup::GROUP;
 use super::{SystemKernel, encode};
+use crate::log;
 use crate::seam::{Kernel, Kind};
 
 /// How long and how often the kernel is asked to end everything. Each round cancels all there is; two are enough
@@ -31,7 +32,7 @@ impl SystemKernel {
             match self.enter(1, Some(left.min(Duration::from_millis(10)))) {
                 Ok(()) | Err(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {}
                 Err(errno) => {
-                    tracing::warn!(errno, "the ring could not be finished");
+                    log::warn!(errno, "the ring could not be finished");
                     break;
                 }
             }
@@ -40,7 +41,7 @@ impl SystemKernel {
         self.owned.close_all();
         self.close_plain();
         if self.in_flight > 0 {
-            tracing::warn!(
+            log::warn!(
                 left = self.in_flight,
                 "the kernel did not end every operation; their memory is leaked"
             );
@@ -48,7 +49,7 @@ impl SystemKernel {
         }
         // From here on nothing selects a buffer, and then nothing knows their addresses any more.
         if let Err(error) = self.ring.submitter().unregister_buf_ring(GROUP) {
-            tracing::warn!(%error, "the buffer ring could not be removed; the receive memory is leaked");
+            log::warn!(%error, "the buffer ring could not be removed; the receive memory is leaked");
             return false;
         }
         for buffer in 0..side.pool().buffers_max() as u16 {

@@ -37,6 +37,7 @@ use socket2::{Domain, SockRef};
 use crate::config::UringConfig;
 use crate::connect::{BeforeConnect, to_kernel};
 use crate::error::SetupError;
+use crate::log;
 use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use crate::stopping;
 use crate::table::Chunked;
@@ -481,7 +482,7 @@ impl Kernel for SystemKernel {
         let Some(Listener { fd, .. }) = self.listener(listener) else { return Duration::ZERO };
         stopping::turn_newcomers_away(SockRef::from(fd)).unwrap_or_else(|error| {
             // A call that takes from its queue might wait.
-            tracing::warn!(listener, %error, "a listener is closed before its queue is empty");
+            log::warn!(listener, %error, "a listener is closed before its queue is empty");
             self.close_listener(listener);
             Duration::ZERO
         })

@@ -11,6 +11,7 @@ use io_uring::{Builder, IoUring, opcode, squeue};
 use super::buffers::BufferRing;
 use crate::config::UringConfig;
 use crate::error::SetupError;
+use crate::log;
 
 /// The one buffer group of a ring.
 pub(super) const GROUP: u16 = 0;
@@ -42,7 +43,7 @@ pub(super) fn make(config: &UringConfig) -> Result<Made, SetupError> {
     loop {
         match make_once(config, restrict) {
             Err(SetupError::Failed { what: RESTRICT, error }) if restrict => {
-                tracing::debug!(%error, "the ring runs without restrictions");
+                log::debug!(%error, "the ring runs without restrictions");
                 restrict = false;
             }
             made => return made,
@@ -77,7 +78,7 @@ fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
     if config.incremental {
         match retried(|| register(&ring, &buffers, IOU_PBUF_RING_INC as u16)) {
             Ok(()) => mode.incremental = true,
-            Err(error) => tracing::debug!(%error, "buffers are not used incrementally"),
+            Err(error) => log::debug!(%error, "buffers are not used incrementally"),
         }
     }
     if !mode.incremental {

@@ -5,6 +5,7 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Socket};
 use std::time::Duration;
 
 use super::{Sink, Uring};
+use crate::log;
 use crate::seam::{F_MORE, Kernel, RawCqe, RawOp};
 use crate::stopping::{Emptying, TAKEN_IN_A_TURN};
 
@@ -144,7 +145,7 @@ impl<K: Kernel> Uring<K> {
 
     #[cold]
     pub(super) fn on_install_failed(&mut self, cqe: RawCqe) {
-        tracing::warn!(id = %cqe.id(), errno = -cqe.res, "a socket could not enter the ring's file table");
+        log::warn!(id = %cqe.id(), errno = -cqe.res, "a socket could not enter the ring's file table");
         self.anomalies.installs_failed += 1;
     }
 

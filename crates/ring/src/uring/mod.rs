@@ -28,6 +28,7 @@ use std::time::Duration;
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
 
+use crate::log;
 use crate::seam::{Kernel, Kind, RawCqe, RawOp};
 use crate::waker::Waker;
 use accept::Listening;
@@ -287,7 +288,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Woken | Kind::Timer) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
-            Some(Kind::Ignored) => tracing::debug!(errno = -cqe.res, "an operation nobody waits for failed"),
+            Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation nobody waits for failed"),
             None => self.stale(cqe),
         }
     }
@@ -319,7 +320,7 @@ impl<K: Kernel> Uring<K> {
     fn stale(&mut self, cqe: RawCqe) {
         self.buffers.arrived(&mut self.side, &cqe);
         self.anomalies.stale += 1;
-        tracing::error!(?cqe, "stale completion");
+        log::error!(?cqe, "stale completion");
         #[cfg(all(debug_assertions, not(test)))]
         panic!("stale completion {cqe:?}");
     }
@@ -339,7 +340,7 @@ impl<K: Kernel> Uring<K> {
     /// The id must be adopted: anything else is a bug of whoever submits.
     #[cold]
     fn unknown(id: ConnId, what: &str) {
-        tracing::error!(%id, what, "operation on a connection that is not there");
+        log::error!(%id, what, "operation on a connection that is not there");
         debug_assert!(false, "{what} on {id}, which is not adopted or is busy with one already");
     }
 }
@@ -412,6 +413,11 @@ impl<K: Kernel> Driver for Uring<K> {
 
 impl<K: Kernel> Drop for Uring<K> {
     fn drop(&mut self) {
+        // A message that is not known to have arrived may be lost with the ring, and its target waits for nothing else: it
+        // counts as being woken. A second wake harms nothing.
+        for other in self.messages.drain(..).flatten() {
+            other.write();
+        }
         if !self.kernel.finish(&mut self.side) {
             // The kernel may still write into lent buffers: keep the memory for good.
             std::mem::forget(self.pool.clone());

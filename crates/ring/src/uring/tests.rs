@@ -971,6 +971,123 @@ fn without_descriptors_a_queue_is_asked_every_ten_milliseconds_for_a_second() {
 }
 
 #[test]
+fn a_buffer_given_back_while_the_shard_sleeps_wakes_it_if_a_receive_waits() {
+    #[derive(Default)]
+    struct Wakes(std::sync::atomic::AtomicUsize);
+    impl std::task::Wake for Wakes {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let wakes = std::sync::Arc::new(Wakes::default());
+    let count = || wakes.0.load(std::sync::atomic::Ordering::Relaxed);
+    let mut rig = Rig::new(1);
+    rig.ring.pool().wake_when_freed(wakes.clone().into());
+    let (first, second) = (rig.receiving(1, 1), rig.receiving(2, 1));
+    rig.says_bytes(first, 3, F_MORE);
+    rig.turn();
+    rig.ring.wait_for_buffer();
+    rig.out.clear();
+    assert_eq!(count(), 0, "no receive waits");
+    rig.turn();
+    rig.says_bytes(first, 3, F_MORE);
+    rig.says(Kind::Receive, second.bits(), -libc::ENOBUFS, 0);
+    rig.turn();
+    rig.ring.submit_queued(Wait::No).unwrap();
+    rig.ring.wait_for_buffer();
+    assert_eq!(count(), 0);
+    rig.ops();
+    rig.out.clear();
+    assert_eq!(count(), 1);
+    rig.ring.submit_queued(Wait::No).unwrap();
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == second));
+}
+
+fn is_told(waker: &Waker) -> bool {
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [rustix::event::PollFd::new(waker, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut polled, Some(&now)).unwrap() > 0
+}
+
+#[test]
+fn a_shard_whose_message_did_not_arrive_is_woken_when_the_driver_ends() {
+    let waker = || Waker::new(Some(7)).unwrap();
+    let (queued, sent, broken, arrived) = (waker(), waker(), waker(), waker());
+    let mut rig = Rig::new(4);
+    rig.ring.wake_other(&arrived);
+    rig.turn();
+    rig.says(Kind::Message, 0, 0, 0);
+    rig.turn();
+    rig.ring.wake_other(&sent);
+    rig.turn();
+    rig.kernel().next_enter = Err(libc::EBADF);
+    rig.ring.wake_other(&broken);
+    rig.ring.turn(Wait::No, Budget::default(), &mut rig.out).unwrap_err();
+    rig.ring.wake_other(&queued);
+    assert!(![&queued, &sent, &broken, &arrived].into_iter().any(is_told), "by messages so far");
+    drop(rig);
+    assert!([&queued, &sent, &broken].into_iter().all(is_told));
+    assert!(!is_told(&arrived), "the message did");
+}
+
+/// Panics at every line, as `tracing_subscriber` does once nothing reads what it writes.
+struct Panicking;
+
+impl tracing::Subscriber for Panicking {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        LINES.set(LINES.get() + 1);
+        panic!("no line can be written: {event:?}");
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+thread_local! {
+    static LINES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+#[test]
+fn a_subscriber_that_panics_ends_no_turn() {
+    tracing::subscriber::with_default(Panicking, || {
+        let mut rig = Rig::new(8);
+        let (id, gone) = (rig.receiving(1, 1), ConnId::new(3, 9));
+        rig.says(Kind::Install, id.bits(), -libc::ENOMEM, 0);
+        rig.says(Kind::Ignored, 0, -libc::EBADF, 0);
+        // For connections and operations that are not there, with buffers that must go back.
+        rig.says_bytes(gone, 5, F_MORE);
+        rig.says(Kind::Accept, 2, 9, F_MORE);
+        rig.says(Kind::Close, gone.bits(), 0, 0);
+        rig.says_bytes(id, 3, F_MORE);
+        rig.kernel().backlog.push_back(Err(libc::EIO));
+        rig.ring.submit(Op::StopListening { listener: 2 });
+        rig.turn();
+        assert_eq!(rig.seen(), ["AcceptEnded { listener: 2, end: Closed }", "1.1 got 3"]);
+        let anomalies = rig.ring.anomalies();
+        assert_eq!((anomalies.stale, anomalies.installs_failed), (3, 1));
+        assert_eq!(rig.ring.pool().counts().leased, 0);
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::CloseFd { fd: 9 }]), "what the lines were about is done");
+        rig.ring.invariants();
+    });
+    // tracing may have noted while other tests ran that no subscriber wants a line: 6 when this test runs alone.
+    assert!(LINES.get() > 0, "the subscriber was asked");
+}
+
+#[test]
 fn a_wake_ends_the_turn_and_the_next_one_is_armed() {
     let mut rig = Rig::new(4);
     rig.says(Kind::Wake, 0, 8, 0);

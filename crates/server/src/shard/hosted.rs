@@ -81,6 +81,7 @@ where
         let outside = self.remote.outside();
         self.core.local().wake_when_dirty(outside.clone());
         self.shard.timers().wake_when_set(outside.clone());
+        self.driver.pool().wake_when_freed(outside.clone());
         // For upstreams, once there are any.
         self.outside = Some(outside);
         // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
