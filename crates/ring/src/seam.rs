@@ -27,7 +27,7 @@ pub const F_BUF_MORE: u32 = 1 << 4;
 /// Where the buffer id starts in the flags.
 pub const BUFFER_SHIFT: u32 = 16;
 
-/// What an operation is: the upper 4 bits of a `user_data`. The other 60 are the connection's
+/// What an operation is: the upper 4 bits of a `user_data`, of which 11 and 12 are free. The other 60 are the connection's
 /// [`ConnId::bits`], or the number of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -54,10 +54,6 @@ pub enum Kind {
     Wake = 9,
     /// A descriptor becomes a connection; it posts a completion only when it failed.
     Install = 10,
-    /// A message to another ring.
-    Message = 11,
-    /// A message from another ring: the turn is to return.
-    Woken = 12,
     /// The kernel half's own timer went off: a wait was over.
     Timer = 13,
     /// Connect.
@@ -87,8 +83,6 @@ impl Kind {
             8 => Kind::CancelSend,
             9 => Kind::Wake,
             10 => Kind::Install,
-            11 => Kind::Message,
-            12 => Kind::Woken,
             13 => Kind::Timer,
             14 => Kind::Connect,
             15 => Kind::CancelConnect,
@@ -194,13 +188,6 @@ pub enum RawOp {
     },
     /// Completes when another thread wants the turn to return.
     ReadWake,
-    /// Posts a completion of [`Kind::Woken`] on another ring. One completion here.
-    Message {
-        /// Its descriptor.
-        ring: i32,
-        /// By which the completion names it, below 2^32.
-        number: u32,
-    },
 }
 
 impl RawOp {
@@ -220,7 +207,6 @@ impl RawOp {
             RawOp::CancelReceive { id } => Kind::CancelReceive.with(id.bits()),
             RawOp::CancelSend { id } => Kind::CancelSend.with(id.bits()),
             RawOp::ReadWake => Kind::Wake.with(0),
-            RawOp::Message { number, .. } => Kind::Message.with(u64::from(*number)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Waking a shard from another thread: by its eventfd, or from another shard's ring by a message.
+//! Waking a shard from another thread, by its eventfd.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -18,46 +18,27 @@ pub struct Waker {
 #[derive(Debug)]
 struct Inner {
     eventfd: OwnedFd,
-    /// The shard's ring. Its number may be another file's once the shard ended: a message then fails, or wakes another
-    /// ring for nothing.
-    ring: Option<RawFd>,
     /// True exactly from a wake until the shard saw it: further ones cost no system call.
     pending: AtomicBool,
 }
 
 impl Waker {
-    /// For the kernel half of a driver. `ring` is where a [`RawOp::Message`](crate::seam::RawOp::Message) reaches it
-    /// too.
+    /// For the kernel half of a driver.
     ///
     /// # Errors
     /// If there is no descriptor left.
-    pub fn new(ring: Option<RawFd>) -> io::Result<Waker> {
+    pub fn new() -> io::Result<Waker> {
         // Not NONBLOCK: on such a descriptor the ring's read would end at once instead of waiting.
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Waker { inner: Arc::new(Inner { eventfd, ring, pending: AtomicBool::new(false) }) })
+        Ok(Waker { inner: Arc::new(Inner { eventfd, pending: AtomicBool::new(false) }) })
     }
 
     /// Wakes the shard: its turn returns, or the next one does not wait.
     pub fn wake(&self) {
-        if self.begin() {
-            self.write();
+        if !self.inner.pending.swap(true, Ordering::AcqRel) {
+            // It cannot block: the counter is far from its end, since each wake that was seen empties it or adds one.
+            let _ = rustix::io::write(&self.inner.eventfd, &1u64.to_ne_bytes());
         }
-    }
-
-    /// True if the shard has to be told: nobody did since it last saw a wake.
-    pub(crate) fn begin(&self) -> bool {
-        !self.inner.pending.swap(true, Ordering::AcqRel)
-    }
-
-    /// Tells it by its eventfd.
-    pub(crate) fn write(&self) {
-        // It cannot block: the counter is far from its end, since each wake that was seen empties it or adds one.
-        let _ = rustix::io::write(&self.inner.eventfd, &1u64.to_ne_bytes());
-    }
-
-    /// The ring to which a message can be sent instead.
-    pub(crate) fn ring(&self) -> Option<RawFd> {
-        self.inner.ring
     }
 
     /// For the kernel half of a driver: the shard saw the wake, and its eventfd was read. What the waking threads did

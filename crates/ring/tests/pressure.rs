@@ -5,7 +5,6 @@ mod common;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -557,35 +556,4 @@ fn a_deferred_send_that_failed_is_told_though_the_completion_queue_overflows() {
     assert!(rig.ring.stats().overflows > before);
     assert_eq!(rig.sent(broken), (SendEnd::Error(libc::EPIPE), 4));
     assert_eq!(rig.events.iter().filter(|event| matches!(event, Completion::Received { .. })).count(), 20);
-}
-
-#[test]
-fn a_ring_wakes_another_one_with_its_own_submission() {
-    let mut rig = Rig::new(&small());
-    let (tell, told) = mpsc::channel();
-    let (answer, answered) = mpsc::channel();
-    let sleeper = thread::spawn(move || {
-        let mut near = Rig::new(&small());
-        // Not asleep yet: the message is there when the turn begins.
-        tell.send(near.ring.waker()).unwrap();
-        for _ in 0..20 {
-            let start = Instant::now();
-            near.turn(Wait::For(PATIENCE));
-            answer.send(start.elapsed()).unwrap();
-        }
-    });
-    let near = told.recv().unwrap();
-    for _ in 0..20 {
-        let enters = rig.ring.stats().enters;
-        rig.ring.wake_other(&near);
-        rig.ring.wake_other(&near);
-        rig.turn(Wait::No);
-        assert_eq!(rig.ring.stats().enters - enters, 1, "both in one call");
-        assert!(answered.recv().unwrap() < PATIENCE / 2);
-    }
-    sleeper.join().unwrap();
-    // The shard is gone, and so is its ring: nobody is woken, and nothing fails.
-    rig.ring.wake_other(&near);
-    rig.turn(Wait::No);
-    rig.turn(Wait::No);
 }

@@ -41,26 +41,3 @@ fn a_wait_after_a_longer_one_ends_in_time_on_epoll() {
     let waker = driver.waker();
     waits_end_in_time(driver, &waker);
 }
-
-/// A wait that a wake ends; the bound is only reached without one.
-fn is_woken(driver: &mut impl Driver) -> bool {
-    let start = Instant::now();
-    turn(driver, Duration::from_secs(3));
-    start.elapsed() < Duration::from_secs(3)
-}
-
-#[test]
-fn a_wake_of_a_drivers_last_turn_arrives() {
-    for turns in 0..3 {
-        let [mut other, mut last] = [0, 1].map(|_| Uring::new(&UringConfig::default(), Vec::new()).unwrap());
-        turn(&mut other, Duration::ZERO);
-        turn(&mut last, Duration::ZERO);
-        let waker = other.waker();
-        last.wake_other(&waker);
-        (0..turns).for_each(|_| turn(&mut last, Duration::ZERO));
-        drop(last);
-        assert!(is_woken(&mut other), "no wake after {turns} turns");
-        waker.wake();
-        assert!(is_woken(&mut other), "no wake after the lost one");
-    }
-}

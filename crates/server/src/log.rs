@@ -5,18 +5,14 @@ use std::net::SocketAddr;
 use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
 use tracing::{debug, info, warn};
 
-use crate::guard::guard;
 use crate::running::Report;
+
+/// Writes a line, which a subscriber that panics cannot make the end of a shard.
+pub(crate) use ringserve_ring::guarded;
 
 /// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
 /// stay exact.
 const LINES_PER_SECOND: u32 = 10;
-
-/// Writes a line. Whoever takes the lines may panic, as `tracing_subscriber` does once nobody reads what it writes, neither
-/// the lines nor that they cannot be written; no shard ends by that.
-pub(crate) fn guarded(write: impl FnOnce()) {
-    let _ = guard(write);
-}
 
 /// Lets so many lines through in each second.
 #[derive(Default)]

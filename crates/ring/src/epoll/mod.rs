@@ -126,7 +126,7 @@ impl Epoll {
             }
         };
         let poll = Poll::new().map_err(failed("epoll_create1"))?;
-        let waker = Waker::new(None).map_err(failed("eventfd"))?;
+        let waker = Waker::new().map_err(failed("eventfd"))?;
         // Edge-triggered: each wake is an edge, so the counter need not be read.
         poll.registry()
             .register(&mut SourceFd(&waker.raw()), WAKER, Interest::READABLE)
@@ -166,11 +166,6 @@ impl Epoll {
     /// Wakes this driver's shard from other threads.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
-    }
-
-    /// Wakes another shard.
-    pub fn wake_other(&mut self, other: &Waker) {
-        other.wake();
     }
 
     /// What the driver waits at.

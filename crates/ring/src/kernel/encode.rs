@@ -141,11 +141,6 @@ pub(super) fn close_slot(slot: u32) -> Entry {
     opcode::Close::new(types::Fixed(slot)).build()
 }
 
-/// Posts a completion with this `user_data` on the other ring.
-pub(super) fn message(ring: i32, user_data: u64) -> Entry {
-    opcode::MsgRingData::new(types::Fd(ring), 0, user_data, None).build()
-}
-
 pub(super) fn quietly(entry: Entry) -> Entry {
     entry.flags(Flags::SKIP_SUCCESS)
 }

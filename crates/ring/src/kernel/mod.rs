@@ -147,8 +147,7 @@ impl Uring<SystemKernel> {
 impl SystemKernel {
     fn new(config: &UringConfig, listeners: Vec<OwnedFd>) -> Result<SystemKernel, SetupError> {
         let setup::Made { buffers, ring, mode } = setup::make(config)?;
-        let waker = Waker::new(Some(ring.as_raw_fd()))
-            .map_err(|error| SetupError::from_call("the wake-up descriptor", error))?;
+        let waker = Waker::new().map_err(|error| SetupError::from_call("the wake-up descriptor", error))?;
         Ok(SystemKernel {
             staging: Staging::new(ring.params().sq_entries() as usize),
             ring,
@@ -300,7 +299,7 @@ impl SystemKernel {
     fn account(&mut self, cqe: &mut RawCqe) {
         let Some(kind) = Kind::of(cqe.user_data) else { return };
         let ended = match kind {
-            Kind::Ignored | Kind::Install | Kind::Woken => false,
+            Kind::Ignored | Kind::Install => false,
             Kind::Accept => cqe.res < 0 || cqe.flags & F_MORE == 0,
             Kind::Receive => cqe.res <= 0 || cqe.flags & F_MORE == 0,
             _ => true,
@@ -315,7 +314,7 @@ impl SystemKernel {
                 }
             }
             Kind::Accept if cqe.res >= 0 => self.owned.insert(cqe.res),
-            Kind::Wake | Kind::Woken => self.waker.seen(),
+            Kind::Wake => self.waker.seen(),
             Kind::Timer => self.timer.went_off(),
             _ => {}
         }
@@ -400,9 +399,6 @@ impl Kernel for SystemKernel {
             RawOp::ReadWake => {
                 let word = self.wake_count.get().cast();
                 self.push_awaited(encode::read_wake(self.waker.raw(), word), user_data);
-            }
-            RawOp::Message { ring, .. } => {
-                self.push_awaited(encode::message(ring, Kind::Woken.with(0)), user_data);
             }
         }
         Ok(())

@@ -150,7 +150,7 @@ fn retried<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     attempt()
 }
 
-/// All that the driver does, and what is planned: messages to other rings, more buffer rings, an eventfd.
+/// All that the driver does, and what is planned: more buffer rings.
 fn restrictions() -> Vec<Restriction> {
     /// Register operations by their numbers in `linux/io_uring.h`: unregister files, register and unregister
     /// eventfd, register and unregister a buffer ring, synchronous cancel.
@@ -168,7 +168,6 @@ fn restrictions() -> Vec<Restriction> {
         opcode::SetSockOpt::CODE,
         opcode::AsyncCancel2::CODE,
         opcode::Read::CODE,
-        opcode::MsgRingData::CODE,
         opcode::Timeout::CODE,
         opcode::TimeoutUpdate::CODE,
     ];

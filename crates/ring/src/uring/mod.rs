@@ -30,7 +30,6 @@ use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
 
 use crate::log;
 use crate::seam::{Kernel, Kind, RawCqe, RawOp};
-use crate::waker::Waker;
 use accept::Listening;
 use buffers::Buffers;
 use cancel::Missed;
@@ -59,8 +58,6 @@ pub struct Uring<K: Kernel> {
     quiet: bool,
     /// True while the completion queue overflows, so that each time counts once.
     overflowing: bool,
-    /// Whom messages on their way are for, by number; a failed one is made good by other means.
-    messages: Vec<Option<Waker>>,
     connections_max: u32,
     stats: DriverStats,
     anomalies: Anomalies,
@@ -139,7 +136,6 @@ impl<K: Kernel> Uring<K> {
             ready: VecDeque::new(),
             quiet: false,
             overflowing: false,
-            messages: Vec::new(),
             connections_max,
             stats: DriverStats::default(),
             anomalies: Anomalies::default(),
@@ -154,14 +150,6 @@ impl<K: Kernel> Uring<K> {
     /// The lower half.
     pub fn kernel(&self) -> &K {
         &self.kernel
-    }
-
-    /// Wakes another shard with this turn's submission, instead of a system call of its own.
-    pub fn wake_other(&mut self, other: &Waker) {
-        match other.ring() {
-            Some(ring) => self.send_message(ring, other),
-            None => other.wake(),
-        }
     }
 
     /// Not public: with the real kernel it would let anyone end a loan of memory that the kernel still uses. A
@@ -284,34 +272,11 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::CancelSend) => self.on_cancel_send(cqe),
             Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
             Some(Kind::CancelConnect) => self.on_cancel_connect(cqe),
-            Some(Kind::Message) => self.on_message(cqe),
-            Some(Kind::Woken | Kind::Timer) => {}
+            Some(Kind::Timer) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
             Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation nobody waits for failed"),
             None => self.stale(cqe),
-        }
-    }
-
-    /// Has another ring's shard woken by a message, unless it is being woken already.
-    fn send_message(&mut self, ring: i32, other: &Waker) {
-        if !other.begin() {
-            return;
-        }
-        let number = self.messages.iter().position(Option::is_none).unwrap_or(self.messages.len());
-        if number == self.messages.len() {
-            self.messages.push(None);
-        }
-        self.messages[number] = Some(other.clone());
-        self.queue.push_back(RawOp::Message { ring, number: number as u32 });
-    }
-
-    fn on_message(&mut self, cqe: RawCqe) {
-        let number = (cqe.user_data & u64::from(u32::MAX)) as usize;
-        let other = self.messages.get_mut(number).and_then(Option::take);
-        let Some(other) = other else { return self.stale(cqe) };
-        if cqe.res < 0 {
-            other.write();
         }
     }
 
@@ -413,11 +378,6 @@ impl<K: Kernel> Driver for Uring<K> {
 
 impl<K: Kernel> Drop for Uring<K> {
     fn drop(&mut self) {
-        // A message that is not known to have arrived may be lost with the ring, and its target waits for nothing else: it
-        // counts as being woken. A second wake harms nothing.
-        for other in self.messages.drain(..).flatten() {
-            other.write();
-        }
         if !self.kernel.finish(&mut self.side) {
             // The kernel may still write into lent buffers: keep the memory for good.
             std::mem::forget(self.pool.clone());

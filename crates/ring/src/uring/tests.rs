@@ -1003,33 +1003,6 @@ fn a_buffer_given_back_while_the_shard_sleeps_wakes_it_if_a_receive_waits() {
     assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == second));
 }
 
-fn is_told(waker: &Waker) -> bool {
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut polled = [rustix::event::PollFd::new(waker, rustix::event::PollFlags::IN)];
-    rustix::event::poll(&mut polled, Some(&now)).unwrap() > 0
-}
-
-#[test]
-fn a_shard_whose_message_did_not_arrive_is_woken_when_the_driver_ends() {
-    let waker = || Waker::new(Some(7)).unwrap();
-    let (queued, sent, broken, arrived) = (waker(), waker(), waker(), waker());
-    let mut rig = Rig::new(4);
-    rig.ring.wake_other(&arrived);
-    rig.turn();
-    rig.says(Kind::Message, 0, 0, 0);
-    rig.turn();
-    rig.ring.wake_other(&sent);
-    rig.turn();
-    rig.kernel().next_enter = Err(libc::EBADF);
-    rig.ring.wake_other(&broken);
-    rig.ring.turn(Wait::No, Budget::default(), &mut rig.out).unwrap_err();
-    rig.ring.wake_other(&queued);
-    assert!(![&queued, &sent, &broken, &arrived].into_iter().any(is_told), "by messages so far");
-    drop(rig);
-    assert!([&queued, &sent, &broken].into_iter().all(is_told));
-    assert!(!is_told(&arrived), "the message did");
-}
-
 /// Panics at every line, as `tracing_subscriber` does once nothing reads what it writes.
 struct Panicking;
 

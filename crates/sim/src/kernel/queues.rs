@@ -84,7 +84,6 @@ impl State {
             RawOp::Shutdown { id } => self.shutdown(id),
             RawOp::ShutdownInput { id } => self.shut_input_down(id),
             RawOp::Close { id, how } => self.close(id, how),
-            RawOp::Message { .. } => panic!("there is no other ring"),
             RawOp::ReadWake => {
                 assert!(!self.wake_armed, "the wake-up is read twice");
                 self.wake_armed = true;

@@ -83,7 +83,7 @@ impl MemoryKernel {
         shard: usize,
         config: &UringConfig,
     ) -> io::Result<MemoryKernel> {
-        let bell = Waker::new(None)?;
+        let bell = Waker::new()?;
         let (ring, listeners) = shared.lock().add_ring(shard, bell.clone());
         Ok(MemoryKernel {
             shared,
@@ -92,7 +92,7 @@ impl MemoryKernel {
             faults: Faults::new(faults, shard),
             missed: 0,
             buffer_bytes: config.pool.buffer_bytes,
-            waker: Waker::new(Some(ring))?,
+            waker: Waker::new()?,
             bell,
             submissions_max: config.submission_entries as usize,
             buffers_max: usize::from(config.buffer_ring_entries()),
@@ -267,7 +267,7 @@ impl Kernel for MemoryKernel {
         if let Some(buffer) = cqe.buffer() {
             side.spare(buffer)[..bytes.len()].copy_from_slice(&bytes);
         }
-        if let Some(Kind::Wake | Kind::Woken) = Kind::of(cqe.user_data) {
+        if let Some(Kind::Wake) = Kind::of(cqe.user_data) {
             self.waker.seen();
         }
         Some(cqe)

@@ -125,10 +125,6 @@ impl MemoryKernel {
                 assert!(!self.wake_armed, "the wake-up is read twice");
                 self.wake_armed = true;
             }
-            RawOp::Message { ring, .. } => {
-                let sent = state.send_message(ring);
-                self.post(done(if sent { 0 } else { -libc::EBADFD }));
-            }
         }
     }
 

@@ -14,9 +14,6 @@ const IN_A_ROW: usize = 32;
 impl MemoryKernel {
     /// Posts what is ready.
     pub(super) fn progress(&mut self, state: &mut State) {
-        if state.take_message(self.ring) {
-            self.post(RawCqe::new(Kind::Woken.with(0), 0, 0));
-        }
         self.connect(state);
         for listener in 0..self.listeners.len() {
             self.accept(listener, state);

@@ -70,18 +70,12 @@ pub(super) struct Listener {
     pub(super) closed: bool,
 }
 
-/// A ring as others see it.
-struct Ring {
-    bell: Waker,
-    /// Another ring sent a message that was not seen.
-    message: bool,
-}
-
 /// See the module.
 #[derive(Default)]
 pub(super) struct State {
     listeners: Vec<Listener>,
-    rings: HashMap<i32, Ring>,
+    /// Rings as others see them: what tells each that something changed.
+    rings: HashMap<i32, Waker>,
     connections: HashMap<u32, Connection>,
     /// Accepted connections that have no slot, by descriptor: the ring that holds it, and the connection.
     descriptors: HashMap<i32, (i32, u32)>,
@@ -115,16 +109,11 @@ impl State {
     pub(super) fn add_ring(&mut self, shard: usize, bell: Waker) -> (i32, Vec<usize>) {
         // As with descriptors of a process, no other network has it too: a message may be meant for a ring there.
         let ring = RINGS_MADE.fetch_add(1, Ordering::Relaxed);
-        self.rings.insert(ring, Ring { bell, message: false });
+        self.rings.insert(ring, bell);
         let of_shard = |listener: &Listener| listener.shard == shard && listener.ring.is_none();
         let own: Vec<usize> = (0..self.listeners.len()).filter(|n| of_shard(&self.listeners[*n])).collect();
         own.iter().for_each(|n| self.listeners[*n].ring = Some(ring));
         (ring, own)
-    }
-
-    /// True if another ring sent a message since this was asked last.
-    pub(super) fn take_message(&mut self, ring: i32) -> bool {
-        self.rings.get_mut(&ring).is_some_and(|ring| std::mem::take(&mut ring.message))
     }
 
     pub(super) fn listener(&mut self, listener: usize) -> &mut Listener {
@@ -174,7 +163,7 @@ impl State {
     /// Something changed that this ring may want to know.
     pub(super) fn tell(&self, ring: i32) {
         if let Some(ring) = self.rings.get(&ring) {
-            ring.bell.wake();
+            ring.wake();
         }
     }
 
@@ -184,14 +173,6 @@ impl State {
         if let Some(ring) = self.connections.get(&number).and_then(ring) {
             self.tell(ring);
         }
-    }
-
-    /// Sends a message to another ring; false if it is closed.
-    pub(super) fn send_message(&mut self, ring: i32) -> bool {
-        let Some(other) = self.rings.get_mut(&ring) else { return false };
-        other.message = true;
-        other.bell.wake();
-        true
     }
 
     /// Closes one end.
