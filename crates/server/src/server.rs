@@ -241,8 +241,8 @@ impl<F: Framing + Clone + Send> Server<F> {
         Server { admit: Some(Arc::new(admit)), ..self }
     }
 
-    /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: accepting ends,
-    /// replies are finished, at most for [`Limits::drain`]. A second signal forces.
+    /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
+    /// arrived is answered, and what is left after [`Limits::drain`] is reset ([`Running::shutdown`]). A second signal forces.
     ///
     /// # Errors
     /// If it cannot be started, or a shard's driver breaks.

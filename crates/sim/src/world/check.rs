@@ -35,6 +35,9 @@ impl World {
             let state = self.state.borrow();
             let sock = &state.socks[block.session.tag];
             assert!(!sock.may(excuse::PANICKED), "{id} goes on after user code panicked");
+            let owes = !sock.waiting.is_empty() || state.has_frame(sock) || bytes > 0;
+            let stays = owes || !sock.opened || block.link.is_gone();
+            assert!(!sock.cut || stays, "{id} is cut, is owed nothing, and stays open");
             let whole = !matches!(state.plan.framing, AnyFraming::Raw);
             let partial = if whole { limits.frame_bytes_max } else { 0 };
             let kept = sock.arrived - sock.handed;
