@@ -47,6 +47,8 @@ pub(super) struct Accepting {
     retry_at: Option<Time>,
     /// A limit holds accepting back.
     paused: bool,
+    /// Listeners were armed once.
+    started: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -68,6 +70,7 @@ impl Accepting {
             asked: 0,
             retry_at: None,
             paused: false,
+            started: false,
         }
     }
 
@@ -266,6 +269,17 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.serve_waiting();
     }
 
+    /// At the start of a turn: whatever is not as it mostly is may have changed since the last one, also on other shards.
+    #[inline]
+    pub(super) fn look_at_accepting(&mut self) {
+        let accepting = &self.accepting;
+        let room = self.has_room() || self.passes_on();
+        let rests = accepting.retry_at.is_some() || !accepting.waiting.is_empty() || !accepting.started;
+        if rests || room == accepting.paused {
+            self.serve_waiting();
+        }
+    }
+
     pub(super) fn serve_waiting(&mut self) {
         while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
             if self.ask(listener, socket, peer) || self.pass_on(listener, socket, peer) {
@@ -288,6 +302,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         let room = self.has_room() || self.passes_on();
         let held = !room || !self.accepting.waiting.is_empty() || self.accepting.retry_at.is_some();
+        self.accepting.started = true;
         if self.has_stopped() {
             return;
         }

@@ -247,11 +247,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// While draining, closes a connection that is owed nothing.
-    #[inline]
+    #[inline(always)]
     pub(super) fn close_if_quiet(&mut self, id: ConnId) {
-        if self.drain.is_none() {
-            return;
+        if self.drain.is_some() {
+            self.close_if_cut_and_quiet(id);
         }
+    }
+
+    #[cold]
+    fn close_if_cut_and_quiet(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
         if conn.intake == Intake::Cut && conn.is_open() && conn.is_quiet() && self.current.is_empty() {
             self.finish(id, CloseReason::Shutdown);

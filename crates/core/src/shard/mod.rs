@@ -216,8 +216,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
         }
         self.fire_timers();
-        self.step_drain();
-        self.serve_waiting();
+        if self.drain.is_some() {
+            self.step_drain();
+        }
+        self.look_at_accepting();
     }
 
     /// Takes in what the driver reported.
