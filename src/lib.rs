@@ -84,8 +84,9 @@
 //!
 //! # How a server ends
 //!
-//! [`Server::serve`] handles SIGINT and SIGTERM: no connection is accepted any more, what has arrived is answered,
-//! connections are closed when nothing is owed, at most for [`Limits::drain`]; a second signal stops at once.
+//! [`Server::serve`] handles SIGINT and SIGTERM: after [`Limits::drain_delay`], which is none unless it is set, the listeners
+//! are closed; frames that had arrived whole are answered, no further call begins, and connections are closed when nothing
+//! is owed; after [`Limits::drain`] the rest is reset. A second signal stops at once.
 //! [`Server::start`] leaves signals alone and returns a [`Running`] with the addresses, a report, and the same
 //! two ways to stop.
 //!

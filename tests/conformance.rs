@@ -84,7 +84,7 @@ macro_rules! cases {
                 who_gives_up_waiting_leaves_nothing
                 who_is_not_admitted_is_closed
                 who_is_refused_hears_why
-                after_a_shutdown_nobody_is_accepted
+                newcomers_after_a_shutdown_see_an_end_at_once
             }
             connecting {
                 bytes_go_both_ways_through_a_proxy
@@ -139,6 +139,10 @@ macro_rules! cases {
                 shutdown_while_sending
                 shutdown_while_a_call_waits
                 shutdown_while_lingering
+                shutdown_while_a_client_asks_on_and_on
+                shutdown_turns_newcomers_away_and_answers_those_queued
+                shutdown_after_a_delay
+                force_in_a_delay
                 shutdown_while_others_wait_for_a_slot
                 shutdown_with_requests_on_the_way
                 force_while_receiving

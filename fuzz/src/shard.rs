@@ -63,6 +63,7 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
         read_bytes_per_second_min: if has(8) { 240 } else { 0 },
         calls_in_flight_max: [1, 2, 3, 9][usize::from(what >> 4 & 3)],
         drain: input.pick(&[ms(2000), ms(20), ms(300)]),
+        drain_delay: Duration::ZERO,
         linger: input.pick(&[ms(100), ms(20), ms(4000)]),
     };
     let options = input.byte();

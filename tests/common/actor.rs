@@ -27,6 +27,7 @@
 //! | `o` | holds the connection open; replies `held` |
 //! | `H` name | gives the test a handle by that name; replies `reached` |
 //! | `@` name `:` text | pushes text through that handle, from wherever this is; replies as `>` |
+//! | `q` | replies `serving`, or `draining` once the server was told to shut down |
 //! | `i` | replies the shard's number |
 //! | `|` | blocks the shard's thread until the test lets it go; then it is sent back |
 //!
@@ -268,6 +269,7 @@ impl Service for Actor {
                 let handle = self.shared.handles.lock().unwrap().get(name).cloned();
                 cx.reply(answer(handle.expect("it was given away").push(text.to_vec())));
             }
+            b'q' => cx.reply(if cx.shard().is_draining() { &b"draining"[..] } else { b"serving" }),
             b'i' => cx.reply(cx.shard().index().to_string().as_bytes()),
             b'|' => {
                 self.shared.block.wait();

@@ -108,21 +108,21 @@ pub fn who_is_refused_hears_why(on: On) {
     lab.finish();
 }
 
-pub fn after_a_shutdown_nobody_is_accepted(on: On) {
+pub fn newcomers_after_a_shutdown_see_an_end_at_once(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut waits = lab.client();
     waits.send("p");
     lab.parked(1);
     lab.running.shutdown();
-    // It may connect, but it is not served, and sees an end when the server ends.
-    let late = lab.client_that_may_fail();
+    // It may be queued still, and sees an end, while the server waits for a call.
+    if let Some(mut late) = lab.client_that_may_fail() {
+        late.end_after_all();
+    }
+    assert!(waits.is_silent());
     lab.shared.gate.open();
     assert_eq!((waits.recv(), waits.end()), (b"p".to_vec(), End::Fin));
     drop(waits);
     let (net, addr) = (lab.net.clone(), lab.addr());
-    assert_eq!(lab.ended().counters.opened, 1);
-    if let Some(mut late) = late {
-        late.end_after_all();
-    }
+    assert!(lab.ended().counters.opened <= 2);
     assert!(net.connect(addr).is_err());
 }

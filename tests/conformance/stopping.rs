@@ -54,13 +54,14 @@ pub fn shutdown_while_receiving(on: On) {
 }
 
 pub fn shutdown_in_the_middle_of_a_frame(on: On) {
-    let lab = Lab::on(on, Limits { drain: Duration::from_millis(100), ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.write(&frame(b"ehello")[..7]);
-    eventually("it arrives", SOON, || lab.report().counters.bytes_received == 7);
+    client.write(&[frame(b"ewhole"), frame(b"ehello")[..7].to_vec()].concat());
+    eventually("it arrives", SOON, || lab.report().counters.bytes_received == 17);
     lab.running.shutdown();
-    assert_eq!(client.end(), End::Reset);
-    ended_for(&lab.ended(), CloseReason::DrainTimeout, 1);
+    assert_eq!((client.recv(), client.end()), (b"ewhole".to_vec(), End::Fin));
+    drop(client);
+    ended_for(&lab.ended(), CloseReason::Shutdown, 1);
 }
 
 pub fn shutdown_while_sending(on: On) {
@@ -114,6 +115,79 @@ pub fn shutdown_with_requests_on_the_way(on: On) {
         assert_eq!(client.end(), End::Fin);
     }
     ended_for(&lab.ended(), CloseReason::Shutdown, 30);
+}
+
+pub fn shutdown_while_a_client_asks_on_and_on(on: On) {
+    let limits = Limits { calls_in_flight_max: 4, linger: SOON, ..no_time_limits() };
+    let lab = Lab::on(on, limits);
+    let (mut client, mut quiet) = (lab.client(), lab.client());
+    client.write(&[frame(b"p1"), frame(b"p2")].concat());
+    lab.parked(2);
+    assert_eq!(quiet.ask("e"), b"e");
+    lab.running.shutdown();
+    // A quiet connection is closed once the shard has taken in what had arrived. What comes later begins no call.
+    assert_eq!(quiet.end(), End::Fin);
+    client.write(&frame(b"elate").repeat(200));
+    lab.shared.gate.open();
+    assert_eq!([client.recv(), client.recv()], [b"p1".to_vec(), b"p2".to_vec()]);
+    assert_eq!(client.end(), End::Fin);
+    client.write(&frame(b"elate").repeat(200));
+    drop((client, quiet));
+    ended_for(&lab.ended(), CloseReason::Shutdown, 2);
+}
+
+pub fn shutdown_turns_newcomers_away_and_answers_those_queued(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let (mut busy, mut waits) = (lab.client(), lab.client());
+    waits.send("p");
+    lab.parked(1);
+    busy.send("|");
+    eventually("the shard is blocked", SOON, || lab.shared.block.came() == 1);
+    // They connect, and ask, while the shard does not look.
+    let mut queued: Vec<Client> = (0..5).map(|_| lab.client()).collect();
+    queued.iter_mut().for_each(|client| client.send("equeued"));
+    let mut silent = lab.client();
+    lab.running.shutdown();
+    lab.shared.block.end();
+    assert_eq!((busy.recv(), busy.end()), (b"|".to_vec(), End::Fin));
+    for client in &mut queued {
+        assert_eq!((client.recv(), client.end()), (b"equeued".to_vec(), End::Fin));
+    }
+    assert_eq!(silent.end(), End::Fin);
+    // Long before the call that waits is done, and the server is.
+    eventually("newcomers are turned away", SOON, || lab.client_that_may_fail().is_none());
+    assert!(waits.is_silent());
+    lab.shared.gate.open();
+    assert_eq!((waits.recv(), waits.end()), (b"p".to_vec(), End::Fin));
+    drop((busy, queued, silent, waits));
+    ended_for(&lab.ended(), CloseReason::Shutdown, 8);
+}
+
+pub fn shutdown_after_a_delay(on: On) {
+    let lab = Lab::on(on, Limits { drain_delay: Duration::from_millis(300), ..no_time_limits() });
+    let mut client = lab.client();
+    assert_eq!(client.ask("e"), b"e");
+    let started = std::time::Instant::now();
+    lab.running.shutdown();
+    // The server goes on, and knows that it shuts down.
+    eventually("the shard hears of it", SOON, || client.ask("q") == b"draining");
+    let mut newcomer = lab.client();
+    assert_eq!((newcomer.ask("e"), client.ask("e")), (b"e".to_vec(), b"e".to_vec()));
+    assert_eq!((client.end(), newcomer.end()), (End::Fin, End::Fin));
+    assert!(started.elapsed() >= Duration::from_millis(300), "the delay is cut short");
+    drop((client, newcomer));
+    ended_for(&lab.ended(), CloseReason::Shutdown, 2);
+}
+
+pub fn force_in_a_delay(on: On) {
+    let lab = Lab::on(on, Limits { drain_delay: Duration::from_secs(3600), ..no_time_limits() });
+    let mut client = lab.client();
+    assert_eq!(client.ask("e"), b"e");
+    lab.running.shutdown();
+    eventually("the shard hears of it", SOON, || client.ask("q") == b"draining");
+    lab.running.force();
+    assert_eq!(client.end(), End::Reset);
+    ended_for(&lab.ended(), CloseReason::Forced, 1);
 }
 
 pub fn force_while_receiving(on: On) {

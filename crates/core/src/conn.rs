@@ -8,7 +8,8 @@
 //! ```
 //!
 //! * *Open*: frames go to the service, replies leave. It stays open after the peer's FIN until every frame
-//!   is answered.
+//!   is answered. In a drain of the shard it is cut some time: what arrives from then on is thrown away, frames that were
+//!   received whole are answered, and it goes on to Draining.
 //! * *Draining*: no frame is handed out, what is queued leaves, input is thrown away.
 //! * *Closing*: the service is done with it (`Event::Ended`). In an orderly close FIN is sent and input is
 //!   thrown away until the peer closes too or the linger limit is over; then everything in flight is stopped and
@@ -41,6 +42,17 @@ pub(crate) enum Connecting {
     Yes,
     /// ... and was told to stop.
     Stopping,
+}
+
+/// Whether what arrives is still looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intake {
+    /// It is.
+    On,
+    /// It is, for a moment: it came when the shard had begun to drain.
+    Brief,
+    /// The shard drains: what arrives is thrown away, and the connection is closed as soon as nothing is owed.
+    Cut,
 }
 
 /// [`Limits`] in steps of the wheel, [`NEVER`] for those that are off.
@@ -147,8 +159,8 @@ pub(crate) struct Conn<S> {
     pub calls: u16,
     /// On the list of connections with bytes left for the next turn.
     pub runnable: bool,
-    /// The shard drains: close as soon as nothing is owed.
-    pub drain: bool,
+    /// How far the drain of the shard is with it.
+    pub intake: Intake,
     /// Closing waits for the peer's FIN.
     pub lingering: bool,
     /// Closing with RST.
@@ -198,7 +210,7 @@ impl<S> Conn<S> {
             beats: 0,
             calls: 0,
             runnable: false,
-            drain: false,
+            intake: Intake::On,
             lingering: false,
             aborting: false,
             shutting: false,
@@ -246,6 +258,11 @@ impl<S> Conn<S> {
                 State::Draining => true,
                 State::Closing => self.lingering,
             }
+    }
+
+    /// True if what arrives is thrown away since the shard drains. What is held open ends as the service likes.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.intake == Intake::Cut && !self.link().is_some_and(Link::is_held_open)
     }
 
     /// True if the peer is owed nothing and owes nothing.

@@ -78,9 +78,16 @@ pub struct Limits {
     /// Calls of one connection that may wait at once, 1 to 65535. Default 1: a connection's replies come in the order
     /// of its frames. More suits protocols whose replies carry the number of their request.
     pub calls_in_flight_max: u16,
-    /// Time that connections get to finish when the server shuts down. Default 30 s, the grace period of
-    /// Kubernetes.
+    /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
+    /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.
     pub drain: Duration,
+    /// Time after the order to shut down in which the server goes on as before, 0 to a year, while
+    /// [`Shard::is_draining`] already says so: for load balancers that learn from a readiness probe that no more
+    /// connections are to come, and need a few probes for it. `drain` begins after it, so both together with 5 s should be
+    /// below the time after which the process is killed. Default 0.
+    ///
+    /// [`Shard::is_draining`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
+    pub drain_delay: Duration,
     /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
     /// could destroy the last reply on its way. Default 2 s.
     pub linger: Duration,
@@ -108,7 +115,8 @@ impl Default for Limits {
             heartbeat: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
-            drain: Duration::from_secs(30),
+            drain: Duration::from_secs(25),
+            drain_delay: Duration::ZERO,
             linger: Duration::from_secs(2),
         }
     }
@@ -200,6 +208,8 @@ impl Limits {
             }
         }
 
+        in_range("drain_delay", u64::try_from(self.drain_delay.as_millis()).unwrap_or(u64::MAX), 0, year)?;
+
         if let (Some(heartbeat), Some(idle)) = (self.heartbeat, self.idle) {
             let millis = |time: Duration| usize::try_from(time.as_millis()).unwrap_or(usize::MAX);
             ordered("heartbeat", millis(heartbeat), "idle", millis(idle))?;
@@ -256,5 +266,7 @@ mod tests {
         assert!(limits.check().unwrap_err().to_string().starts_with("first_frame is 0; it must be 17 to"));
         let limits = Limits { receive_bytes_max: 1, ..Limits::default() };
         assert!(limits.check().is_err());
+        let limits = Limits { drain_delay: Duration::MAX, ..Limits::default() };
+        assert!(limits.check().unwrap_err().to_string().starts_with("drain_delay is "));
     }
 }

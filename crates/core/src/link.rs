@@ -90,6 +90,13 @@ impl Local {
         self.queues.borrow_mut().on_dirty = Some(waker);
     }
 
+    /// Nothing is borrowed meanwhile: the waker may come back here.
+    #[cold]
+    fn wake_for_dirty(&self) {
+        let waker = self.queues.borrow().on_dirty.clone();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
     pub(crate) fn set_draining(&self) {
         self.draining.set(true);
     }
@@ -221,10 +228,12 @@ impl Link {
         let before = batch.len();
         unfinished.before = before;
         let framed = write(&mut Outbox::new(batch, self.local.lend.get()));
-        if !framed {
+        let added = if framed {
+            batch.len() - before
+        } else {
             batch.roll_back(before);
-        }
-        let added = batch.len() - before;
+            0
+        };
         drop(pending);
         core::mem::forget(unfinished);
         self.local.outbox_bytes.set(self.local.outbox_bytes.get() + added);
@@ -493,17 +502,16 @@ impl Link {
     /// Has the state machine look at the connection at the end of the turn.
     #[inline]
     pub(crate) fn mark_dirty(&self) {
-        if !self.has(DIRTY) {
-            self.set(DIRTY);
-            let mut queues = self.local.queues.borrow_mut();
-            queues.dirty.push(self.id);
-            if queues.dirty.len() == 1
-                && let Some(waker) = queues.on_dirty.clone()
-            {
-                // Nothing is borrowed meanwhile: it may come back here.
-                drop(queues);
-                waker.wake();
-            }
+        if self.has(DIRTY) {
+            return;
+        }
+        self.set(DIRTY);
+        let mut queues = self.local.queues.borrow_mut();
+        let wakes = queues.dirty.is_empty() && queues.on_dirty.is_some();
+        queues.dirty.push(self.id);
+        drop(queues);
+        if wakes {
+            self.local.wake_for_dirty();
         }
     }
 

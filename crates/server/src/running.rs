@@ -158,14 +158,15 @@ impl Running {
         self.listening.ips.iter().map(|addr| AcceptQueue::of(*addr)).collect()
     }
 
-    /// Begins to shut down: no connection is accepted any more, requests that have arrived are answered,
-    /// connections are closed as soon as nothing is owed. After [`Limits::drain`](crate::Limits::drain) the
-    /// rest is reset. Returns at once; [`wait`](Running::wait) waits for the end.
+    /// Begins to shut down, after [`Limits::drain_delay`](crate::Limits::drain_delay): the listeners are closed, frames that
+    /// had arrived whole are answered, no further call begins, and connections are closed as soon as nothing is owed. Half a
+    /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
+    /// [`Limits::drain`](crate::Limits::drain) the rest is reset. Returns at once; [`wait`](Running::wait) waits for the end.
     pub fn shutdown(&self) {
         self.order(Order::Drain);
     }
 
-    /// Resets every connection and stops.
+    /// Resets every connection and stops. What the kernel does not end within 5 s is left behind, and said in the log.
     pub fn force(&self) {
         self.order(Order::Force);
     }

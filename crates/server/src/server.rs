@@ -248,9 +248,10 @@ impl<F: Framing + Clone + Send> Server<F> {
         Server { admit: Some(Arc::new(admit)), ..self }
     }
 
-    /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: accepting ends,
-    /// replies are finished, at most for [`Limits::drain`]. A second signal forces. A signal that comes while a factory still
-    /// waits ends the server before it began: this returns `Ok`, and the factory's thread is left alone.
+    /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
+    /// arrived is answered, and what is left after [`Limits::drain`] is reset ([`Running::shutdown`]). A second signal forces.
+    /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`, and the factory's
+    /// thread is left alone.
     ///
     /// When this returns, with an error too, both signals do what they did before.
     ///

@@ -79,6 +79,8 @@ pub struct Plan {
     pub quiet_times: u16,
     /// Turns after which the shard is told to drain, if it was not before.
     pub turns: u64,
+    /// A completion is lost, if the shard is forced.
+    pub loses_completion: bool,
     /// Nanoseconds after that until it is forced; `None` if it is not.
     pub force_after: Option<u64>,
     /// One turn's budget.
@@ -177,6 +179,7 @@ impl Plan {
             clock_start: draw_clock(rng),
             quiet_times: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
             turns: if short { rng.spread(5, turns.max(6)) } else { turns },
+            loses_completion: rng.one_in(4),
             force_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
             budget: Budget {
                 completions: if small_budget { rng.spread(1, 16) as usize } else { 256 },
@@ -251,6 +254,7 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
         heartbeat: heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))),
         heartbeats_missed_max: rng.range(1, 3) as u8,
         drain: time(rng, 40, 2000),
+        drain_delay: if rng.one_in(4) { time(rng, 1, 500) } else { Duration::ZERO },
         linger: time(rng, 20, 300),
         ..sizes
     }

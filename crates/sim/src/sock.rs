@@ -93,8 +93,10 @@ pub struct Sock {
     pub sent: usize,
     /// Bytes the kernel gave to the server, reaped or not.
     pub read: usize,
-    /// Bytes that reached the core.
+    /// Bytes that reached the core before it cut the connection.
     pub arrived: usize,
+    /// The shard drains, and looks at nothing more of what arrives.
+    pub cut: bool,
     /// Bytes handed to the service.
     pub handed: usize,
     /// Frames handed to the service.
@@ -180,6 +182,7 @@ impl Sock {
             sent: 0,
             read: 0,
             arrived: 0,
+            cut: false,
             handed: 0,
             seen: 0,
             done: 0,

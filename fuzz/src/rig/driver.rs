@@ -178,7 +178,11 @@ impl Rig {
 
     fn receive(&mut self, id: ConnId, peer: usize, bytes: &[u8], lease: Lease) {
         let talk = &mut self.talks[peer];
-        talk.received.extend_from_slice(bytes);
+        if self.shard.is_cut(id) {
+            self.thrown_away += bytes.len();
+        } else {
+            talk.received.extend_from_slice(bytes);
+        }
         if self.live.get(&id).is_some_and(|block| !block.link.is_gone()) {
             talk.heard = self.now;
         }

@@ -47,12 +47,16 @@ pub(super) struct Accepting {
     retry_at: Option<Time>,
     /// A limit holds accepting back.
     paused: bool,
+    /// Listeners were armed once.
+    started: bool,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Listener {
     armed: bool,
     stopping: bool,
+    /// Its socket is closed, for good.
+    closed: bool,
 }
 
 impl Accepting {
@@ -66,6 +70,7 @@ impl Accepting {
             asked: 0,
             retry_at: None,
             paused: false,
+            started: false,
         }
     }
 
@@ -94,7 +99,12 @@ impl Accepting {
     }
 
     pub(super) fn is_stopped(&self) -> bool {
-        self.waiting.is_empty() && self.listeners.iter().all(|listener| !listener.armed)
+        self.waiting.is_empty() && self.listeners_left() == 0
+    }
+
+    /// Listeners whose sockets are open.
+    pub(super) fn listeners_left(&self) -> usize {
+        self.listeners.iter().filter(|listener| !listener.closed).count()
     }
 }
 
@@ -110,12 +120,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     fn place(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
-        if self.drain.is_some() {
-            self.counters.refused += 1;
-            self.ops.push(Op::Refuse { socket });
+        if self.accepting.waiting.is_empty() && self.takes_newcomers() && self.ask(listener, socket, peer) {
             return;
         }
-        if self.accepting.waiting.is_empty() && self.ask(listener, socket, peer) {
+        if self.has_stopped() {
+            // It would wait for a place that is not coming.
+            self.counters.refused += 1;
+            self.ops.push(Op::Refuse { socket });
             return;
         }
         if self.pass_on(listener, socket, peer) {
@@ -161,7 +172,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// True if what is accepted now goes to another shard.
     fn passes_on(&self) -> bool {
-        !self.has_slot() && self.accepting.room_elsewhere && self.accepting.quota_left()
+        !self.has_stopped()
+            && !self.has_slot()
+            && self.accepting.room_elsewhere
+            && self.accepting.quota_left()
     }
 
     /// Counts this shard's connections together with those of others. Before the first turn.
@@ -174,7 +188,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.room_elsewhere = room;
     }
 
-    /// Makes an accepted socket a connection. `None` if there is no memory for it; the socket is closed then.
+    /// Makes an accepted socket a connection. `None` if there is no memory for it, or every connection was aborted; the socket
+    /// is closed then.
     /// The next call for it is [`opened`](Shard::opened) or [`finish`](Shard::finish).
     pub fn admit(
         &mut self,
@@ -185,10 +200,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     ) -> Option<ConnId> {
         self.accepting.asked -= 1;
         let (local, now) = (&self.local, self.now);
-        let made = self.conns.insert_with(|id| {
-            let link = Link::new(id, local.clone(), peer, listener);
-            Conn::new(Rc::new(Block { link, session }), now)
-        });
+        let mut made = None;
+        if self.takes_newcomers() {
+            made = self.conns.insert_with(|id| {
+                let link = Link::new(id, local.clone(), peer, listener);
+                Conn::new(Rc::new(Block { link, session }), now)
+            });
+        }
         let Some(id) = made else {
             self.accepting.give_back();
             self.counters.refused += 1;
@@ -198,6 +216,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.counters.opened += 1;
         self.observer.opened(now, id, peer);
         self.ops.push(Op::Adopt { id, socket });
+        if self.drain.is_some() {
+            self.note_newcomer(id);
+        }
         if !self.has_room() {
             self.sync_accept();
         }
@@ -232,9 +253,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     pub(super) fn accept_ended(&mut self, listener: u16, end: AcceptEnd) {
         if let Some(listener) = self.accepting.listeners.get_mut(usize::from(listener)) {
-            *listener = Listener::default();
+            *listener = Listener { closed: end == AcceptEnd::Closed, ..Listener::default() };
         }
-        if end != AcceptEnd::Stopped {
+        if !matches!(end, AcceptEnd::Stopped | AcceptEnd::Closed) && !self.has_stopped() {
             self.accepting.retry_at = Some(self.now + RETRY);
         }
         self.sync_accept();
@@ -248,6 +269,17 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.serve_waiting();
     }
 
+    /// At the start of a turn: whatever is not as it mostly is may have changed since the last one, also on other shards.
+    #[inline]
+    pub(super) fn look_at_accepting(&mut self) {
+        let accepting = &self.accepting;
+        let room = self.has_room() || self.passes_on();
+        let rests = accepting.retry_at.is_some() || !accepting.waiting.is_empty() || !accepting.started;
+        if rests || room == accepting.paused {
+            self.serve_waiting();
+        }
+    }
+
     pub(super) fn serve_waiting(&mut self) {
         while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
             if self.ask(listener, socket, peer) || self.pass_on(listener, socket, peer) {
@@ -255,6 +287,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
             self.accepting.waiting.push_front((listener, socket, peer));
             break;
+        }
+        if self.has_stopped() {
+            // For those who still wait there is no room, and there will be no time.
+            self.refuse_waiting();
         }
         self.sync_accept();
     }
@@ -266,15 +302,18 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         let room = self.has_room() || self.passes_on();
         let held = !room || !self.accepting.waiting.is_empty() || self.accepting.retry_at.is_some();
-        let draining = self.drain.is_some();
-        if held != self.accepting.paused && !draining {
+        self.accepting.started = true;
+        if self.has_stopped() {
+            return;
+        }
+        if held != self.accepting.paused {
             self.accepting.paused = held;
             self.counters.accept_paused += u64::from(held);
             self.observer.accept_paused(self.now, held);
         }
         for (n, state) in self.accepting.listeners.iter_mut().enumerate() {
             let listener = n as u16;
-            if held || draining {
+            if held {
                 if state.armed && !state.stopping {
                     state.stopping = true;
                     self.ops.push(Op::AcceptStop { listener });
@@ -286,7 +325,17 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
     }
 
-    /// Nobody waiting becomes a connection any more.
+    /// Takes what is queued at the listeners, and closes them.
+    pub(super) fn stop_listening(&mut self) {
+        for listener in 0..self.accepting.listeners.len() as u16 {
+            self.ops.push(Op::StopListening { listener });
+        }
+        // Accepting does not rest any more, and is not held back.
+        self.accepting.retry_at = None;
+        self.accepting.paused = false;
+    }
+
+    /// No socket that waits becomes a connection any more.
     pub(super) fn refuse_waiting(&mut self) {
         for (_, socket, _) in self.accepting.waiting.drain(..) {
             self.counters.refused += 1;

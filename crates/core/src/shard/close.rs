@@ -1,17 +1,12 @@
-//! The ways out: finish, abort, shutdown of the whole shard; and the order in which a socket is closed.
+//! The ways out: finish and abort; and the order in which a socket is closed.
 
 use alloc::boxed::Box;
 
-use super::{Drain, Event, Shard, expect_conn};
+use super::{Event, Shard, expect_conn};
 use crate::conn::{Connecting, NO_HANDLER, State};
 use crate::framing::Framing;
 use crate::stamp::Stamp;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
-
-/// What had arrived when a drain began is answered before quiet connections are closed: they are once a turn
-/// brings nothing, or after this many turns and one more for each connection. A turn brings at least one
-/// connection's bytes, so those who had sent something by then had their turn even where others never stop.
-const DRAIN_TURNS_MIN: u32 = 64;
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Ends a connection after its queued replies have left. No further frame is handed out and nothing more
@@ -134,82 +129,5 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.give_back();
         self.wheel.clear(self.conns.index(id));
         self.room_made();
-    }
-
-    /// Begins to shut down: accepting ends, what was received is served, and connections are closed as soon
-    /// as nothing is owed; after [`Limits::drain`](crate::Limits::drain) the rest is aborted.
-    pub fn drain(&mut self) {
-        if self.drain.is_none() {
-            let deadline = self.now + self.limits.drain;
-            let turns_left = DRAIN_TURNS_MIN + self.conns.len() as u32;
-            self.drain = Some(Drain { deadline, turns_left, first_turn: true });
-            self.local.set_draining();
-            self.refuse_waiting();
-            self.sync_accept();
-        }
-    }
-
-    /// Aborts every connection, and accepts no more.
-    pub fn force(&mut self) {
-        self.drain();
-        self.abort_all(CloseReason::Forced);
-    }
-
-    /// Closes every connection after what is queued, and makes or accepts no more; after
-    /// [`Limits::drain`](crate::Limits::drain) what is left is aborted.
-    pub fn close_all(&mut self) {
-        self.drain();
-        for index in 0..self.conns.used() {
-            if let Some(id) = self.conns.id_at(index) {
-                self.finish(id, CloseReason::Shutdown);
-            }
-        }
-    }
-
-    pub(super) fn step_drain(&mut self) {
-        let Some(drain) = &mut self.drain else { return };
-        if self.now >= drain.deadline {
-            return self.abort_all(CloseReason::DrainTimeout);
-        }
-        if drain.turns_left == 0 {
-            return;
-        }
-        let arrives = core::mem::take(&mut self.has_received) || core::mem::take(&mut drain.first_turn);
-        drain.turns_left = if arrives { drain.turns_left - 1 } else { 0 };
-        if drain.turns_left == 0 {
-            for index in 0..self.conns.used() {
-                if let Some(id) = self.conns.id_at(index) {
-                    if let Some(conn) = self.conns.get_mut(id) {
-                        conn.drain = true;
-                    }
-                    self.close_if_quiet(id);
-                }
-            }
-        }
-    }
-
-    fn abort_all(&mut self, reason: CloseReason) {
-        for index in 0..self.conns.used() {
-            if let Some(id) = self.conns.id_at(index) {
-                self.abort(id, reason);
-            }
-        }
-        if let Some(drain) = &mut self.drain {
-            // Once is enough: what is left is with the driver.
-            drain.deadline = crate::Time::from_nanos(u64::MAX);
-            drain.turns_left = 0;
-        }
-    }
-
-    /// While draining, closes a connection that is owed nothing.
-    #[inline]
-    pub(super) fn close_if_quiet(&mut self, id: ConnId) {
-        if self.drain.is_none() {
-            return;
-        }
-        let Some(conn) = self.conns.get(id) else { return };
-        if conn.drain && conn.is_open() && conn.is_quiet() && self.current.is_empty() {
-            self.finish(id, CloseReason::Shutdown);
-        }
     }
 }

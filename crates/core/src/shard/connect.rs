@@ -22,7 +22,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Begins to connect. [`Event::Connected`] says that the connection is there, [`Event::Ended`] that it will not be;
     /// nothing may be queued for it before. `None` if there is no slot or no memory for it, or the shard drains.
     pub fn connect(&mut self, address: Address, session: S) -> Option<ConnId> {
-        if self.drain.is_some() || !self.has_slot() || !self.accepting.take_quota() {
+        if self.has_stopped() || !self.has_slot() || !self.accepting.take_quota() {
             return None;
         }
         let (local, now) = (&self.local, self.now);

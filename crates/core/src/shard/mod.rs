@@ -22,6 +22,7 @@ mod accept;
 mod check;
 mod close;
 mod connect;
+mod drain;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -46,6 +47,7 @@ use crate::{CloseReason, Completion, ConnId, Counters, Frame, Limits, Observer, 
 
 use accept::Accepting;
 pub use accept::Quota;
+use drain::Drain;
 
 /// Frames handed out in a row from what one completion brought. A thousand calls of 25 ns are 25 µs; a peer
 /// that packs 16 000 one-byte lines into a buffer gets the rest of its turn later.
@@ -151,16 +153,6 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     fired: Vec<u32>,
 }
 
-/// The shard shuts down.
-struct Drain {
-    /// When what is left is aborted.
-    deadline: Time,
-    /// Turns since it began, until quiet connections are closed; 0 from then on.
-    turns_left: u32,
-    /// True until the first turn that began after it did has brought what it could.
-    first_turn: bool,
-}
-
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// A shard with `listeners` listeners that holds at most `connections_max` connections. The limits must
     /// have been checked.
@@ -224,8 +216,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
         }
         self.fire_timers();
-        self.step_drain();
-        self.serve_waiting();
+        if self.drain.is_some() {
+            self.step_drain();
+        }
+        self.look_at_accepting();
     }
 
     /// Takes in what the driver reported.
@@ -295,10 +289,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// How long the driver may wait for something to happen.
     pub fn wait(&self) -> Wait {
         let busy = !self.runnable.is_empty() || !self.events.is_empty() || self.local.has_dirty();
-        if busy || self.drain.as_ref().is_some_and(|drain| drain.turns_left > 0) {
+        if busy || self.drain.as_ref().is_some_and(Drain::looks) {
             return Wait::No;
         }
-        let drain = self.drain.as_ref().map(|drain| drain.deadline);
+        let drain = self.drain.as_ref().and_then(Drain::next);
         let times = [self.wheel.next(), self.accepting.retry_at(self.now), drain];
         match times.into_iter().flatten().min() {
             Some(next) if next <= self.now => Wait::No,
@@ -359,11 +353,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Connections that exist, closing ones included.
     pub fn connections(&self) -> usize {
         self.conns.len()
-    }
-
-    /// True once the shard drained: no connection is left and none is accepted.
-    pub fn is_done(&self) -> bool {
-        self.drain.is_some() && self.conns.is_empty() && self.accepting.is_stopped() && self.events.is_empty()
     }
 
     /// The watcher.

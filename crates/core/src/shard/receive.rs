@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use ringserve_buf::Lease;
 
 use super::{Event, Next, Shard, expect_conn};
-use crate::conn::{Conn, State};
+use crate::conn::{Conn, Intake, State};
 use crate::framing::Framing;
 use crate::inbox::{Found, cut};
 use crate::link::Link;
@@ -26,7 +26,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         conn.heard_at = now;
         conn.beats = 0;
         let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
-        if conn.takes_frames() && conn.waiting_bytes() == 0 {
+        if conn.intake == Intake::Cut && conn.is_cut() {
+            drop(lease);
+        } else if conn.takes_frames() && conn.waiting_bytes() == 0 {
             self.current = lease;
             self.current_id = Some(id);
             self.has_frames = Some(id);
@@ -179,6 +181,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn out_of_bytes(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.inbox.take_if(|inbox| inbox.is_empty());
+        if conn.is_cut() {
+            self.drop_partial(id);
+            // Whatever the peer did since then.
+            self.close_if_quiet(id);
+        }
+        let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.input_ended {
             return self.finish_input(id);
         }
@@ -206,7 +214,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return;
         }
         let mid_frame = conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_frame());
-        self.finish(id, if mid_frame { CloseReason::PeerClosedMidFrame } else { CloseReason::PeerClosed });
+        let reason = match mid_frame {
+            // What the peer said last was not looked at.
+            _ if conn.is_cut() => CloseReason::Shutdown,
+            true => CloseReason::PeerClosedMidFrame,
+            false => CloseReason::PeerClosed,
+        };
+        self.finish(id, reason);
     }
 
     fn no_frame(&mut self) -> Next<S> {
@@ -225,7 +239,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
         }
-        if inbox.waiting_bytes() >= self.limits.inbox_bytes_high && !conn.paused {
+        if inbox.waiting_bytes() >= self.limits.inbox_bytes_high && !conn.paused && conn.intake != Intake::Cut
+        {
             conn.paused = true;
             self.counters.receives_paused += 1;
             self.observer.paused(self.now, id, true);
@@ -250,6 +265,17 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             && let Some(inbox) = conn.inbox.take()
         {
             self.inbox_bytes -= inbox.held_bytes();
+        }
+    }
+
+    /// Of a connection that is cut: throws away the start of a frame, once nothing else is there.
+    pub(super) fn drop_partial(&mut self, id: ConnId) {
+        if self
+            .conns
+            .get(id)
+            .is_some_and(|conn| conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_frame()))
+        {
+            self.drop_input(id);
         }
     }
 

@@ -265,3 +265,46 @@ fn a_socket_given_away_leaves_its_place_to_the_next() {
     assert!(matches!(shard.next_event(), Some(Event::Accepted { socket: Socket(1), .. })));
     assert!(shard.admit(Socket(1), None, 0, ()).is_some());
 }
+
+#[test]
+fn what_the_driver_never_ends_is_left_behind_in_time() {
+    let (mut shard, _) = with_connection(Limits::default());
+    shard.begin_turn(at(1));
+    shard.force();
+    assert!(matches!(shard.next_event(), Some(Event::Ended { reason: CloseReason::Forced, .. })));
+    shard.end_turn();
+    let mut now = at(1);
+    // The receive never ends, nor does the listener.
+    for _ in 0..8 {
+        assert!(!shard.is_done() && shard.left_behind() == 0);
+        let Wait::For(time) = shard.wait() else { break };
+        now = now + time;
+        shard.begin_turn(now);
+        shard.end_turn();
+        if shard.is_done() {
+            break;
+        }
+    }
+    assert!(shard.is_done() && (at(6)..at(7)).contains(&now), "{now:?}");
+    assert_eq!(shard.left_behind(), 2);
+}
+
+#[test]
+fn a_delayed_drain_accepts_until_it_is_time_and_force_cuts_it_short() {
+    for forced in [false, true] {
+        let (mut shard, id) =
+            with_connection(Limits { drain_delay: Duration::from_secs(10), ..Limits::default() });
+        shard.begin_turn(at(1));
+        shard.drain();
+        shard.end_turn();
+        assert!(shard.local().is_draining() && !shard.has_stopped());
+        assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 0);
+        shard.begin_turn(at(if forced { 5 } else { 11 }));
+        if forced {
+            shard.force();
+        }
+        assert!(shard.has_stopped() && shard.block(id).is_none() == forced);
+        shard.end_turn();
+        assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 1);
+    }
+}

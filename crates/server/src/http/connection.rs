@@ -74,7 +74,7 @@ impl Http {
         B: Body + 'static,
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let mut drain = stream.drain_begins();
+        let mut drain = stream.shard().stopping_begins();
         let mut stream = Replayed::new(stream);
         let detected = match self.versions {
             HttpVersions::Http1 => Detected::Other,

@@ -26,6 +26,8 @@ struct Inner {
     remote: Arc<Remote>,
     mailboxes: RefCell<Vec<Box<dyn FnMut()>>>,
     draining: Draining,
+    /// Its [`drain_delay`](crate::Limits::drain_delay) is over.
+    stopping: Draining,
     upstreams: Requests,
 }
 
@@ -40,6 +42,7 @@ impl Shard {
             remote,
             mailboxes: RefCell::default(),
             draining: Draining::default(),
+            stopping: Draining::default(),
             upstreams: Requests::default(),
         };
         Shard { inner: Rc::new(inner) }
@@ -111,15 +114,32 @@ impl Shard {
         Deadline::new(&self.inner.timers, time, future)
     }
 
-    /// True once the server shuts down.
+    /// True once the server was told to shut down, also while it goes on as before for
+    /// [`Limits::drain_delay`](crate::Limits::drain_delay): what a readiness probe should answer by.
     pub fn is_draining(&self) -> bool {
         self.inner.draining.has_begun()
     }
 
-    /// Waits until the server shuts down; at once if it does already. For tasks and [streams](crate::Stream) that have to
+    /// Waits until the server is told to shut down; at once if it was already, also while it goes on as before for
+    /// [`Limits::drain_delay`](crate::Limits::drain_delay). For tasks and [streams](crate::Stream) that have to
     /// say goodbye: a drain waits for what is owed, up to [`Limits::drain`](crate::Limits::drain).
     pub fn drain_begins(&self) -> DrainBegins {
         self.inner.draining.wait()
+    }
+
+    /// Waits until the drain delay is over: until then connections are served as before.
+    #[cfg(feature = "http")]
+    pub(crate) fn stopping_begins(&self) -> DrainBegins {
+        self.inner.stopping.wait()
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.inner.stopping.has_begun()
+    }
+
+    /// False if a waker of a task that waited for this panicked.
+    pub(crate) fn set_stopping(&self) -> bool {
+        self.inner.stopping.begin()
     }
 
     /// False if a waker of a task that waited for this panicked.

@@ -174,6 +174,19 @@ where
     /// The last report.
     fn ended(&self) -> ShardReport {
         guarded(|| debug!(shard = self.shard.index(), stats = ?self.driver.stats(), "shard done"));
+        let upstreams = self.upstreams.as_ref().map_or(0, |upstreams| upstreams.left_behind());
+        let left = self.core.left_behind() + upstreams;
+        if left > 0 {
+            let shard = self.shard.index();
+            guarded(|| {
+                error!(
+                    shard,
+                    left,
+                    "connections or listeners that the kernel did not end within 5 s of being reset are left \
+                     behind; their memory is not given back"
+                );
+            });
+        }
         let report = self.report();
         self.remote.last_report(report.clone());
         report
@@ -238,6 +251,9 @@ where
         }
         if called.has(Attention::ORDER) {
             self.obey();
+        }
+        if self.order != Order::Serve {
+            self.tell_stopping();
         }
         if called.has(Attention::MESSAGES) {
             self.read_messages();
@@ -326,6 +342,14 @@ where
             }
         }
         if order != Order::Serve && !self.shard.set_draining() {
+            self.report_panic("waker");
+        }
+    }
+
+    /// Tells those who wait for it that the drain delay is over.
+    #[cold]
+    fn tell_stopping(&mut self) {
+        if self.core.has_stopped() && !self.shard.is_stopping() && !self.shard.set_stopping() {
             self.report_panic("waker");
         }
     }

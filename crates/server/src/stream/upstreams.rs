@@ -256,6 +256,11 @@ impl Upstreams {
         self.core.is_done()
     }
 
+    /// Those that the driver did not end although they were aborted.
+    pub(crate) fn left_behind(&self) -> usize {
+        self.core.left_behind()
+    }
+
     pub(crate) fn report(&self) -> UpstreamReport {
         UpstreamReport { counters: self.core.counters().clone(), connections: self.core.connections() }
     }

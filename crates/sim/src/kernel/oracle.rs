@@ -265,5 +265,13 @@ impl State {
         let sock = &self.socks[tag];
         let known = sock.ended.is_some() || sock.place != Place::Table;
         assert!(known, "connection {tag} was reset for no reason");
+        // One that a drain ended in order has its time to read all and to close too.
+        if let Some((ended, CloseReason::Shutdown)) = sock.ended {
+            let lingers = ended + self.plan.limits.linger.as_nanos() as u64;
+            let cut_off = self.forced || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
+            let excuses = excuse::RESET | excuse::SYSTEM | excuse::SILENT;
+            let excused = !sock.opened || sock.may(excuses) || cut_off;
+            assert!(excused || self.now + STEP >= lingers, "connection {tag} was reset by the drain");
+        }
     }
 }

@@ -114,7 +114,7 @@ impl State {
                 || sock.fin_asked,
             unread: sock.unread() > 0 && !self.is_receiving(tag) && !sock.may(excuse::SILENT),
             calls_full,
-            half: half.then_some(sock.seen),
+            half: (half && !sock.cut).then_some(sock.seen),
             free: !calls_full && outbox <= limits.outbox_bytes_low && self.pool.available() > 0,
         };
         let handler =

@@ -34,6 +34,10 @@ impl World {
             assert!(bytes <= limits.outbox_bytes_max, "{id} has {bytes} bytes in its outbox");
             let state = self.state.borrow();
             let sock = &state.socks[block.session.tag];
+            assert!(!sock.may(excuse::PANICKED), "{id} goes on after user code panicked");
+            let owes = !sock.waiting.is_empty() || state.has_frame(sock) || bytes > 0;
+            let stays = owes || !sock.opened || block.link.is_gone();
+            assert!(!sock.cut || stays, "{id} is cut, is owed nothing, and stays open");
             let whole = !matches!(state.plan.framing, AnyFraming::Raw);
             let partial = if whole { limits.frame_bytes_max } else { 0 };
             let kept = sock.arrived - sock.handed;
@@ -42,6 +46,7 @@ impl World {
             assert!(
                 kept < limits.inbox_bytes_high + partial
                     || ending
+                    || sock.cut
                     || block.link.is_gone()
                     || !self.protocol.is_receiving(*id),
                 "{id} holds {kept} bytes of input and receives more"
@@ -89,7 +94,8 @@ impl World {
         assert_eq!(self.driver.anomalies().stale, 0, "stale completions");
         let counts = self.pool.counts();
         assert_eq!(counts.leased, 0, "receive buffers leaked: {counts:?}");
-        assert_eq!(self.core.connections(), 0, "slots are taken");
+        let left = usize::from(self.lost.is_some());
+        assert_eq!((self.core.connections(), self.core.left_behind()), (left, left), "slots are taken");
         let counters = self.core.counters().clone();
         let closed: u64 = counters.closed_by_reason.iter().sum();
         assert_eq!((counters.opened, counters.closed), (closed, closed), "each connection ends once");

@@ -61,7 +61,14 @@ impl World {
         let listener = state.socks[tag].listener;
         let session = Session { tag, ..Session::default() };
         let id = self.core.admit(socket, Some(address_of(tag)), listener, session);
-        let Some(id) = id else { panic!("there is memory") };
+        let Some(id) = id else {
+            let deadline = state.drain_deadline.unwrap_or(u64::MAX);
+            assert!(state.forced || self.now.as_nanos() >= deadline, "there is memory");
+            return;
+        };
+        if self.stopped_turn != u64::MAX {
+            state.cover.fault(Fault::AdmittedLate);
+        }
         drop(state);
         self.open(id, tag);
     }
@@ -123,8 +130,7 @@ impl World {
         let tag = state.descriptor(socket.0 as i32);
         assert!(peer.is_none_or(|peer| peer == address_of(tag)), "a socket with another's address");
         assert_eq!(listener, state.socks[tag].listener, "a socket with another's listener");
-        // In the turn in which it begins to, it may have been decided before.
-        assert!(self.drained_at.is_none_or(|turn| turn == self.turn), "a shard that drains passes on");
+        assert!(self.stopped_turn >= self.turn, "a shard that closed its listeners passes on");
         let room = self.core.slots_left() > 0 && self.freed_turn != self.turn;
         assert!(!room, "there is room, and a socket is passed on");
         self.protocol.passed_on(socket);

@@ -30,6 +30,12 @@ use crate::service::Session;
 use crate::tasks::Tasks;
 use elsewhere::Elsewhere;
 
+/// Turns in which a shard that drains takes in what had arrived, at most: 16, and one for every eight of its connections.
+const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
+
+/// Nanoseconds for which it looks at a connection that was queued at a listener.
+const NEWCOMER: u64 = 30_000_000;
+
 /// Nanoseconds in an hour.
 const HOUR: u64 = 3_600_000_000_000;
 
@@ -61,6 +67,11 @@ pub struct World {
     ahead: u64,
     turn: u64,
     drained_at: Option<u64>,
+    /// When its listeners are closed, and the turn in which they were.
+    stops_at: Time,
+    stopped_turn: u64,
+    /// A completion that the core never hears of, once it was forced.
+    lost: Option<ConnId>,
     /// The turn in which a slot became free last.
     freed_turn: u64,
     force_at: u64,
@@ -142,6 +153,9 @@ impl World {
             ahead: plan.clock_start,
             turn: 0,
             drained_at: None,
+            stops_at: Time::from_nanos(u64::MAX),
+            stopped_turn: u64::MAX,
+            lost: None,
             freed_turn: u64::MAX,
             force_at: NEVER,
             idle_turns: 0,
@@ -167,7 +181,7 @@ impl World {
             self.let_time_pass();
             self.take_turn(&mut completions);
             self.check();
-            if self.core.is_done() && !self.protocol.is_stopping() {
+            if self.core.is_done() {
                 break;
             }
             let wait = self.wait();
@@ -188,6 +202,7 @@ impl World {
         }
         self.core.begin_turn(self.shard_time());
         self.obey();
+        self.look_for_cuts();
         self.read_mail();
         self.work_off();
         self.look();
@@ -196,6 +211,9 @@ impl World {
             let sent = if let Completion::Sent { id, .. } = &completion { Some(*id) } else { None };
             if let Completion::Closed { .. } = &completion {
                 self.freed_turn = self.turn;
+            }
+            if self.loses(&completion) {
+                continue;
             }
             self.core.complete(completion);
             self.look_after(sent);
@@ -216,10 +234,10 @@ impl World {
             self.driver.defer_sent();
         }
         self.look();
-        let drained = self.drained_at.is_some();
         for op in self.core.take_ops() {
-            if drained && matches!(op, Op::AcceptStop { .. }) {
-                continue;
+            if let Op::StopListening { .. } = op {
+                assert!(self.now >= self.stops_at, "a listener is closed before it is time");
+                self.stopped_turn = self.stopped_turn.min(self.turn);
             }
             self.protocol.submitted(&op);
             self.moved = true;
@@ -234,18 +252,29 @@ impl World {
             drop(state);
             self.driver.submit(op);
         }
-        if self.drained_at == Some(self.turn) {
-            self.stop_listening();
-        }
+        let late = self.now >= self.stops_at && self.stopped_turn == u64::MAX;
+        assert!(!late, "a shard that drains goes on listening");
     }
 
-    /// Closes the listeners, which the core does not ask for when it drains.
-    fn stop_listening(&mut self) {
-        let listeners = self.state.borrow().plan.listeners;
-        for listener in 0..listeners {
-            let op = Op::StopListening { listener };
-            self.protocol.submitted(&op);
-            self.driver.submit(op);
+    /// Which connections the drain has cut. Soon it must have cut all that the service does not hold open.
+    fn look_for_cuts(&mut self) {
+        if self.drained_at.is_none() {
+            return;
+        }
+        let state = &mut *self.state.borrow_mut();
+        let looked = self.turn.saturating_sub(self.stopped_turn) > LOOKS_MAX;
+        for (id, block) in &self.live {
+            let sock = &mut state.socks[block.session.tag];
+            let cut = self.core.is_cut(*id);
+            assert!(!sock.cut || cut || block.link.is_gone(), "{id} takes bytes again");
+            if cut && !sock.cut {
+                assert!(self.now >= self.stops_at, "{id} is cut before it is time");
+                state.cover.fault(Fault::DrainCuts);
+            }
+            sock.cut = cut;
+            let settled = self.now.as_nanos() > sock.opened_at + NEWCOMER;
+            let stays = sock.held || block.link.is_gone() || !sock.opened;
+            assert!(cut || stays || !looked || !settled, "{id} takes frames in a drain for ever");
         }
     }
 
@@ -273,6 +302,18 @@ impl World {
             let link = &block.link;
             state.look(block.session.tag, link.outbox_bytes(), link.is_gone(), self.now.as_nanos());
         }
+    }
+
+    /// True if the core is not to hear of a completion: the kernel never ended the close.
+    fn loses(&mut self, completion: &Completion) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let Completion::Closed { id } = completion else { return false };
+        if !state.forced || !state.plan.loses_completion || self.lost.is_some() || self.elsewhere.is_some() {
+            return false;
+        }
+        state.cover.fault(Fault::LeftBehind);
+        self.lost = Some(*id);
+        true
     }
 
     /// A send is over: what was held back may not be any more.
@@ -303,7 +344,13 @@ impl World {
             }
             state.log(|| "drain".into());
             self.drained_at = Some(self.turn);
-            state.drain_deadline = Some(now + state.plan.limits.drain.as_nanos() as u64);
+            let delay = state.plan.limits.drain_delay;
+            if !delay.is_zero() {
+                state.cover.fault(Fault::DrainDelayed);
+            }
+            self.stops_at = self.now + delay;
+            let deadline = self.stops_at + state.plan.limits.drain;
+            state.drain_deadline = Some(deadline.as_nanos());
             if let Some(after) = state.plan.force_after {
                 self.force_at = now + after;
                 state.alarm = state.alarm.min(self.force_at);
@@ -318,6 +365,7 @@ impl World {
             }
             state.forced = true;
             drop(state);
+            self.stops_at = self.stops_at.min(self.now);
             self.core.force();
         }
     }
@@ -341,7 +389,7 @@ impl World {
             let sock = &state.socks[block.session.tag];
             let held_back = block.link.is_full() && !state.calls_are_full(sock);
             let sock = &mut state.socks[block.session.tag];
-            sock.arrived += bytes;
+            sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
             sock.touch(self.now.as_nanos());
             if bytes > 0 {

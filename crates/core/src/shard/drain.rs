@@ -1,0 +1,284 @@
+//! The end of a whole shard.
+//!
+//! ```text
+//!   the order ──▶ Delayed ──▶ Looking ────────────▶ Finishing ──▶ Aborted ──▶ given up
+//!                 as before   listeners close,      no input      resets      what the driver
+//!                             what arrived is       is looked at              never ended
+//!                             taken in
+//! ```
+//!
+//! * *Delayed*, for [`Limits::drain_delay`](crate::Limits::drain_delay): nothing changes but what
+//!   [`Local::is_draining`](crate::Local::is_draining) says.
+//! * *Looking*: the listeners are closed, and what had arrived is received. It is over once a turn brings nothing, or after
+//!   [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings what was there first
+//!   before what came later, 256 completions in a turn.
+//! * *Finishing*: then every connection is cut. What arrives from now on is thrown away, so that no call begins for it, and no
+//!   byte of it waits in the kernel, where it would make a reset of a close. Frames that were received whole are
+//!   answered, calls that wait are waited for, what is queued leaves; then FIN. A service that holds a connection open is
+//!   not interfered with.
+//! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after it was admitted.
+//! * *Aborted*, when [`Limits::drain`](crate::Limits::drain) is over or at the order: every connection is reset.
+//! * What is there [`GIVE_UP`] later is left behind: a completion of the driver did not come.
+
+use alloc::collections::VecDeque;
+use core::time::Duration;
+
+use super::Shard;
+use crate::conn::Intake;
+use crate::framing::Framing;
+use crate::{CloseReason, ConnId, Observer, Time};
+
+/// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come
+/// in between. A client that asks again as soon as it is answered gets at most so many more answers.
+const LOOKS_MIN: u32 = 16;
+
+/// ... and one more turn for so many connections: a turn takes 256 completions, and a connection may have had several.
+const CONNECTIONS_A_LOOK: u32 = 8;
+
+/// How long a connection that was queued at a listener is looked at: its socket has to become one of the driver's, whose
+/// receive has to be armed. Together with what it takes to close a listener it is answered or closed within 100 ms.
+const NEWCOMER: Duration = Duration::from_millis(30);
+
+/// How long the driver may take to end what was aborted: what is left of the 30 s after which Kubernetes kills, with the
+/// default of `Limits::drain`. A kernel that ends nothing for so long does not do so later.
+const GIVE_UP: Duration = Duration::from_secs(5);
+
+/// The shard shuts down.
+pub(super) struct Drain {
+    stage: Stage,
+    /// Connections admitted since it began, and when they are cut.
+    newcomers: VecDeque<(Time, ConnId)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Delayed {
+        until: Time,
+    },
+    Looking {
+        /// When what is left is aborted.
+        deadline: Time,
+        turns_left: u32,
+        /// True until the first turn that began after it did has brought what it could.
+        first_turn: bool,
+    },
+    Finishing {
+        deadline: Time,
+    },
+    Aborted {
+        /// When what is left is left behind.
+        until: Time,
+    },
+    GivenUp,
+}
+
+impl Drain {
+    /// True if turns follow each other without a wait.
+    pub(super) fn looks(&self) -> bool {
+        matches!(self.stage, Stage::Looking { .. })
+    }
+
+    /// When it has something to do.
+    pub(super) fn next(&self) -> Option<Time> {
+        let stage = match self.stage {
+            Stage::Delayed { until } | Stage::Aborted { until } => Some(until),
+            Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
+            Stage::GivenUp => None,
+        };
+        let newcomer = self.newcomers.front().map(|(at, _)| *at);
+        stage.into_iter().chain(newcomer).min()
+    }
+
+    /// True once listeners are closed and no upstream is connected to any more.
+    fn has_stopped(&self) -> bool {
+        !matches!(self.stage, Stage::Delayed { .. })
+    }
+}
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Begins to shut down, at once or after [`Limits::drain_delay`](crate::Limits::drain_delay): listeners are closed, what
+    /// was received is answered, and connections are closed as soon as nothing is owed; after
+    /// [`Limits::drain`](crate::Limits::drain) the rest is aborted.
+    pub fn drain(&mut self) {
+        if self.drain.is_some() {
+            return;
+        }
+        self.local.set_draining();
+        if self.limits.drain_delay.is_zero() {
+            return self.stop();
+        }
+        let stage = Stage::Delayed { until: self.now + self.limits.drain_delay };
+        self.drain = Some(Drain { stage, newcomers: VecDeque::new() });
+    }
+
+    /// Aborts every connection, and accepts no more.
+    pub fn force(&mut self) {
+        self.drain();
+        self.stop();
+        self.abort_all(CloseReason::Forced);
+    }
+
+    /// Closes every connection after what is queued, and makes or accepts no more, at once; after
+    /// [`Limits::drain`](crate::Limits::drain) what is left is aborted.
+    pub fn close_all(&mut self) {
+        self.drain();
+        self.stop();
+        for index in 0..self.conns.used() {
+            if let Some(id) = self.conns.id_at(index) {
+                self.finish(id, CloseReason::Shutdown);
+            }
+        }
+    }
+
+    /// The delay is over: nothing new from here on.
+    fn stop(&mut self) {
+        if self.has_stopped() {
+            return;
+        }
+        let stage = Stage::Looking {
+            deadline: self.now + self.limits.drain,
+            turns_left: LOOKS_MIN + self.conns.len() as u32 / CONNECTIONS_A_LOOK,
+            first_turn: true,
+        };
+        self.drain = Some(Drain { stage, newcomers: VecDeque::new() });
+        self.stop_listening();
+        self.serve_waiting();
+    }
+
+    /// True once the shard drains and its [`drain_delay`](crate::Limits::drain_delay) is over: its listeners are closed, or
+    /// being closed.
+    pub fn has_stopped(&self) -> bool {
+        self.drain.as_ref().is_some_and(Drain::has_stopped)
+    }
+
+    /// True if a socket that comes now may still become a connection.
+    pub(super) fn takes_newcomers(&self) -> bool {
+        let stage = self.drain.as_ref().map(|drain| drain.stage);
+        !matches!(stage, Some(Stage::Aborted { .. } | Stage::GivenUp))
+    }
+
+    /// A connection was admitted.
+    pub(super) fn note_newcomer(&mut self, id: ConnId) {
+        let Some(drain) = self.drain.as_mut().filter(|drain| drain.has_stopped()) else { return };
+        drain.newcomers.push_back((self.now + NEWCOMER, id));
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.intake = Intake::Brief;
+        }
+    }
+
+    pub(super) fn step_drain(&mut self) {
+        let Some(drain) = &mut self.drain else { return };
+        let now = self.now;
+        match &mut drain.stage {
+            Stage::Delayed { until } if now >= *until => return self.stop(),
+            Stage::Delayed { .. } | Stage::GivenUp => return,
+            Stage::Looking { deadline, .. } | Stage::Finishing { deadline } if now >= *deadline => {
+                return self.abort_all(CloseReason::DrainTimeout);
+            }
+            Stage::Aborted { until } => {
+                if now >= *until {
+                    drain.stage = Stage::GivenUp;
+                }
+                return;
+            }
+            Stage::Finishing { .. } => {}
+            Stage::Looking { deadline, turns_left, first_turn } => {
+                let arrives = core::mem::take(&mut self.has_received) || core::mem::take(first_turn);
+                *turns_left = if arrives { *turns_left - 1 } else { 0 };
+                if *turns_left == 0 {
+                    drain.stage = Stage::Finishing { deadline: *deadline };
+                    self.cut_all();
+                }
+            }
+        }
+        self.cut_newcomers();
+    }
+
+    fn cut_all(&mut self) {
+        for index in 0..self.conns.used() {
+            if let Some(id) = self.conns.id_at(index)
+                && self.conns.get(id).is_some_and(|conn| conn.intake == Intake::On)
+            {
+                self.cut(id);
+            }
+        }
+    }
+
+    fn cut_newcomers(&mut self) {
+        while let Some(drain) = &mut self.drain
+            && let Some(&(at, id)) = drain.newcomers.front()
+            && at <= self.now
+        {
+            drain.newcomers.pop_front();
+            self.cut(id);
+        }
+    }
+
+    /// From now on what arrives is thrown away. What is there of a frame that is not whole goes with it.
+    fn cut(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.intake = Intake::Cut;
+        if !conn.is_open() || !conn.is_cut() {
+            return;
+        }
+        if conn.paused {
+            conn.paused = false;
+            self.observer.paused(self.now, id, false);
+            self.sync_receive(id);
+        }
+        self.drop_partial(id);
+        self.close_if_quiet(id);
+    }
+
+    fn abort_all(&mut self, reason: CloseReason) {
+        for index in 0..self.conns.used() {
+            if let Some(id) = self.conns.id_at(index) {
+                self.abort(id, reason);
+            }
+        }
+        if let Some(drain) = &mut self.drain
+            && !matches!(drain.stage, Stage::Aborted { .. } | Stage::GivenUp)
+        {
+            // Once is enough: what is left is with the driver.
+            drain.stage = Stage::Aborted { until: self.now + GIVE_UP };
+            drain.newcomers.clear();
+        }
+        self.refuse_waiting();
+    }
+
+    /// While draining, closes a connection that is owed nothing.
+    #[inline(always)]
+    pub(super) fn close_if_quiet(&mut self, id: ConnId) {
+        if self.drain.is_some() {
+            self.close_if_cut_and_quiet(id);
+        }
+    }
+
+    #[cold]
+    fn close_if_cut_and_quiet(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
+        if conn.intake == Intake::Cut && conn.is_open() && conn.is_quiet() && self.current.is_empty() {
+            self.finish(id, CloseReason::Shutdown);
+        }
+    }
+
+    /// True once the shard drained: no connection is left and none is accepted; or the driver did not end what is
+    /// [left behind](Shard::left_behind).
+    pub fn is_done(&self) -> bool {
+        let Some(drain) = self.drain.as_ref().filter(|drain| drain.has_stopped()) else { return false };
+        let over = self.conns.is_empty() && self.accepting.is_stopped();
+        (over || drain.stage == Stage::GivenUp) && self.events.is_empty()
+    }
+
+    /// Connections and listeners that the driver did not end although they were aborted, once the shard does not wait for
+    /// them any more. Their memory may still be the kernel's.
+    pub fn left_behind(&self) -> usize {
+        let given_up = self.drain.as_ref().is_some_and(|drain| drain.stage == Stage::GivenUp);
+        if given_up { self.conns.len() + self.accepting.listeners_left() } else { 0 }
+    }
+
+    /// True if what arrives for a connection is thrown away, since the shard drains.
+    pub fn is_cut(&self, id: ConnId) -> bool {
+        self.conns.get(id).is_some_and(|conn| conn.is_cut())
+    }
+}
