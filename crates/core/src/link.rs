@@ -267,7 +267,11 @@ impl Link {
 
     /// Closes after what is queued has left, because an upstream failed.
     pub fn upstream_failed(&self) {
-        self.with_extra(|extra| extra.reason = Some(CloseReason::UpstreamFailed));
+        self.with_extra(|extra| {
+            if extra.reason != Some(CloseReason::HandlerPanicked) {
+                extra.reason = Some(CloseReason::UpstreamFailed);
+            }
+        });
         self.close();
     }
 

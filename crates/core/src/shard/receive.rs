@@ -232,6 +232,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// is left of the lease at hand.
     fn hold(&mut self, id: ConnId, lease: Lease, front: bool) {
         let Some(conn) = self.conns.get_mut(id) else { return };
+        // What the service holds open is held back as ever.
+        let cut = conn.is_cut();
         let inbox = conn.inbox.get_or_insert_with(Box::default);
         let before = inbox.held_bytes();
         let kept = if front { inbox.put_back(lease) } else { inbox.put(lease) };
@@ -239,8 +241,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
         }
-        if inbox.waiting_bytes() >= self.limits.inbox_bytes_high && !conn.paused && conn.intake != Intake::Cut
-        {
+        if inbox.waiting_bytes() >= self.limits.inbox_bytes_high && !conn.paused && !cut {
             conn.paused = true;
             self.counters.receives_paused += 1;
             self.observer.paused(self.now, id, true);
