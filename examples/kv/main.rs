@@ -9,9 +9,9 @@
 mod about;
 mod commands;
 mod data;
+mod gather;
 mod glob;
 mod inline;
-mod mesh;
 mod node;
 mod number;
 mod pending;
@@ -28,11 +28,10 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use clap::Parser;
-use ringserve::{Driver, Limits, Server, Shard};
+use ringserve::{Driver, Limits, Server, Shard, Shards};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::mesh::Shards;
 use crate::node::{Message, Node};
 use crate::reply::OUTBOX_BYTES_HIGH;
 use crate::resp::Resp;
@@ -49,9 +48,9 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Shards. Until shards can send each other messages there is one.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    shards: usize,
+    /// Shards, which share the keys among them; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
@@ -84,26 +83,19 @@ fn main() -> ExitCode {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    if args.shards != 1 {
-        eprintln!(
-            "--shards is {}; it must be 1: the framework cannot send messages between shards yet",
-            args.shards
-        );
-        return ExitCode::from(2);
-    }
     let value_bytes_max = args.request_bytes_max as usize;
     let (keyer, shards) = (Keyer::default(), Shards::<Message>::new());
     let service = move |shard: &Shard| {
         let place = Place { index: shard.index(), shards: shard.count() };
         let node = Rc::new(Node::new(place, keyer, value_bytes_max, shards.clone()));
         let here = node.clone();
-        shards.join(shard, move |from, message| here.receive(from, message));
-        if place.shards > 1 {
-            shard.spawn(node.clone().courier());
-        }
+        shards.join(shard, move |message| here.receive(message));
         Kv::new(node)
     };
-    let server = Server::bind(args.listen).driver(args.driver).shards(args.shards).limits(args.limits());
+    let mut server = Server::bind(args.listen).driver(args.driver).limits(args.limits());
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
     match server.framing(Resp).serve(service) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
