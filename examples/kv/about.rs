@@ -1,4 +1,5 @@
-//! What the server tells about itself: COMMAND, CONFIG and INFO.
+//! What the server tells about itself: COMMAND, CONFIG and INFO. INFO adds up what the shards tell one after the other, so its
+//! figures are not of one instant.
 
 use std::cell::Cell;
 use std::fmt::Write;

@@ -5,6 +5,22 @@
 //!
 //! Requests are frames ([`resp`]); each shard keeps the keys whose hash leads to it ([`store`], [`route`]); replies are
 //! written straight into the outbox ([`reply`]). Everything is in memory, and nothing is ever evicted.
+//!
+//! # Several shards
+//!
+//! A command on a key of another shard goes there as a message, and its call waits for the answer ([`node`], [`pending`]).
+//! One call of a connection is under way at a time: its replies keep their order, and it sees its own writes. With one
+//! shard, and on keys of the connection's own shard, no message is sent.
+//!
+//! * A command on one key is atomic.
+//! * MGET, MSET, DEL and EXISTS are atomic for the keys of one shard, not across shards: another client may see a part of
+//!   an MSET. A long MGET takes its values in pieces, between which they may change, with one shard as well.
+//! * KEYS, DBSIZE, FLUSHALL, FLUSHDB, INFO and CLIENT LIST take the shards one by one.
+//! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The other shards do
+//!   theirs all the same, so an MSET that fails may have set a part of its keys.
+//!
+//! Memory: one call of a connection waits at a time, so the other shards hold one copy of its request at most, and the
+//! answers to it. Requests of connections that were closed meanwhile wait in mailboxes of 65 536 messages.
 
 mod about;
 mod commands;
