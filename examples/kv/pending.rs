@@ -95,8 +95,12 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
     use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
+
+    /// The bound of a wait for another thread.
+    const SOON: Duration = Duration::from_secs(20);
 
     #[derive(Default)]
     struct Wakes(AtomicUsize);
@@ -173,8 +177,11 @@ mod tests {
             let answer = loop {
                 match Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)) {
                     Poll::Ready(answer) => break answer,
-                    // The test's runner bounds it: a wake-up that is lost is what this looks for.
-                    Poll::Pending => thread::park(),
+                    Poll::Pending => {
+                        let waits = Instant::now();
+                        thread::park_timeout(SOON);
+                        assert!(waits.elapsed() < SOON, "the wake-up for {number} is lost");
+                    }
                 }
             };
             assert_eq!(answer, if number % 3 > 0 { Ok(2 * number) } else { Err(Dropped) });
