@@ -1,5 +1,6 @@
-//! The example `kv` with four shards, driven over many connections. `tests/clients/kv` does more, with tools of Redis that are
-//! to be installed.
+//! The example `kv` with four shards, driven over many connections.
+//!
+//! `tests/clients/kv` does more, with tools of Redis that are to be installed.
 
 mod common;
 
@@ -16,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const SHARDS: usize = 4;
 
-/// So many connections reach several shards, however the kernel deals them out.
+/// Enough connections to reach several shards, however the kernel deals them out.
 const CLIENTS: usize = 48;
 
 struct Server {
@@ -308,7 +309,7 @@ fn client_list_and_info_tell_of_all_shards() {
     let mut clients = server.clients();
     let ids: BTreeSet<u64> =
         clients.iter_mut().map(|client| client.ask("client id")[1..].parse().unwrap()).collect();
-    assert_eq!(ids.len(), CLIENTS, "each connection has a number of its own");
+    assert_eq!(ids.len(), CLIENTS, "each connection has another number");
     for (n, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.ask(&format!("client setname c{n}")), "+OK");
     }

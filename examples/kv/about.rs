@@ -1,5 +1,6 @@
-//! What the server tells about itself: COMMAND, CONFIG and INFO. INFO adds up what the shards tell one after the other, so its
-//! figures are not of one instant.
+//! What the server tells about itself: COMMAND, CONFIG and INFO.
+//!
+//! INFO adds up what the shards tell one after the other, so its figures are not of one instant.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -114,7 +115,7 @@ fn config_get(reply: &mut Reply<impl Out>, patterns: Args<'_>, value_bytes_max: 
     }
 }
 
-/// What INFO tells, of one shard or of all together. Shards are asked one by one, so a sum is of slightly different times.
+/// What INFO tells, of one shard or of all together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Connections that are open.

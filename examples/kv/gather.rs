@@ -45,8 +45,8 @@ impl Gather {
         Gather { order, at: 0, parts: answers.into_iter().map(part).collect() }
     }
 
-    /// The next bytes of the reply; and the part that has to be asked for more, its shard, and what to ask. `None` if it
-    /// was the last piece.
+    /// The next bytes of the reply, and what they lack: a part, its shard, and what to ask it. `None` behind the last
+    /// bytes.
     pub fn next_piece(&mut self) -> (Vec<u8>, Option<(usize, usize, Work)>) {
         let mut piece = match self.at {
             0 => [b"*", Digits::of(self.order.len() as i64).bytes(), b"\r\n"].concat(),
@@ -63,7 +63,7 @@ impl Gather {
         (piece, None)
     }
 
-    /// What a part had to give beside. An error stands in the place of each value it does not give.
+    /// What a part gave when it was asked. An error stands in the place of each value it does not give.
     pub fn more(&mut self, part: usize, answer: Answer) {
         let part = &mut self.parts[part];
         part.error = (answer.bytes.first() == Some(&b'-')).then(|| answer.bytes.clone());
@@ -71,7 +71,7 @@ impl Gather {
     }
 }
 
-/// A reply with an error for an element has the right number of them still.
+/// Stands in the place of a value, so that the reply keeps its number of values.
 const OTHER_FORM: &[u8] = b"-ERR another shard gave an answer of another form\r\n";
 
 impl Part {
