@@ -1,4 +1,6 @@
 //! What the server tells about itself: COMMAND, CONFIG and INFO.
+//!
+//! INFO adds up what the shards tell one after the other, so its figures are not of one instant.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -113,26 +115,48 @@ fn config_get(reply: &mut Reply<impl Out>, patterns: Args<'_>, value_bytes_max: 
     }
 }
 
-/// What INFO tells of a shard's keys.
-pub struct Keyspace {
-    /// All of them.
-    pub keys: usize,
-    /// Those that have an end.
-    pub ending: usize,
-    /// Those that came to it.
+/// What INFO tells, of one shard or of all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Connections that are open.
+    pub open: u64,
+    /// Connections there were.
+    pub opened: u64,
+    /// Requests that were not empty, counted by the shard of their connection.
+    pub commands: u64,
+    /// Keys.
+    pub keys: u64,
+    /// Keys that have an end.
+    pub ending: u64,
+    /// Keys that came to it.
     pub expired: u64,
 }
 
-/// INFO: with the figures of the shard that the connection is on.
+impl Figures {
+    /// Adds those of another shard.
+    pub fn add(&mut self, other: &Figures) {
+        self.open += other.open;
+        self.opened += other.opened;
+        self.commands += other.commands;
+        self.keys += other.keys;
+        self.ending += other.ending;
+        self.expired += other.expired;
+    }
+}
+
+/// The sections that INFO is asked for.
+pub fn sections(args: Args<'_>) -> Vec<Vec<u8>> {
+    args.map(<[u8]>::to_ascii_lowercase).collect()
+}
+
+/// INFO: the figures of all shards together, and the number of the one that the connection is on.
 pub fn info(
     reply: &mut Reply<impl Out>,
-    args: Args<'_>,
+    wanted: &[Vec<u8>],
     place: Place,
     uptime: Duration,
-    counts: &Counts,
-    keyspace: &Keyspace,
+    figures: &Figures,
 ) {
-    let wanted: Vec<Vec<u8>> = args.map(<[u8]>::to_ascii_lowercase).collect();
     let everything = wanted.is_empty()
         || wanted.iter().any(|section| matches!(&section[..], b"default" | b"all" | b"everything"));
     let server = format!(
@@ -143,16 +167,14 @@ pub fn info(
         place.index,
         place.shards,
     );
-    let clients = format!("connected_clients:{}\r\n", counts.open.get());
+    let clients = format!("connected_clients:{}\r\n", figures.open);
     let stats = format!(
         "total_connections_received:{}\r\ntotal_commands_processed:{}\r\nexpired_keys:{}\r\n",
-        counts.opened.get(),
-        counts.commands.get(),
-        keyspace.expired,
+        figures.opened, figures.commands, figures.expired,
     );
-    let keys = match keyspace.keys {
+    let keys = match figures.keys {
         0 => String::new(),
-        keys => format!("db0:keys={keys},expires={},avg_ttl=0\r\n", keyspace.ending),
+        keys => format!("db0:keys={keys},expires={},avg_ttl=0\r\n", figures.ending),
     };
     let sections = [
         ("Server", server),

@@ -55,17 +55,17 @@ impl Spec {
     }
 }
 
-/// Bytes of the longest name.
-const NAME_BYTES_MAX: usize = 8;
+/// Bytes of a name that fit a word. Longer ones are looked for in the table.
+const WORD_BYTES: usize = 8;
 
 /// Leaves out the bit in which small and capital letters differ.
 const LETTERS: u64 = 0xDFDF_DFDF_DFDF_DFDF;
 
-/// A name as a number, in which small and capital letters are the same.
+/// The start of a name as a number, in which small and capital letters are the same.
 const fn word(name: &[u8]) -> u64 {
-    let mut bytes = [0; NAME_BYTES_MAX];
+    let mut bytes = [0; WORD_BYTES];
     let mut at = 0;
-    while at < name.len() {
+    while at < name.len() && at < WORD_BYTES {
         bytes[at] = name[at];
         at += 1;
     }
@@ -94,8 +94,8 @@ macro_rules! commands {
         #[allow(non_upper_case_globals, reason = "each constant is named for its command")]
         pub fn find_at(text: &[u8], len: usize) -> Option<Command> {
             $(const $command: u64 = word($name.as_bytes());)*
-            if !(1..=NAME_BYTES_MAX).contains(&len) {
-                return None;
+            if !(1..=WORD_BYTES).contains(&len) {
+                return find_long(text.get(..len)?);
             }
             let word = match text.first_chunk() {
                 Some(eight) => u64::from_le_bytes(*eight) & LETTERS & u64::MAX >> (64 - 8 * len),
@@ -105,8 +105,15 @@ macro_rules! commands {
                 $($command => Command::$command,)*
                 _ => return None,
             };
-            // A space or a zero behind a shorter name looks the same in a word.
+            // A space or a zero behind a shorter name looks the same in a word, and so does the start of a longer name.
             (command.spec().name.len() == len).then_some(command)
+        }
+
+        /// The command of a name that does not fit a word.
+        #[cold]
+        fn find_long(name: &[u8]) -> Option<Command> {
+            const ALL: &[Command] = &[$(Command::$command),*];
+            ALL.iter().copied().find(|command| command.spec().name.as_bytes().eq_ignore_ascii_case(name))
         }
     };
 }
@@ -147,6 +154,8 @@ commands! {
     Exists "exists" -2 Reach::Keys { step: 1 }, READ, "generic" "1.0.0" "Determine if a key exists";
     Expire "expire" -3 Reach::Key, WRITE, "generic" "1.0.0" "Set a key's time to live in seconds";
     PExpire "pexpire" -3 Reach::Key, WRITE, "generic" "2.6.0" "Set a key's time to live in milliseconds";
+    ExpireAt "expireat" -3 Reach::Key, WRITE, "generic" "1.2.0" "Set the expiration for a key as a UNIX timestamp";
+    PExpireAt "pexpireat" -3 Reach::Key, WRITE, "generic" "2.6.0" "Set the expiration for a key as a UNIX timestamp specified in milliseconds";
     Ttl "ttl" 2 Reach::Key, READ, "generic" "1.0.0" "Get the time to live for a key in seconds";
     PTtl "pttl" 2 Reach::Key, READ, "generic" "2.6.0" "Get the time to live for a key in milliseconds";
     Type "type" 2 Reach::Key, READ, "generic" "1.0.0" "Determine the type stored at key";
@@ -183,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_else_is_a_command(name in "[gG'\x00 ][eE\x05][tT4 \x00]?[ \x00sS]{0,7}") {
+        fn nothing_else_is_a_command(name in "pexpirea?t?x?|[gG'\x00 ][eE\x05][tT4 \x00]?[ \x00sS]{0,7}") {
             let expected = SPECS.iter().position(|spec| spec.name.eq_ignore_ascii_case(&name));
             prop_assert_eq!(find(name.as_bytes()).map(|command| command as usize), expected);
         }

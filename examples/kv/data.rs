@@ -7,7 +7,7 @@ use crate::commands::Command;
 use crate::reply::{Out, Reply};
 use crate::resp::Args;
 use crate::route::Place;
-use crate::store::{Key, Keyer, Moment, Store};
+use crate::store::{Key, Keyer, Moment, NEVER, Store};
 
 const SYNTAX: &str = "ERR syntax error";
 const NOT_A_NUMBER: &str = "ERR value is not an integer or out of range";
@@ -26,6 +26,38 @@ pub struct Task<'a, O> {
     pub value_bytes_max: usize,
     /// Where the reply goes.
     pub reply: Reply<O>,
+}
+
+/// How a client tells the end of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    /// Seconds from now.
+    Seconds,
+    /// Milliseconds from now.
+    Millis,
+    /// Seconds since 1970.
+    UnixSeconds,
+    /// Milliseconds since 1970.
+    UnixMillis,
+}
+
+impl Unit {
+    /// The end that `time` tells, in milliseconds of the shard; 0 if it lies before the shard's start. `None` if
+    /// Redis could not count up to it: that is milliseconds since 1970 in an `i64`.
+    fn end(self, time: i64, now: &Moment) -> Option<u64> {
+        let millis = match self {
+            Unit::Seconds | Unit::UnixSeconds => time.checked_mul(1000)?,
+            Unit::Millis | Unit::UnixMillis => time,
+        };
+        let unix = now.unix_millis();
+        let end = match self {
+            Unit::Seconds | Unit::Millis => millis.checked_add(unix)?,
+            Unit::UnixSeconds | Unit::UnixMillis => millis,
+        };
+        // Wider for an instant: a shard's clock and that of the system may have moved apart since the shard's start.
+        let end = i128::from(end) - i128::from(unix) + i128::from(now.millis());
+        Some(end.clamp(0, i128::from(NEVER - 1)) as u64)
+    }
 }
 
 /// How far a reply came.
@@ -52,8 +84,10 @@ impl<O: Out> Task<'_, O> {
             Command::DecrBy => self.add_given(key, args, true),
             Command::Append => self.append(key, args),
             Command::StrLen => self.strlen(key),
-            Command::Expire => self.expire(key, args, command, 1000),
-            Command::PExpire => self.expire(key, args, command, 1),
+            Command::Expire => self.expire(key, args, command, Unit::Seconds),
+            Command::PExpire => self.expire(key, args, command, Unit::Millis),
+            Command::ExpireAt => self.expire(key, args, command, Unit::UnixSeconds),
+            Command::PExpireAt => self.expire(key, args, command, Unit::UnixMillis),
             Command::Ttl => self.ttl(key, 1000),
             Command::PTtl => self.ttl(key, 1),
             Command::Type => self.type_of(key),

@@ -5,13 +5,29 @@
 //!
 //! Requests are frames ([`resp`]); each shard keeps the keys whose hash leads to it ([`store`], [`route`]); replies are
 //! written straight into the outbox ([`reply`]). Everything is in memory, and nothing is ever evicted.
+//!
+//! # Several shards
+//!
+//! A command on a key of another shard goes there as a message, and its call waits for the answer ([`node`], [`pending`]).
+//! One call of a connection is under way at a time: its replies keep their order, and it sees its own writes. With one
+//! shard, and on keys of the connection's own shard, no message is sent.
+//!
+//! * A command on one key is atomic.
+//! * MGET, MSET, DEL and EXISTS are atomic for the keys of one shard, not across shards: another client may see a part of
+//!   an MSET. A long MGET takes its values in pieces, between which they may change, with one shard as well.
+//! * KEYS, DBSIZE, FLUSHALL, FLUSHDB, INFO and CLIENT LIST take the shards one by one.
+//! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The other shards do
+//!   theirs all the same, so an MSET that fails may have set a part of its keys.
+//!
+//! Memory: one call of a connection waits at a time, so the other shards hold one copy of its request at most, and the
+//! answers to it. Requests of connections that were closed meanwhile wait in mailboxes of 65 536 messages.
 
 mod about;
 mod commands;
 mod data;
+mod gather;
 mod glob;
 mod inline;
-mod mesh;
 mod node;
 mod number;
 mod pending;
@@ -28,11 +44,10 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use clap::Parser;
-use ringserve::{Driver, Limits, Server, Shard};
+use ringserve::{Driver, Limits, Server, Shard, Shards};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::mesh::Shards;
 use crate::node::{Message, Node};
 use crate::reply::OUTBOX_BYTES_HIGH;
 use crate::resp::Resp;
@@ -49,9 +64,9 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Shards. Until shards can send each other messages there is one.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    shards: usize,
+    /// Shards, which share the keys among them; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
@@ -84,26 +99,19 @@ fn main() -> ExitCode {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    if args.shards != 1 {
-        eprintln!(
-            "--shards is {}; it must be 1: the framework cannot send messages between shards yet",
-            args.shards
-        );
-        return ExitCode::from(2);
-    }
     let value_bytes_max = args.request_bytes_max as usize;
     let (keyer, shards) = (Keyer::default(), Shards::<Message>::new());
     let service = move |shard: &Shard| {
         let place = Place { index: shard.index(), shards: shard.count() };
         let node = Rc::new(Node::new(place, keyer, value_bytes_max, shards.clone()));
         let here = node.clone();
-        shards.join(shard, move |from, message| here.receive(from, message));
-        if place.shards > 1 {
-            shard.spawn(node.clone().courier());
-        }
+        shards.join(shard, move |message| here.receive(message));
         Kv::new(node)
     };
-    let server = Server::bind(args.listen).driver(args.driver).shards(args.shards).limits(args.limits());
+    let mut server = Server::bind(args.listen).driver(args.driver).limits(args.limits());
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
     match server.framing(Resp).serve(service) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

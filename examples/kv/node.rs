@@ -1,40 +1,54 @@
-//! One shard's part of the server: its keys, and its way to those of others.
+//! One shard's part of the server: its keys and connections, and its way to those of the other shards.
 
-use std::cell::{Cell, RefCell, RefMut};
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::cell::{RefCell, RefMut};
 use std::time::Instant;
 
+use ringserve::{SendError, Shards};
+
+use crate::about::{Counts, Figures};
 use crate::commands::{self, Reach};
 use crate::data::{Outcome, Task};
-use crate::mesh::{SendError, Shards};
-use crate::pending::{Pending, SlotId, Ticket};
+use crate::gather::Gather;
+use crate::pending::{Dropped, Ticket, WayBack, question};
 use crate::reply::{Out, Protocol, Reply};
 use crate::resp::Args;
-use crate::route::{self, Place, Plan};
+use crate::route::{self, Merge, Place, Plan};
+use crate::session::{ClientLine, Clients};
 use crate::store::{Keyer, Moment, Store};
 
-/// What shards send each other.
-#[derive(Debug)]
+/// What shards ask each other. At most one message for each shard is under way for a connection, since one call of it is.
 pub enum Message {
-    /// Work on this request.
-    Ask {
-        /// In array form.
-        request: Vec<u8>,
-        /// What the client understands.
-        protocol: Protocol,
-        /// Where the answer is to go.
-        slot: SlotId,
+    /// Work on a request about keys.
+    Work {
+        /// What to do.
+        work: Work,
+        /// Where the reply goes.
+        back: WayBack<Answer>,
     },
-    /// The reply to a request.
-    Answer {
-        /// Who waits for it.
-        slot: SlotId,
-        /// The reply.
-        bytes: Vec<u8>,
-    },
+    /// Tell the figures of the shard, for INFO.
+    Figures(WayBack<Figures>),
+    /// Tell the connections of the shard, for CLIENT LIST.
+    Clients(WayBack<Vec<ClientLine>>),
+}
+
+/// A request about keys of one shard.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Work {
+    /// In array form.
+    pub request: Vec<u8>,
+    /// What the client understands.
+    pub protocol: Protocol,
+    /// Keys of MGET that were answered before.
+    pub skip: usize,
+}
+
+/// The reply of one shard to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The reply, or a part of it.
+    pub bytes: Vec<u8>,
+    /// What to ask for the next part.
+    pub rest: Option<Work>,
 }
 
 /// Takes messages to other shards.
@@ -52,35 +66,82 @@ impl Post for Shards<Message> {
     }
 }
 
-/// See the module.
+/// Why a shard gave no answer. Each is a reply to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// Too many messages wait there: the request was not worked on.
+    Full(usize),
+    /// It had ended before: the request was not worked on.
+    Ended(usize),
+    /// It ended or panicked meanwhile: the request may have been worked on.
+    Lost(usize),
+}
+
+impl Unanswered {
+    /// The error that the client gets.
+    pub fn reply(self) -> Vec<u8> {
+        let text = match self {
+            Unanswered::Full(shard) => format!("-TRYAGAIN shard {shard} has too many requests waiting\r\n"),
+            Unanswered::Ended(shard) => format!("-ERR shard {shard} has ended\r\n"),
+            Unanswered::Lost(shard) => format!("-ERR shard {shard} gave no answer\r\n"),
+        };
+        text.into_bytes()
+    }
+}
+
+/// A question to one shard.
+enum Asked<T> {
+    /// It is answered.
+    Now(Result<T, Unanswered>),
+    /// This shard is to answer.
+    Later(usize, Ticket<T>),
+}
+
+impl<T> Asked<T> {
+    async fn answer(self) -> Result<T, Unanswered> {
+        match self {
+            Asked::Now(answer) => answer,
+            Asked::Later(shard, ticket) => ticket.await.map_err(|Dropped| Unanswered::Lost(shard)),
+        }
+    }
+}
+
+/// One shard. `P` is its way to the others.
 pub struct Node<P> {
     place: Place,
     keyer: Keyer,
     store: RefCell<Store>,
+    counts: Counts,
+    clients: Clients,
     started: Instant,
     value_bytes_max: usize,
-    pending: Rc<Pending>,
     post: P,
-    /// Answers that found the way full, to be sent before any other. At most one for each request under way.
-    unsent: RefCell<VecDeque<(usize, Message)>>,
-    /// Wakes the courier, which sends them.
-    courier: Cell<Option<Waker>>,
 }
 
 impl<P: Post> Node<P> {
-    /// A shard without keys.
+    /// A shard without keys and connections.
     pub fn new(place: Place, keyer: Keyer, value_bytes_max: usize, post: P) -> Node<P> {
         Node {
             place,
             keyer,
             store: RefCell::default(),
+            counts: Counts::default(),
+            clients: Clients::default(),
             started: Instant::now(),
             value_bytes_max,
-            pending: Rc::default(),
             post,
-            unsent: RefCell::default(),
-            courier: Cell::default(),
         }
+    }
+
+    /// What it counts.
+    #[inline]
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Its connections.
+    pub fn clients(&self) -> &Clients {
+        &self.clients
     }
 
     /// Which shard it is.
@@ -123,82 +184,130 @@ impl<P: Post> Node<P> {
         }
     }
 
-    /// A message came from another shard.
-    pub fn receive(&self, from: usize, message: Message) {
+    /// Answers a message of another shard.
+    pub fn receive(&self, message: Message) {
         match message {
-            Message::Answer { slot, bytes } => self.pending.answer(slot, bytes),
-            Message::Ask { request, protocol, slot } => {
-                let bytes = self.work(&request, protocol);
-                self.unsent.borrow_mut().push_back((from, Message::Answer { slot, bytes }));
-            }
-        }
-        self.send_unsent();
-    }
-
-    /// Never ends: sends answers that found the way full as soon as there is room. It asks once in a turn, which lasts
-    /// until the other shard has taken something in one of its own.
-    pub async fn courier(self: Rc<Self>) {
-        poll_fn(|task| {
-            self.courier.set(Some(task.waker().clone()));
-            self.send_unsent();
-            Poll::<()>::Pending
-        })
-        .await;
-    }
-
-    fn send_unsent(&self) {
-        let mut unsent = self.unsent.borrow_mut();
-        while let Some((to, message)) = unsent.pop_front() {
-            match self.post.send(to, message) {
-                // Nobody waits there any more if it is gone.
-                Ok(()) | Err(SendError::Gone(_)) => {}
-                Err(SendError::Full(message)) => {
-                    unsent.push_front((to, message));
-                    return self.courier.take().into_iter().for_each(Waker::wake);
-                }
-            }
+            Message::Work { work, back } => back.answer(self.work(work)),
+            Message::Figures(back) => back.answer(self.figures()),
+            Message::Clients(back) => back.answer(self.clients.lines(None)),
         }
     }
 
-    /// Asks all that a plan names, and makes one reply of their answers.
-    pub async fn ask_all(&self, plan: Plan, protocol: Protocol) -> Vec<u8> {
-        // All are asked before the first is waited for.
-        let asked: Vec<_> =
-            plan.parts.into_iter().map(|part| self.ask(part.shard, part.request, protocol)).collect();
+    /// Asks each shard that a plan names, and writes one reply of their answers. `write` may wait for room between pieces.
+    pub async fn ask_all(&self, plan: Plan, protocol: Protocol, mut write: impl AsyncFnMut(&[u8])) {
+        // Each is asked before the first is waited for.
+        let asked = plan.parts.into_iter().map(|part| {
+            let work = Work { request: part.request, protocol, skip: 0 };
+            (part.shard, self.ask_work(part.shard, work))
+        });
+        let asked: Vec<_> = asked.collect();
         let mut answers = Vec::with_capacity(asked.len());
-        for answer in asked {
-            answers.push(match answer {
-                Ok(ticket) => ticket.await,
-                Err(answer) => answer,
-            });
+        for (shard, asked) in asked {
+            answers.push((shard, asked.answer().await.unwrap_or_else(Answer::unanswered)));
         }
-        route::merge(&plan.merge, answers)
+        if let Some((_, error)) = answers.iter().find(|(_, answer)| answer.bytes.first() == Some(&b'-')) {
+            return write(&error.bytes).await;
+        }
+        match plan.merge {
+            Merge::Order(order) => self.gather(Gather::new(order, answers), &mut write).await,
+            other => {
+                let answers = answers.into_iter().map(|(_, answer)| answer.bytes).collect();
+                write(&route::merge(&other, answers)).await;
+            }
+        }
     }
 
-    /// Asks one shard. An answer at once if it is this one, or if it cannot be asked.
-    fn ask(&self, shard: usize, request: Vec<u8>, protocol: Protocol) -> Result<Ticket, Vec<u8>> {
-        if shard == self.place.index {
-            return Err(self.work(&request, protocol));
+    /// Writes the values of MGET in the order of their keys, and asks for more of them meanwhile.
+    async fn gather(&self, mut gather: Gather, write: &mut impl AsyncFnMut(&[u8])) {
+        loop {
+            let (piece, rest) = gather.next_piece();
+            write(&piece).await;
+            let Some((part, shard, work)) = rest else { return };
+            let answer = self.ask_work(shard, work).answer().await;
+            gather.more(part, answer.unwrap_or_else(Answer::unanswered));
         }
-        let ticket = self.pending.ask();
-        match self.post.send(shard, Message::Ask { request, protocol, slot: ticket.id() }) {
-            Ok(()) => Ok(ticket),
-            Err(SendError::Full(_)) => {
-                Err(format!("-TRYAGAIN shard {shard}, which owns a key, is behind\r\n").into())
-            }
-            Err(SendError::Gone(_)) => {
-                Err(format!("-ERR shard {shard}, which owns a key, has ended\r\n").into())
-            }
+    }
+
+    /// The figures of all shards, for INFO.
+    ///
+    /// # Errors
+    /// If a shard gave none.
+    pub async fn all_figures(&self) -> Result<Figures, Unanswered> {
+        let mut sum = Figures::default();
+        for figures in self.ask_each(|| self.figures(), Message::Figures).await? {
+            sum.add(&figures);
+        }
+        Ok(sum)
+    }
+
+    /// The connections of all shards in the order in which CLIENT LIST tells them. `caller` asks.
+    ///
+    /// # Errors
+    /// If a shard gave none.
+    pub async fn all_clients(&self, caller: u64) -> Result<Vec<ClientLine>, Unanswered> {
+        let mut all = self.ask_each(|| self.clients.lines(Some(caller)), Message::Clients).await?.concat();
+        all.sort_unstable_by_key(|line| line.id);
+        Ok(all)
+    }
+
+    async fn ask_each<T>(
+        &self,
+        here: impl Fn() -> T,
+        message: impl Fn(WayBack<T>) -> Message,
+    ) -> Result<Vec<T>, Unanswered> {
+        let asked: Vec<_> = (0..self.place.shards)
+            .map(|shard| self.ask(shard, (), |()| here(), |(), back| message(back)))
+            .collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for asked in asked {
+            answers.push(asked.answer().await?);
+        }
+        Ok(answers)
+    }
+
+    fn ask_work(&self, shard: usize, work: Work) -> Asked<Answer> {
+        self.ask(shard, work, |work| self.work(work), |work, back| Message::Work { work, back })
+    }
+
+    /// Asks one shard, by a message if it is not this one.
+    fn ask<W, T>(
+        &self,
+        shard: usize,
+        what: W,
+        here: impl FnOnce(W) -> T,
+        message: impl FnOnce(W, WayBack<T>) -> Message,
+    ) -> Asked<T> {
+        if shard == self.place.index {
+            return Asked::Now(Ok(here(what)));
+        }
+        let (back, ticket) = question();
+        match self.post.send(shard, message(what, back)) {
+            Ok(()) => Asked::Later(shard, ticket),
+            Err(SendError::Full(_)) => Asked::Now(Err(Unanswered::Full(shard))),
+            Err(SendError::Gone(_)) => Asked::Now(Err(Unanswered::Ended(shard))),
+        }
+    }
+
+    fn figures(&self) -> Figures {
+        let store = self.store();
+        Figures {
+            open: self.counts.open.get(),
+            opened: self.counts.opened.get(),
+            commands: self.counts.commands.get(),
+            keys: store.len() as u64,
+            ending: store.ending() as u64,
+            expired: store.expired(),
         }
     }
 
     /// Works on a request about keys of this shard.
-    fn work(&self, request: &[u8], protocol: Protocol) -> Vec<u8> {
-        let mut args = Args::of(request);
+    fn work(&self, work: Work) -> Answer {
+        let whole = |bytes| Answer { bytes, rest: None };
+        let mut args = Args::of(&work.request);
         let mut store = self.store();
-        let mut task = self.task(&mut store, Reply::new(Vec::new(), protocol));
+        let mut task = self.task(&mut store, Reply::new(Vec::new(), work.protocol));
         let Some(command) = args.next().and_then(commands::find) else {
-            return b"-ERR another shard asked for an unknown command\r\n".to_vec();
+            return whole(b"-ERR another shard asked for an unknown command\r\n".to_vec());
         };
         let outcome = match command.spec().reach {
             Reach::Key => {
@@ -206,13 +315,20 @@ impl<P: Post> Node<P> {
                 task.run_one(command, key, args);
                 Outcome::Done
             }
-            _ => task.run_many(command, args, 0),
+            _ => task.run_many(command, args, work.skip),
         };
+        let bytes = task.reply.into_inner();
         match outcome {
-            Outcome::Done => task.reply.into_inner(),
-            Outcome::Long(text) => text,
-            Outcome::Full(_) => b"-ERR the reply is too long to be sent from shard to shard\r\n".to_vec(),
+            Outcome::Done => whole(bytes),
+            Outcome::Long(text) => whole(text),
+            Outcome::Full(done) => Answer { bytes, rest: Some(Work { skip: done, ..work }) },
         }
+    }
+}
+
+impl Answer {
+    fn unanswered(why: Unanswered) -> Answer {
+        Answer { bytes: why.reply(), rest: None }
     }
 }
 

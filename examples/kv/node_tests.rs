@@ -1,30 +1,36 @@
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::inline;
+use crate::session::{Listed, Session};
 
 /// Messages on their way between the shards of one test, in order for each pair.
-type Way = Rc<RefCell<VecDeque<(usize, usize, Message)>>>;
+type Way = Rc<RefCell<VecDeque<(usize, Message)>>>;
 
 struct Line {
-    from: usize,
     way: Way,
+    /// True once the other shards ended.
+    ended: Rc<Cell<bool>>,
     /// Messages that fit.
     room: usize,
 }
 
 impl Post for Line {
     fn send(&self, to: usize, message: Message) -> Result<(), SendError<Message>> {
+        if self.ended.get() {
+            return Err(SendError::Gone(message));
+        }
         let mut way = self.way.borrow_mut();
         if way.len() >= self.room {
             return Err(SendError::Full(message));
         }
-        way.push_back((self.from, to, message));
+        way.push_back((to, message));
         Ok(())
     }
 }
@@ -32,16 +38,25 @@ impl Post for Line {
 struct Lab {
     nodes: Vec<Node<Line>>,
     way: Way,
+    ended: Rc<Cell<bool>>,
 }
 
 impl Lab {
     fn new(shards: usize, room: usize) -> Lab {
-        let (keyer, way) = (Keyer::default(), Way::default());
+        let (keyer, way, ended) = (Keyer::default(), Way::default(), Rc::<Cell<bool>>::default());
         let node = |index| {
-            let line = Line { from: index, way: way.clone(), room };
+            let line = Line { way: way.clone(), ended: ended.clone(), room };
             Node::new(Place { index, shards }, keyer, 1 << 20, line)
         };
-        Lab { nodes: (0..shards).map(node).collect(), way }
+        Lab { nodes: (0..shards).map(node).collect(), way, ended }
+    }
+
+    /// Keys that this shard owns.
+    fn keys_of(&self, shard: usize) -> impl Iterator<Item = String> {
+        let keyer = *self.nodes[0].keyer();
+        let shards = self.nodes.len();
+        let owned = move |name: &String| keyer.key(name.as_bytes()).owner(shards) == shard;
+        (0..).map(|n| format!("key:{n}")).filter(owned)
     }
 
     /// The reply to a line that arrives at shard `at`.
@@ -50,8 +65,13 @@ impl Lab {
         let command = commands::find(line.split(' ').next().unwrap_or_default().as_bytes()).unwrap();
         let node = &self.nodes[at];
         let reply = match Plan::of(command, &request, node.place(), node.keyer()) {
-            None => node.work(&request, Protocol::Resp2),
-            Some(plan) => self.run(node.ask_all(plan, Protocol::Resp2)),
+            None => node.work(Work { request, protocol: Protocol::Resp2, skip: 0 }).bytes,
+            Some(plan) => {
+                let mut reply = Vec::new();
+                let write = async |piece: &[u8]| reply.extend_from_slice(piece);
+                self.run(node.ask_all(plan, Protocol::Resp2, write));
+                reply
+            }
         };
         String::from_utf8(reply).unwrap().trim_end().replace("\r\n", " ")
     }
@@ -63,8 +83,8 @@ impl Lab {
                 return done;
             }
             let next = self.way.borrow_mut().pop_front();
-            let (from, to, message) = next.expect("somebody waits, and nothing is on its way");
-            self.nodes[to].receive(from, message);
+            let (to, message) = next.expect("a call waits, and no message is on its way");
+            self.nodes[to].receive(message);
         }
     }
 }
@@ -92,49 +112,101 @@ fn a_shard_that_is_behind_is_not_waited_for() {
     let lab = Lab::new(2, 0);
     let replies: Vec<String> = (0..20).map(|n| lab.ask(0, &format!("get key:{n}"))).collect();
     assert!(replies.iter().any(|reply| reply == "$-1"), "those of this shard are answered");
-    assert!(replies.iter().any(|reply| reply == "-TRYAGAIN shard 1, which owns a key, is behind"));
+    assert!(replies.iter().any(|reply| reply == "-TRYAGAIN shard 1 has too many requests waiting"));
 }
 
-#[derive(Default)]
-struct Wakes(AtomicUsize);
+#[test]
+fn shard_that_ended_is_an_error_and_no_hang() {
+    let lab = Lab::new(2, 100);
+    let there = lab.keys_of(1).next().unwrap();
+    // It ends with the question in its mailbox.
+    let request = inline::to_array(format!("get {there}").as_bytes());
+    let plan = Plan::forward(1, &request);
+    let mut reply = Vec::new();
+    {
+        let write = async |piece: &[u8]| reply.extend_from_slice(piece);
+        let mut asking = pin!(lab.nodes[0].ask_all(plan, Protocol::Resp2, write));
+        let mut poll = || asking.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll().is_pending());
+        lab.way.borrow_mut().clear();
+        assert!(poll().is_ready());
+    }
+    assert_eq!(reply, b"-ERR shard 1 gave no answer\r\n");
+    // It ended before.
+    lab.ended.set(true);
+    for line in
+        [format!("get {there}"), format!("mget {there}"), "keys *".into(), "dbsize".into(), "scan 1".into()]
+    {
+        assert_eq!(lab.ask(0, &line), "-ERR shard 1 has ended", "{line}");
+    }
+    assert_eq!(lab.run(lab.nodes[0].all_figures()), Err(Unanswered::Ended(1)));
+    assert_eq!(lab.run(lab.nodes[0].all_clients(1)), Err(Unanswered::Ended(1)));
+}
 
-impl Wake for Wakes {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+#[test]
+fn long_values_of_other_shards_come_in_pieces() {
+    let lab = Lab::new(3, 100);
+    // Two keys of each shard, so that a value which comes twice shows.
+    let keys: Vec<String> = (0..6).map(|n| lab.keys_of(n % 3).nth(n / 3).unwrap()).collect();
+    let letters = ["a", "b", "c", "d", "e", "f"];
+    for (key, letter) in keys.iter().zip(letters) {
+        assert_eq!(lab.ask(0, &format!("set {key} {}", letter.repeat(100_000))), "+OK");
+    }
+    // 80 values of 100 kB: 8 MB, of which a shard sends 300 kB at once.
+    let order: Vec<usize> = (0..80).map(|n| (n * n + n / 7) % 6).collect();
+    let line = order.iter().fold("mget".to_owned(), |line, key| format!("{line} {}", keys[*key]));
+    let expected: Vec<&str> = order.iter().map(|key| letters[*key]).collect();
+    let request = inline::to_array(line.as_bytes());
+    let node = &lab.nodes[0];
+    let plan = Plan::of(commands::Command::MGet, &request, node.place(), node.keyer()).unwrap();
+    let (mut reply, mut longest) = (Vec::new(), 0);
+    lab.run(node.ask_all(plan, Protocol::Resp2, async |piece| {
+        longest = longest.max(piece.len());
+        reply.extend_from_slice(piece);
+    }));
+    let reply = String::from_utf8(reply).unwrap();
+    let values: Vec<&str> =
+        reply.split("\r\n").filter(|value| value.len() == 100_000).map(|value| &value[..1]).collect();
+    assert!(reply.starts_with("*80\r\n$100000\r\n"));
+    assert_eq!(values, expected);
+    assert!(longest < 3 * 400_000, "{longest} bytes at once");
+}
+
+#[test]
+fn info_tells_the_sum_of_all_shards() {
+    let lab = Lab::new(3, 100);
+    for n in 0..30 {
+        lab.ask(0, &format!("set key:{n} v"));
+        lab.ask(1, &format!("expire key:{} 100", n / 2));
+    }
+    for (n, node) in lab.nodes.iter().enumerate() {
+        node.counts().open.set(n as u64 + 1);
+        node.counts().opened.set(10 * (n as u64 + 1));
+        node.counts().commands.set(100 * (n as u64 + 1));
+    }
+    for node in &lab.nodes {
+        let expected = Figures { open: 6, opened: 60, commands: 600, keys: 30, ending: 15, expired: 0 };
+        assert_eq!(lab.run(node.all_figures()), Ok(expected));
     }
 }
 
 #[test]
-fn an_answer_that_finds_the_way_full_is_sent_by_the_courier() {
-    let way = Way::default();
-    let line = Line { from: 1, way: way.clone(), room: 1 };
-    let node = Rc::new(Node::new(Place { index: 1, shards: 2 }, Keyer::default(), 1 << 20, line));
-    let wakes = Arc::<Wakes>::default();
-    let waker = wakes.clone().into();
-    let mut courier = pin!(node.clone().courier());
-    let mut poll = || assert!(courier.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    poll();
-
-    let pending = Rc::<Pending>::default();
-    for _ in 0..2 {
-        let slot = pending.ask().id();
-        let request = inline::to_array(b"get key");
-        node.receive(0, Message::Ask { request, protocol: Protocol::Resp2, slot });
+fn client_list_tells_the_connections_of_all_shards() {
+    let lab = Lab::new(3, 100);
+    let sessions: Vec<Session> = (0..9).map(|_| Session::default()).collect();
+    for (n, session) in sessions.iter().enumerate() {
+        lab.nodes[n % 3].clients().open(session, n as u64 + 1, format!("192.0.2.1:{n}"));
     }
-    assert_eq!(
-        (way.borrow().len(), wakes.0.load(Ordering::Relaxed)),
-        (1, 1),
-        "one is sent, one wakes the courier"
-    );
-    poll();
-    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "still full: again in the next turn");
-    way.borrow_mut().clear();
-    poll();
-    assert_eq!(
-        (way.borrow().len(), wakes.0.load(Ordering::Relaxed)),
-        (1, 2),
-        "it is sent, and the courier rests"
-    );
+    lab.nodes[1].clients().close(&sessions[4]);
+    let lines = lab.run(lab.nodes[2].all_clients(3)).unwrap();
+    let ids: Vec<u64> = lines.iter().map(|line| line.id).collect();
+    assert_eq!(ids, [1, 2, 3, 4, 6, 7, 8, 9]);
+    assert!(lines[3].text.starts_with("id=4 addr=192.0.2.1:3 name= age=0 "), "{lines:?}");
+    let asks: Vec<bool> = lines.iter().map(|line| line.text.contains(" cmd=client")).collect();
+    assert_eq!(asks.iter().position(|asks| *asks), Some(2), "{lines:?}");
+    assert_eq!(asks.iter().filter(|asks| **asks).count(), 1);
+    assert_eq!(Listed::Ids(vec![9, 2, 77]).text(&lines), [&lines[1].text[..], &lines[7].text].concat());
+    assert_eq!(Listed::None.text(&lines), "");
 }
 
 fn any_line() -> impl Strategy<Value = String> {

@@ -1,180 +1,192 @@
-//! Requests that another shard works on.
+//! The way back of a question that one shard asks another.
 //!
 //! ```text
-//!   handler ── asks ──▶ slot, with its waker  ◀── answers ── owner
-//!      ▲                        │
-//!      └── woken, takes it ─────┘
+//!   call ──▶ Ticket ┐           ┌ WayBack ──▶ in the message, to the other shard
+//!    ▲              └── State ──┘                         │
+//!    └──────────────── woken ◀──── answer, or drop ────────┘
 //! ```
+//!
+//! The answer goes into memory that both sides share, and not into a mailbox: no mailbox can be too full for it. A
+//! message that is dropped, because its shard ended or panicked, drops its way back, and that wakes the call as well.
+//! So every question gets one of the two, and no call waits for ever.
 
-use std::cell::RefCell;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// The slots of one shard.
-#[derive(Default)]
-pub struct Pending {
-    table: RefCell<Table>,
-}
-
-#[derive(Default)]
-struct Table {
-    slots: Vec<Slot>,
-    /// Slots without a request.
-    free: Vec<u32>,
-}
-
-#[derive(Default)]
-struct Slot {
-    /// Goes up when the slot is freed, so that an answer nobody waits for any more finds nobody.
-    generation: u32,
-    state: State,
-}
-
-#[derive(Default)]
-enum State {
-    #[default]
-    Free,
-    Asked(Option<Waker>),
-    Answered(Vec<u8>),
-}
-
-/// Names a request on the shard that sent it.
+/// The question was dropped without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotId {
-    index: u32,
-    generation: u32,
+pub struct Dropped;
+
+enum State<T> {
+    Asked(Option<Waker>),
+    Answered(T),
+    Dropped,
 }
 
-/// Waits for the answer. Dropping it gives the slot back.
-pub struct Ticket {
-    pending: Rc<Pending>,
-    id: SlotId,
+type Shared<T> = Arc<Mutex<State<T>>>;
+
+/// Both ends of a question.
+pub fn question<T>() -> (WayBack<T>, Ticket<T>) {
+    let state = Arc::new(Mutex::new(State::Asked(None)));
+    (WayBack { state: Some(state.clone()) }, Ticket { state })
 }
 
-impl Pending {
-    /// A slot for a request that is about to be sent.
-    pub fn ask(self: &Rc<Self>) -> Ticket {
-        let mut table = self.table.borrow_mut();
-        let index = match table.free.pop() {
-            Some(index) => index,
-            None => {
-                table.slots.push(Slot::default());
-                table.slots.len() as u32 - 1
-            }
-        };
-        let slot = &mut table.slots[index as usize];
-        slot.state = State::Asked(None);
-        Ticket { pending: self.clone(), id: SlotId { index, generation: slot.generation } }
+/// Where the answer goes.
+pub struct WayBack<T> {
+    /// `None` once it is answered.
+    state: Option<Shared<T>>,
+}
+
+/// Waits for the answer. Dropping it is no loss: the answer goes nowhere then.
+pub struct Ticket<T> {
+    state: Shared<T>,
+}
+
+impl<T> WayBack<T> {
+    /// Hands over the answer, and wakes the call that waits for it.
+    pub fn answer(mut self, answer: T) {
+        self.end(State::Answered(answer));
     }
 
-    /// Hands over an answer. It is dropped if nobody waits for it any more.
-    pub fn answer(&self, id: SlotId, bytes: Vec<u8>) {
-        let waker = match self.table.borrow_mut().slots.get_mut(id.index as usize) {
-            Some(slot) if slot.generation == id.generation && matches!(slot.state, State::Asked(_)) => {
-                match std::mem::replace(&mut slot.state, State::Answered(bytes)) {
-                    State::Asked(waker) => waker,
-                    State::Free | State::Answered(_) => None,
-                }
-            }
-            _ => None,
-        };
-        // Called when nothing is borrowed any more.
-        if let Some(waker) = waker {
+    fn end(&mut self, state: State<T>) {
+        let Some(shared) = self.state.take() else { return };
+        let before = std::mem::replace(&mut *lock(&shared), state);
+        // Nothing is locked any more.
+        if let State::Asked(Some(waker)) = before {
             waker.wake();
         }
     }
 }
 
-impl Ticket {
-    /// Where the answer is to go.
-    pub fn id(&self) -> SlotId {
-        self.id
+impl<T> Drop for WayBack<T> {
+    fn drop(&mut self) {
+        self.end(State::Dropped);
     }
 }
 
-impl Future for Ticket {
-    type Output = Vec<u8>;
+impl<T> Future for Ticket<T> {
+    type Output = Result<T, Dropped>;
 
-    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Vec<u8>> {
-        let slot = &mut self.pending.table.borrow_mut().slots[self.id.index as usize];
-        match &mut slot.state {
-            State::Answered(bytes) => Poll::Ready(std::mem::take(bytes)),
-            waiting => {
-                *waiting = State::Asked(Some(task.waker().clone()));
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<T, Dropped>> {
+        let mut state = lock(&self.state);
+        match &mut *state {
+            State::Asked(Some(waker)) if waker.will_wake(task.waker()) => Poll::Pending,
+            State::Asked(waker) => {
+                let before = waker.replace(task.waker().clone());
+                drop(state);
+                drop(before);
                 Poll::Pending
             }
+            State::Answered(_) | State::Dropped => match std::mem::replace(&mut *state, State::Dropped) {
+                State::Answered(answer) => Poll::Ready(Ok(answer)),
+                _ => Poll::Ready(Err(Dropped)),
+            },
         }
     }
 }
 
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let mut table = self.pending.table.borrow_mut();
-        let slot = &mut table.slots[self.id.index as usize];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.state = State::Free;
-        table.free.push(self.id.index);
-    }
+fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, State<T>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
+
+    /// The bound of a wait for another thread.
+    const SOON: Duration = Duration::from_secs(20);
 
     #[derive(Default)]
     struct Wakes(AtomicUsize);
 
     impl Wake for Wakes {
         fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
+            self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    fn poll(ticket: &mut Ticket, wakes: &Arc<Wakes>) -> Option<Vec<u8>> {
-        match Pin::new(ticket).poll(&mut Context::from_waker(&wakes.clone().into())) {
-            Poll::Ready(answer) => Some(answer),
-            Poll::Pending => None,
-        }
+    fn poll<T>(ticket: &mut Ticket<T>, wakes: &Arc<Wakes>) -> Poll<Result<T, Dropped>> {
+        Pin::new(ticket).poll(&mut Context::from_waker(&wakes.clone().into()))
     }
 
     #[test]
-    fn an_answer_wakes_the_one_who_waits_and_no_other() {
-        let pending = Rc::<Pending>::default();
+    fn answer_wakes_its_own_call_and_no_other() {
         let wakes = [Arc::<Wakes>::default(), Arc::<Wakes>::default()];
-        let mut tickets = [pending.ask(), pending.ask()];
-        for (ticket, wakes) in tickets.iter_mut().zip(&wakes) {
-            assert_eq!(poll(ticket, wakes), None);
+        let ((_first, mut unanswered), (second, mut ticket)) = (question::<u8>(), question::<u8>());
+        assert_eq!(poll(&mut unanswered, &wakes[0]), Poll::Pending);
+        assert_eq!(poll(&mut ticket, &wakes[1]), Poll::Pending);
+        assert_eq!(poll(&mut ticket, &wakes[1]), Poll::Pending);
+        second.answer(7);
+        assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::SeqCst)), [0, 1]);
+        assert_eq!(poll(&mut ticket, &wakes[1]), Poll::Ready(Ok(7)));
+        assert_eq!(poll(&mut unanswered, &wakes[0]), Poll::Pending);
+    }
+
+    #[test]
+    fn answer_may_come_before_the_first_poll() {
+        let (back, mut ticket) = question();
+        back.answer("early");
+        assert_eq!(poll(&mut ticket, &Arc::default()), Poll::Ready(Ok("early")));
+    }
+
+    #[test]
+    fn dropped_question_wakes_its_call() {
+        let wakes = Arc::<Wakes>::default();
+        let (back, mut ticket) = question::<u8>();
+        assert_eq!(poll(&mut ticket, &wakes), Poll::Pending);
+        drop(back);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        assert_eq!(poll(&mut ticket, &wakes), Poll::Ready(Err(Dropped)));
+    }
+
+    #[test]
+    fn answer_to_a_dropped_ticket_is_freed() {
+        let (back, ticket) = question();
+        let answer = Arc::new(());
+        drop(ticket);
+        back.answer(answer.clone());
+        assert_eq!(Arc::strong_count(&answer), 1);
+    }
+
+    #[test]
+    fn answers_cross_threads() {
+        let (questions, asked) = std::sync::mpsc::channel::<(u64, WayBack<u64>)>();
+        let other = thread::spawn(move || {
+            for (number, back) in asked {
+                if number % 3 > 0 {
+                    back.answer(2 * number);
+                }
+            }
+        });
+        struct Unpark(thread::Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
         }
-        pending.answer(tickets[1].id(), b"yes".to_vec());
-        assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed)), [0, 1]);
-        assert_eq!(poll(&mut tickets[1], &wakes[1]).as_deref(), Some(&b"yes"[..]));
-        assert_eq!(poll(&mut tickets[0], &wakes[0]), None);
-    }
-
-    #[test]
-    fn an_answer_may_come_before_anybody_waits() {
-        let pending = Rc::<Pending>::default();
-        let mut ticket = pending.ask();
-        pending.answer(ticket.id(), b"early".to_vec());
-        assert_eq!(poll(&mut ticket, &Arc::default()).as_deref(), Some(&b"early"[..]));
-    }
-
-    #[test]
-    fn a_late_answer_does_not_reach_the_next_one_in_the_slot() {
-        let pending = Rc::<Pending>::default();
-        let left = pending.ask().id();
-        let mut next = pending.ask();
-        assert_eq!(next.id().index, left.index, "the slot is used again");
-        pending.answer(left, b"late".to_vec());
-        pending.answer(SlotId { index: 99, generation: 0 }, b"nowhere".to_vec());
-        assert_eq!(poll(&mut next, &Arc::default()), None);
-        pending.answer(next.id(), b"first".to_vec());
-        pending.answer(next.id(), b"again".to_vec());
-        assert_eq!(poll(&mut next, &Arc::default()).as_deref(), Some(&b"first"[..]));
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        for number in 0..10_000 {
+            let (back, mut ticket) = question();
+            questions.send((number, back)).unwrap();
+            let answer = loop {
+                match Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)) {
+                    Poll::Ready(answer) => break answer,
+                    Poll::Pending => {
+                        let waits = Instant::now();
+                        thread::park_timeout(SOON);
+                        assert!(waits.elapsed() < SOON, "the wake-up for {number} is lost");
+                    }
+                }
+            };
+            assert_eq!(answer, if number % 3 > 0 { Ok(2 * number) } else { Err(Dropped) });
+        }
+        drop(questions);
+        other.join().unwrap();
     }
 }

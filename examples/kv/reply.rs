@@ -53,9 +53,10 @@ impl Out for Vec<u8> {
     }
 }
 
-/// What one shard sends another for one request at most: it lies in memory in one piece. 64 MiB are what a
-/// connection's outbox may hold.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Values of MGET that one shard sends another at once, beyond which at most one more goes with them. The rest is asked for
+/// when these are written, so this is what a connection of a slow reader keeps in memory for each shard. As much as its
+/// outbox: a round trip for less would cost more than it saves.
+pub const ANSWER_BYTES_MAX: usize = OUTBOX_BYTES_HIGH;
 
 /// Writes one reply.
 pub struct Reply<O> {

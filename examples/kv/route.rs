@@ -82,7 +82,8 @@ pub enum Merge {
     Ok,
     /// They are arrays, one after the other.
     Join,
-    /// They are arrays; the next element of the reply comes from the part that is named here.
+    /// They are arrays; the next element of the reply comes from the part that is named here. One part may send its array in
+    /// several answers.
     Order(Vec<u16>),
 }
 
@@ -155,8 +156,8 @@ pub fn split<'a>(
         .map(|(shard, args)| Part { shard, request: resp::request(args.into_iter()) })
         .collect();
     let merge = match command {
-        _ if parts.len() == 1 => Merge::Only,
         Command::MGet => Merge::Order(order),
+        _ if parts.len() == 1 => Merge::Only,
         Command::MSet => Merge::Ok,
         _ => Merge::Sum,
     };
@@ -172,7 +173,8 @@ pub fn merge(merge: &Merge, mut answers: Vec<Vec<u8>>) -> Vec<u8> {
         Merge::Only | Merge::Ok => answers.into_iter().next(),
         Merge::Sum => sum(&answers),
         Merge::Join => join(&answers),
-        Merge::Order(order) => interleave(order, &answers),
+        // That is a reply of several pieces, of the module `gather`.
+        Merge::Order(_) => None,
     };
     merged.unwrap_or_else(|| b"-ERR another shard gave an answer of another form\r\n".to_vec())
 }
@@ -198,23 +200,8 @@ fn join(answers: &[Vec<u8>]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-fn interleave(order: &[u16], answers: &[Vec<u8>]) -> Option<Vec<u8>> {
-    let mut rests = Vec::new();
-    for answer in answers {
-        rests.push(number_line(answer, b'*')?.1);
-    }
-    let mut out = [b"*", Digits::of(order.len() as i64).bytes(), b"\r\n"].concat();
-    for part in order {
-        let rest = rests.get_mut(usize::from(*part))?;
-        let (element, behind) = rest.split_at_checked(element_len(rest)?)?;
-        out.extend_from_slice(element);
-        *rest = behind;
-    }
-    Some(out)
-}
-
 /// Bytes of the string or null at the start of `bytes`.
-fn element_len(bytes: &[u8]) -> Option<usize> {
+pub fn element_len(bytes: &[u8]) -> Option<usize> {
     if bytes.starts_with(b"_\r\n") {
         return Some(3);
     }
@@ -224,7 +211,7 @@ fn element_len(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The number in the line at the start of `bytes`, and what is behind it.
-fn number_line(bytes: &[u8], kind: u8) -> Option<(i64, &[u8])> {
+pub fn number_line(bytes: &[u8], kind: u8) -> Option<(i64, &[u8])> {
     let line = bytes.strip_prefix(&[kind])?;
     let end = line.iter().position(|byte| *byte == b'\r')?;
     Some((number::parse(&line[..end])?, line.get(end + 2..)?))

@@ -5,18 +5,17 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use ringserve::framing::FrameError;
-use ringserve::{CloseReason, Cx, Frame, Refusal, Service};
+use ringserve::{CloseReason, Cx, Frame, Refusal, Service, Shards};
 
-use crate::about::{self, Counts, Keyspace};
+use crate::about;
 use crate::commands::{self, Command, Reach};
 use crate::data::Outcome;
 use crate::inline;
-use crate::mesh::Shards;
 use crate::node::{Message, Node};
-use crate::reply::{Out, Reply};
+use crate::reply::{Out, Protocol, Reply};
 use crate::resp::Args;
 use crate::route::{Owner, Plan};
-use crate::session::{self, Session};
+use crate::session::{self, Listed, Session};
 
 /// Long replies go out in pieces of this size, and wait for the peer between them.
 const PIECE_BYTES: usize = 64 << 10;
@@ -27,7 +26,6 @@ const TOLD_BYTES_MAX: usize = 128;
 /// The server on one shard.
 pub struct Kv {
     node: Rc<Node<Shards<Message>>>,
-    counts: Counts,
 }
 
 /// What is left to do of a request that could not be answered in one go.
@@ -35,6 +33,10 @@ enum Left {
     Nothing,
     /// Ask other shards.
     Ask(Plan),
+    /// Ask the shards for their figures, and tell these sections of INFO.
+    Info(Vec<Vec<u8>>),
+    /// Ask the shards for their connections, and tell these.
+    Clients(Listed),
     /// Write this as there is room.
     Write(Vec<u8>),
     /// Write the values after so many.
@@ -47,10 +49,11 @@ impl Service for Kv {
 
     fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
         let place = self.node.place();
-        let number = up(&self.counts.opened);
-        up(&self.counts.open);
+        let number = up(&self.node.counts().opened);
+        up(&self.node.counts().open);
         // Different on all shards.
-        cx.session().open((number - 1) * place.shards as u64 + place.index as u64 + 1);
+        let id = (number - 1) * place.shards as u64 + place.index as u64 + 1;
+        self.node.clients().open(cx.session(), id, cx.peer().to_string());
         Ok(())
     }
 
@@ -77,15 +80,17 @@ impl Service for Kv {
         Reply::new(cx, cx.session().protocol()).error(format!("ERR Protocol error: {what}"));
     }
 
-    fn close(&self, _session: &Session, _reason: CloseReason) {
-        self.counts.open.set(self.counts.open.get() - 1);
+    fn close(&self, session: &Session, _reason: CloseReason) {
+        let open = &self.node.counts().open;
+        open.set(open.get() - 1);
+        self.node.clients().close(session);
     }
 }
 
 impl Kv {
     /// The server on the shard of `node`.
     pub fn new(node: Rc<Node<Shards<Message>>>) -> Kv {
-        Kv { node, counts: Counts::default() }
+        Kv { node }
     }
 
     #[inline]
@@ -102,7 +107,7 @@ impl Kv {
         let mut args = Args::of(request);
         let count = args.len();
         let Some((name, text)) = args.next_with_rest() else { return Left::Nothing };
-        up(&self.counts.commands);
+        up(&self.node.counts().commands);
         let protocol = cx.session().protocol();
         let mut reply = Reply::new(cx, protocol);
         let Some(command) = commands::find_at(text, name.len()) else {
@@ -123,10 +128,7 @@ impl Kv {
                 }
                 Left::Nothing
             }
-            Reach::Nothing => {
-                self.about_the_connection(cx, command, args);
-                Left::Nothing
-            }
+            Reach::Nothing => self.about_the_connection(cx, command, args),
             _ => match Plan::of(command, request, self.node.place(), self.node.keyer()) {
                 Some(plan) => Left::Ask(plan),
                 None => self.answer_many(cx, command, args, 0),
@@ -149,14 +151,12 @@ impl Kv {
         loop {
             left = match left {
                 Left::Nothing => return,
-                Left::Ask(plan) => Left::Write(self.node.ask_all(plan, protocol).await),
-                Left::Write(text) => {
-                    for piece in text.chunks(PIECE_BYTES) {
-                        cx.ready().await;
-                        cx.write(piece);
-                    }
-                    return;
+                Left::Ask(plan) => {
+                    return self.node.ask_all(plan, protocol, async |text| write(cx, text).await).await;
                 }
+                Left::Info(sections) => Left::Write(self.info(protocol, &sections).await),
+                Left::Clients(listed) => Left::Write(self.list_clients(cx.session(), &listed).await),
+                Left::Write(text) => return write(cx, &text).await,
                 Left::Values(done) => {
                     cx.ready().await;
                     let line;
@@ -175,30 +175,56 @@ impl Kv {
         }
     }
 
+    async fn info(&self, protocol: Protocol, sections: &[Vec<u8>]) -> Vec<u8> {
+        match self.node.all_figures().await {
+            Ok(figures) => {
+                let mut reply = Reply::new(Vec::new(), protocol);
+                let uptime = self.node.started().elapsed();
+                about::info(&mut reply, sections, self.node.place(), uptime, &figures);
+                reply.into_inner()
+            }
+            Err(unanswered) => unanswered.reply(),
+        }
+    }
+
+    async fn list_clients(&self, session: &Session, listed: &Listed) -> Vec<u8> {
+        match self.node.all_clients(session.id()).await {
+            Ok(lines) => {
+                let mut reply = Reply::new(Vec::new(), session.protocol());
+                reply.text(&listed.text(&lines));
+                reply.into_inner()
+            }
+            Err(unanswered) => unanswered.reply(),
+        }
+    }
+
     #[inline(never)]
-    fn about_the_connection(&self, cx: &Cx<'_, Session>, command: Command, mut args: Args<'_>) {
+    fn about_the_connection(&self, cx: &Cx<'_, Session>, command: Command, mut args: Args<'_>) -> Left {
         let mut reply = Reply::new(cx, cx.session().protocol());
         match command {
             Command::Ping => session::ping(&mut reply, args),
             Command::Echo => reply.string(args.next().unwrap_or_default()),
             Command::Select => session::select(&mut reply, args),
             Command::Hello => session::hello(cx, args),
-            Command::Client => session::client(cx, args),
+            Command::Client => return session::client(cx, args).map_or(Left::Nothing, Left::Clients),
             Command::Quit => {
                 reply.ok();
                 cx.close();
             }
             Command::Describe => about::command(&mut reply, args),
             Command::Config => about::config(&mut reply, args, self.node.value_bytes_max()),
-            Command::Info => {
-                let store = self.node.store();
-                let keyspace =
-                    Keyspace { keys: store.len(), ending: store.ending(), expired: store.expired() };
-                let uptime = self.node.started().elapsed();
-                about::info(&mut reply, args, self.node.place(), uptime, &self.counts, &keyspace);
-            }
+            Command::Info => return Left::Info(about::sections(args)),
             other => unreachable!("{other:?} is about keys"),
         }
+        Left::Nothing
+    }
+}
+
+/// Writes a long text as there is room.
+async fn write(cx: &Cx<'_, Session>, text: &[u8]) {
+    for piece in text.chunks(PIECE_BYTES) {
+        cx.ready().await;
+        cx.write(piece);
     }
 }
 

@@ -1,6 +1,9 @@
 //! What is kept of a connection, and the commands about it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Instant;
 
 use ringserve::Cx;
 
@@ -12,13 +15,49 @@ use crate::resp::Args;
 /// Databases, as SELECT counts them.
 pub const DATABASES: i64 = 1;
 
-/// See the module.
+/// A connection, as the framework keeps it.
 #[derive(Default)]
 pub struct Session {
-    id: Cell<u64>,
+    protocol: Cell<Protocol>,
+    /// Set when the connection is opened.
+    client: OnceCell<Rc<Client>>,
+}
+
+/// A connection, as CLIENT LIST tells it.
+pub struct Client {
+    id: u64,
+    addr: String,
+    opened: Instant,
+    /// As in the session, which each request looks at.
     protocol: Cell<Protocol>,
     /// Most connections have none.
     names: RefCell<Option<Box<Names>>>,
+}
+
+/// The connections of one shard.
+#[derive(Default)]
+pub struct Clients {
+    by_id: RefCell<BTreeMap<u64, Rc<Client>>>,
+}
+
+/// What CLIENT LIST tells of one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientLine {
+    /// Its number, different from that of any connection there was.
+    pub id: u64,
+    /// With a line break.
+    pub text: String,
+}
+
+/// Which connections CLIENT LIST tells.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Listed {
+    /// Each one.
+    All,
+    /// None: those of a type that this server does not have.
+    None,
+    /// Those of these numbers.
+    Ids(Vec<u64>),
 }
 
 /// What a client calls itself.
@@ -29,39 +68,117 @@ struct Names {
     lib_version: Vec<u8>,
 }
 
-impl Session {
-    /// The connection was opened and is the server's `id`th.
-    pub fn open(&self, id: u64) {
-        self.id.set(id);
+impl Clients {
+    /// A connection of that number was opened, from `addr`.
+    pub fn open(&self, session: &Session, id: u64, addr: String) {
+        let client = session.client.get_or_init(|| Rc::new(Client::new(id, addr)));
+        self.by_id.borrow_mut().insert(id, client.clone());
     }
 
+    /// It was closed.
+    pub fn close(&self, session: &Session) {
+        if let Some(client) = session.client.get() {
+            self.by_id.borrow_mut().remove(&client.id);
+        }
+    }
+
+    /// All that are open.
+    pub fn lines(&self, caller: Option<u64>) -> Vec<ClientLine> {
+        self.by_id.borrow().values().map(|client| client.line(caller == Some(client.id))).collect()
+    }
+}
+
+impl Session {
     /// What the client understands.
     #[inline]
     pub fn protocol(&self) -> Protocol {
         self.protocol.get()
     }
 
+    /// The connection's number, 0 before it is opened.
+    pub fn id(&self) -> u64 {
+        self.client.get().map_or(0, |client| client.id)
+    }
+
+    fn speak(&self, protocol: Protocol) {
+        self.protocol.set(protocol);
+        if let Some(client) = self.client.get() {
+            client.protocol.set(protocol);
+        }
+    }
+
+    fn names(&self) -> Names {
+        self.client.get().map(|client| client.names()).unwrap_or_default()
+    }
+
+    fn rename(&self, change: impl FnOnce(&mut Names)) {
+        if let Some(client) = self.client.get() {
+            change(client.names.borrow_mut().get_or_insert_default());
+        }
+    }
+}
+
+impl Client {
+    fn new(id: u64, addr: String) -> Client {
+        Client { id, addr, opened: Instant::now(), protocol: Cell::default(), names: RefCell::default() }
+    }
+
     fn names(&self) -> Names {
         self.names.borrow().as_deref().cloned().unwrap_or_default()
     }
 
-    fn rename(&self, change: impl FnOnce(&mut Names)) {
-        change(self.names.borrow_mut().get_or_insert_default());
-    }
-
-    /// The line of CLIENT LIST.
-    fn describe(&self, cx: &Cx<'_, Session>) -> String {
+    /// The last command is known of the one that asks, and not kept of the others.
+    fn line(&self, asks: bool) -> ClientLine {
         let names = self.names();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        format!(
-            "id={} addr={} name={} flags=N db=0 resp={} lib-name={} lib-ver={} cmd=client user=default\n",
-            self.id.get(),
-            cx.peer(),
+        let text = format!(
+            "id={} addr={} name={} age={} flags=N db=0 resp={} lib-name={} lib-ver={}{} user=default\n",
+            self.id,
+            self.addr,
             text(&names.name),
-            if self.protocol() == Protocol::Resp3 { 3 } else { 2 },
+            self.opened.elapsed().as_secs(),
+            if self.protocol.get() == Protocol::Resp3 { 3 } else { 2 },
             text(&names.lib_name),
             text(&names.lib_version),
-        )
+            if asks { " cmd=client" } else { "" },
+        );
+        ClientLine { id: self.id, text }
+    }
+}
+
+impl Listed {
+    /// The arguments behind CLIENT LIST.
+    ///
+    /// # Errors
+    /// What Redis answers to them.
+    pub fn parse(mut args: Args<'_>) -> Result<Listed, String> {
+        let Some(word) = args.next() else { return Ok(Listed::All) };
+        match &word.to_ascii_lowercase()[..] {
+            b"type" if args.len() == 1 => {
+                let kind = args.next().unwrap_or_default();
+                match &kind.to_ascii_lowercase()[..] {
+                    b"normal" => Ok(Listed::All),
+                    b"master" | b"replica" | b"slave" | b"pubsub" => Ok(Listed::None),
+                    _ => Err(format!("ERR Unknown client type '{}'", String::from_utf8_lossy(kind))),
+                }
+            }
+            b"id" if args.len() > 0 => {
+                let id = |arg| number::parse(arg).and_then(|id| u64::try_from(id).ok()).filter(|id| *id > 0);
+                let ids: Option<Vec<u64>> = args.map(id).collect();
+                ids.map(Listed::Ids).ok_or_else(|| "ERR Invalid client ID".to_owned())
+            }
+            _ => Err("ERR syntax error".to_owned()),
+        }
+    }
+
+    /// The text of CLIENT LIST.
+    pub fn text(&self, lines: &[ClientLine]) -> String {
+        let listed = |line: &&ClientLine| match self {
+            Listed::All => true,
+            Listed::None => false,
+            Listed::Ids(ids) => ids.contains(&line.id),
+        };
+        lines.iter().filter(listed).map(|line| line.text.as_str()).collect()
     }
 }
 
@@ -116,7 +233,7 @@ pub fn hello(cx: &Cx<'_, Session>, mut args: Args<'_>) {
     if let Some(name) = name {
         session.rename(|names| names.name = name.to_vec());
     }
-    session.protocol.set(protocol);
+    session.speak(protocol);
     let mut reply = Reply::new(cx, protocol);
     reply.map(7);
     for (key, value) in [("server", "redis"), ("version", VERSION)] {
@@ -126,7 +243,7 @@ pub fn hello(cx: &Cx<'_, Session>, mut args: Args<'_>) {
     reply.string(b"proto");
     reply.integer(if protocol == Protocol::Resp3 { 3 } else { 2 });
     reply.string(b"id");
-    reply.integer(session.id.get() as i64);
+    reply.integer(session.id() as i64);
     for (key, value) in [("mode", "standalone"), ("role", "master")] {
         reply.string(key.as_bytes());
         reply.string(value.as_bytes());
@@ -141,8 +258,8 @@ fn is_name(name: &[u8]) -> bool {
     name.iter().all(|byte| matches!(byte, b'!'..=b'~'))
 }
 
-/// CLIENT: names and the number of this connection.
-pub fn client(cx: &Cx<'_, Session>, mut args: Args<'_>) {
+/// CLIENT: names and the number of this connection. What is left to do is CLIENT LIST, which asks all shards.
+pub fn client(cx: &Cx<'_, Session>, mut args: Args<'_>) -> Option<Listed> {
     let session = cx.session();
     let mut reply = Reply::new(cx, session.protocol());
     let given = args.next().unwrap_or_default();
@@ -153,40 +270,53 @@ pub fn client(cx: &Cx<'_, Session>, mut args: Args<'_>) {
         b"setname" => args.len() == 1,
         b"setinfo" => args.len() == 2,
         b"list" => true,
-        _ => return reply.unknown_subcommand("CLIENT", given),
+        _ => {
+            reply.unknown_subcommand("CLIENT", given);
+            return None;
+        }
     };
     if !fits {
-        return reply.wrong_arguments("client", &subcommand);
+        reply.wrong_arguments("client", &subcommand);
+        return None;
     }
     match &subcommand[..] {
-        b"id" => reply.integer(session.id.get() as i64),
-        b"info" | b"list" => reply.text(&session.describe(cx)),
+        b"id" => reply.integer(session.id() as i64),
+        b"info" => reply.text(&session.client.get().map_or(String::new(), |client| client.line(true).text)),
+        b"list" => match Listed::parse(args) {
+            Ok(listed) => return Some(listed),
+            Err(error) => reply.error(error),
+        },
         b"getname" => match session.names().name {
             name if name.is_empty() => reply.null(),
             name => reply.string(&name),
         },
         b"setname" => {
             let name = args.next().unwrap_or_default();
-            if !is_name(name) {
-                return reply.error(BAD_NAME);
+            if is_name(name) {
+                session.rename(|names| names.name = name.to_vec());
+                reply.ok();
+            } else {
+                reply.error(BAD_NAME);
             }
-            session.rename(|names| names.name = name.to_vec());
-            reply.ok();
         }
         _ => {
             let (which, value) = (args.next().unwrap_or_default(), args.next().unwrap_or_default());
-            let which = which.to_ascii_lowercase();
-            if !is_name(value) {
-                let which = String::from_utf8_lossy(&which);
-                return reply
-                    .error(format!("ERR {which} cannot contain spaces, newlines or special characters."));
-            }
-            match &which[..] {
-                b"lib-name" => session.rename(|names| names.lib_name = value.to_vec()),
-                b"lib-ver" => session.rename(|names| names.lib_version = value.to_vec()),
-                _ => return reply.error([b"ERR Unrecognized option '", &which[..], b"'"].concat()),
-            }
-            reply.ok();
+            set_info(session, &mut reply, &which.to_ascii_lowercase(), value);
         }
     }
+    None
+}
+
+/// CLIENT SETINFO: the name or the version of the client's library.
+fn set_info(session: &Session, reply: &mut Reply<impl Out>, which: &[u8], value: &[u8]) {
+    if !is_name(value) {
+        let which = String::from_utf8_lossy(which);
+        return reply.error(format!("ERR {which} cannot contain spaces, newlines or special characters."));
+    }
+    match which {
+        b"lib-name" => session.rename(|names| names.lib_name = value.to_vec()),
+        b"lib-ver" => session.rename(|names| names.lib_version = value.to_vec()),
+        _ => return reply.error([b"ERR Unrecognized option '", which, b"'"].concat()),
+    }
+    reply.ok();
 }

@@ -10,7 +10,7 @@
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use foldhash::SharedSeed;
 use foldhash::quality::FoldHasher;
@@ -75,19 +75,31 @@ impl Key<'_> {
 pub struct Moment {
     started: Instant,
     read: Cell<u64>,
+    /// What a test says that the system's clock shows.
+    #[cfg(test)]
+    unix: i64,
 }
+
+/// The Unix time, in milliseconds, at which shards of tests began.
+#[cfg(test)]
+const UNIX_START: i64 = 1_000_000_000_000;
 
 impl Moment {
     /// Now, in a shard that began at `started`.
     #[inline]
     pub fn since(started: Instant) -> Moment {
-        Moment { started, read: Cell::new(NEVER) }
+        Moment {
+            started,
+            read: Cell::new(NEVER),
+            #[cfg(test)]
+            unix: unix_millis(),
+        }
     }
 
     /// A time for tests.
     #[cfg(test)]
     pub fn at(millis: u64) -> Moment {
-        Moment { started: Instant::now(), read: Cell::new(millis) }
+        Moment { started: Instant::now(), read: Cell::new(millis), unix: UNIX_START + millis as i64 }
     }
 
     /// Milliseconds.
@@ -97,6 +109,20 @@ impl Moment {
         }
         self.read.get()
     }
+
+    /// Milliseconds since 1970, as the system's clock tells them now. Ends are not kept in them, so that setting
+    /// that clock moves no end.
+    pub fn unix_millis(&self) -> i64 {
+        #[cfg(test)]
+        return self.unix;
+        #[cfg(not(test))]
+        unix_millis()
+    }
+}
+
+/// 0 if the system's clock stands before 1970.
+fn unix_millis() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as i64)
 }
 
 struct Entry {

@@ -1,4 +1,4 @@
-use super::{NOT_A_NUMBER, Outcome, SYNTAX, Task};
+use super::{NOT_A_NUMBER, Outcome, SYNTAX, Task, Unit};
 use crate::commands::Command;
 use crate::glob;
 use crate::number;
@@ -48,26 +48,22 @@ impl Conditions {
 }
 
 impl<O: Out> Task<'_, O> {
-    pub(super) fn expire(&mut self, key: Key<'_>, mut args: Args<'_>, command: Command, unit: i64) {
-        let count = args.next().unwrap_or_default();
+    pub(super) fn expire(&mut self, key: Key<'_>, mut args: Args<'_>, command: Command, unit: Unit) {
+        let time = args.next().unwrap_or_default();
         let conditions = match Conditions::parse(args) {
             Ok(conditions) => conditions,
             Err(error) => return self.reply.error(error),
         };
-        let Some(count) = number::parse(count) else { return self.reply.error(NOT_A_NUMBER) };
-        let now = self.now.millis();
-        let end = count.checked_mul(unit).and_then(|millis| millis.checked_add(now as i64));
-        let Some(end) = end else {
+        let Some(time) = number::parse(time) else { return self.reply.error(NOT_A_NUMBER) };
+        let Some(end) = unit.end(time, &self.now) else {
             let name = command.spec().name;
             return self.reply.error(format!("ERR invalid expire time in '{name}' command"));
         };
-        // What lies before the start of this shard is over as well as its first instant.
-        let end = end.max(0) as u64;
         let Some(at) = self.store.find(key, &self.now) else { return self.reply.flag(false) };
         if !conditions.allow(self.store.end(at), end) {
             return self.reply.flag(false);
         }
-        if end > now {
+        if end > self.now.millis() {
             self.store.set_end(at, end);
         } else {
             self.store.remove(at);

@@ -1,4 +1,4 @@
-use super::{NOT_A_NUMBER, SYNTAX, Task};
+use super::{NOT_A_NUMBER, SYNTAX, Task, Unit};
 use crate::number::{self, Digits};
 use crate::reply::Out;
 use crate::resp::Args;
@@ -9,10 +9,8 @@ use crate::store::{Key, Moment, NEVER};
 enum End<'a> {
     Never,
     Kept,
-    /// After so many seconds.
-    Seconds(&'a [u8]),
-    /// After so many milliseconds.
-    Millis(&'a [u8]),
+    /// At this time.
+    At(Unit, &'a [u8]),
 }
 
 struct SetOptions<'a> {
@@ -32,9 +30,20 @@ impl<'a> SetOptions<'a> {
                 (b"xx", None | Some(true), _) => options.only_if = Some(true),
                 (b"get", _, _) => options.get = true,
                 (b"keepttl", _, End::Never | End::Kept) => options.end = End::Kept,
-                (b"ex", _, End::Never | End::Seconds(_)) => options.end = End::Seconds(args.next()?),
-                (b"px", _, End::Never | End::Millis(_)) => options.end = End::Millis(args.next()?),
-                _ => return None,
+                (word, _, end) => {
+                    let unit = match word {
+                        b"ex" => Unit::Seconds,
+                        b"px" => Unit::Millis,
+                        b"exat" => Unit::UnixSeconds,
+                        b"pxat" => Unit::UnixMillis,
+                        _ => return None,
+                    };
+                    match end {
+                        End::Kept => return None,
+                        End::At(other, _) if other != unit => return None,
+                        End::Never | End::At(..) => options.end = End::At(unit, args.next()?),
+                    }
+                }
             }
         }
         Some(options)
@@ -42,15 +51,10 @@ impl<'a> SetOptions<'a> {
 
     /// When the key ends, in milliseconds of the shard.
     fn end(&self, now: &Moment) -> Result<u64, &'static str> {
-        let (count, unit) = match self.end {
-            End::Never | End::Kept => return Ok(NEVER),
-            End::Seconds(count) => (count, 1000),
-            End::Millis(count) => (count, 1),
-        };
-        let count = number::parse(count).ok_or(NOT_A_NUMBER)?;
-        let millis = count.checked_mul(unit).filter(|millis| *millis > 0);
-        let end = millis.and_then(|millis| millis.checked_add(now.millis() as i64));
-        end.map(|end| end as u64).ok_or("ERR invalid expire time in 'set' command")
+        let End::At(unit, time) = self.end else { return Ok(NEVER) };
+        let time = number::parse(time).ok_or(NOT_A_NUMBER)?;
+        let end = if time > 0 { unit.end(time, now) } else { None };
+        end.ok_or("ERR invalid expire time in 'set' command")
     }
 }
 
@@ -100,6 +104,10 @@ impl<O: Out> Task<'_, O> {
         let allowed = options.only_if.is_none_or(|exists| exists == found.is_some());
         if allowed {
             match found {
+                // The past deletes.
+                _ if end != NEVER && end <= self.now.millis() => {
+                    found.into_iter().for_each(|at| self.store.remove(at));
+                }
                 Some(at) => {
                     self.store.replace(at, value);
                     if !matches!(options.end, End::Kept) {

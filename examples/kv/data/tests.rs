@@ -103,6 +103,58 @@ fn set_keeps_to_its_conditions() {
 }
 
 #[test]
+fn set_takes_each_pair_of_ends_as_a_syntax_error() {
+    let mut lab = Lab::new();
+    let ends = ["ex 9", "px 9", "exat 9", "pxat 9", "keepttl"];
+    for (n, first) in ends.iter().enumerate() {
+        for (m, second) in ends.iter().enumerate() {
+            let reply = lab.ask(&format!("set k v {first} {second} nx get"));
+            assert_eq!(reply == "-ERR syntax error", n != m, "{first} {second}: {reply}");
+            lab.ask("del k");
+        }
+    }
+    for option in ["ex", "px", "exat", "pxat"] {
+        assert_eq!(lab.ask(&format!("set k v {option}")), "-ERR syntax error");
+        for (end, error) in [
+            ("x", "-ERR value is not an integer or out of range"),
+            ("0", "-ERR invalid expire time in 'set' command"),
+            ("-1", "-ERR invalid expire time in 'set' command"),
+        ] {
+            assert_eq!(lab.ask(&format!("set k v {option} {end}")), error, "{option} {end}");
+        }
+    }
+    lab.check(&[("exists k", ":0")]);
+}
+
+#[test]
+fn set_ends_a_key_at_a_point_in_time() {
+    // `Moment::at` puts the shard's start at 1 000 000 000 000 ms of Unix time, and the shard's clock is at 1 000 000.
+    let mut lab = Lab::new();
+    lab.check(&[
+        ("set k v exat 1000001010", "+OK"),
+        ("ttl k", ":10"),
+        ("set k w pxat 1000001020000 xx get", "$1 v"),
+        ("pttl k", ":20000"),
+        ("set k x keepttl", "+OK"),
+        ("pttl k", ":20000"),
+        ("set k y nx pxat 1000001030000 get", "$1 x"),
+        ("pttl k", ":20000"),
+        ("set k v pxat 9223372036854775807", "+OK"),
+        ("pttl k", ":9223371036853775807"),
+        ("set k v exat 9223372036854776", "-ERR invalid expire time in 'set' command"),
+        // The past deletes.
+        ("set k old exat 1", "+OK"),
+        ("exists k", ":0"),
+        ("dbsize", ":0"),
+        ("set k v", "+OK"),
+        ("set k old pxat 1000001000000 get", "$1 v"),
+        ("dbsize", ":0"),
+        ("set k old pxat 5 get", "$-1"),
+        ("dbsize", ":0"),
+    ]);
+}
+
+#[test]
 fn numbers_are_counted_within_their_range() {
     Lab::new().check(&[
         ("incr n", ":1"),
@@ -184,6 +236,52 @@ fn expire_keeps_to_its_conditions() {
         ("expire k -9223372036854775807", "-ERR invalid expire time in 'expire' command"),
         ("set k v", "+OK"),
         ("expire k 10 lt", ":1"),
+    ]);
+}
+
+#[test]
+fn expire_refuses_an_end_beyond_what_redis_can_count() {
+    // Redis adds the time to that of its clock, in milliseconds since 1970, and so do these limits.
+    let mut lab = Lab::new();
+    lab.check(&[("set k v", "+OK")]);
+    let room = i64::MAX - 1_000_001_000_000;
+    for (line, command) in [
+        (format!("pexpire k {}", room + 1), "pexpire"),
+        (format!("expire k {}", room / 1000 + 1), "expire"),
+        ("expire k 9223372036854775".to_owned(), "expire"),
+        ("expire k -9223372036854776".to_owned(), "expire"),
+        ("expireat k 9223372036854776".to_owned(), "expireat"),
+        ("expireat k -9223372036854776".to_owned(), "expireat"),
+        (format!("set k v px {}", room + 1), "set"),
+        (format!("set k v ex {}", room / 1000 + 1), "set"),
+    ] {
+        assert_eq!(lab.ask(&line), format!("-ERR invalid expire time in '{command}' command"), "{line}");
+    }
+    lab.check(&[("ttl k", ":-1")]);
+    assert_eq!(lab.ask(&format!("pexpire k {room}")), ":1");
+    assert_eq!(lab.ask("pttl k"), format!(":{room}"));
+    assert_eq!(lab.ask(&format!("expire k {}", room / 1000)), ":1");
+    lab.check(&[("pexpire k -9223372036854775808", ":1"), ("exists k", ":0")]);
+}
+
+#[test]
+fn expireat_ends_a_key_at_a_point_in_time() {
+    Lab::new().check(&[
+        ("expireat none 2000000000", ":0"),
+        ("set k v", "+OK"),
+        ("expireat k 1000001010", ":1"),
+        ("ttl k", ":10"),
+        ("pexpireat k 1000001020000 gt", ":1"),
+        ("pttl k", ":20000"),
+        ("PEXPIREAT k 1000001010000 gt", ":0"),
+        ("pexpireat k x", "-ERR value is not an integer or out of range"),
+        ("pexpireat k 9223372036854775807", ":1"),
+        ("pttl k", ":9223371036853775807"),
+        ("expireat k 1", ":1"),
+        ("exists k", ":0"),
+        ("set k v", "+OK"),
+        ("pexpireat k -9223372036854775808", ":1"),
+        ("dbsize", ":0"),
     ]);
 }
 
