@@ -2,14 +2,17 @@
 
 mod common;
 
+use std::convert::Infallible;
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::client::{End, frame, frames};
-use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits};
+use common::{Client, Lab, On, SOON, Shared, eventually, no_time_limits, pattern};
+use ringserve::framing::LengthPrefix;
+use ringserve::{CloseReason, Cx, Frame, Limits, Service};
 
 #[test]
 fn quiet_connections_are_closed_with_fin_and_the_port_is_free() {
@@ -199,4 +202,51 @@ fn a_report_from_two_threads_at_once_reaches_both() {
         }
     });
     lab.finish();
+}
+
+/// Answers each frame, after a while in which its shard does nothing else.
+struct Busy {
+    shared: Arc<Shared>,
+}
+
+impl Service for Busy {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        match &*frame {
+            b"block" => self.shared.block.wait(),
+            b"work" => thread::sleep(Duration::from_millis(5)),
+            _ => {}
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+#[test]
+fn newcomers_that_were_queued_are_answered_by_a_busy_shard() {
+    let shared = Arc::new(Shared::default());
+    let for_shard = shared.clone();
+    let server = On::default().server(no_time_limits()).framing(LengthPrefix::default());
+    let running = server.start(move |_| Busy { shared: for_shard.clone() }).unwrap();
+    let addr = running.local_addrs()[0];
+    let mut old: Vec<Client> = (0..10).map(|_| Client::connect(addr)).collect();
+    old.iter_mut().for_each(|client| assert_eq!(client.ask("hello"), b"hello"));
+    let mut blocks = Client::connect(addr);
+    blocks.send("block");
+    eventually("the shard is blocked", SOON, || shared.block.came() == 1);
+    old.iter_mut().for_each(|client| client.send("work"));
+    let mut new: Vec<Client> = (0..10).map(|_| Client::connect(addr)).collect();
+    new.iter_mut().for_each(|client| client.send("hello"));
+    running.shutdown();
+    shared.block.end();
+    for client in &mut old {
+        assert_eq!((client.recv(), client.end()), (b"work".to_vec(), End::Fin));
+    }
+    for client in &mut new {
+        assert_eq!((client.recv(), client.end()), (b"hello".to_vec(), End::Fin));
+    }
+    drop((old, new, blocks));
+    common::watch::ended(running);
 }

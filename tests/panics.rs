@@ -460,3 +460,42 @@ fn admit_that_panics_refuses_and_the_shard_lives() {
     let report = lab.finish();
     assert_eq!(report.counters.refused, 1);
 }
+
+/// Panics once more when it is dropped.
+struct CarriedBomb;
+
+impl Drop for CarriedBomb {
+    fn drop(&mut self) {
+        panic!("planted: what a panic carries panics too");
+    }
+}
+
+/// Panics with something that panics.
+struct PanicsTwice;
+
+impl Service for PanicsTwice {
+    type Session = ();
+    type Error = std::convert::Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+        if &*frame == b"panic" {
+            std::panic::panic_any(CarriedBomb);
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_panic_that_carries_another_one_ends_its_connection_only() {
+    let server = On::default().server(no_time_limits()).framing(LengthPrefix::default());
+    let running = server.start(|_| PanicsTwice).unwrap();
+    let addr = running.local_addrs()[0];
+    let mut canary = Client::connect(addr);
+    let mut client = Client::connect(addr);
+    client.send("panic");
+    assert_eq!(client.end(), End::Reset);
+    assert_eq!(canary.ask("alive"), b"alive");
+    drop((client, canary));
+    common::finish(running);
+}

@@ -11,11 +11,11 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use common::{Actor, Client, Lab, On, finish, no_time_limits};
+use common::{Actor, Client, Lab, On, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
 use ringserve::{Cx, Error, Frame, LocalHandle, Server, Service};
 
@@ -209,4 +209,60 @@ fn start_and_stop_again_and_again_on_one_port() {
         lab.finish();
         assert!(TcpStream::connect(addr).is_err());
     }
+}
+
+#[test]
+fn a_start_that_failed_listens_no_more_though_a_factory_waits() {
+    let released = Arc::new(AtomicBool::new(false));
+    let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let waits = released.clone();
+    let server = On::default().server_at(&addr.to_string(), no_time_limits()).shards(2);
+    let started = server.start(move |shard| -> Result<Actor, std::io::Error> {
+        while shard.index() == 0 && !waits.load(SeqCst) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        Err(std::io::Error::other("no service"))
+    });
+    assert!(matches!(started, Err(Error::Factory { .. })));
+    assert!(TcpStream::connect(addr).is_err(), "connections would wait for a service that never comes");
+    let lab = Lab::of(On::default().server_at(&addr.to_string(), no_time_limits()).framing(framing()));
+    assert_eq!(lab.client().ask("e"), b"e");
+    released.store(true, SeqCst);
+    lab.finish();
+}
+
+/// Ten restarts, each new server before the old one ends, while clients come and go.
+#[test]
+fn restarts_on_a_shared_port_reset_no_client() {
+    let shared = |addr: &str| {
+        Lab::of(On::default().server_at(addr, no_time_limits()).shards(2).share_port(true).framing(framing()))
+    };
+    let mut lab = shared("127.0.0.1:0");
+    let addr = lab.addr();
+    let over = AtomicBool::new(false);
+    let served = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let end = common::EndOf(&over);
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    while !over.load(SeqCst) {
+                        // One for each connection: a client whose first packet is turned away comes a second later.
+                        assert_eq!(Client::connect(addr).ask("e"), b"e");
+                        served.fetch_add(1, SeqCst);
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..10 {
+            let before = served.load(SeqCst);
+            eventually("clients are served", SOON, || served.load(SeqCst) > before + 100);
+            let old = std::mem::replace(&mut lab, shared(&addr.to_string()));
+            old.finish();
+        }
+        drop(end);
+        clients.into_iter().for_each(|client| client.join().expect("no client is reset or refused"));
+    });
+    eprintln!("{} connections over 10 restarts", served.load(SeqCst));
+    lab.finish();
 }

@@ -7,9 +7,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{On, SOON, no_time_limits, pattern, watch};
+use common::client::End;
+use common::{On, SOON, Streams, no_time_limits, pattern, watch};
 use ringserve::{Address, CloseReason, Limits, Running, Shard, Stream};
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -206,4 +207,65 @@ fn bytes_that_come_with_the_connection_are_read() {
     drop(peer);
     assert!(hear(&told) == pattern(200_000));
     watch::finish(running);
+}
+
+/// Accepts one connection and never reads from it; returns where.
+fn never_reads() -> (SocketAddr, std::thread::JoinHandle<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    (addr, std::thread::spawn(move || listener.accept().unwrap().0))
+}
+
+#[test]
+fn an_upstream_has_no_more_time_in_a_drain_than_the_accepted_connections() {
+    let (addr, upstream) = never_reads();
+    let drain = Duration::from_secs(3);
+    let proxy = Streams::start(Limits { drain, ..no_time_limits() }, move |_| {
+        async move |mut client: Stream| {
+            let mut upstream = client.shard().connect(addr).await?;
+            while let Some(bytes) = client.read_frame().await? {
+                upstream.queue(bytes);
+                upstream.ready().await?;
+            }
+            std::io::Result::Ok(())
+        }
+    });
+    let mut client = proxy.client();
+    client.write_until_stuck(&vec![7; 64 << 20], Duration::from_millis(500));
+    let started = Instant::now();
+    proxy.running.shutdown();
+    assert_eq!(client.end(), End::Reset);
+    let report = common::watch::ended(proxy.running);
+    assert_eq!(report.upstreams.counters.closed_for(CloseReason::DrainTimeout), 1);
+    assert!(started.elapsed() < 2 * drain, "its time began when the server's did: {:?}", started.elapsed());
+    drop(upstream);
+}
+
+#[test]
+fn an_upstream_that_is_asked_for_after_an_abort_is_reset_too() {
+    let (addr, upstream) = never_reads();
+    let server = Streams::start(no_time_limits(), move |shard| {
+        let own = shard.clone();
+        shard.spawn(async move {
+            own.drain_begins().await;
+            if let Ok(upstream) = own.connect(addr).await {
+                let _kept = upstream;
+                std::future::pending::<()>().await;
+            }
+        });
+        async move |_: Stream| {}
+    });
+    let client = server.client();
+    server.holds(1);
+    server.running.force();
+    let report = common::watch::ended(server.running);
+    assert_eq!(
+        report.upstreams.counters.closed_for(CloseReason::Shutdown),
+        0,
+        "{:?}",
+        report.upstreams.counters
+    );
+    drop(client);
+    let _ = TcpStream::connect(addr);
+    upstream.join().unwrap();
 }

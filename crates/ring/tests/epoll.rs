@@ -44,6 +44,24 @@ fn what_is_sent_is_what_was_received() {
 }
 
 #[test]
+fn a_reset_that_a_send_heard_of_is_no_end_of_the_stream() {
+    let mut rig = Rig::accepting(&small(4096, 64));
+    let (client, id) = rig.connect(0);
+    reset(client);
+    // The socket tells its error once, and a receive after that finds what looks like the peer's FIN.
+    loop {
+        rig.send(id, b"x");
+        if rig.sent(id).0 != SendEnd::Done {
+            break;
+        }
+    }
+    rig.driver.submit(Op::Receive { id });
+    assert!(matches!(rig.receive_ended(id), ReceiveEnd::Error(_)));
+    rig.close(id, CloseHow::Abort);
+    rig.settled();
+}
+
+#[test]
 fn a_batch_of_many_pieces_leaves_in_order() {
     let mut rig = Rig::accepting(&small(4096, 64));
     let (mut client, id) = rig.connect(0);

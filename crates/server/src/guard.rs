@@ -1,5 +1,6 @@
 //! User code may panic; the shard may not.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
@@ -8,7 +9,21 @@ use std::task::Waker;
 /// ended by the caller.
 #[inline]
 pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(code)).ok()
+    match catch_unwind(AssertUnwindSafe(code)) {
+        Ok(done) => Some(done),
+        Err(panic) => {
+            discard_panic(panic);
+            None
+        }
+    }
+}
+
+/// Drops what a panic carried, which is user code too.
+#[cold]
+pub(crate) fn discard_panic(panic: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
+        std::mem::forget(again);
+    }
 }
 
 /// Wakes a task. A waker is user code; false if it panicked, and the task may not have been woken.

@@ -234,6 +234,7 @@ impl Remote {
 
     /// The shard ended. What was left for it is dropped.
     pub(crate) fn close(&self) {
+        self.set_room(0);
         for mail in self.inbox.close() {
             // The owner of a payload's bytes may be user code.
             guard(move || drop(mail));

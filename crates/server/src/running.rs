@@ -13,6 +13,7 @@ use ringserve_core::{Counters, DriverStats};
 
 use crate::accept_queue::AcceptQueue;
 use crate::error::Error;
+use crate::guard::discard_panic;
 use crate::listen::{ListenAddr, Listening};
 use crate::remote::{Order, Remote};
 use crate::socket_options::OptionWarning;
@@ -207,7 +208,7 @@ impl Running {
         let mut report = Report::default();
         let mut failed = None;
         for (shard, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
-            match thread.join().unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(&*panic)))) {
+            match thread.join().unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic)))) {
                 Ok(shard) => report.add(shard),
                 Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
             }
@@ -220,9 +221,11 @@ impl Running {
 }
 
 /// What a panic said.
-pub(crate) fn message_of(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn message_of(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    discard_panic(panic);
+    text.unwrap_or_else(|| "no message".to_owned())
 }
 
 impl Drop for Running {

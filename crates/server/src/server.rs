@@ -253,7 +253,9 @@ impl<F: Framing + Clone + Send> Server<F> {
     /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`, and the factory's
     /// thread is left alone.
     ///
-    /// When this returns, with an error too, both signals do what they did before.
+    /// When this returns, with an error too, both signals do what they did before the first server of the process. So a handler
+    /// of the program's own belongs before that, or the server is [started](Server::start) instead. A signal that is ignored, as
+    /// SIGINT is below `nohup`, is left alone.
     ///
     /// # Errors
     /// If it cannot be started, or a shard's driver breaks.

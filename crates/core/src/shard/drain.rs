@@ -16,7 +16,8 @@
 //!   byte of it waits in the kernel, where it would make a reset of a close. Frames that were received whole are
 //!   answered, calls that wait are waited for, what is queued leaves; then FIN. A service that holds a connection open is
 //!   not interfered with.
-//! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after it was admitted.
+//! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
+//!   admitted it.
 //! * *Aborted*, when [`Limits::drain`](crate::Limits::drain) is over or at the order: every connection is reset.
 //! * What is there [`GIVE_UP`] later is left behind: a completion of the driver did not come.
 
@@ -46,8 +47,9 @@ const GIVE_UP: Duration = Duration::from_secs(5);
 /// The shard shuts down.
 pub(super) struct Drain {
     stage: Stage,
-    /// Connections admitted since it began, and when they are cut.
-    newcomers: VecDeque<(Time, ConnId)>,
+    /// Connections admitted since it began, and when they are cut: `None` until the turn after the one that admitted them
+    /// begins.
+    newcomers: VecDeque<(Option<Time>, ConnId)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +87,10 @@ impl Drain {
             Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
             Stage::GivenUp => None,
         };
-        let newcomer = self.newcomers.front().map(|(at, _)| *at);
+        // One without a time has a turn at once. The last ones are those without.
+        let untimed = self.newcomers.back().is_some_and(|(at, _)| at.is_none());
+        let newcomer =
+            if untimed { Some(Time::ZERO) } else { self.newcomers.front().and_then(|(at, _)| *at) };
         stage.into_iter().chain(newcomer).min()
     }
 
@@ -118,11 +123,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.abort_all(CloseReason::Forced);
     }
 
-    /// Closes every connection after what is queued, and makes or accepts no more, at once; after
-    /// [`Limits::drain`](crate::Limits::drain) what is left is aborted.
-    pub fn close_all(&mut self) {
+    /// Closes every connection after what is queued, and makes or accepts no more, at once; what is left at `deadline`, or
+    /// after [`Limits::drain`](crate::Limits::drain) if that is sooner, is aborted.
+    pub fn close_all(&mut self, deadline: Time) {
         self.drain();
         self.stop();
+        if let Some(Drain { stage: Stage::Looking { deadline: own, .. }, .. }) = &mut self.drain {
+            *own = deadline.min(*own);
+        }
         for index in 0..self.conns.used() {
             if let Some(id) = self.conns.id_at(index) {
                 self.finish(id, CloseReason::Shutdown);
@@ -151,6 +159,20 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.drain.as_ref().is_some_and(Drain::has_stopped)
     }
 
+    /// True once every connection was aborted, by [`force`](Shard::force) or since the drain took too long.
+    pub fn has_aborted(&self) -> bool {
+        self.drain.as_ref().is_some_and(|drain| matches!(drain.stage, Stage::Aborted { .. } | Stage::GivenUp))
+    }
+
+    /// When what is left is aborted, or was; `None` until the shard drains and its delay is over.
+    pub fn drain_deadline(&self) -> Option<Time> {
+        match self.drain.as_ref()?.stage {
+            Stage::Delayed { .. } => None,
+            Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
+            Stage::Aborted { .. } | Stage::GivenUp => Some(self.now),
+        }
+    }
+
     /// True if a socket that comes now may still become a connection.
     pub(super) fn takes_newcomers(&self) -> bool {
         let stage = self.drain.as_ref().map(|drain| drain.stage);
@@ -160,7 +182,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// A connection was admitted.
     pub(super) fn note_newcomer(&mut self, id: ConnId) {
         let Some(drain) = self.drain.as_mut().filter(|drain| drain.has_stopped()) else { return };
-        drain.newcomers.push_back((self.now + NEWCOMER, id));
+        drain.newcomers.push_back((None, id));
         if let Some(conn) = self.conns.get_mut(id) {
             conn.intake = Intake::Brief;
         }
@@ -205,9 +227,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     fn cut_newcomers(&mut self) {
+        let now = self.now;
+        if let Some(drain) = &mut self.drain {
+            let untimed = drain.newcomers.iter_mut().rev().take_while(|(at, _)| at.is_none());
+            // From here on, since the turn that admitted them may have lasted longer than they get.
+            untimed.for_each(|(at, _)| *at = Some(now + NEWCOMER));
+        }
         while let Some(drain) = &mut self.drain
-            && let Some(&(at, id)) = drain.newcomers.front()
-            && at <= self.now
+            && let Some(&(Some(at), id)) = drain.newcomers.front()
+            && at <= now
         {
             drain.newcomers.pop_front();
             self.cut(id);

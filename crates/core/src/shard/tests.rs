@@ -240,7 +240,7 @@ fn all_are_closed_and_none_is_made_any_more() {
     let second = shard.connect(address(), ()).unwrap();
     shard.end_turn();
     shard.take_ops().for_each(drop);
-    shard.close_all();
+    shard.close_all(Time::from_nanos(u64::MAX));
     assert_eq!(shard.connect(address(), ()), None);
     shard.end_turn();
     let ops: alloc::vec::Vec<Op> = shard.take_ops().collect();

@@ -24,6 +24,9 @@ pub(super) struct Port {
     after: u32,
     /// Why it could not be registered, as an `errno`; 0 if it is.
     pub(super) unregistered: u16,
+    /// The `errno` of a send that failed; 0 if none did. The socket tells an error once: a receive after it finds an end
+    /// that looks like the peer's.
+    pub(super) failed: u16,
     /// A connect is in flight.
     pub(super) connecting: bool,
     /// A receive is in flight.
@@ -49,6 +52,7 @@ impl Default for Port {
             before: NONE,
             after: NONE,
             unregistered: 0,
+            failed: 0,
             connecting: false,
             receiving: false,
             readable: false,

@@ -81,6 +81,7 @@ impl Epoll {
                 let lease = self.side.received(buffer, count, true);
                 return Some(Completion::Received { id, lease });
             }
+            Ok(_) if port.failed != 0 => Some(ReceiveEnd::Error(port.failed.into())),
             Ok(_) => Some(ReceiveEnd::Eof),
             Err(error) if error.kind() == ErrorKind::Interrupted => None,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -64,7 +64,10 @@ impl Epoll {
         };
         let end = match progress {
             Progress::Done => SendEnd::Done,
-            Progress::Failed(errno) => SendEnd::Error(errno),
+            Progress::Failed(errno) => {
+                port.failed = errno as u16;
+                SendEnd::Error(errno)
+            }
             Progress::Full => {
                 port.writable = false;
                 port.batch = Some(batch);

@@ -68,16 +68,19 @@ impl<'a> Future for Acquire<'a> {
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Permit<'a>> {
         let permits = self.permits;
         let Some(number) = self.number else {
-            let free = permits.free();
-            if free > 0 {
-                permits.free.set(free - 1);
-                return Poll::Ready(Permit { permits });
+            if permits.free() == 0 {
+                // Cloning a waker is user code, which may give a permit back.
+                let waker = task.waker().clone();
+                if permits.free() == 0 {
+                    let number = permits.next.replace(permits.next.get() + 1);
+                    permits.waiting.borrow_mut().insert(number, waker);
+                    self.number = Some(number);
+                    return Poll::Pending;
+                }
+                discard(Some(waker));
             }
-            let number = permits.next.replace(permits.next.get() + 1);
-            let waker = task.waker().clone();
-            permits.waiting.borrow_mut().insert(number, waker);
-            self.number = Some(number);
-            return Poll::Pending;
+            permits.free.set(permits.free() - 1);
+            return Poll::Ready(Permit { permits });
         };
         let known = permits.waiting.borrow().get(&number).map(|waker| waker.will_wake(task.waker()));
         match known {
@@ -88,9 +91,19 @@ impl<'a> Future for Acquire<'a> {
             Some(true) => {}
             Some(false) => {
                 // Cloning and dropping a waker is user code: nothing is borrowed meanwhile.
-                let waker = task.waker().clone();
-                let old = permits.waiting.borrow_mut().insert(number, waker);
-                drop(old);
+                let mut waker = task.waker().clone();
+                let given = match permits.waiting.borrow_mut().get_mut(&number) {
+                    Some(known) => {
+                        std::mem::swap(known, &mut waker);
+                        false
+                    }
+                    None => true,
+                };
+                drop(waker);
+                if given {
+                    self.number = None;
+                    return Poll::Ready(Permit { permits });
+                }
             }
         }
         Poll::Pending

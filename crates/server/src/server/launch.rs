@@ -1,5 +1,6 @@
 //! From a plan to running shards: threads, drivers, services, and the wait until all are ready.
 
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use ringserve_core::framing::Framing;
 use ringserve_core::{Limits, Quota};
 use ringserve_ring::{Epoll, Hosted, Uring, Waker};
+use socket2::SockRef;
 use tracing::{error, info, warn};
 
 use super::starting::{Heard, Ready, Starting};
@@ -60,6 +62,8 @@ where
         let gate = Arc::new(Gate::default());
         let mut threads = Vec::new();
         let mut started = Ok(());
+        // So that nothing listens any more after a start that failed, whatever a factory still waits for.
+        let listeners: Vec<OwnedFd> = sockets.iter().flatten().filter_map(|fd| fd.try_clone().ok()).collect();
         for (index, sockets) in sockets.into_iter().enumerate() {
             let shard = OneShard {
                 index,
@@ -90,6 +94,9 @@ where
         }
         if let Err((error, heard)) = starting.wait(self.shards) {
             started = Err(error);
+            for listener in &listeners {
+                let _ = SockRef::from(listener).shutdown(Shutdown::Both);
+            }
             for remote in remotes.iter() {
                 remote.order(Order::Force);
             }
@@ -124,7 +131,7 @@ fn to_the_end<F, Factory>(
     enter_shard();
     let (index, remotes, not_ready) = (shard.index, shard.remotes.clone(), ready.again());
     let ran = catch_unwind(AssertUnwindSafe(|| run(shard, ready)));
-    let end = ran.unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(&*panic))));
+    let end = ran.unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic))));
     // Also where the loop never began.
     remotes[index].close();
     if let Err(death) = &end {

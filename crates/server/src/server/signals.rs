@@ -18,15 +18,22 @@ use crate::running::{Running, Stopper};
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 
 /// Servers in [`serve`](crate::Server::serve) in this process. A handler of the process cannot be taken out again, so ours stays
-/// when the last one returns, and then does what the signal did before: it ends the process, unless the program handled or
-/// ignored the signal itself.
+/// when the last one returns, and then does what the signal did before: it ends the process, unless the program handled the
+/// signal itself when the first one began. A signal that was ignored then is left alone.
 struct Serving {
     servers: usize,
-    /// True while there is none. `None` before the first one.
-    none_serves: Option<Arc<AtomicBool>>,
+    /// What is known since the first one.
+    known: Option<Known>,
 }
 
-static SERVING: Mutex<Serving> = Mutex::new(Serving { servers: 0, none_serves: None });
+struct Known {
+    /// True while there is no server.
+    none_serves: Arc<AtomicBool>,
+    /// The signals that are not ignored.
+    taken: Vec<i32>,
+}
+
+static SERVING: Mutex<Serving> = Mutex::new(Serving { servers: 0, known: None });
 
 /// Takes the signals of this process for a server until it is dropped.
 pub(super) struct StopSignals {
@@ -49,9 +56,10 @@ enum Stage {
 
 impl StopSignals {
     pub(super) fn take(interrupter: Interrupter) -> Result<StopSignals, Error> {
-        begin_serving().map_err(Error::Signals)?;
-        let signals = Signals::new(SIGNALS).map_err(Error::Signals);
-        let mut signals = signals.inspect_err(|_| end_serving())?;
+        // In this order: a signal always has either what it did before or this server.
+        let wanted = signals_to_take().map_err(Error::Signals)?;
+        let mut signals = Signals::new(wanted).map_err(Error::Signals)?;
+        begin_serving();
         let (handle, stage) = (signals.handle(), Arc::new(Mutex::new(Stage::Starting(interrupter))));
         let for_thread = stage.clone();
         let thread = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
@@ -76,10 +84,10 @@ impl StopSignals {
 
 impl Drop for StopSignals {
     fn drop(&mut self) {
+        end_serving();
         self.handle.close();
         // It does not panic: what it logs is guarded.
         let _ = self.thread.take().map(JoinHandle::join);
-        end_serving();
     }
 }
 
@@ -108,41 +116,73 @@ fn obey(stage: &mut Stage, name: &str) {
     }
 }
 
-fn begin_serving() -> io::Result<()> {
-    let mut serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
-    if serving.none_serves.is_none() {
-        let none_serves = Arc::new(AtomicBool::new(true));
-        for signal in SIGNALS.into_iter().filter(|signal| is_default(*signal)) {
+fn serving() -> MutexGuard<'static, Serving> {
+    SERVING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The signals that a server takes. The first call sees to what they do once no server is there.
+fn signals_to_take() -> io::Result<Vec<i32>> {
+    let mut serving = serving();
+    if let Some(known) = &serving.known {
+        return Ok(known.taken.clone());
+    }
+    let none_serves = Arc::new(AtomicBool::new(true));
+    let mut taken = Vec::new();
+    for signal in SIGNALS {
+        let is = Disposition::of(signal);
+        if is == Disposition::Default {
             signal_hook::flag::register_conditional_default(signal, none_serves.clone())?;
         }
-        serving.none_serves = Some(none_serves);
+        if is != Disposition::Ignored {
+            taken.push(signal);
+        }
     }
+    serving.known = Some(Known { none_serves, taken: taken.clone() });
+    Ok(taken)
+}
+
+fn begin_serving() {
+    let mut serving = serving();
     serving.servers += 1;
     serving.tell();
-    Ok(())
 }
 
 fn end_serving() {
-    let mut serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut serving = serving();
     serving.servers -= 1;
     serving.tell();
 }
 
 impl Serving {
     fn tell(&self) {
-        if let Some(none_serves) = &self.none_serves {
-            none_serves.store(self.servers == 0, Ordering::SeqCst);
+        if let Some(known) = &self.known {
+            known.none_serves.store(self.servers == 0, Ordering::SeqCst);
         }
     }
 }
 
-/// True if a signal ends the process: the program neither ignores nor handles it.
-fn is_default(signal: i32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let has = |name: &str| {
-        let mask = status.lines().find_map(|line| line.strip_prefix(name));
-        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-        mask >> (signal - 1) & 1 == 1
-    };
-    !has("SigIgn:") && !has("SigCgt:")
+/// What a signal does to the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Disposition {
+    /// It ends it.
+    Default,
+    /// Nothing, as below `nohup`.
+    Ignored,
+    /// The program's own handler is called; also where `/proc` does not tell.
+    Handled,
+}
+
+impl Disposition {
+    fn of(signal: i32) -> Disposition {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let has = |name: &str| {
+            let mask = status.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(u64::from_str_radix(mask.trim(), 16).ok()? >> (signal - 1) & 1 == 1)
+        };
+        match (has("SigIgn:"), has("SigCgt:")) {
+            (Some(true), _) => Disposition::Ignored,
+            (Some(false), Some(false)) => Disposition::Default,
+            _ => Disposition::Handled,
+        }
+    }
 }

@@ -192,16 +192,15 @@ where
         report
     }
 
-    /// True once every connection is gone, with those to upstreams as the last.
+    /// True once every connection is gone, with those to upstreams as the last. They have no more time than the others: at the
+    /// drain limit, and by force, all are reset.
     fn is_done(&mut self) -> bool {
-        if !self.core.is_done() {
-            return false;
+        let done = self.core.is_done();
+        let Some(upstreams) = &mut self.upstreams else { return done };
+        if (done || self.core.has_aborted()) && !upstreams.is_closing() {
+            upstreams.close_all(self.core.drain_deadline().unwrap_or(self.now));
         }
-        let Some(upstreams) = &mut self.upstreams else { return true };
-        if !upstreams.is_closing() {
-            upstreams.close_all();
-        }
-        upstreams.is_done()
+        done && upstreams.is_done()
     }
 
     /// How long the driver may wait. From here on a wake-up reaches it there.
@@ -320,6 +319,9 @@ where
                 new.wake_when_dirty(outside.clone());
             }
             new.begin_turn(self.now);
+            if self.order == Order::Force {
+                new.force();
+            }
             Box::new(new)
         });
         upstreams.end_turn(&mut self.driver)
@@ -414,7 +416,7 @@ where
     /// Tells the other shards how much room there is here, and looks for room there if there is none.
     fn meet_others(&mut self) {
         let Some(others) = &self.others else { return };
-        let room = if self.order == Order::Serve { self.core.slots_left() } else { 0 };
+        let room = if self.core.has_stopped() { 0 } else { self.core.slots_left() };
         self.remote.set_room(room);
         self.core.set_room_elsewhere(room == 0 && others.remotes.iter().any(|remote| remote.room() > 0));
     }

@@ -229,9 +229,10 @@ impl Upstreams {
     }
 
     /// The server is done with every connection it accepted: what is queued leaves, and no more is connected.
-    pub(crate) fn close_all(&mut self) {
+    /// What is left at `deadline` is reset.
+    pub(crate) fn close_all(&mut self, deadline: Time) {
         self.closing = true;
-        self.core.close_all();
+        self.core.close_all(deadline);
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -249,6 +250,7 @@ impl Upstreams {
     }
 
     pub(crate) fn force(&mut self) {
+        self.closing = true;
         self.core.force();
     }
 
