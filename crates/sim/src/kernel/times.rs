@@ -126,6 +126,9 @@ impl State {
         // A window ends when somebody looks, and the next one begins then.
         let late = LATE_MAX + if self.plan.rates.of(Fault::Stall) > 0 { STALL_MAX } else { 0 };
         let sock = &mut self.socks[tag];
+        if stopping {
+            sock.clocks.stopping_at = now;
+        }
         sock.clocks.look(look, now);
         let overdue = match () {
             () if stopping => None,
