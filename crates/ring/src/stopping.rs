@@ -29,6 +29,10 @@ pub(crate) const TAKEN_IN_A_TURN: usize = 64;
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSES_MAX: u32 = 100;
 
+/// How long a queue is emptied, where each of its connections waits for a descriptor. A shard that aborted everything gives
+/// up what its driver has not ended 5 s later, and a listener must not be among it.
+const WANT_MAX: Duration = Duration::from_secs(3);
+
 /// Drops packets with SYN and without ACK. The filter sees a packet from its TCP header on.
 const NO_NEWCOMERS: [SockFilter; 5] = [
     // Byte 13 has the flags; SYN is 0x02, ACK 0x10.
@@ -130,7 +134,7 @@ impl Emptying {
                 self.retry_at = Some(self.until.min(now + PAUSE));
                 now >= self.until
             }
-            Refusal::NoDescriptor if self.pauses < PAUSES_MAX => {
+            Refusal::NoDescriptor if self.pauses < PAUSES_MAX && now < self.until + WANT_MAX => {
                 self.pauses += 1;
                 self.retry_at = Some(now + PAUSE);
                 false
@@ -140,7 +144,7 @@ impl Emptying {
                     listener,
                     errno,
                     "a listener is closed with connections in its queue, which are reset: there was no descriptor for \
-                     them within a second; RLIMIT_NOFILE or fs.file-max is too low for what the server holds"
+                     them; RLIMIT_NOFILE or fs.file-max is too low for what the server holds"
                 );
                 true
             }
@@ -170,6 +174,18 @@ mod tests {
         assert!(emptying.is_over(0, libc::EMFILE, now));
         other.went_on();
         assert!(!other.is_over(0, libc::ENFILE, now), "a connection was taken: patience begins again");
+    }
+
+    #[test]
+    fn a_long_queue_does_not_wait_for_descriptors_without_end() {
+        let began = Duration::from_secs(5);
+        let mut now = began;
+        let mut emptying = Emptying::new(now, HANDSHAKE);
+        while !emptying.is_over(0, libc::EMFILE, now) {
+            now += emptying.rest(now);
+            emptying.went_on();
+        }
+        assert_eq!(now, began + HANDSHAKE + WANT_MAX);
     }
 
     #[test]

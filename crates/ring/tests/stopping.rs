@@ -185,6 +185,23 @@ fn queued_connections_are_delivered_and_newcomers_refused() {
     }
 }
 
+/// Its packet is dropped, or answered with a reset if the listener is closed by then.
+#[test]
+fn a_newcomer_does_not_enter_the_queue_of_a_closing_listener() {
+    for (name, make) in DRIVERS {
+        for addr in ["127.0.0.1:0", "[::1]:0"] {
+            let (place, listener) = tcp(addr);
+            let Place::Tcp(addr) = &place else { unreachable!("it is TCP") };
+            let mut driver = make(listener);
+            driver.submit(Op::StopListening { listener: 0 });
+            assert_eq!(turn(&mut *driver, 256, &mut Vec::new()), None);
+            let newcomer = TcpStream::connect_timeout(addr, Duration::from_millis(10));
+            assert!(newcomer.is_err(), "{name}, {addr}: {newcomer:?}");
+            assert_eq!(until_ended(&mut *driver, 256, &mut Vec::new()), AcceptEnd::Closed);
+        }
+    }
+}
+
 #[test]
 fn an_empty_queue_is_closed_in_few_turns() {
     for (_, make) in DRIVERS {

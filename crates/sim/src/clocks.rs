@@ -62,6 +62,8 @@ pub struct Clocks {
     freed: (u64, usize),
     /// Bytes that reached the core, with the time, newest last.
     arrivals: VecDeque<(u64, usize)>,
+    /// When a send was last being stopped, which puts off all limits.
+    pub stopping_at: u64,
     /// What was the case when the shard decided that it ends.
     pub sealed: Option<Sealed>,
     /// Steps in which a limit was seen to be overdue, and the last of them.

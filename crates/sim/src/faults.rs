@@ -91,6 +91,7 @@ named! {
         PeerIdles "peer stays after its last reply",
         PeerIgnoresEnd "peer ignores the server's FIN",
         PeerCrawls "peer goes on with half a frame next to never",
+        PeerDawdles "peer takes its time between frames",
         PeerAnswers "peer answers a heartbeat",
         PeerMute "peer leaves a heartbeat unanswered",
         PeerGoneEarly "peer resets before it is accepted",

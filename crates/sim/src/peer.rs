@@ -104,6 +104,10 @@ pub fn draw(rng: &mut Rng, plan: &Plan, tag: usize, hit: &mut impl FnMut(Fault))
         peer.gap = peer.gap.min(MS);
         hit(Fault::PeerSipsBytes);
     }
+    if let Some(gap) = plan.dawdles.filter(|_| rng.one_in(2)) {
+        peer.gap = gap;
+        hit(Fault::PeerDawdles);
+    }
     if silent {
         hit(Fault::PeerSilent);
     }

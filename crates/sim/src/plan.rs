@@ -59,6 +59,8 @@ pub struct Plan {
     pub rates: Rates,
     /// Handlers that do something unusual, in 65536.
     pub unusual: u16,
+    /// Most calls that wait do so for long, and every other peer leaves up to this many nanoseconds between two actions.
+    pub dawdles: Option<u64>,
     /// Peers that do something unusual, in 8.
     pub odd_peers: u64,
     /// Connections that the service holds open beyond the peer's FIN, in 65536.
@@ -138,6 +140,11 @@ impl Plan {
         let short = rng.one_in(if passes_on { 3 } else { 8 });
         let limits = draw_times(rng, slow, sizes);
         limits.check().expect("limits are drawn so that they hold together");
+        // The call that began last must not put off the end of the first one, so they begin far apart.
+        let limit = limits.handler.filter(|_| limits.calls_in_flight_max > 2);
+        let dawdles = limit.map(|limit| limit.as_nanos() as u64 / 4);
+        // What is held open and waits for such calls is sent more than may be held, also in a drain.
+        let held = dawdles.is_some() && rng.one_in(2);
         let small_budget = rng.one_in(4);
         let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
@@ -171,14 +178,15 @@ impl Plan {
                 1 | 2 if limits.calls_in_flight_max > 1 => rng.spread(8192, 32_000) as u16,
                 _ => rng.spread(256, 20_000) as u16,
             },
+            dawdles,
             odd_peers: rng.below(7),
-            holds: if rng.one_in(3) { rng.spread(2048, 32_768) as u16 } else { 0 },
+            holds: if held || rng.one_in(3) { rng.spread(2048, 32_768) as u16 } else { 0 },
             encode_panics: if rng.one_in(4) { rng.spread(16, 1024) as u16 } else { 0 },
             pushes: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
             crawlers: if slow { rng.range(1, 8) } else { 0 },
             clock_start: draw_clock(rng),
             quiet_times: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
-            turns: if short { rng.spread(5, turns.max(6)) } else { turns },
+            turns: if short || held { rng.spread(5, turns.max(6)) } else { turns },
             loses_completion: rng.one_in(4),
             force_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
             budget: Budget {

@@ -274,15 +274,16 @@ fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Fra
     match state.rng.below(20) {
         0..=6 => {
             state.cover.fault(Fault::HandlerParks);
-            let most = match state.rng.below(64) {
-                0..4 => {
+            let lingers = if state.plan.dawdles.is_some() { 48 } else { 4 };
+            let (least, most) = match state.rng.below(64) {
+                kind if kind < lingers => {
                     state.cover.fault(Fault::HandlerLingers);
-                    20_000 * MS
+                    (20 * MS, 20_000 * MS)
                 }
-                4..12 => 400 * MS,
-                _ => 8 * MS,
+                kind if kind < lingers + 8 => (1000, 400 * MS),
+                _ => (1000, 8 * MS),
             };
-            parked.due = state.now + state.rng.spread(1000, most);
+            parked.due = state.now + state.rng.spread(least, most);
             parked.frame = Some(frame);
             return Called::Parked(parked);
         }

@@ -4,8 +4,14 @@ use ringserve_core::{CloseHow, CloseReason};
 
 use super::{STEP, State};
 use crate::bytes::AnyFraming;
+use crate::clocks::LATE_MAX;
+use crate::faults::Fault;
 use crate::peer::NEVER;
 use crate::sock::{Place, Sock, excuse};
+
+/// How late calls that wait for too long may be ended where the process is never stopped: two other limits may be carried
+/// out first, each in a step.
+const HANDLER_LATE: u64 = LATE_MAX + 2 * STEP;
 
 /// True if all replies leave before such a connection is closed, with FIN.
 fn is_orderly(reason: CloseReason) -> bool {
@@ -164,9 +170,11 @@ impl State {
             HeartbeatLost => sock.clocks.heartbeat_is_lost(limits, now) && !then.ended,
             ReadTooSlow => then.half && sock.clocks.read_is_too_slow(limits, now) && !then.ended,
             HandlerTimeout => {
-                then.waiting > 0
-                    && limits.handler.is_some()
-                    && then.at + STEP >= self.handler_ends(then.waiting_since)
+                let ends = self.handler_ends(then.waiting_since);
+                let due = ends.max(sock.clocks.stopping_at);
+                let late =
+                    self.plan.rates.of(Fault::Stall) == 0 && then.at > due.saturating_add(HANDLER_LATE);
+                then.waiting > 0 && limits.handler.is_some() && then.at + STEP >= ends && !late
             }
             Closed => sock.may(excuse::CLOSED) && !sock.input_end_told,
             UpstreamFailed => sock.may(excuse::UPSTREAM),

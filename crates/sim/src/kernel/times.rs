@@ -36,7 +36,7 @@ impl State {
             Some(_) => None,
             None if busy && self.is_stopping(tag) => None,
             None if busy => limits.write_stalled.map(|_| "write_stalled"),
-            None if self.is_deaf(tag) => Some("the reset"),
+            None if self.is_deaf(tag) && !self.is_stopping(tag) => Some("the reset"),
             None if limits.heartbeat.is_some() && !sock.fin_read && !sock.fin_asked => Some("heartbeat"),
             None if !sock.waiting.is_empty() => limits.handler.map(|_| "handler"),
             None if sock.handed == 0 && limits.first_frame.is_some() => Some("first_frame"),
@@ -126,6 +126,9 @@ impl State {
         // A window ends when somebody looks, and the next one begins then.
         let late = LATE_MAX + if self.plan.rates.of(Fault::Stall) > 0 { STALL_MAX } else { 0 };
         let sock = &mut self.socks[tag];
+        if stopping {
+            sock.clocks.stopping_at = now;
+        }
         sock.clocks.look(look, now);
         let overdue = match () {
             () if stopping => None,
