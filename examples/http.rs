@@ -15,14 +15,14 @@ use std::task::{Context, Poll};
 use clap::Parser;
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use ringserve::{Driver, Server};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// An HTTP server: GET / and /json, /bytes/N for N bytes; POST /echo, and /upload or /length to count bytes.
+/// An HTTP server: GET and HEAD of /, /json, and /bytes/N for N bytes; POST /echo, and /upload or /length to count bytes.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
@@ -39,7 +39,24 @@ struct Args {
 /// What is there at once, what the peer sends, or what is made as it goes.
 type Answer = Response<Either<Full<Bytes>, Either<Incoming, Made>>>;
 
-async fn answer(request: Request<Incoming>) -> Result<Answer, hyper::Error> {
+async fn answer(mut request: Request<Incoming>) -> Result<Answer, hyper::Error> {
+    if request.method() == Method::HEAD {
+        *request.method_mut() = Method::GET;
+        return Ok(head_of(answer_whole(request).await?));
+    }
+    answer_whole(request).await
+}
+
+/// The same answer without its body: hyper leaves that out with HTTP/1.1 alone.
+fn head_of(answer: Answer) -> Answer {
+    let (mut head, body) = answer.into_parts();
+    if let Some(len) = body.size_hint().exact() {
+        head.headers.insert(CONTENT_LENGTH, len.into());
+    }
+    Response::from_parts(head, Either::Left(Full::default()))
+}
+
+async fn answer_whole(request: Request<Incoming>) -> Result<Answer, hyper::Error> {
     Ok(match (request.method(), request.uri().path()) {
         (&Method::GET, "/") => text("hello\n"),
         (&Method::GET, "/json") => {

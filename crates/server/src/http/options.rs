@@ -20,6 +20,10 @@ pub enum HttpVersions {
 
 /// Bounds of HTTP, beside the [`Limits`](crate::Limits) of the connections below.
 ///
+/// A client of HTTP/1.1 may half-close its connection after its requests (`nc -N`): each request that arrived whole is still
+/// answered, to the last byte. A FIN alone therefore cancels no service; a reset does, at once. A client that never reads
+/// its answer is closed by [`Limits::write_stalled`](crate::Limits::write_stalled).
+///
 /// ```
 /// use ringserve_server::http::HttpOptions;
 ///
@@ -95,6 +99,8 @@ impl HttpOptions {
         let mut builder = http1::Builder::new();
         builder
             .timer(timer)
+            // Else a FIN behind the request cancels its answer. hyper also reads ahead for that FIN then.
+            .half_close(true)
             .header_read_timeout(self.header_read)
             .max_header_size(self.header_bytes_max as usize)
             .max_buf_size(self.buffer_bytes_max)
