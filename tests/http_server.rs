@@ -93,7 +93,7 @@ impl Rig {
 }
 
 /// `/` says its version, `/gate` waits until the test opens it, `/never` for ever, `/fail` fails, `/limited` takes ten bytes,
-/// `/large` sends [`LARGE`] bytes, `/pieces` as many in pieces, `/echo` sends back, `/read` reads all and then waits as `/gate`.
+/// `/large` sends [`LARGE`] bytes, `/pieces` as many in pieces, `/counted` fewer, `/echo` sends back, `/read` reads all and then waits as `/gate`.
 async fn answer(
     request: Request<Incoming>,
     handlers: Arc<Handlers>,
@@ -109,8 +109,12 @@ async fn answer(
         "/fail" => return Err("as it was told".into()),
         "/limited" => _ = Limited::new(request.into_body(), 10).collect().await?,
         "/echo" => return Ok(Response::new(request.into_body().boxed())),
-        "/pieces" => {
-            let pieces = Pieces(LARGE / PIECE);
+        path @ ("/pieces" | "/counted") => {
+            let count = path == "/counted";
+            let pieces = Pieces(if count { COUNTED } else { LARGE } / PIECE).map_frame(move |piece| {
+                MADE.fetch_add(count.into(), SeqCst);
+                piece
+            });
             return Ok(Response::new(pieces.map_err(|never| match never {}).boxed()));
         }
         "/read" => {
@@ -127,6 +131,10 @@ const PIECE: usize = 16 << 10;
 
 /// A body of so many pieces.
 struct Pieces(usize);
+
+/// Bytes of `/counted`, and the pieces of it that were made.
+const COUNTED: usize = 1 << 20;
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 impl Body for Pieces {
     type Data = Bytes;
@@ -822,4 +830,39 @@ fn options_out_of_range_are_refused_at_the_start() {
         let error = error.expect("it is refused").to_string();
         assert!(error.contains(&format!("{name} is ")), "{error}");
     }
+}
+
+#[test]
+fn streams_of_a_connection_share_what_is_kept_for_sending() {
+    const STREAMS: u32 = 20;
+    let rig = Rig::start(HttpOptions { connection_send_bytes_max: 64 << 10, ..HttpOptions::default() });
+    let mut client = Client::with_small_window(rig.running.local_addrs()[0]);
+    // Windows without a bound, and a peer that reads nothing.
+    let open = [&[0, 4][..], &i32::MAX.to_be_bytes()].concat();
+    let settings = frames::frame(4, 0, 0, &open);
+    let update = frames::frame(8, 0, 0, &(i32::MAX as u32 - 65_535).to_be_bytes());
+    client.write(&[PREFACE, &settings, &update].concat());
+    for stream in 0..STREAMS {
+        client.write(&frames::request(2 * stream + 1, true, "/counted"));
+    }
+    let mut made = 0;
+    eventually("no more is made", SOON, || {
+        std::thread::park_timeout(BRIEF);
+        let now = MADE.load(SeqCst);
+        now > 0 && std::mem::replace(&mut made, now) == now
+    });
+    // 64 KiB, the outbox, what the kernels take, and a piece or two for each stream; 400 KiB for each would be 500 pieces.
+    assert!(made < 300, "{made} pieces of 16 KiB");
+    // And none stays behind when the peer reads.
+    let (mut ended, mut bytes) = (0, 0);
+    while ended < STREAMS {
+        let (kind, flags, _, payload) = next_frame(&mut client);
+        if kind == 0 {
+            bytes += payload.len();
+            ended += u32::from(flags & 1);
+        }
+    }
+    assert_eq!(bytes, COUNTED * STREAMS as usize);
+    drop(client);
+    common::finish(rig.running);
 }

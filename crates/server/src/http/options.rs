@@ -59,8 +59,14 @@ pub struct HttpOptions {
     /// The same for all streams of a connection together: what it can make the server hold of bodies. Default 1 MiB.
     pub connection_window_bytes: u32,
     /// Bytes of one stream of HTTP/2 that are kept for sending before its service is held back. Default 400 KiB, as hyper has
-    /// it; [`streams_max`](HttpOptions::streams_max) times this is what a peer that reads nothing can make the server hold.
+    /// it.
     pub send_bytes_max: usize,
+    /// The same for all streams of a connection of HTTP/2 together, 1 byte to 1 GiB: beyond it, only streams of which nothing
+    /// is kept make their next piece. This and one piece for each of [`streams_max`](HttpOptions::streams_max) streams is what
+    /// a peer that reads nothing can make the server hold, beside the outbox, until
+    /// [`rate_window`](HttpOptions::rate_window) is over. A service that gives a body as one piece is not held back within
+    /// it. Default 4 MiB: ten streams at full speed.
+    pub connection_send_bytes_max: usize,
     /// Time after which a silent peer of HTTP/2 is asked for a sign of life. Default off.
     pub ping: Option<Duration>,
     /// Time it has for that; then the connection is closed. Default 20 s.
@@ -117,6 +123,7 @@ impl Default for HttpOptions {
             stream_window_bytes: 1 << 20,
             connection_window_bytes: 1 << 20,
             send_bytes_max: 400 << 10,
+            connection_send_bytes_max: 4 << 20,
             ping: None,
             ping_answer: Duration::from_secs(20),
             body_bytes_per_second_min: 240,
@@ -148,6 +155,7 @@ impl HttpOptions {
             // hyper never takes less than the protocol begins with.
             ("connection_window_bytes", self.connection_window_bytes.into(), 1, (1 << 31) - 1),
             ("send_bytes_max", self.send_bytes_max as u64, 1, 4 * gib - 1),
+            ("connection_send_bytes_max", self.connection_send_bytes_max as u64, 1, gib),
             ("body_bytes_per_second_min", self.body_bytes_per_second_min as u64, 0, gib),
         ];
         for (name, value, min, max) in numbers {

@@ -14,7 +14,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ pub(super) struct Bounds {
     answer: u32,
     request: u32,
     idle: u32,
+    /// Bytes of responses that hyper holds for a connection of HTTP/2.
+    held_bytes_max: usize,
 }
 
 impl Bounds {
@@ -60,6 +62,7 @@ impl Bounds {
             answer: options.answer.map_or(u32::MAX, ticks),
             request: options.request.map_or(u32::MAX, ticks),
             idle: options.http2_idle.map_or(u32::MAX, ticks),
+            held_bytes_max: options.connection_send_bytes_max,
         }
     }
 }
@@ -149,6 +152,10 @@ pub(super) struct Watch {
     cursor: Cell<usize>,
     /// The request that hyper makes a task for next.
     next: Cell<Option<Rc<Watching>>>,
+    /// Bytes of all responses that hyper holds.
+    held: Cell<usize>,
+    /// True if a response is held back, since that is too much.
+    holds_back: Cell<bool>,
     /// `read` at the last tick.
     read_before: Cell<u64>,
     input: Cell<Rate>,
@@ -160,6 +167,7 @@ pub(super) struct Watch {
 
 /// One request.
 pub(super) struct Watching {
+    connection: Weak<Watch>,
     http2: bool,
     has_body: bool,
     /// True once the service answered.
@@ -172,6 +180,8 @@ pub(super) struct Watching {
     /// Bytes of the response's body that hyper holds, and that left it.
     held: Cell<usize>,
     sent: Cell<u64>,
+    /// True while no more of its body is made, since hyper holds too much.
+    held_back: Cell<bool>,
     rate: Cell<Rate>,
     excess: Cell<Option<Excess>>,
 }
@@ -188,6 +198,8 @@ impl Watch {
             requests: RefCell::default(),
             cursor: Cell::default(),
             next: Cell::default(),
+            held: Cell::default(),
+            holds_back: Cell::default(),
             read_before: Cell::default(),
             input: Cell::default(),
             output: Cell::default(),
@@ -213,11 +225,12 @@ impl Watch {
     }
 
     /// A request begins.
-    pub(super) fn begin(&self, has_body: bool) -> Rc<Watching> {
+    pub(super) fn begin(self: &Rc<Watch>, has_body: bool) -> Rc<Watching> {
         let http2 = self.http2.get();
         self.began.set(true);
         self.input.set(Rate::default());
         let watching = self.entry(Watching {
+            connection: Rc::downgrade(self),
             http2,
             has_body,
             answered: Cell::default(),
@@ -227,6 +240,7 @@ impl Watch {
             answering: Cell::default(),
             held: Cell::default(),
             sent: Cell::default(),
+            held_back: Cell::default(),
             rate: Cell::default(),
             excess: Cell::default(),
         });
@@ -371,9 +385,29 @@ impl Watching {
         self.waker.set(Some(kept.unwrap_or_else(|| waker.clone())));
     }
 
+    /// True if the body has to wait, since hyper holds too much for its connection and some of that is its own. Its task is
+    /// woken when none of it is, or when much less is held.
+    pub(super) fn waits_for_room(&self) -> bool {
+        if !self.http2 || self.held.get() == 0 {
+            return false;
+        }
+        let Some(connection) = self.connection.upgrade() else { return false };
+        let waits = connection.held.get() >= connection.bounds.held_bytes_max;
+        if waits {
+            self.held_back.set(true);
+            connection.holds_back.set(true);
+        }
+        waits
+    }
+
     /// hyper holds more of the body.
     pub(super) fn hold(&self, bytes: usize) {
         self.held.set(self.held.get() + bytes);
+        if self.http2
+            && let Some(connection) = self.connection.upgrade()
+        {
+            connection.held.set(connection.held.get() + bytes);
+        }
     }
 
     /// Less of it: `bytes` left, for the peer if they were `sent`.
@@ -381,6 +415,27 @@ impl Watching {
         self.held.set(self.held.get() - bytes);
         if sent {
             self.sent.set(self.sent.get() + bytes as u64);
+        }
+        if !self.http2 {
+            return;
+        }
+        if self.held.get() == 0 {
+            self.go_on();
+        }
+        let Some(connection) = self.connection.upgrade() else { return };
+        let held = connection.held.get() - bytes;
+        connection.held.set(held);
+        // Half of it: else each byte that leaves would wake all.
+        if held <= connection.bounds.held_bytes_max / 2 && connection.holds_back.take() {
+            connection.requests.borrow().iter().for_each(|request| request.go_on());
+        }
+    }
+
+    fn go_on(&self) {
+        if self.held_back.take()
+            && let Some(waker) = self.waker.take()
+        {
+            _ = crate::guard::wake(waker);
         }
     }
 }

@@ -104,6 +104,9 @@ impl<B: Body> Body for Tracked<B> {
         task: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Piece<B::Data>>, B::Error>>> {
         let TrackedProjection::Of { body, watching } = self.project() else { return Poll::Ready(None) };
+        if watching.waits_for_room() {
+            return Poll::Pending;
+        }
         let frame = ready!(body.poll_frame(task));
         Poll::Ready(frame.map(|frame| Ok(frame?.map_data(|data| Piece::new(data, watching.clone())))))
     }
