@@ -11,6 +11,7 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use clap::Parser;
 use http_body_util::{BodyExt, Either, Full};
@@ -18,6 +19,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
+use ringserve::http::HttpOptions;
 use ringserve::{Driver, Server};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -31,6 +33,10 @@ struct Args {
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
+    /// Seconds over which rates of bodies are measured and for idle connections of HTTP/2, twice as many for answers; by
+    /// default the framework's.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: Option<u64>,
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
@@ -137,5 +143,10 @@ fn main() -> Result<(), ringserve::Error> {
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    server.serve_http(|_shard| service_fn(answer))
+    let mut options = HttpOptions::default();
+    if let Some(patience) = args.patience.map(Duration::from_secs) {
+        options.rate_window = patience;
+        (options.answer, options.http2_idle) = (Some(patience * 2), Some(patience));
+    }
+    server.serve_http_with(options, |_shard| service_fn(answer))
 }
