@@ -67,7 +67,8 @@
 //! ```
 //!
 //! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with settings of one's own; a [`Stream`]
-//! is what such a builder serves, as it implements hyper's `Read` and `Write`.
+//! is what such a builder serves, as it implements hyper's `Read` and `Write`. The bounds behind the head of a request
+//! ([`HttpOptions::answer`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 
 mod connection;
 mod detect;

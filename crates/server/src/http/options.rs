@@ -41,7 +41,8 @@ pub struct HttpOptions {
     /// [`Limits::idle`](crate::Limits::idle) are all there is. Default 30 s, as hyper has it.
     pub header_read: Option<Duration>,
     /// Bytes of the head of a request, at most [`buffer_bytes_max`](HttpOptions::buffer_bytes_max). More is answered with
-    /// 431. Default 16 KiB, what hyper takes with HTTP/2: a browser with many cookies stays below it.
+    /// 431, and an endless row of CONTINUATION frames closes the connection. Default 16 KiB, what hyper takes with HTTP/2: a
+    /// browser with many cookies stays below it.
     pub header_bytes_max: u32,
     /// Header fields of a request of HTTP/1.1. More are answered with 431. Default 100; any other number costs an
     /// allocation for each request.
@@ -81,16 +82,16 @@ pub struct HttpOptions {
     /// Time over which that is measured, 10 ms to an hour; it ends a peer up to two fifths of it late. Default 30 s: a reader
     /// that pauses for less loses nothing.
     pub rate_window: Duration,
-    /// Time for the service to begin its response, 10 ms to a year, at most
-    /// [`rate_window`](HttpOptions::rate_window)` / 5` longer and never shorter. Time in which the connection brings a
-    /// request's body at [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) does not count. Then the
-    /// service's future is dropped and the peer answered with 503. It bounds clients of HTTP/1.1 that vanish with a FIN, and
-    /// bodies of HTTP/2 that stop. More, or `None`, suits long polling and calls of gRPC whose response begins late. Default
-    /// 60 s, as proxies give their upstreams.
+    /// Time for the service to begin its response, 10 ms to a year; up to two fifths of
+    /// [`rate_window`](HttpOptions::rate_window) longer and never shorter. Time in which the connection brings a request's body
+    /// at [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) does not count. Then the service's future is
+    /// dropped and the peer answered with 503. It bounds clients of HTTP/1.1 that vanish with a FIN, and bodies of HTTP/2 that
+    /// stop. More, or `None`, suits long polling and calls of gRPC whose response begins late. Default 60 s, as proxies give
+    /// their upstreams.
     pub answer: Option<Duration>,
-    /// Time from the head of a request to the last byte of its response, 10 ms to a year, with the same precision. Then it is
-    /// answered with 503, or where the response began its stream of HTTP/2 or connection of HTTP/1.1 is reset. Default off,
-    /// since downloads and streams take as long as they take.
+    /// Time from the head of a request to the last byte of its response, 10 ms to a year, with the same precision. Then the
+    /// peer is answered with 503, or where the response began its stream of HTTP/2 or connection of HTTP/1.1 is reset. Default
+    /// off, since downloads and streams take as long as they take.
     pub request: Option<Duration>,
     /// Time without a request after which a connection of HTTP/2 is told to end by GOAWAY, 10 ms to a year, whatever PING,
     /// SETTINGS or WINDOW_UPDATE it sends; one that stays is reset a [`rate_window`](HttpOptions::rate_window) later. With

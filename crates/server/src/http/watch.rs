@@ -439,3 +439,47 @@ impl Watching {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bounds() -> Bounds {
+        Bounds::new(&HttpOptions { body_bytes_per_second_min: 100, ..HttpOptions::default() })
+    }
+
+    #[test]
+    fn ticks_cover_each_limit() {
+        let bounds = bounds();
+        assert_eq!(bounds.tick, Duration::from_secs(6));
+        assert_eq!((bounds.window, bounds.window_bytes, bounds.tick_bytes), (5, 3000, 600));
+        assert_eq!((bounds.answer, bounds.request, bounds.idle), (10, u32::MAX, 100));
+        let answer = Some(Duration::from_millis(10));
+        let brief = Bounds::new(&HttpOptions { answer, ..HttpOptions::default() });
+        assert_eq!((brief.tick, brief.answer, brief.window), (Duration::from_millis(10), 1, 3000));
+    }
+
+    #[test]
+    fn rate_is_judged_after_a_whole_window_of_waiting() {
+        let (bounds, mut rate) = (bounds(), Rate::default());
+        let lows: Vec<bool> = (0..6).map(|_| rate.is_low(7, &bounds)).collect();
+        assert_eq!(lows, [false, false, false, false, false, true]);
+        // Exactly enough in the next one, and a byte less in that behind it.
+        assert!(!(0..5).any(|n| rate.is_low(7 + 600 * (n + 1), &bounds)));
+        assert!((0..5).any(|n| rate.is_low(3007 + n * 749, &bounds)));
+    }
+
+    #[test]
+    fn entry_of_a_finished_request_serves_the_next_one() {
+        let watch = Watch::new(bounds());
+        for _ in 0..1000 {
+            watch.begin(false);
+        }
+        assert_eq!(watch.requests.borrow().len(), 1);
+        let held: Vec<_> = (0..10).map(|_| watch.begin(false)).collect();
+        assert_eq!(watch.requests.borrow().len(), 10);
+        drop(held);
+        assert_eq!(watch.tick(0), Next::Pause);
+        assert!(watch.requests.borrow().is_empty());
+    }
+}
