@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::client::End;
 use common::http::{Bodies, Sender, read_answer, with_http2};
@@ -560,17 +560,16 @@ fn brief_window() -> HttpOptions {
     HttpOptions { rate_window: BRIEF, ..HttpOptions::default() }
 }
 
-/// Sends `bytes` one by one, until the server ends the connection; returns what it sent.
-fn drip(client: &mut Client, bytes: &[u8]) -> (Vec<u8>, End) {
+/// Sends `bytes` again and again, with a pause behind each time, until the server ends the connection or does not within a
+/// bound. Returns what it sent.
+fn drip(client: &mut Client, bytes: &[u8], pause: Duration) -> (Vec<u8>, End) {
     let mut writer = client.stream.try_clone().unwrap();
+    let bound = Instant::now() + SOON;
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            for byte in bytes.iter().cycle() {
-                // The server's end stops this; the pause is the attack.
-                if std::io::Write::write_all(&mut writer, &[*byte]).is_err() {
-                    return;
-                }
-                std::thread::park_timeout(Duration::from_millis(20));
+            // The pause is the attack.
+            while std::io::Write::write_all(&mut writer, bytes).is_ok() && Instant::now() < bound {
+                std::thread::park_timeout(pause);
             }
         });
         client.read_to_end()
@@ -585,7 +584,7 @@ fn dripping_request_body_is_answered_with_408() {
     let mut neighbour = rig.client();
     let mut client = rig.client();
     client.write(format!("POST /read {POST}").as_bytes());
-    let (answer, _) = drip(&mut client, b"x");
+    let (answer, _) = drip(&mut client, b"x", BRIEF / 3);
     assert!(answer.starts_with(b"HTTP/1.1 408 "), "{}", String::from_utf8_lossy(&answer));
     watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
     assert_eq!(rig.handlers.inside.load(SeqCst), 0, "the service is dropped");
@@ -600,7 +599,7 @@ fn dripping_body_that_is_echoed_ends_its_connection() {
     let rig = Rig::start(brief_window());
     let mut client = rig.client();
     client.write(format!("POST /echo {POST}").as_bytes());
-    let (answer, end) = drip(&mut client, b"x");
+    let (answer, end) = drip(&mut client, b"x", BRIEF / 3);
     assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
     assert_eq!(end, End::Reset);
     watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
@@ -763,7 +762,7 @@ fn pings_do_not_keep_a_connection_without_requests() {
         let mut idle = rig.client();
         idle.write(&[PREFACE, frames::SETTINGS].concat());
         // An acknowledgement that was not asked for is an error, so that client sends nothing at all.
-        let (bytes, _) = if kept { idle.read_to_end() } else { drip_frames(&mut idle, attack) };
+        let (bytes, _) = if kept { idle.read_to_end() } else { drip(&mut idle, attack, BRIEF / 10) };
         let goaway = frames::split(&bytes).iter().any(|frame| frame.0 == 7);
         assert!(goaway, "it is told to end");
     }
@@ -771,19 +770,6 @@ fn pings_do_not_keep_a_connection_without_requests() {
     assert_eq!(answered_stream(&mut client), 1);
     drop(client);
     common::finish(rig.running);
-}
-
-/// Sends a frame again and again until the server ends the connection; returns what it sent.
-fn drip_frames(client: &mut Client, frame: &[u8]) -> (Vec<u8>, End) {
-    let mut writer = client.stream.try_clone().unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            while std::io::Write::write_all(&mut writer, frame).is_ok() {
-                std::thread::park_timeout(Duration::from_millis(5));
-            }
-        });
-        client.read_to_end()
-    })
 }
 
 #[test]
