@@ -572,7 +572,9 @@ fn drip(client: &mut Client, bytes: &[u8], pause: Duration) -> (Vec<u8>, End) {
                 std::thread::park_timeout(pause);
             }
         });
-        client.read_to_end()
+        let all = client.read_to_end();
+        assert!(Instant::now() < bound, "the server ends a connection that drips");
+        all
     })
 }
 
