@@ -11,18 +11,20 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use clap::Parser;
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
+use ringserve::http::HttpOptions;
 use ringserve::{Driver, Server};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// An HTTP server: GET / and /json, /bytes/N for N bytes; POST /echo, and /upload or /length to count bytes.
+/// An HTTP server: GET and HEAD of /, /json, and /bytes/N for N bytes; POST /echo, and /upload or /length to count bytes.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
@@ -31,6 +33,10 @@ struct Args {
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
+    /// Seconds over which rates of bodies are measured and for idle connections of HTTP/2, twice as many for answers; by
+    /// default the framework's.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: Option<u64>,
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
@@ -39,7 +45,24 @@ struct Args {
 /// What is there at once, what the peer sends, or what is made as it goes.
 type Answer = Response<Either<Full<Bytes>, Either<Incoming, Made>>>;
 
-async fn answer(request: Request<Incoming>) -> Result<Answer, hyper::Error> {
+async fn answer(mut request: Request<Incoming>) -> Result<Answer, hyper::Error> {
+    if request.method() == Method::HEAD {
+        *request.method_mut() = Method::GET;
+        return Ok(head_of(answer_whole(request).await?));
+    }
+    answer_whole(request).await
+}
+
+/// The same answer without its body: hyper leaves that out with HTTP/1.1 alone.
+fn head_of(answer: Answer) -> Answer {
+    let (mut head, body) = answer.into_parts();
+    if let Some(len) = body.size_hint().exact() {
+        head.headers.insert(CONTENT_LENGTH, len.into());
+    }
+    Response::from_parts(head, Either::Left(Full::default()))
+}
+
+async fn answer_whole(request: Request<Incoming>) -> Result<Answer, hyper::Error> {
     Ok(match (request.method(), request.uri().path()) {
         (&Method::GET, "/") => text("hello\n"),
         (&Method::GET, "/json") => {
@@ -120,5 +143,10 @@ fn main() -> Result<(), ringserve::Error> {
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    server.serve_http(|_shard| service_fn(answer))
+    let mut options = HttpOptions::default();
+    if let Some(patience) = args.patience.map(Duration::from_secs) {
+        options.rate_window = patience;
+        (options.answer, options.http2_idle) = (Some(patience * 2), Some(patience));
+    }
+    server.serve_http_with(options, |_shard| service_fn(answer))
 }

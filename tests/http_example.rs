@@ -33,6 +33,8 @@ fn it_answers_curl() {
         assert_eq!(ask("/length", &["-d", "hello", "-H", "transfer-encoding: chunked"]), "5 bytes\n");
         assert_eq!(ask("/bytes/100000", &[]), ".".repeat(100_000));
         assert_eq!(ask("/none", &["-w", "%{http_code}"]), "404 Not Found\n404");
+        let head = ask("/bytes/100000", &["--head"]);
+        assert!(head.contains(" 200") && head.contains("content-length: 100000\r\n"), "{head}");
     }
     assert!(example.stop().success());
 }

@@ -222,7 +222,7 @@ fn an_upstream_has_no_more_time_in_a_drain_than_the_accepted_connections() {
     let drain = Duration::from_secs(3);
     let proxy = Streams::start(Limits { drain, ..no_time_limits() }, move |_| {
         async move |mut client: Stream| {
-            let mut upstream = client.shard().connect(addr).await?;
+            let upstream = client.shard().connect(addr).await?;
             while let Some(bytes) = client.read_frame().await? {
                 upstream.queue(bytes);
                 upstream.ready().await?;

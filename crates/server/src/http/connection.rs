@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Body, Incoming};
@@ -14,40 +15,41 @@ use hyper::{Request, Response};
 use tracing::debug;
 
 use super::detect::{Detected, Replayed, detect};
-use super::{HttpOptions, HttpVersions, ShardExecutor, ShardTimer};
+use super::watch::{Bounds, Excess, Next, Watch};
+use super::watched::{StreamExecutor, Watched};
+use super::{HttpOptions, HttpVersions, ShardTimer, ShardTimerSleep};
 use crate::shard::{DrainBegins, Shard};
-use crate::stream::Stream;
+use crate::stream::{Fate, Stream};
 
 /// Serves streams of a shard as HTTP. There is one for each shard, as it has the shard's timers.
 #[derive(Debug)]
 pub struct Http {
     http1: http1::Builder,
-    http2: http2::Builder<ShardExecutor>,
-    versions: HttpVersions,
-    first_bytes: Option<Duration>,
+    options: HttpOptions,
+    bounds: Bounds,
+    timer: ShardTimer,
 }
 
 impl Http {
     /// For the streams of `shard`.
     ///
     /// # Panics
-    /// As [`HttpOptions::http1`] and [`HttpOptions::http2`] do.
+    /// With what is wrong, if [`HttpOptions::check`] refuses the options.
     pub fn new(shard: &Shard, options: &HttpOptions) -> Http {
-        let timer = ShardTimer::new(shard);
-        Http {
-            http1: options.http1(timer.clone()),
-            http2: options.http2(ShardExecutor::new(shard), timer),
-            versions: options.versions,
-            first_bytes: options.header_read,
+        if let Err(error) = options.check() {
+            panic!("{error}");
         }
+        let timer = ShardTimer::new(shard);
+        let (http1, bounds) = (options.http1(timer.clone()), Bounds::new(options));
+        Http { http1, options: options.clone(), bounds, timer }
     }
 
     /// Serves one connection with `service`, to its end. When the server shuts down it ends after what was asked until
     /// then.
     ///
     /// # Errors
-    /// What hyper found wrong, with the peer's requests or with the service. Not that the peer vanished or was silent for
-    /// too long.
+    /// What hyper found wrong, with the peer's requests or with the service, and which bound of [`HttpOptions`] a connection
+    /// went beyond. Not that the peer vanished or was silent for too long.
     pub async fn serve<S, B>(&self, stream: Stream, service: S) -> Result<(), HttpError>
     where
         S: Service<Request<Incoming>, Response = Response<B>>,
@@ -75,42 +77,94 @@ impl Http {
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
         let mut drain = stream.shard().stopping_begins();
-        let mut stream = Replayed::new(stream);
-        let detected = match self.versions {
+        let (shard, fate, watch) = (stream.shard().clone(), stream.fate(), Watch::new(self.bounds));
+        let mut stream = Replayed::new(stream, watch.clone());
+        let versions = self.options.versions;
+        let detected = match versions {
             HttpVersions::Http1 => Detected::Other,
-            _ => detect(&mut stream, self.first_bytes, &mut drain).await.map_err(Cause::FirstBytes)?,
+            _ => {
+                detect(&mut stream, self.options.header_read, &mut drain).await.map_err(Cause::FirstBytes)?
+            }
         };
-        match (detected, self.versions) {
-            (Detected::Nothing, _) => return Ok(()),
-            (Detected::Other, HttpVersions::Http2) => return Err(Cause::NotHttp2),
+        let service = Watched::new(service, watch.clone());
+        let watched = WatchedConnection { watch: &watch, fate, timer: &self.timer, tick: self.bounds.tick };
+        match (detected, versions) {
+            (Detected::Nothing, _) => Ok(()),
+            (Detected::Other, HttpVersions::Http2) => Err(Cause::NotHttp2),
             (Detected::Other, _) => {
                 let connection = pin!(self.http1.serve_connection(stream, service));
-                until_drained(connection, drain, http1::Connection::graceful_shutdown).await
+                watched.run(connection, drain, http1::Connection::graceful_shutdown).await
             }
             (Detected::Http2, _) => {
-                let connection = pin!(self.http2.serve_connection(stream, service));
-                until_drained(connection, drain, http2::Connection::graceful_shutdown).await
+                watch.set_http2();
+                let executor = StreamExecutor::new(&shard, watch.clone());
+                let builder = self.options.build_http2(executor, self.timer.clone());
+                let connection = pin!(builder.serve_connection(stream, service));
+                watched.run(connection, drain, http2::Connection::graceful_shutdown).await
             }
         }
-        .map_err(Cause::Hyper)
     }
 }
 
-/// Waits for the end of a connection, which it is told to come to once the server shuts down.
-async fn until_drained<C: Future>(
-    mut connection: Pin<&mut C>,
-    mut drain: DrainBegins,
-    shut_down: impl Fn(Pin<&mut C>),
-) -> C::Output {
-    let mut drains = false;
-    poll_fn(|task| {
-        if !drains && Pin::new(&mut drain).poll(task).is_ready() {
-            drains = true;
-            shut_down(connection.as_mut());
+/// A connection whose bounds are looked after.
+struct WatchedConnection<'a> {
+    watch: &'a Watch,
+    fate: Fate,
+    timer: &'a ShardTimer,
+    tick: Duration,
+}
+
+impl WatchedConnection<'_> {
+    /// Waits for the end of the connection, which it is told to come to once the server shuts down.
+    async fn run<C: Future<Output = hyper::Result<()>>>(
+        &self,
+        mut connection: Pin<&mut C>,
+        mut drain: DrainBegins,
+        shut_down: impl Fn(Pin<&mut C>),
+    ) -> Result<(), Cause> {
+        let mut drains = false;
+        let mut sleep: Option<ShardTimerSleep> = None;
+        poll_fn(|task| {
+            if !drains && Pin::new(&mut drain).poll(task).is_ready() {
+                drains = true;
+                shut_down(connection.as_mut());
+            }
+            if sleep.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_ready()) {
+                sleep = None;
+                let next = self.watch.tick(self.fate.outbox_bytes());
+                match next {
+                    Next::Abort(excess) => {
+                        self.fate.abort();
+                        return Poll::Ready(Err(Cause::Excess(excess)));
+                    }
+                    Next::ShutDown => shut_down(connection.as_mut()),
+                    Next::GoOn | Next::Pause => {}
+                }
+                if next != Next::Pause {
+                    self.sets(&mut sleep, task);
+                }
+            }
+            let Poll::Ready(end) = connection.as_mut().poll(task) else {
+                if sleep.is_none() && self.watch.take_began() {
+                    self.sets(&mut sleep, task);
+                }
+                return Poll::Pending;
+            };
+            Poll::Ready(match self.watch.exceeded() {
+                Some(excess) => Err(Cause::Excess(excess)),
+                None => end.map_err(Cause::Hyper),
+            })
+        })
+        .await
+    }
+
+    fn sets(&self, sleep: &mut Option<ShardTimerSleep>, task: &mut Context<'_>) {
+        let sleep = sleep.insert(self.timer.after(self.tick));
+        if Pin::new(sleep).poll(task).is_ready() {
+            // The clock went on by a whole tick meanwhile.
+            task.waker().wake_by_ref();
         }
-        connection.as_mut().poll(task)
-    })
-    .await
+    }
 }
 
 /// Why a connection of HTTP failed.
@@ -123,6 +177,7 @@ pub struct HttpError {
 enum Cause {
     FirstBytes(io::Error),
     NotHttp2,
+    Excess(Excess),
     Hyper(hyper::Error),
 }
 
@@ -141,6 +196,7 @@ impl HttpError {
             // Then the peer is gone or silent.
             Cause::FirstBytes(_) => false,
             Cause::NotHttp2 => true,
+            Cause::Excess(excess) => *excess != Excess::Idle,
             // What came was wrong, even if nothing comes any more.
             Cause::Hyper(error) if error.is_parse() => true,
             // The service's own error, unless that is of the body it read.
@@ -168,6 +224,7 @@ impl fmt::Display for HttpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let error = match &self.cause {
             Cause::FirstBytes(error) => return error.fmt(f),
+            Cause::Excess(excess) => return excess.fmt(f),
             Cause::NotHttp2 => return f.write_str("the peer does not speak HTTP/2"),
             Cause::Hyper(error) => error,
         };

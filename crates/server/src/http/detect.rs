@@ -3,11 +3,13 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 
+use super::watch::Watch;
 use crate::shard::DrainBegins;
 use crate::stream::Stream;
 
@@ -25,9 +27,10 @@ pub(super) enum Detected {
     Nothing,
 }
 
-/// A stream from its first byte on, of which some were read.
+/// A stream from its first byte on, of which some were read. What passes is counted.
 pub(super) struct Replayed {
     stream: Stream,
+    watch: Rc<Watch>,
     /// What was read and not given out again. What is read without being clear is the beginning of the preface.
     replay: &'static [u8],
 }
@@ -93,8 +96,14 @@ fn look(seen: &mut usize, bytes: &[u8]) -> Option<Detected> {
 }
 
 impl Replayed {
-    pub(super) fn new(stream: Stream) -> Replayed {
-        Replayed { stream, replay: &[] }
+    pub(super) fn new(stream: Stream, watch: Rc<Watch>) -> Replayed {
+        Replayed { stream, watch, replay: &[] }
+    }
+
+    fn count(&self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.watch.written(*bytes);
+        }
     }
 }
 
@@ -105,7 +114,14 @@ impl Read for Replayed {
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         if self.replay.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(task, buf);
+            let room = buf.remaining();
+            let polled = self.stream.poll_peek(task, |bytes| {
+                let len = bytes.len().min(room);
+                buf.put_slice(&bytes[..len]);
+                len
+            });
+            self.watch.read(room - buf.remaining(), polled.is_pending());
+            return polled;
         }
         let (bytes, rest) = self.replay.split_at(self.replay.len().min(buf.remaining()));
         buf.put_slice(bytes);
@@ -116,7 +132,9 @@ impl Read for Replayed {
 
 impl Write for Replayed {
     fn poll_write(mut self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(task, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(task, bytes);
+        self.count(&polled);
+        polled
     }
 
     fn poll_write_vectored(
@@ -124,7 +142,9 @@ impl Write for Replayed {
         task: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(task, pieces)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(task, pieces);
+        self.count(&polled);
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {

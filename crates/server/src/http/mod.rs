@@ -27,8 +27,10 @@
 //!   are not there yet.
 //! * When the server shuts down, connections end as soon as what was asked is answered: HTTP/1.1 says
 //!   `connection: close`, HTTP/2 sends GOAWAY, and connections that wait for a request are closed.
-//! * [`HttpOptions`] bound headers, time and streams. What hyper finds too large it answers with 431 or 414 and closes. A
-//!   body is as long as the peer likes, unless the service stops reading: `http_body_util::Limited` stops it.
+//! * [`HttpOptions`] bound headers, time, rates and streams. What hyper finds too large it answers with 431 or 414 and
+//!   closes. A body is as long as the peer likes, unless the service stops reading: `http_body_util::Limited` stops it.
+//! * A request beyond its bounds is answered with 408 (its body came too slowly) or 503 (the service took too long). Where
+//!   the answer began already, a stream of HTTP/2 is reset and a connection of HTTP/1.1 too.
 //! * An error of a connection is logged once as "stream failed", at most ten times a second for each shard, and the
 //!   connection counted as [`CloseReason::HandlerError`](crate::CloseReason::HandlerError). A peer that vanishes, whether in
 //!   the middle of a request or while it waits, or is silent for too long, is no failure and shows at debug level. An
@@ -65,13 +67,16 @@
 //! ```
 //!
 //! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with settings of one's own; a [`Stream`]
-//! is what such a builder serves, as it implements hyper's `Read` and `Write`.
+//! is what such a builder serves, as it implements hyper's `Read` and `Write`. The bounds behind the head of a request
+//! ([`HttpOptions::answer`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 
 mod connection;
 mod detect;
 mod options;
 mod rt;
 mod timer;
+mod watch;
+mod watched;
 
 use std::error::Error as StdError;
 use std::rc::Rc;
@@ -111,7 +116,7 @@ impl Server {
     /// As [`serve_http`](Server::serve_http), with options.
     ///
     /// # Errors
-    /// Those of [`serve`](Server::serve).
+    /// Those of [`serve`](Server::serve), and [`Error::Limits`] if [`HttpOptions::check`] refuses the options.
     pub fn serve_http_with<S, B>(
         self,
         options: HttpOptions,
@@ -124,6 +129,7 @@ impl Server {
         B: Body + 'static,
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
+        options.check().map_err(Error::Limits)?;
         self.serve_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
     }
 
@@ -149,7 +155,7 @@ impl Server {
     /// As [`start_http`](Server::start_http), with options.
     ///
     /// # Errors
-    /// Those of [`start`](Server::start).
+    /// Those of [`start`](Server::start), and [`Error::Limits`] if [`HttpOptions::check`] refuses the options.
     pub fn start_http_with<S, B>(
         self,
         options: HttpOptions,
@@ -162,6 +168,7 @@ impl Server {
         B: Body + 'static,
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
+        options.check().map_err(Error::Limits)?;
         self.start_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
     }
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use hyper::server::conn::{http1, http2};
 
+use ringserve_core::LimitError;
+
 use super::{ShardExecutor, ShardTimer};
 
 /// Which protocols a server speaks.
@@ -20,6 +22,10 @@ pub enum HttpVersions {
 
 /// Bounds of HTTP, beside the [`Limits`](crate::Limits) of the connections below.
 ///
+/// A client of HTTP/1.1 may half-close its connection after its requests (`nc -N`): each request that arrived whole is still
+/// answered, to the last byte. A FIN alone therefore cancels no service; a reset does, at once. A client that never reads
+/// its answer is closed by [`Limits::write_stalled`](crate::Limits::write_stalled).
+///
 /// ```
 /// use ringserve_server::http::HttpOptions;
 ///
@@ -35,7 +41,8 @@ pub struct HttpOptions {
     /// [`Limits::idle`](crate::Limits::idle) are all there is. Default 30 s, as hyper has it.
     pub header_read: Option<Duration>,
     /// Bytes of the head of a request, at most [`buffer_bytes_max`](HttpOptions::buffer_bytes_max). More is answered with
-    /// 431. Default 16 KiB, what hyper takes with HTTP/2: a browser with many cookies stays below it.
+    /// 431, and an endless row of CONTINUATION frames closes the connection. Default 16 KiB, what hyper takes with HTTP/2: a
+    /// browser with many cookies stays below it.
     pub header_bytes_max: u32,
     /// Header fields of a request of HTTP/1.1. More are answered with 431. Default 100; any other number costs an
     /// allocation for each request.
@@ -53,12 +60,50 @@ pub struct HttpOptions {
     /// The same for all streams of a connection together: what it can make the server hold of bodies. Default 1 MiB.
     pub connection_window_bytes: u32,
     /// Bytes of one stream of HTTP/2 that are kept for sending before its service is held back. Default 400 KiB, as hyper has
-    /// it; [`streams_max`](HttpOptions::streams_max) times this is what a peer that reads nothing can make the server hold.
+    /// it.
     pub send_bytes_max: usize,
+    /// The same for all streams of a connection of HTTP/2 together, 1 byte to 1 GiB: beyond it, only streams of which nothing
+    /// is kept make their next piece. This and one piece for each of [`streams_max`](HttpOptions::streams_max) streams is what
+    /// a peer that reads nothing can make the server hold, beside the outbox, until
+    /// [`rate_window`](HttpOptions::rate_window) is over. A service that gives a body as one piece is not held back within
+    /// it. Default 4 MiB: ten streams at full speed.
+    pub connection_send_bytes_max: usize,
     /// Time after which a silent peer of HTTP/2 is asked for a sign of life. Default off.
     pub ping: Option<Duration>,
     /// Time it has for that; then the connection is closed. Default 20 s.
     pub ping_answer: Duration,
+    /// Bytes a second that a peer has to send of a request's body while the service waits for it, and to take of a response
+    /// while it has to be sent, up to 1 GiB; 0 is no bound. A body that comes too slowly is answered with 408, or its
+    /// connection reset where the response began. A response that goes too slowly ends with its connection, or with its
+    /// stream where the peer keeps that stream's window closed. Request bodies are measured with HTTP/1.1; with HTTP/2
+    /// [`answer`](HttpOptions::answer) and [`request`](HttpOptions::request) bound them. Default 240, as
+    /// [`Limits::read_bytes_per_second_min`](crate::Limits::read_bytes_per_second_min).
+    pub body_bytes_per_second_min: usize,
+    /// Time over which that is measured, 10 ms to an hour; it ends a peer up to two fifths of it late. Default 30 s: a reader
+    /// that pauses for less loses nothing.
+    pub rate_window: Duration,
+    /// Time for the service to begin its response, 10 ms to a year; up to two fifths of
+    /// [`rate_window`](HttpOptions::rate_window) longer and never shorter. Time in which the connection brings a request's body
+    /// at [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) does not count. Then the service's future is
+    /// dropped and the peer answered with 503. It bounds clients of HTTP/1.1 that vanish with a FIN, and bodies of HTTP/2 that
+    /// stop. More, or `None`, suits long polling and calls of gRPC whose response begins late. Default 60 s, as proxies give
+    /// their upstreams.
+    pub answer: Option<Duration>,
+    /// Time from the head of a request to the last byte of its response, 10 ms to a year, with the same precision. Then the
+    /// peer is answered with 503, or where the response began its stream of HTTP/2 or connection of HTTP/1.1 is reset. Default
+    /// off, since downloads and streams take as long as they take.
+    pub request: Option<Duration>,
+    /// Time without a request after which a connection of HTTP/2 is told to end by GOAWAY, 10 ms to a year, whatever PING,
+    /// SETTINGS or WINDOW_UPDATE it sends; one that stays is reset a [`rate_window`](HttpOptions::rate_window) later. With
+    /// HTTP/1.1 [`header_read`](HttpOptions::header_read) is this limit. Default 10 min, as
+    /// [`Limits::idle`](crate::Limits::idle).
+    pub http2_idle: Option<Duration>,
+    /// Streams of HTTP/2 that a peer opened and reset before the server looked at them. More close the connection: so rapid
+    /// resets cost the server nothing. Default 20, as hyper has it.
+    pub pending_resets_max: usize,
+    /// Streams of a connection of HTTP/2 that the server reset because of the peer's errors. More close the connection.
+    /// Default 1024, as hyper has it.
+    pub error_resets_max: usize,
     /// Whether responses have a `date` header. Default true.
     pub date: bool,
 }
@@ -79,14 +124,59 @@ impl Default for HttpOptions {
             stream_window_bytes: 1 << 20,
             connection_window_bytes: 1 << 20,
             send_bytes_max: 400 << 10,
+            connection_send_bytes_max: 4 << 20,
             ping: None,
             ping_answer: Duration::from_secs(20),
+            body_bytes_per_second_min: 240,
+            rate_window: Duration::from_secs(30),
+            answer: Some(Duration::from_secs(60)),
+            request: None,
+            http2_idle: Some(Duration::from_secs(600)),
+            pending_resets_max: 20,
+            error_resets_max: 1024,
             date: true,
         }
     }
 }
 
 impl HttpOptions {
+    /// Refuses values out of range, naming them. [`Server::serve_http_with`](crate::Server::serve_http_with) and
+    /// [`Server::start_http_with`](crate::Server::start_http_with) check them.
+    ///
+    /// # Errors
+    /// The first thing found.
+    pub fn check(&self) -> Result<(), LimitError> {
+        let (kib, gib) = (1u64 << 10, 1u64 << 30);
+        let numbers = [
+            ("header_bytes_max", self.header_bytes_max.into(), 1, self.buffer_bytes_max as u64),
+            ("headers_max", self.headers_max as u64, 1, 1 << 15),
+            ("buffer_bytes_max", self.buffer_bytes_max as u64, 8 * kib, gib),
+            ("streams_max", self.streams_max.into(), 1, (1 << 31) - 1),
+            ("stream_window_bytes", self.stream_window_bytes.into(), 1, (1 << 31) - 1),
+            // hyper never takes less than the protocol begins with.
+            ("connection_window_bytes", self.connection_window_bytes.into(), 1, (1 << 31) - 1),
+            ("send_bytes_max", self.send_bytes_max as u64, 1, 4 * gib - 1),
+            ("connection_send_bytes_max", self.connection_send_bytes_max as u64, 1, gib),
+            ("body_bytes_per_second_min", self.body_bytes_per_second_min as u64, 0, gib),
+        ];
+        for (name, value, min, max) in numbers {
+            in_range(name, value, min, max)?;
+        }
+        let (hour, year) = (3600 * 1000, 365 * 24 * 3600 * 1000);
+        let times = [
+            ("rate_window", Some(self.rate_window), hour),
+            ("answer", self.answer, year),
+            ("request", self.request, year),
+            ("http2_idle", self.http2_idle, year),
+        ];
+        for (name, time, max) in times {
+            if let Some(time) = time {
+                in_range(name, u64::try_from(time.as_millis()).unwrap_or(u64::MAX), 10, max)?;
+            }
+        }
+        Ok(())
+    }
+
     /// A builder of hyper's for HTTP/1.1 with these bounds, and a shard's timers.
     ///
     /// # Panics
@@ -95,6 +185,8 @@ impl HttpOptions {
         let mut builder = http1::Builder::new();
         builder
             .timer(timer)
+            // Else a FIN behind the request cancels its answer. hyper also reads ahead for that FIN then.
+            .half_close(true)
             .header_read_timeout(self.header_read)
             .max_header_size(self.header_bytes_max as usize)
             .max_buf_size(self.buffer_bytes_max)
@@ -111,6 +203,10 @@ impl HttpOptions {
     /// # Panics
     /// If [`send_bytes_max`](HttpOptions::send_bytes_max) is 4 GiB or more.
     pub fn http2(&self, executor: ShardExecutor, timer: ShardTimer) -> http2::Builder<ShardExecutor> {
+        self.build_http2(executor, timer)
+    }
+
+    pub(super) fn build_http2<E: Clone>(&self, executor: E, timer: ShardTimer) -> http2::Builder<E> {
         let mut builder = http2::Builder::new(executor);
         builder
             .timer(timer)
@@ -119,9 +215,15 @@ impl HttpOptions {
             .initial_stream_window_size(self.stream_window_bytes)
             .initial_connection_window_size(self.connection_window_bytes)
             .max_send_buf_size(self.send_bytes_max)
+            .max_pending_accept_reset_streams(self.pending_resets_max)
+            .max_local_error_reset_streams(self.error_resets_max)
             .keep_alive_interval(self.ping)
             .keep_alive_timeout(self.ping_answer)
             .auto_date_header(self.date);
         builder
     }
+}
+
+fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), LimitError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(LimitError::Range { name, value, min, max }) }
 }

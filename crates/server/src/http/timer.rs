@@ -56,6 +56,11 @@ impl ShardTimer {
         shard.spawn(look_after(inner.clone(), shard.clone()));
         ShardTimer { inner }
     }
+
+    /// Waits for `time`. While it waits no poll reads the clock.
+    pub(super) fn after(&self, time: Duration) -> ShardTimerSleep {
+        ShardTimerSleep { inner: self.inner.clone(), until: self.inner.now() + time, number: None }
+    }
 }
 
 impl Inner {

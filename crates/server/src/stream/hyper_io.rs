@@ -84,4 +84,14 @@ impl Fate {
     pub(crate) fn nothing_comes(&self) -> bool {
         self.block.session.nothing_comes()
     }
+
+    /// Bytes that the kernel has not taken yet.
+    pub(crate) fn outbox_bytes(&self) -> usize {
+        self.block.link.outbox_bytes()
+    }
+
+    /// As [`Stream::abort`].
+    pub(crate) fn abort(&self) {
+        self.block.link.abort();
+    }
 }

@@ -38,6 +38,8 @@ pub use connecting::Connecting;
 pub(crate) use connecting::Requests;
 pub use copy::{CopyError, CopySide, copy_bidirectional};
 pub use ended::StreamResult;
+#[cfg(feature = "http")]
+pub(crate) use hyper_io::Fate;
 pub(crate) use service::Streams;
 use session::Session;
 pub(crate) use upstreams::{UPSTREAM, Upstreams};

@@ -1,0 +1,485 @@
+//! Bounds behind the head of a request: the rates of bodies, the time of answers, connections without requests.
+//!
+//! hyper has none of these. A connection counts what passes above and below hyper, and looks at the counts now and then:
+//!
+//! ```text
+//!   service ──▶ Watched: a `Watching` for each request ──▶ Tracked, Piece: bytes of its answer that hyper still holds
+//!   hyper
+//!   stream  ──▶ Replayed: bytes read and written, and whether hyper waits for bytes of the peer
+//!
+//!   tick ──▶ Watch::tick: which request, or which connection, is beyond its bounds
+//! ```
+//!
+//! The timer runs while a request does; with HTTP/2 always. Nothing is allocated for a piece of a body and no clock is read.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use super::HttpOptions;
+
+/// Ticks in the window of a rate: a peer is seen to be too slow at most a fifth of the window late.
+const TICKS: u32 = 5;
+
+/// Entries that are looked at for one that is free, before another is made: with as many free ones as used ones that is
+/// mostly enough.
+const LOOKS: usize = 4;
+
+/// [`HttpOptions`] in ticks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) tick: Duration,
+    /// Ticks of a window.
+    window: u32,
+    /// Bytes that have to pass in a window; 0 is no bound.
+    window_bytes: u64,
+    /// Bytes in one tick with which a request body counts as being sent.
+    tick_bytes: u64,
+    /// `u32::MAX`, which takes centuries, is no bound here.
+    answer: u32,
+    request: u32,
+    idle: u32,
+    /// Bytes of responses that hyper holds for a connection of HTTP/2.
+    held_bytes_max: usize,
+}
+
+impl Bounds {
+    pub(super) fn new(options: &HttpOptions) -> Bounds {
+        let limits = [options.answer, options.request, options.http2_idle];
+        let window = options.rate_window;
+        let tick =
+            limits.into_iter().flatten().fold(window / TICKS, Duration::min).max(Duration::from_millis(1));
+        let ticks =
+            |time: Duration| u32::try_from(time.as_nanos().div_ceil(tick.as_nanos())).unwrap_or(u32::MAX);
+        let bytes = |time: Duration| (options.body_bytes_per_second_min as f64 * time.as_secs_f64()) as u64;
+        Bounds {
+            tick,
+            window: ticks(window),
+            window_bytes: bytes(window),
+            tick_bytes: bytes(tick).max(1),
+            answer: options.answer.map_or(u32::MAX, ticks),
+            request: options.request.map_or(u32::MAX, ticks),
+            idle: options.http2_idle.map_or(u32::MAX, ticks),
+            held_bytes_max: options.connection_send_bytes_max,
+        }
+    }
+}
+
+/// What went beyond its bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Excess {
+    /// The peer sent the body of its request too slowly.
+    RequestBody,
+    /// The peer took the body of its answer too slowly.
+    ResponseBody,
+    /// The service had no answer.
+    Answer,
+    /// The request with its answer took too long.
+    Request,
+    /// No request ran for too long, and the peer did not end the connection when it was told.
+    Idle,
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Excess::RequestBody => {
+                "the peer sent its request body below HttpOptions::body_bytes_per_second_min"
+            }
+            Excess::ResponseBody => "the peer took its response below HttpOptions::body_bytes_per_second_min",
+            Excess::Answer => "the service gave no response within HttpOptions::answer",
+            Excess::Request => "the request took longer than HttpOptions::request",
+            Excess::Idle => "the peer kept a connection without requests beyond HttpOptions::http2_idle",
+        })
+    }
+}
+
+/// What a connection does after a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Looks again after a tick.
+    GoOn,
+    /// Looks no more until a request begins.
+    Pause,
+    /// Ends as at a shutdown, and looks again.
+    ShutDown,
+    /// Ends at once.
+    Abort(Excess),
+}
+
+/// How much passed while a side waited.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    /// Ticks at whose end it waited.
+    ticks: u32,
+    from: u64,
+}
+
+impl Rate {
+    /// It waits at the end of one more tick, and `total` passed until now. True if that was too little in a window.
+    fn is_low(&mut self, total: u64, bounds: &Bounds) -> bool {
+        if self.ticks == 0 {
+            // When it began to wait is not known, so the window begins here.
+            *self = Rate { ticks: 1, from: total };
+            return false;
+        }
+        self.ticks += 1;
+        if self.ticks <= bounds.window {
+            return false;
+        }
+        let passed = total.saturating_sub(self.from);
+        *self = Rate { ticks: 1, from: total };
+        passed < bounds.window_bytes
+    }
+}
+
+/// The counts of one connection.
+pub(super) struct Watch {
+    bounds: Bounds,
+    http2: Cell<bool>,
+    /// True exactly when hyper's last read found nothing: it waits for the peer.
+    reading: Cell<bool>,
+    /// Bytes given to hyper, and taken from it.
+    read: Cell<u64>,
+    written: Cell<u64>,
+    /// A request began since the timer was last asked for.
+    began: Cell<bool>,
+    /// Those that run, and entries that are free: those that only this list holds.
+    requests: RefCell<Vec<Rc<Watching>>>,
+    /// Where to look for a free one.
+    cursor: Cell<usize>,
+    /// The request that hyper makes a task for next.
+    next: Cell<Option<Rc<Watching>>>,
+    /// Bytes of all responses that hyper holds.
+    held: Cell<usize>,
+    /// True if a response is held back, since that is too much.
+    holds_back: Cell<bool>,
+    /// `read` at the last tick.
+    read_before: Cell<u64>,
+    input: Cell<Rate>,
+    output: Cell<Rate>,
+    idle: Cell<u32>,
+    /// What the last request beyond its bounds exceeded.
+    found: Cell<Option<Excess>>,
+}
+
+/// One request.
+pub(super) struct Watching {
+    connection: Weak<Watch>,
+    http2: bool,
+    has_body: bool,
+    /// True once the service answered.
+    answered: Cell<bool>,
+    /// True while a task of HTTP/2 runs, whose end resets the stream.
+    task: Cell<bool>,
+    waker: Cell<Option<Waker>>,
+    age: Cell<u32>,
+    answering: Cell<u32>,
+    /// Bytes of the response's body that hyper holds, and that left it.
+    held: Cell<usize>,
+    sent: Cell<u64>,
+    /// True while no more of its body is made, since hyper holds too much.
+    held_back: Cell<bool>,
+    rate: Cell<Rate>,
+    excess: Cell<Option<Excess>>,
+}
+
+impl Watch {
+    pub(super) fn new(bounds: Bounds) -> Rc<Watch> {
+        Rc::new(Watch {
+            bounds,
+            http2: Cell::default(),
+            reading: Cell::default(),
+            read: Cell::default(),
+            written: Cell::default(),
+            began: Cell::default(),
+            requests: RefCell::default(),
+            cursor: Cell::default(),
+            next: Cell::default(),
+            held: Cell::default(),
+            holds_back: Cell::default(),
+            read_before: Cell::default(),
+            input: Cell::default(),
+            output: Cell::default(),
+            idle: Cell::default(),
+            found: Cell::default(),
+        })
+    }
+
+    /// The connection speaks HTTP/2.
+    pub(super) fn set_http2(&self) {
+        self.http2.set(true);
+        self.began.set(true);
+    }
+
+    /// hyper read `bytes`, and waits for more if it found nothing.
+    pub(super) fn read(&self, bytes: usize, waits: bool) {
+        self.read.set(self.read.get() + bytes as u64);
+        self.reading.set(waits);
+    }
+
+    pub(super) fn written(&self, bytes: usize) {
+        self.written.set(self.written.get() + bytes as u64);
+    }
+
+    /// A request begins.
+    pub(super) fn begin(self: &Rc<Watch>, has_body: bool) -> Rc<Watching> {
+        let http2 = self.http2.get();
+        self.began.set(true);
+        self.input.set(Rate::default());
+        let watching = self.entry(Watching {
+            connection: Rc::downgrade(self),
+            http2,
+            has_body,
+            answered: Cell::default(),
+            task: Cell::default(),
+            waker: Cell::default(),
+            age: Cell::default(),
+            answering: Cell::default(),
+            held: Cell::default(),
+            sent: Cell::default(),
+            held_back: Cell::default(),
+            rate: Cell::default(),
+            excess: Cell::default(),
+        });
+        if http2 {
+            self.next.set(Some(watching.clone()));
+        }
+        watching
+    }
+
+    fn entry(&self, watching: Watching) -> Rc<Watching> {
+        let mut requests = self.requests.borrow_mut();
+        for _ in 0..LOOKS.min(requests.len()) {
+            let cursor = (self.cursor.get() + 1) % requests.len();
+            self.cursor.set(cursor);
+            if let Some(free) = Rc::get_mut(&mut requests[cursor]) {
+                *free = watching;
+                return requests[cursor].clone();
+            }
+        }
+        let watching = Rc::new(watching);
+        requests.push(watching.clone());
+        watching
+    }
+
+    /// The request whose task hyper spawns now, if it is one's.
+    pub(super) fn take_next(&self) -> Option<Rc<Watching>> {
+        self.next.take()
+    }
+
+    /// True if a request began since this was last asked, for which a timer has to run.
+    pub(super) fn take_began(&self) -> bool {
+        self.began.take()
+    }
+
+    /// What a request of HTTP/1.1 exceeded, if one did.
+    pub(super) fn exceeded(&self) -> Option<Excess> {
+        self.found.get().filter(|_| !self.http2.get())
+    }
+
+    /// Looks at the counts, where the kernel has yet to take `outbox` bytes.
+    pub(super) fn tick(&self, outbox: usize) -> Next {
+        let (bounds, http2) = (&self.bounds, self.http2.get());
+        let read = self.read.get();
+        let came = read - self.read_before.replace(read);
+        self.began.set(false);
+
+        let mut output = self.output.take();
+        if outbox > 0 {
+            let taken = self.written.get().saturating_sub(outbox as u64);
+            if output.is_low(taken, bounds) {
+                return Next::Abort(Excess::ResponseBody);
+            }
+            self.output.set(output);
+        }
+
+        let mut requests = self.requests.borrow_mut();
+        requests.retain(|request| Rc::strong_count(request) > 1);
+        for request in requests.iter() {
+            let uploads = request.has_body && came >= bounds.tick_bytes;
+            let Some(excess) = self.check(request, uploads, outbox) else { continue };
+            self.found.set(Some(excess));
+            // A second time: whatever was to end it did not.
+            let again = request.excess.replace(Some(excess)).is_some();
+            if again || (request.answered.get() && !request.task.get()) {
+                return Next::Abort(excess);
+            }
+            if let Some(waker) = request.waker.take() {
+                // A task of the shard's: this only notes that it is to be polled.
+                _ = crate::guard::wake(waker);
+            }
+        }
+        if !requests.is_empty() || !http2 {
+            self.idle.set(0);
+            return if requests.is_empty() && outbox == 0 { Next::Pause } else { Next::GoOn };
+        }
+        let idle = self.idle.get().saturating_add(1);
+        self.idle.set(idle);
+        // `idle` ticks are over when one more was seen: the first was not a whole one.
+        match idle.checked_sub(bounds.idle) {
+            Some(1) => Next::ShutDown,
+            Some(more) if more > bounds.window => Next::Abort(Excess::Idle),
+            _ => Next::GoOn,
+        }
+    }
+
+    /// One more tick of `request`, whose body comes if it `uploads`.
+    fn check(&self, request: &Watching, uploads: bool, outbox: usize) -> Option<Excess> {
+        let bounds = &self.bounds;
+        let count = |ticks: &Cell<u32>| {
+            ticks.set(ticks.get().saturating_add(1));
+            ticks.get()
+        };
+        if count(&request.age) > bounds.request {
+            return Some(Excess::Request);
+        }
+        if !request.answered.get() && !uploads && count(&request.answering) > bounds.answer {
+            return Some(Excess::Answer);
+        }
+        if !request.http2 {
+            let mut input = self.input.get();
+            let low = request.has_body && self.reading.get() && input.is_low(self.read.get(), bounds);
+            self.input.set(input);
+            return low.then_some(Excess::RequestBody);
+        }
+        // While TCP holds bytes back they are that side's, and so is the rate.
+        if request.held.get() == 0 {
+            request.rate.set(Rate::default());
+        } else if outbox == 0 {
+            let mut rate = request.rate.get();
+            let low = rate.is_low(request.sent.get(), bounds);
+            request.rate.set(rate);
+            return low.then_some(Excess::ResponseBody);
+        }
+        None
+    }
+}
+
+impl Watching {
+    pub(super) fn is_http2(&self) -> bool {
+        self.http2
+    }
+
+    pub(super) fn excess(&self) -> Option<Excess> {
+        self.excess.get()
+    }
+
+    pub(super) fn is_answered(&self) -> bool {
+        self.answered.get()
+    }
+
+    pub(super) fn set_answered(&self) {
+        self.answered.set(true);
+    }
+
+    pub(super) fn set_task(&self, runs: bool) {
+        self.task.set(runs);
+    }
+
+    /// Wakes this one when the request is to end.
+    pub(super) fn keep_waker(&self, waker: &Waker) {
+        let kept = self.waker.take().filter(|kept| kept.will_wake(waker));
+        self.waker.set(Some(kept.unwrap_or_else(|| waker.clone())));
+    }
+
+    /// True if the body has to wait, since hyper holds too much for its connection and some of that is its own. Its task is
+    /// woken when none of it is, or when much less is held.
+    pub(super) fn waits_for_room(&self) -> bool {
+        if !self.http2 || self.held.get() == 0 {
+            return false;
+        }
+        let Some(connection) = self.connection.upgrade() else { return false };
+        let waits = connection.held.get() >= connection.bounds.held_bytes_max;
+        if waits {
+            self.held_back.set(true);
+            connection.holds_back.set(true);
+        }
+        waits
+    }
+
+    /// hyper holds more of the body.
+    pub(super) fn hold(&self, bytes: usize) {
+        self.held.set(self.held.get() + bytes);
+        if self.http2
+            && let Some(connection) = self.connection.upgrade()
+        {
+            connection.held.set(connection.held.get() + bytes);
+        }
+    }
+
+    /// Less of it: `bytes` left, for the peer if they were `sent`.
+    pub(super) fn let_go(&self, bytes: usize, sent: bool) {
+        self.held.set(self.held.get() - bytes);
+        if sent {
+            self.sent.set(self.sent.get() + bytes as u64);
+        }
+        if !self.http2 {
+            return;
+        }
+        if self.held.get() == 0 {
+            self.go_on();
+        }
+        let Some(connection) = self.connection.upgrade() else { return };
+        let held = connection.held.get() - bytes;
+        connection.held.set(held);
+        // Half of it: else each byte that leaves would wake all.
+        if held <= connection.bounds.held_bytes_max / 2 && connection.holds_back.take() {
+            connection.requests.borrow().iter().for_each(|request| request.go_on());
+        }
+    }
+
+    fn go_on(&self) {
+        if self.held_back.take()
+            && let Some(waker) = self.waker.take()
+        {
+            _ = crate::guard::wake(waker);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bounds() -> Bounds {
+        Bounds::new(&HttpOptions { body_bytes_per_second_min: 100, ..HttpOptions::default() })
+    }
+
+    #[test]
+    fn ticks_cover_each_limit() {
+        let bounds = bounds();
+        assert_eq!(bounds.tick, Duration::from_secs(6));
+        assert_eq!((bounds.window, bounds.window_bytes, bounds.tick_bytes), (5, 3000, 600));
+        assert_eq!((bounds.answer, bounds.request, bounds.idle), (10, u32::MAX, 100));
+        let answer = Some(Duration::from_millis(10));
+        let brief = Bounds::new(&HttpOptions { answer, ..HttpOptions::default() });
+        assert_eq!((brief.tick, brief.answer, brief.window), (Duration::from_millis(10), 1, 3000));
+    }
+
+    #[test]
+    fn rate_is_judged_after_a_whole_window_of_waiting() {
+        let (bounds, mut rate) = (bounds(), Rate::default());
+        let lows: Vec<bool> = (0..6).map(|_| rate.is_low(7, &bounds)).collect();
+        assert_eq!(lows, [false, false, false, false, false, true]);
+        // Exactly enough in the next one, and a byte less in that behind it.
+        assert!(!(0..5).any(|n| rate.is_low(7 + 600 * (n + 1), &bounds)));
+        assert!((0..5).any(|n| rate.is_low(3007 + n * 749, &bounds)));
+    }
+
+    #[test]
+    fn entry_of_a_finished_request_serves_the_next_one() {
+        let watch = Watch::new(bounds());
+        for _ in 0..1000 {
+            watch.begin(false);
+        }
+        assert_eq!(watch.requests.borrow().len(), 1);
+        let held: Vec<_> = (0..10).map(|_| watch.begin(false)).collect();
+        assert_eq!(watch.requests.borrow().len(), 10);
+        drop(held);
+        assert_eq!(watch.tick(0), Next::Pause);
+        assert!(watch.requests.borrow().is_empty());
+    }
+}

@@ -1,0 +1,221 @@
+//! What stands between hyper and a service, so that a request is watched and can be ended.
+
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use hyper::body::{Body, Buf, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CONNECTION, HeaderValue};
+use hyper::rt::Executor;
+use hyper::service::Service;
+use hyper::{Request, Response, StatusCode};
+use pin_project_lite::pin_project;
+
+use super::watch::{Excess, Watch, Watching};
+use crate::shard::Shard;
+
+/// A service each of whose requests is watched.
+pub(super) struct Watched<S> {
+    service: S,
+    watch: Rc<Watch>,
+}
+
+impl<S> Watched<S> {
+    pub(super) fn new(service: S, watch: Rc<Watch>) -> Watched<S> {
+        Watched { service, watch }
+    }
+}
+
+impl<S, B> Service<Request<Incoming>> for Watched<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>>,
+{
+    type Response = Response<Tracked<B>>;
+    type Error = S::Error;
+    type Future = Answering<S::Future>;
+
+    fn call(&self, request: Request<Incoming>) -> Answering<S::Future> {
+        let watching = self.watch.begin(!request.body().is_end_stream());
+        Answering { future: self.service.call(request), watching }
+    }
+}
+
+pin_project! {
+    /// The future of a service, which answers by itself when the request is beyond its bounds.
+    pub(super) struct Answering<F> {
+        #[pin]
+        future: F,
+        watching: Rc<Watching>,
+    }
+}
+
+impl<F, B, E> Future for Answering<F>
+where
+    F: Future<Output = Result<Response<B>, E>>,
+{
+    type Output = Result<Response<Tracked<B>>, E>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Some(excess) = this.watching.excess() {
+            this.watching.set_answered();
+            return Poll::Ready(Ok(refusal(excess, this.watching.is_http2())));
+        }
+        let response = ready!(this.future.poll(task))?;
+        this.watching.set_answered();
+        let watching = this.watching.clone();
+        Poll::Ready(Ok(response.map(|body| Tracked::Of { body, watching })))
+    }
+}
+
+/// The answer to a request beyond its bounds.
+fn refusal<B>(excess: Excess, http2: bool) -> Response<Tracked<B>> {
+    let mut response = Response::new(Tracked::Nothing);
+    *response.status_mut() = match excess {
+        Excess::RequestBody => StatusCode::REQUEST_TIMEOUT,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    if !http2 {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+pin_project! {
+    /// The body of a response, whose pieces are counted until hyper is done with them.
+    #[project = TrackedProjection]
+    pub(super) enum Tracked<B> {
+        Of {
+            #[pin]
+            body: B,
+            watching: Rc<Watching>,
+        },
+        Nothing,
+    }
+}
+
+impl<B: Body> Body for Tracked<B> {
+    type Data = Piece<B::Data>;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Piece<B::Data>>, B::Error>>> {
+        let TrackedProjection::Of { body, watching } = self.project() else { return Poll::Ready(None) };
+        if watching.waits_for_room() {
+            return Poll::Pending;
+        }
+        let frame = ready!(body.poll_frame(task));
+        Poll::Ready(frame.map(|frame| Ok(frame?.map_data(|data| Piece::new(data, watching.clone())))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Tracked::Of { body, .. } => body.is_end_stream(),
+            Tracked::Nothing => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Tracked::Of { body, .. } => body.size_hint(),
+            Tracked::Nothing => SizeHint::with_exact(0),
+        }
+    }
+}
+
+/// A piece of a body.
+pub(super) struct Piece<D: Buf> {
+    data: D,
+    watching: Rc<Watching>,
+}
+
+impl<D: Buf> Piece<D> {
+    fn new(data: D, watching: Rc<Watching>) -> Piece<D> {
+        watching.hold(data.remaining());
+        Piece { data, watching }
+    }
+}
+
+impl<D: Buf> Buf for Piece<D> {
+    fn remaining(&self) -> usize {
+        self.data.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.data.chunk()
+    }
+
+    fn chunks_vectored<'a>(&'a self, pieces: &mut [IoSlice<'a>]) -> usize {
+        self.data.chunks_vectored(pieces)
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.data.advance(bytes);
+        self.watching.let_go(bytes, true);
+    }
+
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        let bytes = self.data.copy_to_bytes(len);
+        self.watching.let_go(len, true);
+        bytes
+    }
+}
+
+impl<D: Buf> Drop for Piece<D> {
+    fn drop(&mut self) {
+        self.watching.let_go(self.data.remaining(), false);
+    }
+}
+
+/// Runs the streams of one connection of HTTP/2 on its shard.
+#[derive(Clone)]
+pub(super) struct StreamExecutor {
+    shard: Shard,
+    watch: Rc<Watch>,
+}
+
+impl StreamExecutor {
+    pub(super) fn new(shard: &Shard, watch: Rc<Watch>) -> StreamExecutor {
+        StreamExecutor { shard: shard.clone(), watch }
+    }
+}
+
+impl<F: Future<Output = ()> + 'static> Executor<F> for StreamExecutor {
+    fn execute(&self, future: F) {
+        match self.watch.take_next() {
+            Some(watching) => {
+                watching.set_task(true);
+                self.shard.spawn(WatchedStream { future, watching });
+            }
+            // What comes of CONNECT.
+            None => self.shard.spawn(future),
+        }
+    }
+}
+
+pin_project! {
+    /// One stream of HTTP/2. When it ends early, hyper's future is dropped, and that resets the stream.
+    struct WatchedStream<F> {
+        #[pin]
+        future: F,
+        watching: Rc<Watching>,
+    }
+}
+
+impl<F: Future<Output = ()>> Future for WatchedStream<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let ends = this.watching.is_answered() && this.watching.excess().is_some();
+        if !ends && this.future.poll(task).is_pending() {
+            this.watching.keep_waker(task.waker());
+            return Poll::Pending;
+        }
+        this.watching.set_task(false);
+        Poll::Ready(())
+    }
+}
