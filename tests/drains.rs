@@ -216,7 +216,10 @@ impl Service for Busy {
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
         match &*frame {
             b"block" => self.shared.block.wait(),
-            b"work" => thread::sleep(Duration::from_millis(5)),
+            b"work" => {
+                let until = Instant::now() + Duration::from_millis(5);
+                while Instant::now() < until {}
+            }
             _ => {}
         }
         cx.reply(frame);

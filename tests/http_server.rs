@@ -129,7 +129,7 @@ async fn answer(
 
 const PIECE: usize = 16 << 10;
 
-/// A body of so many pieces.
+/// A body that comes in pieces of one size.
 struct Pieces(usize);
 
 /// Bytes of `/counted`, and the pieces of it that were made.

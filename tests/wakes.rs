@@ -58,7 +58,7 @@ fn what_a_blocked_shard_began_to_wake_is_awake() {
     lab.ended();
 }
 
-/// Asks the other shard by a message and blocks its own until the answer is there, which is what nobody should do.
+/// Asks the other shard by a message and blocks its own until the answer is there, which a service should not do.
 struct Asks {
     shards: Shards<Sender<usize>>,
 }

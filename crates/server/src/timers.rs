@@ -23,7 +23,7 @@ const STEP_SHIFT: u32 = 20;
 /// How long ago the clocks of new shards started, in nanoseconds. For tests.
 static AGE: AtomicU64 = AtomicU64::new(0);
 
-/// From now on new shards find their clocks at `age`, as if they had run for so long. For tests of what happens after
+/// From now on new shards find their clocks at `age`, as if they had run that long. For tests of what happens after
 /// months; false if the system's clock does not go back so far.
 #[doc(hidden)]
 pub fn age_new_shards(age: Duration) -> bool {

@@ -30,10 +30,11 @@ use crate::framing::Framing;
 use crate::{CloseReason, ConnId, Observer, Time};
 
 /// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come
-/// in between. A client that asks again as soon as it is answered gets at most so many more answers.
+/// in between. A client that asks again as soon as it is answered gets an answer more for each of them.
 const LOOKS_MIN: u32 = 16;
 
-/// ... and one more turn for so many connections: a turn takes 256 completions, and a connection may have had several.
+/// One look more is granted for each group of this many connections: a turn takes 256 completions, and a connection may have
+/// had several.
 const CONNECTIONS_A_LOOK: u32 = 8;
 
 /// How long a connection that was queued at a listener is looked at: its socket has to become one of the driver's, whose
@@ -41,7 +42,7 @@ const CONNECTIONS_A_LOOK: u32 = 8;
 const NEWCOMER: Duration = Duration::from_millis(30);
 
 /// How long the driver may take to end what was aborted: what is left of the 30 s after which Kubernetes kills, with the
-/// default of `Limits::drain`. A kernel that ends nothing for so long does not do so later.
+/// default of `Limits::drain`. A kernel that ends nothing in that time does not do so later.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
 /// The shard shuts down.

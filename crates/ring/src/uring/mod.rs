@@ -275,7 +275,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Timer) => {}
             Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
-            Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation nobody waits for failed"),
+            Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation without a completion failed"),
             None => self.stale(cqe),
         }
     }
