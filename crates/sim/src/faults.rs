@@ -253,6 +253,8 @@ impl Rates {
             for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails, ResetUnheard] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);
             }
+            // Most of those that miss a reset hear of it from a send soon after.
+            rates[ResetUnheard as usize] = rates[ResetUnheard as usize].saturating_mul(16);
         }
         Rates(rates)
     }

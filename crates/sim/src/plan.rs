@@ -257,7 +257,7 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
             true => rng.spread(1, 400) as usize,
             false => rng.pick(&[0, 1, 240]),
         },
-        connect: maybe(rng, 40, 2000),
+        connect: maybe(rng, 40, 1000),
         handler: rng.one_in(2).then(|| time(rng, 20, if slow { 15_000 } else { 1000 })),
         heartbeat: heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))),
         heartbeats_missed_max: rng.range(1, 3) as u8,

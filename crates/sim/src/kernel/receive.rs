@@ -299,6 +299,17 @@ impl State {
         self.receives.iter().any(|receive| receive.sock == tag && receive.deaf)
     }
 
+    /// True if a receive of any connection does not know of a reset.
+    pub fn a_reset_is_unheard(&self) -> bool {
+        self.receives.iter().any(|receive| receive.deaf)
+    }
+
+    /// True if this connection's receive does not know of a reset, and the shard has not stopped the receive to look.
+    pub(super) fn is_unsought(&self, tag: usize) -> bool {
+        let unsought = |receive: &Receive| receive.deaf && receive.missed == 0 && !receive.cancelled;
+        self.receives.iter().any(|receive| receive.sock == tag && unsought(receive))
+    }
+
     /// True if a receive of this connection is armed.
     pub(super) fn is_receiving(&self, tag: usize) -> bool {
         self.receives.iter().any(|receive| receive.sock == tag)

@@ -14,6 +14,9 @@ pub const STEP: u64 = 1 << 24;
 /// How long a connection may stay that was reset together with its last bytes.
 const RESET_HEARD: Duration = Duration::from_secs(60);
 
+/// ... and while calls of it wait.
+const RESET_HEARD_BUSY: Duration = Duration::from_secs(1);
+
 /// How late a connect that takes too long may be given up: the shard's clock, a turn that takes long, and as many turns
 /// as a cancel may need.
 const CONNECT_LATE: u64 = 3 * STEP + 2 * STALL_MAX;
@@ -119,6 +122,10 @@ impl State {
         };
         let handler =
             !sock.waiting.is_empty() && now > self.handler_ends(sock.waiting_since).saturating_add(LATE_MAX);
+        let unsought =
+            self.is_unsought(tag) && !self.is_sending(tag) && !sock.untold && !self.is_stopping(tag);
+        let heard_in = if sock.waiting.is_empty() { RESET_HEARD } else { RESET_HEARD_BUSY };
+        let deaf = unsought && now > sock.active_at + heard_in.as_nanos() as u64 + LATE_MAX;
         // Nothing is limited while a send is being stopped: its end tells all there is to know.
         let stalled = limits.write_stalled.map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
         let stopping = sock.untold && now >= stalled;
@@ -133,6 +140,7 @@ impl State {
         let overdue = match () {
             () if stopping => None,
             () if handler => Some("handler"),
+            () if deaf => Some("the reset"),
             () if sock.fin_read => None,
             () => sock.clocks.overdue(&limits, now, late),
         };

@@ -335,7 +335,8 @@ impl World {
         let now = state.now;
         if self.drained_at.is_none() {
             let idle = state.active.is_empty() && self.upstreams.is_empty() && self.connecting.is_empty();
-            let idle = idle || state.quiet_world;
+            // A reset that was not heard of is looked for after a minute.
+            let idle = idle && !state.a_reset_is_unheard() || state.quiet_world;
             if !idle && self.turn < state.plan.turns {
                 return;
             }
@@ -416,7 +417,7 @@ impl World {
         for (_, block) in &self.live {
             alarm = block.session.kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);
         }
-        let nobody = state.active.is_empty() && self.connecting.is_empty();
+        let nobody = state.active.is_empty() && self.connecting.is_empty() && !state.a_reset_is_unheard();
         if self.drained_at.is_none() && (nobody || self.turn + 1 >= state.plan.turns) {
             woken = true;
         }
