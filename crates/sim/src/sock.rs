@@ -133,6 +133,8 @@ pub struct Sock {
     pub opened: bool,
     /// When it was adopted, by the server's clock.
     pub opened_at: u64,
+    /// When the first turn after that began which looked for cuts of a drain; 0 before it.
+    pub looked_at_from: u64,
     /// The calls that wait, as tasks, the oldest first.
     pub waiting: Vec<u32>,
     /// Those of them that wait until there is room in the outbox.
@@ -200,6 +202,7 @@ impl Sock {
             server_closed: false,
             opened: false,
             opened_at: 0,
+            looked_at_from: 0,
             waiting: Vec::new(),
             wants_room: 0,
             waiting_since: 0,

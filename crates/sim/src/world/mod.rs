@@ -272,7 +272,12 @@ impl World {
                 state.cover.fault(Fault::DrainCuts);
             }
             sock.cut = cut;
-            let settled = self.now.as_nanos() > sock.opened_at + NEWCOMER;
+            let now = self.now.as_nanos();
+            // Its time begins with the turn after the one that admitted it.
+            if now > sock.opened_at && sock.looked_at_from == 0 {
+                sock.looked_at_from = now;
+            }
+            let settled = sock.looked_at_from > 0 && now > sock.looked_at_from + NEWCOMER;
             let stays = sock.held || block.link.is_gone() || !sock.opened;
             assert!(cut || stays || !looked || !settled, "{id} takes frames in a drain for ever");
         }
