@@ -16,6 +16,8 @@ pub struct Process {
     pub child: Child,
     pub stdin: ChildStdin,
     lines: Receiver<String>,
+    /// What was skipped while a line was looked for, for the message of a failure.
+    skipped: Vec<String>,
 }
 
 /// True in the process that [`Process::start`] made.
@@ -55,7 +57,8 @@ impl Process {
             .env(ROLE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            // Shown by whatever shows the output of the test: the child's panics would be lost otherwise.
+            .stderr(Stdio::inherit())
             .spawn()
             .expect("the test binary runs again");
         let stdin = child.stdin.take().unwrap();
@@ -63,7 +66,7 @@ impl Process {
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
         // A read has no bound; this thread ends with the child.
         thread::spawn(move || output.all(|line| line.is_ok_and(|line| tell.send(line).is_ok())));
-        Process { child, stdin, lines }
+        Process { child, stdin, lines, skipped: Vec::new() }
     }
 
     /// The rest of the next line of its output that holds `mark`.
@@ -73,11 +76,17 @@ impl Process {
             match self.lines.recv_timeout(2 * SOON) {
                 Ok(line) => {
                     if let Some(at) = line.find(mark) {
+                        self.skipped.clear();
                         return line[at + mark.len()..].trim().to_owned();
                     }
+                    self.skipped.push(line);
                 }
-                Err(RecvTimeoutError::Disconnected) => panic!("the child ended without saying {mark:?}"),
-                Err(RecvTimeoutError::Timeout) => panic!("the child does not say {mark:?}"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("the child ended without saying {mark:?}; it said {:#?}", self.skipped)
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("the child does not say {mark:?}; it said {:#?}", self.skipped)
+                }
             }
         }
     }
