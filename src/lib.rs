@@ -18,6 +18,7 @@
 //! }
 //!
 //! fn main() -> Result<(), ringserve::Error> {
+//!     tracing_subscriber::fmt::init(); // what the server says goes to the screen
 //!     Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Echo)
 //! }
 //! ```
@@ -90,9 +91,24 @@
 //! [`Server::start`] leaves signals alone and returns a [`Running`] with the addresses, a report, and the same
 //! two ways to stop.
 //!
+//! # Cargo features
+//!
+//! All are off by default.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `codec` | the module `codec`: services over codecs of `tokio_util` |
+//! | `http` | the module `http`, `Server::serve_http`: HTTP/1.1 and HTTP/2, by hyper |
+//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
+//! | `tower` | the module `tower`: services of tower |
+//! | `host-tokio` | `Host::Tokio`: shards inside a runtime of tokio's |
+//! | `host-tokio-uring` | `Host::TokioUring`: shards inside a runtime of tokio-uring's |
+//!
 //! # What it does not do
 //!
 //! Yet: TLS, metrics export, UDP. It runs on Linux only.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
@@ -111,3 +127,8 @@ pub use ringserve_server::{
 
 #[doc = include_str!("../docs/FRAMING.md")]
 pub mod guide {}
+
+/// The program of the README is one that compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -64,9 +64,7 @@ fn an_abort_ends_eighteen_thousand_connections_at_once() {
     let held: usize = child.line_after("connections held: ").parse().unwrap();
     assert!(held >= CONNECTIONS_MIN, "the machine gave {held} connections");
     lab.holds(held);
-    eventually("the byte of each arrives", SOON, || {
-        lab.report().counters.bytes_received == held as u64
-    });
+    eventually("the byte of each arrives", SOON, || lab.report().counters.bytes_received == held as u64);
     let started = Instant::now();
     let report = lab.force();
     eprintln!("{held} connections were aborted in {:?}", started.elapsed());

@@ -9,7 +9,7 @@ use crate::wheel::STEP;
 /// refuses sets that contradict each other.
 ///
 /// ```
-/// use ringserve_core::Limits;
+/// use ringserve::Limits;
 ///
 /// let limits = Limits { frame_bytes_max: 4096, ..Limits::default() };
 /// assert_eq!(limits.check(), Ok(()));

@@ -5,8 +5,8 @@
 //! server keeps its default framing, [`Raw`](ringserve_core::framing::Raw): the codec finds the boundaries.
 //!
 //! ```no_run
-//! use ringserve_server::Server;
-//! use ringserve_server::codec::{CodecCx, CodecService, WithCodec};
+//! use ringserve::Server;
+//! use ringserve::codec::{CodecCx, CodecService, WithCodec};
 //! use tokio_util::codec::{LinesCodec, LinesCodecError};
 //!
 //! struct Echo;
@@ -25,7 +25,7 @@
 //!     }
 //! }
 //!
-//! # fn main() -> Result<(), ringserve_server::Error> {
+//! # fn main() -> Result<(), ringserve::Error> {
 //! Server::bind("127.0.0.1:7000").serve(|_shard| WithCodec::new(Echo))
 //! # }
 //! ```

@@ -1,5 +1,7 @@
 //! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports this crate.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod accept_queue;
 #[cfg(feature = "codec")]
 pub mod codec;

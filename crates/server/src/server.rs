@@ -36,7 +36,7 @@ const SHARDS_MAX: usize = 1024;
 /// A server to be. `F` is the framing of all its connections.
 ///
 /// ```no_run
-/// use ringserve_server::{Cx, Frame, Server, Service, framing::Lines};
+/// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
 /// # struct Echo;
 /// # impl Service for Echo {
 /// #     type Session = ();
@@ -46,7 +46,7 @@ const SHARDS_MAX: usize = 1024;
 /// #         Ok(())
 /// #     }
 /// # }
-/// # fn main() -> Result<(), ringserve_server::Error> {
+/// # fn main() -> Result<(), ringserve::Error> {
 /// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Echo)
 /// # }
 /// ```
@@ -101,9 +101,9 @@ impl Server<Raw> {
     /// own affair. To [`Limits::first_frame`] the first byte counts. A panic resets its connection alone.
     ///
     /// ```no_run
-    /// use ringserve_server::{Server, Stream};
+    /// use ringserve::{Server, Stream};
     ///
-    /// # fn main() -> Result<(), ringserve_server::Error> {
+    /// # fn main() -> Result<(), ringserve::Error> {
     /// Server::bind("127.0.0.1:7000").serve_stream(|_shard| async |mut stream: Stream| {
     ///     while let Some(bytes) = stream.read_frame().await? {
     ///         stream.queue(bytes);
@@ -167,7 +167,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     /// same port itself: then `[::]` takes IPv6 alone. So `0.0.0.0:7000` and `[::]:7000` go together, in either order.
     ///
     /// ```no_run
-    /// # use ringserve_server::Server;
+    /// # use ringserve::Server;
     /// let server = Server::bind("0.0.0.0:7000").listen("[::]:7000").listen_unix("/run/app.sock");
     /// ```
     pub fn listen(self, addr: impl ToSocketAddrs) -> Server<F> {

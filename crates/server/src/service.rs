@@ -15,7 +15,7 @@ use crate::cx::Cx;
 /// and keeps per-core state in `Cell` and `RefCell`.
 ///
 /// ```
-/// use ringserve_server::{Cx, Frame, Service};
+/// use ringserve::{Cx, Frame, Service};
 ///
 /// struct Echo;
 ///

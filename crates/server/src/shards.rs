@@ -19,7 +19,7 @@ const CAPACITY: usize = 65_536;
 ///
 /// ```no_run
 /// use std::{cell::Cell, convert::Infallible, rc::Rc};
-/// use ringserve_server::{Cx, Frame, Server, Service, Shards, framing::Lines};
+/// use ringserve::{Cx, Frame, Server, Service, Shards, framing::Lines};
 ///
 /// /// Counts lines over all shards on shard 0.
 /// struct Count { shards: Shards<u64> }
@@ -34,7 +34,7 @@ const CAPACITY: usize = 65_536;
 ///     }
 /// }
 ///
-/// # fn main() -> Result<(), ringserve_server::Error> {
+/// # fn main() -> Result<(), ringserve::Error> {
 /// let shards = Shards::new();
 /// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(move |shard| {
 ///     let total = Rc::new(Cell::new(0));

@@ -7,15 +7,15 @@
 //! ```no_run
 //! use std::convert::Infallible;
 //!
-//! use ringserve_server::tower::{Request, Tower};
-//! use ringserve_server::{Frame, Server, framing::Lines};
+//! use ringserve::tower::{Request, Tower};
+//! use ringserve::{Frame, Server, framing::Lines};
 //! use tower::service_fn;
 //!
 //! async fn echo(request: Request) -> Result<Frame, Infallible> {
 //!     Ok(request.frame)
 //! }
 //!
-//! # fn main() -> Result<(), ringserve_server::Error> {
+//! # fn main() -> Result<(), ringserve::Error> {
 //! Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Tower::new(service_fn(echo)))
 //! # }
 //! ```

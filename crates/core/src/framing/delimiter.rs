@@ -18,7 +18,7 @@ const DELIMITER_BYTES_MAX: usize = 255;
 /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
 ///
 /// ```
-/// use ringserve_core::framing::{Decode, Delimiter, Framing};
+/// use ringserve::framing::{Decode, Delimiter, Framing};
 ///
 /// let framing = Delimiter::new(b"\0");
 /// assert_eq!(framing.decode(b"<a/>\0<b", 0), Ok(Decode::Frame { skip: 0, len: 4, consumed: 5 }));

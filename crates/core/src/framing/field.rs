@@ -18,7 +18,7 @@ use crate::{LimitError, Limits};
 /// ```
 ///
 /// ```
-/// use ringserve_core::framing::{Decode, Framing, LengthPrefix};
+/// use ringserve::framing::{Decode, Framing, LengthPrefix};
 ///
 /// // A length that counts itself.
 /// let inclusive = LengthPrefix::bytes(2).adjust(-2);
@@ -48,7 +48,7 @@ impl LengthField {
     /// bits ([`FrameError::VarintOverlong`], [`FrameError::VarintOverflow`]).
     ///
     /// ```
-    /// use ringserve_core::framing::{Decode, Framing, LengthField};
+    /// use ringserve::framing::{Decode, Framing, LengthField};
     ///
     /// let found = LengthField::varint().decode(&[0xAC, 0x02], 0);
     /// assert_eq!(found, Ok(Decode::More(300)));

@@ -8,7 +8,7 @@ use crate::{LimitError, Limits};
 /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
 ///
 /// ```
-/// use ringserve_core::framing::{Decode, Fixed, Framing};
+/// use ringserve::framing::{Decode, Fixed, Framing};
 ///
 /// let framing = Fixed::bytes(8);
 /// assert_eq!(framing.decode(b"price", 0), Ok(Decode::More(3)));

@@ -22,7 +22,7 @@ pub enum ByteOrder {
 /// otherwise.
 ///
 /// ```
-/// use ringserve_core::framing::{Decode, Framing, LengthPrefix};
+/// use ringserve::framing::{Decode, Framing, LengthPrefix};
 ///
 /// let framing = LengthPrefix::bytes(2);
 /// assert_eq!(framing.decode(b"\0\x05hel", 0), Ok(Decode::More(2)));

@@ -12,7 +12,7 @@ use crate::{LimitError, Limits};
 /// [`Delimiter`](super::Delimiter) refuses such replies.
 ///
 /// ```
-/// use ringserve_core::framing::{Decode, FrameError, Framing, Lines};
+/// use ringserve::framing::{Decode, FrameError, Framing, Lines};
 ///
 /// let found = Lines::default().decode(b"hello\r\nworld", 0);
 /// assert_eq!(found, Ok(Decode::Frame { skip: 0, len: 5, consumed: 7 }));

@@ -63,8 +63,8 @@ pub enum Decode {
 /// shared by all connections of a shard.
 ///
 /// ```
-/// use ringserve_core::framing::{Decode, EncodeError, FrameError, Framing};
-/// use ringserve_core::{Outbox, Payload};
+/// use ringserve::framing::{Decode, EncodeError, FrameError, Framing};
+/// use ringserve::{Outbox, Payload};
 ///
 /// /// A byte that tells the length, then as many bytes.
 /// struct Short;
@@ -131,7 +131,7 @@ pub trait Framing: 'static {
 /// One frame with this payload, as a server sends it. Copied, and apart from any connection: for tests of a framing.
 ///
 /// ```
-/// use ringserve_core::framing::{LengthPrefix, encode_to_vec};
+/// use ringserve::framing::{LengthPrefix, encode_to_vec};
 ///
 /// assert_eq!(encode_to_vec(&LengthPrefix::bytes(2), b"hi"), Ok(b"\0\x02hi".to_vec()));
 /// assert!(encode_to_vec(&LengthPrefix::bytes(1), &[0; 256]).is_err());

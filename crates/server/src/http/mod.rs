@@ -6,13 +6,13 @@
 //! use hyper::body::Incoming;
 //! use hyper::service::service_fn;
 //! use hyper::{Request, Response};
-//! use ringserve_server::Server;
+//! use ringserve::Server;
 //!
 //! async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
 //!     Ok(Response::new("hello".into()))
 //! }
 //!
-//! fn main() -> Result<(), ringserve_server::Error> {
+//! fn main() -> Result<(), ringserve::Error> {
 //!     Server::bind("127.0.0.1:8080").serve_http(|_shard| service_fn(hello))
 //! }
 //! ```
@@ -51,10 +51,10 @@
 //! # use hyper::{Request, Response};
 //! use std::future::ready;
 //!
-//! use ringserve_server::http::{Http, HttpOptions};
-//! use ringserve_server::{Server, Stream};
+//! use ringserve::http::{Http, HttpOptions};
+//! use ringserve::{Server, Stream};
 //!
-//! # fn main() -> Result<(), ringserve_server::Error> {
+//! # fn main() -> Result<(), ringserve::Error> {
 //! Server::bind("127.0.0.1:8080").serve_stream(|shard| {
 //!     let http = Http::new(shard, &HttpOptions::default());
 //!     async move |stream: Stream| {

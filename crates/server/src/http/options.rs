@@ -27,7 +27,7 @@ pub enum HttpVersions {
 /// its answer is closed by [`Limits::write_stalled`](crate::Limits::write_stalled).
 ///
 /// ```
-/// use ringserve_server::http::HttpOptions;
+/// use ringserve::http::HttpOptions;
 ///
 /// let options = HttpOptions { streams_max: 1000, ..HttpOptions::default() };
 /// ```

@@ -11,7 +11,7 @@ use ringserve_core::Address;
 /// `unix:/run/app.sock`.
 ///
 /// ```
-/// use ringserve_server::ListenAddr;
+/// use ringserve::ListenAddr;
 ///
 /// assert_eq!(ListenAddr::Unix("/run/app.sock".into()).to_string(), "unix:/run/app.sock");
 /// ```

@@ -5,8 +5,8 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use ringserve_server::middleware::{Calls, ConcurrencyLimit, Observe, Timeout};
-//! # use ringserve_server::{Cx, Frame, Server, Service};
+//! use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, Timeout};
+//! # use ringserve::{Cx, Frame, Server, Service};
 //! # struct Echo;
 //! # impl Service for Echo {
 //! #     type Session = ();
@@ -26,7 +26,7 @@
 //! assert_eq!(seen.counts().begun, 0);
 //! # running.shutdown();
 //! # running.wait()?;
-//! # Ok::<(), ringserve_server::Error>(())
+//! # Ok::<(), ringserve::Error>(())
 //! ```
 //!
 //! The outer one sees the calls first: here the time that a call waits for its turn counts to its timeout, and what is

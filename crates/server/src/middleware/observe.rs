@@ -14,9 +14,9 @@ use ringserve_core::Frame;
 /// [`Calls`](super::Calls) counts and logs. Else it is a closure that is told of ends,
 ///
 /// ```
-/// use ringserve_server::{Cx, Service, middleware::{CallEnd, Observe}};
+/// use ringserve::{Cx, Service, middleware::{CallEnd, Observe}};
 ///
-/// # use ringserve_server::Frame;
+/// # use ringserve::Frame;
 /// # struct Echo;
 /// # impl Service for Echo {
 /// #     type Session = ();

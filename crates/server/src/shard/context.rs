@@ -77,9 +77,9 @@ impl Shard {
     ///
     /// ```no_run
     /// use std::net::SocketAddr;
-    /// use ringserve_server::{Server, Stream, copy_bidirectional};
+    /// use ringserve::{Server, Stream, copy_bidirectional};
     ///
-    /// # fn main() -> Result<(), ringserve_server::Error> {
+    /// # fn main() -> Result<(), ringserve::Error> {
     /// let upstream: SocketAddr = ([127, 0, 0, 1], 8000).into();
     /// Server::bind("127.0.0.1:7000").serve_stream(move |_shard| async move |mut client: Stream| {
     ///     let mut upstream = client.shard().connect(upstream).await?;

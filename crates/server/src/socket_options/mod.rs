@@ -18,7 +18,7 @@ pub use check::OptionError;
 /// as large as `net.core.wmem_default` and `net.core.rmem_default` say, whatever its listener had.
 ///
 /// ```
-/// use ringserve_server::SocketOptions;
+/// use ringserve::SocketOptions;
 ///
 /// let options = SocketOptions { keep_alive: None, ..SocketOptions::default() };
 /// assert!(options.no_delay);
