@@ -106,6 +106,14 @@ pub(crate) enum Due {
     Close(CloseReason),
 }
 
+impl Due {
+    /// True if the limit is on how long the peer sends nothing that counts.
+    pub(crate) fn is_the_peers(self) -> bool {
+        use CloseReason::{FirstFrameTimeout, IdleTimeout};
+        matches!(self, Due::ReadRate | Due::Close(FirstFrameTimeout | IdleTimeout))
+    }
+}
+
 /// A reset that arrives while a multishot receive is delivering data may go unreported: Linux (6.18) looks again after
 /// the data only if more bytes or a FIN wait. A receive armed anew finds it at once. So one that brought bytes is
 /// armed anew when nothing came after them for this long: a second where a parked handler or half a frame holds up

@@ -215,13 +215,13 @@ impl Remote {
         self.inbox.fall_asleep()
     }
 
-    /// Swaps the tasks that were woken since the turn began with `woken`, which must be empty.
+    /// Adds the tasks that were woken since the turn began to `woken`.
     #[inline]
     pub(crate) fn take_woken(&self, woken: &mut Vec<u32>) {
         self.inbox.take_tasks(woken);
     }
 
-    /// On the shard: what came since the last turn began, with what was brought in `post`, which must be empty.
+    /// On the shard: what came since the last turn began. What was brought is added to `post`.
     #[inline]
     pub(crate) fn begin_turn(&self, post: &mut Post) -> Attention {
         self.inbox.begin_turn(post)

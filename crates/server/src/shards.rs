@@ -11,6 +11,9 @@ use crate::shard::Shard;
 /// millisecond from dozens of shards, and 64 K messages of a few words are a few MiB.
 const CAPACITY: usize = 65_536;
 
+/// Messages that a shard handles in a turn; the rest is for the next one, after the driver was asked for news.
+const MESSAGES_IN_A_TURN: usize = 1024;
+
 /// A way from any thread to the shards of a server, for services that keep a part of their state on each.
 ///
 /// Made before the server starts, cloned into its factory, where each shard [joins](Shards::join) with what it does
@@ -100,14 +103,15 @@ impl<M: Send + 'static> Shards<M> {
         let open = Open(member);
         let mut taken = VecDeque::new();
         shard.add_mailbox(Box::new(move || {
-            // If one panicked the last time, it is gone and those behind it are still here.
-            while let Some(message) = taken.pop_front() {
+            for _ in 0..MESSAGES_IN_A_TURN {
+                // What the last turn left over, also by a panic, comes before what was left here since.
+                if taken.is_empty() {
+                    std::mem::swap(&mut taken, &mut open.0.mailbox().messages);
+                }
+                let Some(message) = taken.pop_front() else { return false };
                 handle(message);
             }
-            std::mem::swap(&mut taken, &mut open.0.mailbox().messages);
-            while let Some(message) = taken.pop_front() {
-                handle(message);
-            }
+            true
         }));
     }
 

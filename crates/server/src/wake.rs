@@ -114,8 +114,8 @@ impl<L> ShardInbox<L> {
         Ok(self.call(Attention::LETTERS))
     }
 
-    /// On the shard, as its turn begins: takes the word, and swaps what was brought with `brought`, whose lists must be
-    /// empty.
+    /// On the shard, as its turn begins: takes the word, and adds what was brought to `brought`, behind what the last turn
+    /// left there.
     #[inline]
     pub(crate) fn begin_turn(&self, brought: &mut Brought<L>) -> Attention {
         // A turn that follows another one without sleep and without a call, as most do under load, changes nothing here.
@@ -125,19 +125,19 @@ impl<L> ShardInbox<L> {
         let called = Attention(self.word.swap(0, Ordering::AcqRel));
         if called.has(Attention(Attention::TASKS.0 | Attention::LETTERS.0)) {
             let mut here = self.brought();
-            std::mem::swap(&mut here.tasks, &mut brought.tasks);
-            std::mem::swap(&mut here.letters, &mut brought.letters);
+            move_all(&mut here.tasks, &mut brought.tasks);
+            move_all(&mut here.letters, &mut brought.letters);
         }
         called
     }
 
-    /// On the shard, within its turn: swaps the tasks that were woken since with `tasks`, which must be empty. The rest is
+    /// On the shard, within its turn: adds the tasks that were woken since to `tasks`. The rest is
     /// left for the next turn, and keeps the shard awake until then.
     #[inline]
     pub(crate) fn take_tasks(&self, tasks: &mut Vec<u32>) {
         if Attention(self.word.load(Ordering::Relaxed)).has(Attention::TASKS) {
             self.word.fetch_and(!Attention::TASKS.0, Ordering::AcqRel);
-            std::mem::swap(&mut self.brought().tasks, tasks);
+            move_all(&mut self.brought().tasks, tasks);
         }
     }
 
@@ -163,6 +163,16 @@ impl<L> ShardInbox<L> {
 
     fn brought(&self) -> MutexGuard<'_, Brought<L>> {
         self.brought.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A swap where it can be one, so that both lists keep their room.
+#[cold]
+fn move_all<T>(from: &mut Vec<T>, to: &mut Vec<T>) {
+    if to.is_empty() {
+        std::mem::swap(from, to);
+    } else {
+        to.append(from);
     }
 }
 

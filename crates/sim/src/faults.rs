@@ -96,6 +96,7 @@ named! {
         PeerMute "peer leaves a heartbeat unanswered",
         PeerGoneEarly "peer resets before it is accepted",
         HandlerParks "handler parks",
+        TurnFull "turn has no room for a call",
         HandlerOverlaps "handler parks beside another of its connection",
         HandlerOvertakes "parked handler is done before an older one",
         HandlerLingers "handler parks for seconds",

@@ -87,6 +87,8 @@ pub struct Plan {
     pub force_after: Option<u64>,
     /// One turn's budget.
     pub budget: Budget,
+    /// Calls of a turn and the smallest batch of a connection, where they are fewer than what ships.
+    pub calls: Option<(u32, u32)>,
     /// The parts check themselves every so many turns.
     pub check_every: u64,
 }
@@ -193,6 +195,7 @@ impl Plan {
                 completions: if small_budget { rng.spread(1, 16) as usize } else { 256 },
                 bytes: if rng.one_in(8) { rng.spread(64, 4096) as usize } else { 1 << 20 },
             },
+            calls: rng.one_in(3).then(|| (rng.spread(1, 64) as u32, rng.range(1, 4) as u32)),
             check_every: rng.pick(&[4, 8, 16]),
             limits,
         }

@@ -173,7 +173,7 @@ impl Rig {
         if plan.others {
             shard.share_quota(quota.clone());
         }
-        shard.begin_turn(Time::ZERO);
+        shard.begin_turn(Time::ZERO, 0);
         Rig {
             accepts: (0..plan.listeners).map(|_| Flight::default()).collect(),
             listening: (0..plan.listeners).map(|_| driver::Listening::Open).collect(),
@@ -213,7 +213,7 @@ impl Rig {
         self.now = self.now + pause;
         // The others have room for a while, and none for as long.
         self.shard.set_room_elsewhere(self.plan.others && self.turn % 16 < 8);
-        self.shard.begin_turn(self.now);
+        self.shard.begin_turn(self.now, 0);
         match std::mem::replace(&mut self.order, Order::Serve) {
             Order::Serve => {}
             Order::Drain => self.shard.drain(),

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! loop {
-//!     shard.begin_turn(now)                       time limits, accepting again, what was left over
+//!     shard.begin_turn(now, completions)          time limits, accepting again, what was left over
 //!     for each completion: shard.complete(it)
 //!         while let Some(event) = shard.next_event()
 //!             Accepted → admit or refuse; then opened or finish
@@ -28,6 +28,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod work;
 
 use alloc::collections::VecDeque;
 use alloc::rc::Rc;
@@ -43,15 +44,14 @@ use crate::link::{Block, Local};
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
-use crate::{CloseReason, Completion, ConnId, Counters, Frame, Limits, Observer, Op, Socket, Time, Wait};
+use crate::{
+    Budget, CloseReason, Completion, ConnId, Counters, Frame, Limits, Observer, Op, Socket, Time, Wait,
+};
 
 use accept::Accepting;
 pub use accept::Quota;
 use drain::Drain;
-
-/// Frames handed out in a row from what one completion brought. A thousand calls of 25 ns are 25 µs; a peer
-/// that packs 16 000 one-byte lines into a buffer gets the rest of its turn later.
-const FRAMES_IN_A_ROW: u32 = 1024;
+use work::Work;
 
 /// What the caller has to do.
 #[derive(Debug)]
@@ -130,15 +130,19 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     send_awaited: bool,
     /// Bytes arrived since the turn began.
     has_received: bool,
+    /// Bytes received before the last turn began.
+    received: u64,
     events: VecDeque<Event<S>>,
     /// The event of the completion at hand, if it is [`Event::Frames`]: by far the most frequent one.
     has_frames: Option<ConnId>,
     /// What the completion at hand brought and is not cut yet, and whose it is. Empty between completions.
     current: Lease,
     current_id: Option<ConnId>,
-    frames_left: u32,
-    /// Connections with bytes left over for the next turn.
-    runnable: Vec<ConnId>,
+    work: Work,
+    /// Connections with bytes left over for a later turn, in the order in which they get one.
+    runnable: VecDeque<ConnId>,
+    /// Those of them that had a batch in this turn: they come after all that had none.
+    served: VecDeque<ConnId>,
     /// Memory in inboxes.
     inbox_bytes: usize,
     /// Receive memory is short: frames are copied, nothing is lent.
@@ -178,12 +182,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             ops: Vec::new(),
             send_awaited: false,
             has_received: false,
+            received: 0,
             events: VecDeque::new(),
             has_frames: None,
             current: Lease::empty(),
             current_id: None,
-            frames_left: 0,
-            runnable: Vec::new(),
+            work: Work::default(),
+            runnable: VecDeque::new(),
+            served: VecDeque::new(),
             inbox_bytes: 0,
             short_of_buffers: false,
             copy_always: false,
@@ -201,25 +207,49 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.copy_always = true;
     }
 
-    /// Begins a turn at `now`, which must not go back: carries out time limits, goes on with what the last turn
-    /// left over. The first call starts accepting.
-    pub fn begin_turn(&mut self, now: Time) {
+    /// Bounds a turn to `calls` calls, and the smallest batch of a connection's frames to `batch`; both at least 1. By default
+    /// 4096 and 32. For simulations, where few frames must fill a turn.
+    pub fn bound_turn(&mut self, calls: u32, batch: u32) {
+        self.work = Work::bounded(calls, batch);
+    }
+
+    /// Begins a turn at `now`, which must not go back, and in which `completions` completions are to come: carries out time
+    /// limits, goes on with what the last turn left over. The first call starts accepting.
+    pub fn begin_turn(&mut self, now: Time, completions: usize) {
         debug_assert!(now >= self.now, "time went back");
         self.now = now;
         let pinned = self.pool.counts().leased * self.limits.receive_buffer_bytes;
         self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
         self.local.set_lend(!self.short_of_buffers);
-        for id in core::mem::take(&mut self.runnable) {
+        self.fire_timers();
+        let received = self.counters.bytes_received - self.received;
+        self.received = self.counters.bytes_received;
+        self.work.begin_turn(self.runnable.len() + self.served.len() + completions);
+        if self.is_runnable_left() {
+            let Budget { completions: most, bytes } = Budget::default();
+            // By what the turn before received: this one's is not known yet.
+            self.take_up(completions >= most || received >= bytes as u64);
+        }
+        if self.drain.is_some() {
+            self.step_drain();
+        }
+        self.look_at_accepting();
+    }
+
+    /// Gives connections that waited their batches. `crowded` is true if the driver has more news than it brought.
+    #[cold]
+    fn take_up(&mut self, crowded: bool) {
+        self.runnable.append(&mut self.served);
+        for id in self.runnable.drain(..self.work.batches(crowded).min(self.runnable.len())) {
             if let Some(conn) = self.conns.get_mut(id) {
                 conn.runnable = false;
                 self.events.push_back(Event::Frames(id));
             }
         }
-        self.fire_timers();
-        if self.drain.is_some() {
-            self.step_drain();
-        }
-        self.look_at_accepting();
+    }
+
+    fn is_runnable_left(&self) -> bool {
+        !self.runnable.is_empty() || !self.served.is_empty()
     }
 
     /// Takes in what the driver reported.
@@ -245,7 +275,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         let event = self.events.pop_front()?;
         if let Event::Frames(_) = event {
-            self.frames_left = FRAMES_IN_A_ROW;
+            self.work.begin_batch();
         }
         Some(event)
     }
@@ -255,7 +285,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     pub fn take_frames(&mut self) -> Option<ConnId> {
         let id = self.has_frames.take()?;
-        self.frames_left = FRAMES_IN_A_ROW;
+        self.work.begin_batch();
         Some(id)
     }
 
@@ -288,7 +318,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// How long the driver may wait for something to happen.
     pub fn wait(&self) -> Wait {
-        let busy = !self.runnable.is_empty() || !self.events.is_empty() || self.local.has_dirty();
+        let busy = self.is_runnable_left() || !self.events.is_empty() || self.local.has_dirty();
         if busy || self.drain.as_ref().is_some_and(Drain::looks) {
             return Wait::No;
         }
@@ -320,7 +350,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// A call that waited is done: call [`next_frame`](Shard::next_frame) again. `next` is the one listed behind
     /// it, which is the first one now if this was.
     pub fn handler_done(&mut self, id: ConnId, handler: u32, next: Option<u32>) {
-        self.frames_left = FRAMES_IN_A_ROW;
+        self.work.begin_batch();
         let now = Stamp::at(self.now);
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
         if conn.handler == handler {
@@ -333,6 +363,18 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             inbox.begin_window(now);
         }
         self.arm(id);
+    }
+
+    /// True if the turn has room for another call beside frames: one that waited, or a task. It counts; what finds no room
+    /// is for the next turn, which must come without a wait.
+    #[inline]
+    pub fn take_call(&mut self) -> bool {
+        self.work.take_call()
+    }
+
+    /// True if bytes of the connection wait for room in a later turn.
+    pub fn is_runnable(&self, id: ConnId) -> bool {
+        self.conns.get(id).is_some_and(|conn| conn.runnable)
     }
 
     /// A connection's link and session, until it ended.

@@ -77,7 +77,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 return self.no_frame();
             }
             conn.held_back |= block.link.holds_back();
-            if !conn.takes_frames() || self.frames_left == 0 {
+            if !conn.takes_frames() {
                 self.send_awaited |= conn.held_back && conn.sending;
                 return self.settle(id);
             }
@@ -90,10 +90,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     }
                     return Next::Nothing;
                 };
+                if self.work.is_batch_over() {
+                    return self.settle(id);
+                }
                 let before = inbox.held_bytes();
                 self.current = inbox.take();
                 self.current_id = Some(id);
                 self.inbox_bytes -= before - inbox.held_bytes();
+            } else if self.work.is_batch_over() {
+                return self.settle(id);
             }
             debug_assert_eq!(self.current_id, Some(id), "frames of two connections at once");
             let max = self.limits.frame_bytes_max;
@@ -112,7 +117,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 Found::Frame(frame) => {
                     conn.frame_seen = true;
                     let block = block.clone();
-                    self.frames_left -= 1;
+                    self.work.take_frame();
                     self.counters.frames += 1;
                     self.observer.frame(self.now, id, frame.wire().len());
                     return Next::Frame(self.roomy(frame), block);
@@ -172,7 +177,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             && conn.waiting_bytes() > 0
         {
             conn.runnable = true;
-            self.runnable.push(id);
+            let queue = if self.work.is_full() { &mut self.runnable } else { &mut self.served };
+            queue.push_back(id);
         }
         Next::Nothing
     }

@@ -23,7 +23,7 @@ fn at(seconds: u64) -> Time {
 fn with_connection(limits: Limits) -> (Tested, ConnId) {
     let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
     let mut shard = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
-    shard.begin_turn(Time::ZERO);
+    shard.begin_turn(Time::ZERO, 0);
     shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
     let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
     let id = shard.admit(socket, None, 0, ()).unwrap();
@@ -33,8 +33,12 @@ fn with_connection(limits: Limits) -> (Tested, ConnId) {
     (shard, id)
 }
 
-fn receive(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
+fn receive_later(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
     shard.complete(Completion::Received { id, lease: Lease::copy_of(bytes) });
+}
+
+fn receive(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
+    receive_later(shard, id, bytes);
     if shard.take_frames().is_some() {
         assert!(matches!(shard.next_frame(id), Next::Nothing), "a frame");
     }
@@ -42,13 +46,13 @@ fn receive(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
 
 /// Sends a reply of 100 bytes, behind which the peer is held back in the middle of a frame.
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
-    shard.begin_turn(at(1));
+    shard.begin_turn(at(1), 0);
     receive(shard, id, &[0, 0, 0, 9, b'h']);
     shard.block(id).unwrap().link.reply(Payload::Bytes(&[b'r'; 100]));
     shard.end_turn();
     let send =
         shard.take_ops().find_map(|op| if let Op::Send { batch, .. } = op { Some(batch) } else { None });
-    shard.begin_turn(at(2));
+    shard.begin_turn(at(2), 0);
     receive(shard, id, b"a");
     shard.end_turn();
     send.expect("the reply is sent")
@@ -59,7 +63,7 @@ fn who_waits_for_the_outbox_hears_of_a_send_that_was_stopped_and_goes_on() {
     let (mut shard, id) =
         with_connection(Limits { outbox_bytes_high: 10, outbox_bytes_low: 5, ..Limits::default() });
     let mut batch = hold_back(&mut shard, id);
-    shard.begin_turn(at(3));
+    shard.begin_turn(at(3), 0);
     batch.advance(batch.len() - 3);
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
     assert!(matches!(shard.next_event(), Some(Event::Frames(of)) if of == id));
@@ -82,10 +86,10 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
     let mut batch = hold_back(&mut shard, id);
     // The limits of the half frame, and of a peer that is silent, go off and find that it is held back.
     for seconds in 3..40 {
-        shard.begin_turn(at(seconds));
+        shard.begin_turn(at(seconds), 0);
         shard.end_turn();
     }
-    shard.begin_turn(at(40));
+    shard.begin_turn(at(40), 0);
     batch.advance(batch.len());
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
     while let Some(event) = shard.next_event() {
@@ -101,7 +105,7 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
         && waited < window.end
     {
         waited += time;
-        shard.begin_turn(at(40) + waited);
+        shard.begin_turn(at(40) + waited, 0);
         shard.end_turn();
     }
     assert!(window.contains(&waited) && shard.block(id).is_none(), "closed after {waited:?}");
@@ -113,10 +117,10 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
 fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
     let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
     let mut shard: Tested = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
-    shard.begin_turn(start);
+    shard.begin_turn(start, 0);
     shard.end_turn();
     let opened = start + quiet;
-    shard.begin_turn(opened);
+    shard.begin_turn(opened, 0);
     shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
     let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
     let id = shard.admit(socket, None, 0, ()).unwrap();
@@ -134,7 +138,7 @@ fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
         }
         let Wait::For(time) = shard.wait() else { panic!("it waits for a limit, not {:?}", shard.wait()) };
         (now, turns) = (now + time, turns + 1);
-        shard.begin_turn(now);
+        shard.begin_turn(now, 0);
         while shard.next_event().is_some() {}
     }
 }
@@ -176,7 +180,7 @@ fn connecting(limits: Limits, first: u32, max: usize) -> (Tested, ConnId) {
     let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
     let mut shard = Shard::new(limits, max, 0, LengthPrefix::default(), pool, ());
     shard.number_from(first);
-    shard.begin_turn(Time::ZERO);
+    shard.begin_turn(Time::ZERO, 0);
     let id = shard.connect(address(), ()).unwrap();
     shard.end_turn();
     let ops: alloc::vec::Vec<Op> = shard.take_ops().collect();
@@ -188,7 +192,7 @@ fn connecting(limits: Limits, first: u32, max: usize) -> (Tested, ConnId) {
 fn a_connection_that_is_made_receives_once_it_is_there() {
     let (mut shard, id) = connecting(Limits::default(), 1000, 1);
     assert_eq!((id.slot(), shard.connect(address(), ())), (1000, None));
-    shard.begin_turn(at(1));
+    shard.begin_turn(at(1), 0);
     shard.complete(Completion::Connected { id, result: Ok(()) });
     assert!(matches!(shard.next_event(), Some(Event::Connected(of)) if of == id));
     shard.opened(id);
@@ -201,7 +205,7 @@ fn a_connection_that_is_made_receives_once_it_is_there() {
 #[test]
 fn a_connection_that_cannot_be_made_ends_with_the_errno_and_frees_its_slot() {
     let (mut shard, id) = connecting(Limits::default(), 0, 1);
-    shard.begin_turn(at(1));
+    shard.begin_turn(at(1), 0);
     shard.complete(Completion::Connected { id, result: Err(111) });
     let Some(Event::Ended { reason, opened, .. }) = shard.next_event() else { panic!("it ended") };
     assert_eq!((reason, opened), (CloseReason::ConnectFailed(111), false));
@@ -216,10 +220,10 @@ fn a_connection_that_cannot_be_made_ends_with_the_errno_and_frees_its_slot() {
 fn a_connect_that_takes_too_long_is_stopped_and_closed_once_it_has_ended() {
     let (mut shard, id) =
         connecting(Limits { connect: Some(Duration::from_secs(3)), ..Limits::default() }, 70_000, 1);
-    shard.begin_turn(at(2));
+    shard.begin_turn(at(2), 0);
     shard.end_turn();
     assert_eq!(shard.take_ops().count(), 0);
-    shard.begin_turn(at(4));
+    shard.begin_turn(at(4), 0);
     let Some(Event::Ended { reason, .. }) = shard.next_event() else { panic!("it ended") };
     assert_eq!(reason, CloseReason::ConnectTimeout);
     shard.end_turn();
@@ -254,7 +258,7 @@ fn a_socket_given_away_leaves_its_place_to_the_next() {
     let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
     let mut shard: Tested = Shard::new(Limits::default(), 2, 1, LengthPrefix::default(), pool, ());
     shard.share_quota(Arc::new(Quota::new(1)));
-    shard.begin_turn(Time::ZERO);
+    shard.begin_turn(Time::ZERO, 0);
     for number in 0..2 {
         shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
     }
@@ -269,7 +273,7 @@ fn a_socket_given_away_leaves_its_place_to_the_next() {
 #[test]
 fn what_the_driver_never_ends_is_left_behind_in_time() {
     let (mut shard, _) = with_connection(Limits::default());
-    shard.begin_turn(at(1));
+    shard.begin_turn(at(1), 0);
     shard.force();
     assert!(matches!(shard.next_event(), Some(Event::Ended { reason: CloseReason::Forced, .. })));
     shard.end_turn();
@@ -279,7 +283,7 @@ fn what_the_driver_never_ends_is_left_behind_in_time() {
         assert!(!shard.is_done() && shard.left_behind() == 0);
         let Wait::For(time) = shard.wait() else { break };
         now = now + time;
-        shard.begin_turn(now);
+        shard.begin_turn(now, 0);
         shard.end_turn();
         if shard.is_done() {
             break;
@@ -294,17 +298,140 @@ fn a_delayed_drain_accepts_until_it_is_time_and_force_cuts_it_short() {
     for forced in [false, true] {
         let (mut shard, id) =
             with_connection(Limits { drain_delay: Duration::from_secs(10), ..Limits::default() });
-        shard.begin_turn(at(1));
+        shard.begin_turn(at(1), 0);
         shard.drain();
         shard.end_turn();
         assert!(shard.local().is_draining() && !shard.has_stopped());
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 0);
-        shard.begin_turn(at(if forced { 5 } else { 11 }));
+        shard.begin_turn(at(if forced { 5 } else { 11 }), 0);
         if forced {
             shard.force();
         }
         assert!(shard.has_stopped() && shard.block(id).is_none() == forced);
         shard.end_turn();
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 1);
+    }
+}
+
+/// Frames handed out to each connection, in order, until it has none for now.
+fn frames_of(shard: &mut Tested, id: ConnId, handed: &mut alloc::vec::Vec<ConnId>) {
+    while let Next::Frame(..) = shard.next_frame(id) {
+        handed.push(id);
+    }
+}
+
+/// A shard with `count` connections, each of which may be handed frames.
+fn with_connections(count: usize) -> (Tested, alloc::vec::Vec<ConnId>) {
+    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+    let mut shard: Tested = Shard::new(Limits::default(), count, 1, LengthPrefix::default(), pool, ());
+    shard.begin_turn(Time::ZERO, count);
+    let ids = (0..count as u64).map(|number| {
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
+        let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
+        let id = shard.admit(socket, None, 0, ()).unwrap();
+        shard.opened(id);
+        id
+    });
+    let ids = ids.collect();
+    shard.end_turn();
+    shard.take_ops().for_each(drop);
+    (shard, ids)
+}
+
+fn empty_frames(count: usize) -> alloc::vec::Vec<u8> {
+    alloc::vec![0; 4 * count]
+}
+
+#[test]
+fn a_frame_waits_for_one_batch_of_each_other_connection() {
+    let (mut shard, mut ids) = with_connections(501);
+    let pinger = ids.pop().unwrap();
+    let mut handed = alloc::vec::Vec::new();
+    shard.begin_turn(at(1), 500);
+    for &id in &ids {
+        receive_later(&mut shard, id, &empty_frames(2000));
+        while let Some(event) = shard.next_event() {
+            let Event::Frames(of) = event else { panic!("{event:?}") };
+            frames_of(&mut shard, of, &mut handed);
+        }
+    }
+    shard.end_turn();
+    assert!(handed.len() <= 4096, "{} calls in a turn", handed.len());
+    let mut pinged = false;
+    handed.clear();
+    for turn in 0.. {
+        assert_eq!(shard.wait(), Wait::No);
+        shard.begin_turn(at(2), usize::from(turn == 0));
+        let before = handed.len();
+        let mut work_off = |shard: &mut Tested| {
+            while let Some(event) = shard.next_event() {
+                let Event::Frames(of) = event else { panic!("{event:?}") };
+                frames_of(shard, of, &mut handed);
+                pinged |= of == pinger && handed.last() == Some(&pinger);
+            }
+        };
+        work_off(&mut shard);
+        if turn == 0 {
+            receive_later(&mut shard, pinger, &empty_frames(1));
+            work_off(&mut shard);
+        }
+        shard.end_turn();
+        assert!(handed.len() - before <= 4096, "{} calls in a turn", handed.len() - before);
+        if pinged {
+            break;
+        }
+    }
+    // Those that had a batch in the turn in which it came are behind it, those that had none are before it.
+    assert!(handed.len() <= (500 + 128) * 32, "{} calls before it", handed.len());
+    for id in ids {
+        let batches = handed.iter().filter(|of| **of == id).count();
+        assert!((32..=64).contains(&batches), "{batches} of {id}");
+    }
+}
+
+#[test]
+fn a_connection_alone_has_its_frames_in_one_row() {
+    let (mut shard, ids) = with_connections(1);
+    let mut handed = alloc::vec::Vec::new();
+    shard.begin_turn(at(1), 1);
+    receive_later(&mut shard, ids[0], &empty_frames(1024));
+    assert_eq!(shard.take_frames(), Some(ids[0]));
+    frames_of(&mut shard, ids[0], &mut handed);
+    shard.end_turn();
+    assert_eq!((handed.len(), shard.wait() == Wait::No), (1024, false));
+}
+
+#[test]
+fn an_end_behind_exactly_one_batch_is_heard() {
+    for frames in [31, 32, 33, 64] {
+        let (mut shard, ids) = with_connections(1);
+        let id = ids[0];
+        let mut handed = alloc::vec::Vec::new();
+        shard.bound_turn(32, 32);
+        shard.begin_turn(at(1), 2);
+        // A call waits while the rest arrives.
+        receive_later(&mut shard, id, &empty_frames(1));
+        assert_eq!(shard.take_frames(), Some(id));
+        assert!(matches!(shard.next_frame(id), Next::Frame(..)));
+        shard.handler_parked(id, 7);
+        assert!(matches!(shard.next_frame(id), Next::Nothing));
+        receive_later(&mut shard, id, &empty_frames(frames));
+        shard.complete(Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Eof });
+        shard.end_turn();
+        shard.begin_turn(at(2), 0);
+        shard.handler_done(id, 7, None);
+        frames_of(&mut shard, id, &mut handed);
+        shard.end_turn();
+        for _ in 0..4 {
+            shard.begin_turn(at(2), 0);
+            while let Some(event) = shard.next_event() {
+                if let Event::Frames(of) = event {
+                    frames_of(&mut shard, of, &mut handed);
+                }
+            }
+            shard.end_turn();
+        }
+        assert_eq!(handed.len(), frames);
+        assert_eq!(shard.counters().closed_for(CloseReason::PeerClosed), 1, "after {frames} frames");
     }
 }

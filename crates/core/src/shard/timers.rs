@@ -38,6 +38,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 self.arm(id);
                 continue;
             }
+            if conn.runnable && due.is_the_peers() {
+                // What the peer sent waits for the shard. It is looked at again once the connection had its batch.
+                self.arm(id);
+                continue;
+            }
             match due {
                 Due::Linger => {
                     conn.lingering = false;

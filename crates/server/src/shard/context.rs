@@ -18,13 +18,16 @@ pub struct Shard {
     inner: Rc<Inner>,
 }
 
+/// Handles messages that other shards left, as many as a turn has room for. True if there are more.
+pub(crate) type ReadMailbox = Box<dyn FnMut() -> bool>;
+
 struct Inner {
     index: usize,
     count: usize,
     tasks: LocalTasks,
     timers: Timers,
     remote: Arc<Remote>,
-    mailboxes: RefCell<Vec<Box<dyn FnMut()>>>,
+    mailboxes: RefCell<Vec<ReadMailbox>>,
     draining: Draining,
     /// Its [`drain_delay`](crate::Limits::drain_delay) is over.
     stopping: Draining,
@@ -159,18 +162,18 @@ impl Shard {
         &self.inner.timers
     }
 
-    pub(crate) fn add_mailbox(&self, mailbox: Box<dyn FnMut()>) {
+    pub(crate) fn add_mailbox(&self, mailbox: ReadMailbox) {
         self.inner.mailboxes.borrow_mut().push(mailbox);
     }
 
-    /// Has every message handled that came. False if a handler panicked: call it again then.
-    pub(crate) fn empty_mailboxes(&self) -> bool {
+    /// Has messages handled. True if there are more; `None` if a handler panicked, and then there may be.
+    pub(crate) fn read_mailboxes(&self) -> Option<bool> {
         let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
-        let done = crate::guard::guard(|| mailboxes.iter_mut().for_each(|mailbox| mailbox())).is_some();
+        let left = crate::guard::guard(|| mailboxes.iter_mut().fold(false, |left, read| read() || left));
         let mut new = self.inner.mailboxes.borrow_mut();
         mailboxes.append(&mut new);
         *new = mailboxes;
-        done
+        left
     }
 
     /// Drops what may hold this handle, so that nothing outlives the shard.

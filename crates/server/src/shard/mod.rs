@@ -47,6 +47,9 @@ const SPARE_BUFFERS: usize = 4 * ringserve_buf::CHUNK_BUFFERS;
 /// end must not keep the shard from its sockets. What others want of connections is for the next turn.
 const WAKE_ROUNDS: usize = 4;
 
+/// What other threads want of connections is carried out for at most so many orders in a turn: 1 ms of short pushes.
+const LETTERS_IN_A_TURN: usize = 4096;
+
 /// A shard with so many connections more than another one gives away what it accepts from a Unix socket. Without it a burst
 /// stayed with whoever was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
 const AHEAD: usize = 8;
@@ -206,7 +209,9 @@ where
     /// How long the driver may wait. From here on a wake-up reaches it there.
     fn wait(&self) -> Wait {
         let mut wait = self.core.wait();
-        if wait == Wait::No || self.shard.tasks().has_new() || !self.shard.upstream_requests().is_empty() {
+        let left_over = !self.post.tasks.is_empty() || !self.post.letters.is_empty();
+        let asked_for = self.shard.tasks().has_new() || !self.shard.upstream_requests().is_empty();
+        if wait == Wait::No || left_over || asked_for {
             return Wait::No;
         }
         if let Some(upstreams) = &self.upstreams {
@@ -244,9 +249,9 @@ where
             self.report_panic("waker");
         }
         let called = self.remote.begin_turn(&mut self.post);
-        self.core.begin_turn(self.now);
+        self.core.begin_turn(self.now, completions.len());
         if let Some(upstreams) = &mut self.upstreams {
-            upstreams.begin_turn(self.now);
+            upstreams.begin_turn(self.now, completions.len());
         }
         if called.has(Attention::ORDER) {
             self.obey();
@@ -257,7 +262,7 @@ where
         if called.has(Attention::MESSAGES) {
             self.read_messages();
         }
-        if called.has(Attention::LETTERS) {
+        if !self.post.letters.is_empty() {
             self.read_mail();
         }
         self.work_off();
@@ -284,6 +289,9 @@ where
                 break;
             }
             self.run_woken();
+            if !self.post.tasks.is_empty() {
+                break;
+            }
         }
         self.core.end_turn();
         self.work_off();
@@ -318,7 +326,7 @@ where
             if let Some(outside) = &self.outside {
                 new.wake_when_dirty(outside.clone());
             }
-            new.begin_turn(self.now);
+            new.begin_turn(self.now, 0);
             if self.order == Order::Force {
                 new.force();
             }
@@ -358,16 +366,19 @@ where
 
     /// What services of other shards and other threads said.
     fn read_messages(&mut self) {
-        if !self.shard.empty_mailboxes() {
+        let read = self.shard.read_mailboxes();
+        if read.is_none() {
             self.report_panic("message");
+        }
+        if read != Some(false) {
             self.remote.announce_messages();
         }
     }
 
-    /// What other threads want of connections.
+    /// What other threads want of connections, as much as a turn has room for.
     fn read_mail(&mut self) {
         let mut mails = std::mem::take(&mut self.post.letters);
-        for mail in mails.drain(..) {
+        for mail in mails.drain(..LETTERS_IN_A_TURN.min(mails.len())) {
             match mail {
                 Mail::Push { id, reach, payload } => {
                     let bytes = Mail::bytes_of(&payload);
@@ -570,9 +581,15 @@ where
         self.core.finish(id, CloseReason::HandlerError);
     }
 
+    /// Polls tasks that were woken, as many as the turn has room for.
     fn run_woken(&mut self) {
         let mut woken = std::mem::take(&mut self.post.tasks);
-        for task in woken.drain(..) {
+        let mut polled = 0;
+        for &task in &woken {
+            if !self.core.take_call() {
+                break;
+            }
+            polled += 1;
             if task & SPAWNED != 0 {
                 self.shard.tasks().resume(task & !SPAWNED);
                 continue;
@@ -594,6 +611,7 @@ where
                 Resumed::Panicked => self.panicked(id),
             }
         }
+        woken.drain(..polled);
         self.post.tasks = woken;
         self.shard.tasks().run_new();
     }

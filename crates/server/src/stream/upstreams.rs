@@ -72,8 +72,8 @@ impl Upstreams {
         id.slot() >= self.first
     }
 
-    pub(crate) fn begin_turn(&mut self, now: Time) {
-        self.core.begin_turn(now);
+    pub(crate) fn begin_turn(&mut self, now: Time, completions: usize) {
+        self.core.begin_turn(now, completions);
         self.work_off();
     }
 

@@ -70,6 +70,10 @@ impl World {
                 Some(Parked { wants_room: Some(flag), .. }) => flag.is_set(),
                 Some(parked) => parked.due <= self.now.as_nanos(),
             };
+            if due && !self.core.take_call() {
+                // It is due in the next turn too.
+                return self.state.borrow_mut().cover.fault(Fault::TurnFull);
+            }
             if due {
                 self.resume(task);
             }

@@ -36,7 +36,7 @@ impl World {
             let sock = &state.socks[block.session.tag];
             assert!(!sock.may(excuse::PANICKED), "{id} goes on after user code panicked");
             let owes = !sock.waiting.is_empty() || state.has_frame(sock) || bytes > 0;
-            let stays = owes || !sock.opened || block.link.is_gone();
+            let stays = owes || !sock.opened || block.link.is_gone() || self.core.is_runnable(*id);
             assert!(!sock.cut || stays, "{id} is cut, is owed nothing, and stays open");
             let whole = !matches!(state.plan.framing, AnyFraming::Raw);
             let partial = if whole { limits.frame_bytes_max } else { 0 };

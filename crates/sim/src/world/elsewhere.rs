@@ -98,7 +98,7 @@ impl Elsewhere {
 
     /// A turn of the other shard, whose clock is ahead by `ahead` nanoseconds.
     pub fn turn(&mut self, state: &mut State, now: Time, ahead: u64) {
-        self.core.begin_turn(Time::from_nanos(now.as_nanos() + ahead));
+        self.core.begin_turn(Time::from_nanos(now.as_nanos() + ahead), 0);
         if state.drain_deadline.is_some() && !self.draining {
             self.draining = true;
             self.core.drain();

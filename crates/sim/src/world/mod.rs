@@ -130,6 +130,9 @@ impl World {
             pool.clone(),
             (),
         );
+        if let Some((calls, batch)) = plan.calls {
+            core.bound_turn(calls, batch);
+        }
         let elsewhere = plan.elsewhere.map(|elsewhere| {
             let (other, quota) = Elsewhere::new(elsewhere, plan.framing, pool.clone());
             core.share_quota(quota);
@@ -200,7 +203,7 @@ impl World {
         if self.pool.available() == 0 {
             self.look();
         }
-        self.core.begin_turn(self.shard_time());
+        self.core.begin_turn(self.shard_time(), completions.len());
         self.obey();
         self.look_for_cuts();
         self.read_mail();
