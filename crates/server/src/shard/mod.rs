@@ -277,9 +277,7 @@ where
             if let Some(id) = self.core.take_frames() {
                 self.run_frames(id);
             }
-            if self.core.has_events() {
-                self.work_off();
-            }
+            self.work_off();
         }
         for _ in 0..WAKE_ROUNDS {
             if self.post.tasks.is_empty() {
@@ -449,7 +447,14 @@ where
         }
     }
 
+    #[inline]
     fn work_off(&mut self) {
+        if self.core.has_events() {
+            self.work_off_all();
+        }
+    }
+
+    fn work_off_all(&mut self) {
         while let Some(event) = self.core.next_event() {
             match event {
                 Event::Frames(id) => self.run_frames(id),
