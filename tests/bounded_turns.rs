@@ -127,6 +127,16 @@ fn tasks_beyond_the_bound_of_a_turn_are_all_polled() {
                     }
                 })
                 .await;
+                // Wakes itself while others are left over of the turn.
+                let mut yielded = false;
+                poll_fn(|cx| match std::mem::replace(&mut yielded, true) {
+                    true => Poll::Ready(()),
+                    false => {
+                        cx.waker().wake_by_ref();
+                        Poll::Pending
+                    }
+                })
+                .await;
                 crowd.through.set(crowd.through.get() + 1);
             });
         }
