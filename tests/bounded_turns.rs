@@ -80,8 +80,8 @@ fn a_ping_waits_for_one_batch_of_each_flooder() {
         }
     });
     eprintln!("a ping waited for {worst} lines at most");
-    // A round of batches of 32, and the turns in which it was on its way.
-    assert!(worst < 2 * 32 * FLOODERS as u64, "{worst} lines before a ping");
+    // A round of batches of 16 is 8000; then the turns in which the ping was on its way. Without bounds it is millions.
+    assert!(worst < 4 * 16 * FLOODERS as u64, "{worst} lines before a ping");
     // What they sent is not worth the time.
     flooders.into_iter().for_each(Client::reset);
     drop(pinger);

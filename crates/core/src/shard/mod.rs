@@ -208,7 +208,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// Bounds a turn to `calls` calls, and the smallest batch of a connection's frames to `batch`; both at least 1. By default
-    /// 4096 and 32. For simulations, where few frames must fill a turn.
+    /// 4096 and 16. For simulations, where few frames must fill a turn.
     pub fn bound_turn(&mut self, calls: u32, batch: u32) {
         self.work = Work::bounded(calls, batch);
     }
