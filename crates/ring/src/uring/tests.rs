@@ -60,6 +60,12 @@ impl Kernel for Script {
         self.provided.push_back(buffer);
     }
 
+    fn renew_buffer_ring(&mut self) -> bool {
+        self.calls.push("renew the buffer ring".to_owned());
+        self.provided.clear();
+        true
+    }
+
     fn buffer_ring_entries(&self) -> usize {
         64
     }
