@@ -5,6 +5,7 @@
 
 #![warn(missing_docs)]
 
+mod accept;
 mod config;
 mod connect;
 mod epoll;
@@ -14,6 +15,7 @@ mod hosted;
 mod kernel;
 mod log;
 mod probe;
+mod rlimit;
 pub mod seam;
 mod sockopt;
 mod stopping;
@@ -30,7 +32,8 @@ pub use heap::trim_heap;
 pub use hosted::Hosted;
 pub use kernel::SystemKernel;
 pub use log::guarded;
-pub use probe::{Found, probe, try_apart};
+pub use probe::{Found, probe, probe_epoll, probe_ring, try_apart};
+pub use rlimit::{Resource, ResourceLimit};
 pub use sockopt::{TcpOption, peer_process};
 pub use uring::{Anomalies, Uring};
 pub use waker::Waker;

@@ -309,6 +309,7 @@ impl<F: Framing + Clone + Send> Server<F> {
         if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(Error::Shards(shards));
         }
+        self.host.check()?;
         let descriptors = descriptors(shards, addrs.len())?;
         let wanted = Wanted {
             driver: self.driver,

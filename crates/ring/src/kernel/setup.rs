@@ -10,8 +10,9 @@ use io_uring::{Builder, IoUring, opcode, squeue};
 
 use super::buffers::BufferRing;
 use crate::config::UringConfig;
-use crate::error::SetupError;
+use crate::error::{SetupError, soft_limit};
 use crate::log;
+use crate::rlimit::Resource;
 
 /// The buffer groups of a ring. One is in use; the other is for the moment in which it is replaced.
 pub(super) const GROUPS: [u16; 2] = [0, 1];
@@ -66,7 +67,7 @@ fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
         ring.submitter().register_files_sparse(config.connections).map_err(|error| {
             match error.raw_os_error() {
                 Some(libc::EMFILE) => {
-                    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+                    let limit = soft_limit(Resource::Descriptors);
                     SetupError::Table { connections: config.connections, limit }
                 }
                 _ => SetupError::from_call("the ring's file table", error),
