@@ -6,7 +6,8 @@ use core::time::Duration;
 use crate::wheel::STEP;
 
 /// The bounds of a server. Each has a default that is safe on the open Internet; [`check`](Limits::check)
-/// refuses sets that contradict each other.
+/// refuses sets that contradict each other, and [`fitted`](Limits::fitted) lowers those that cost memory. A server that is
+/// given none fits the defaults into the memory that it may use.
 ///
 /// ```
 /// use ringserve_core::Limits;
