@@ -121,8 +121,8 @@ pub use ringserve_server::{
     CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, Host,
     KeepAlive, LimitError, Limits, ListenAddr, LocalHandle, MakeService, OptionError, OptionWarning, Outbox,
     Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
-    ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, UpstreamReport,
-    copy_bidirectional, framing, middleware,
+    ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, UpstreamReport, UsableMemory,
+    copy_bidirectional, framing, middleware, usable_memory,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

@@ -98,7 +98,7 @@ impl Header {
         // pool if nothing else holds it, after the last use of the header.
         let pool = unsafe { Rc::from_raw(this.pool) };
         if left == 0 {
-            pool.free(this.id);
+            pool.free(this);
         }
     }
 

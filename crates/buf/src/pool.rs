@@ -136,28 +136,27 @@ impl Inner {
     }
 
     /// Puts a buffer that nobody uses any more on top of the free list.
-    pub(crate) fn free(&self, id: u16) {
-        let Some((header, data)) = self.buffer(id) else { return };
-        // SAFETY: the header lives in a chunk of this pool, which `buffer` just found.
-        let header = unsafe { header.as_ref() };
+    pub(crate) fn free(&self, header: &Header) {
         debug_assert_eq!(header.state.get(), 0);
         if self.care.get() != 0 {
-            return self.free_with_care(id, header, data);
+            return self.free_with_care(header);
         }
         header.filled.set(0);
-        self.free.borrow_mut().push(id);
+        self.free.borrow_mut().push(header.id);
     }
 
     #[cold]
-    fn free_with_care(&self, id: u16, header: &Header, data: NonNull<u8>) {
+    fn free_with_care(&self, header: &Header) {
         let care = self.care.replace(self.care.get() & POISON);
-        if care & POISON != 0 {
+        if care & POISON != 0
+            && let Some((_, data)) = self.buffer(header.id)
+        {
             // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nothing else reads or
             // writes it, and `filled` never exceeds the buffer's size.
             unsafe { data.write_bytes(0xDD, header.filled.get() as usize) };
         }
         header.filled.set(0);
-        self.free.borrow_mut().push(id);
+        self.free.borrow_mut().push(header.id);
         if care & WAITED_FOR != 0 {
             // Cloned, so that nothing is borrowed while it runs.
             let waker = self.waker.borrow().clone();
@@ -215,6 +214,12 @@ impl Pool {
         Counts { total, free, with_kernel, leased: total - free - with_kernel }
     }
 
+    /// Buffers taken from the system so far.
+    #[inline]
+    pub fn total(&self) -> usize {
+        self.inner.total.get()
+    }
+
     /// How many buffers could be lent now: free ones and those not yet taken from the system.
     pub fn available(&self) -> usize {
         let counts = self.counts();
@@ -227,19 +232,26 @@ impl Pool {
         *self.inner.waker.borrow_mut() = Some(waker);
     }
 
-    /// Gives chunks in which every buffer is free back to the system, but for the first `keep` chunks.
-    pub fn trim(&self, keep: usize) {
+    /// Gives chunks in which every buffer is free back to the system, but for the first `keep` chunks, and `most` of them at
+    /// most: each takes the system some 60 µs. Returns how many.
+    pub fn trim(&self, keep: usize, most: usize) -> usize {
         let inner = &self.inner;
         let mut chunks = inner.chunks.borrow_mut();
+        let mut given_back = 0;
         for (n, slot) in chunks.iter_mut().enumerate().skip(keep) {
+            if given_back == most {
+                break;
+            }
             let all_free = |chunk: &mut Chunk| chunk.headers.iter().all(|header| header.state.get() == 0);
             if let Some(chunk) = slot.take_if(all_free) {
                 let first = n * CHUNK_BUFFERS;
                 let gone = first..first + chunk.headers.len();
                 inner.total.set(inner.total.get() - gone.len());
                 inner.free.borrow_mut().retain(|id| !gone.contains(&usize::from(*id)));
+                given_back += 1;
             }
         }
+        given_back
     }
 
     /// Recounts every buffer and panics if one is in two places or in none. Linear in the number of buffers.
@@ -375,7 +387,7 @@ impl KernelSide {
         header.state.set(left);
         self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
         if left == 0 {
-            self.inner.free(id);
+            self.inner.free(header);
         }
     }
 
@@ -521,11 +533,12 @@ mod tests {
                 side.take_back(id);
             }
         }
-        pool.trim(1);
+        assert_eq!(pool.trim(1, 1), 1, "no more than asked for");
+        assert_eq!((pool.trim(1, 9), pool.trim(1, 9)), (1, 0));
         assert_eq!(pool.counts().total, 2 * CHUNK_BUFFERS);
         pool.invariants();
         drop(kept);
-        pool.trim(0);
+        assert_eq!(pool.trim(0, 9), 2);
         assert_eq!(pool.counts(), Counts::default());
         assert!(side.lend().is_some(), "a trimmed pool grows again");
         pool.invariants();

@@ -273,6 +273,17 @@ impl Default for Budget {
     }
 }
 
+/// What [`Driver::give_back`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivesBack {
+    /// The kernel holds no more buffers than at the start, or takes no more than that in the next turn.
+    Done,
+    /// Receives that were told to stop have not ended.
+    Waits,
+    /// Nothing was taken back: a receive is armed that was not told to stop, or did not end in time.
+    Refused,
+}
+
 /// What a driver counted since it started. Counts never fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverStats {
@@ -314,6 +325,14 @@ pub trait Driver {
     /// It halves the system calls of an echo to a single connection. Not to be called while something
     /// depends on a send: a close or shutdown after it, a handler that waits for room, a paused receive.
     fn defer_sent(&mut self) {}
+
+    /// Begins to take buffers back that the kernel holds and that no receive is armed for, so that
+    /// [`Pool::trim`](ringserve_buf::Pool::trim) can give them back to the system. For a shard that is quiet: receives that
+    /// are submitted before this is done are armed once it is, within 0.1 s. Call it again in the next turn while it answers
+    /// [`GivesBack::Waits`].
+    fn give_back(&mut self) -> GivesBack {
+        GivesBack::Done
+    }
 
     /// The memory that received bytes lie in.
     fn pool(&self) -> &Pool;

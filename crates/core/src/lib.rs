@@ -35,7 +35,8 @@ pub use address::Address;
 pub use batch::Batch;
 pub use counters::Counters;
 pub use driver::{
-    AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, Op, ReceiveEnd, SendEnd, Socket, Wait,
+    AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, GivesBack, Op, ReceiveEnd, SendEnd, Socket,
+    Wait,
 };
 pub use frame::Frame;
 pub use framing::Payload;

@@ -6,7 +6,8 @@ use core::time::Duration;
 use crate::wheel::STEP;
 
 /// The bounds of a server. Each has a default that is safe on the open Internet; [`check`](Limits::check)
-/// refuses sets that contradict each other.
+/// refuses sets that contradict each other, and [`fitted`](Limits::fitted) lowers those that cost memory. A server that is
+/// given none fits the defaults into the memory that it may use.
 ///
 /// ```
 /// use ringserve::Limits;
@@ -92,6 +93,16 @@ pub struct Limits {
     /// could destroy the last reply on its way. Default 2 s.
     pub linger: Duration,
 }
+
+/// A server with two shards and nothing to do: 6 MiB resident.
+const FIXED_BYTES: u64 = 8 << 20;
+
+/// An idle connection takes 256 bytes of the process, and of the kernel 3.8 KB for its socket and 0.9 KB for its receive.
+const CONNECTION_BYTES: usize = 5 << 10;
+
+/// Below these no frame of a few KiB would pass.
+const HELD_MIN: usize = 256 << 10;
+const RECEIVE_BUFFERS_MIN: usize = 16;
 
 impl Default for Limits {
     fn default() -> Limits {
@@ -221,6 +232,56 @@ impl Limits {
         ordered("inbox_bytes_high", self.inbox_bytes_high, "held_bytes_max", self.held_bytes_max)
     }
 
+    /// These limits, lowered so that a server of `shards` shards fits into `memory_bytes`: connections, receive memory, and what
+    /// outboxes and unfinished frames hold. None is raised, and all are as small as they may be where nothing fits.
+    ///
+    /// 8 MiB are left for code, stacks and rings, and of the rest:
+    ///
+    /// | part | for |
+    /// |---|---|
+    /// | 1/4 | connections, at 5 KiB each: their state, and the kernel's socket |
+    /// | 1/8 | [`receive_bytes_max`](Limits::receive_bytes_max) of all shards |
+    /// | 3/8 | [`held_bytes_max`](Limits::held_bytes_max) of all shards; an outbox or a frame may have half of a shard's |
+    /// | 1/4 | nothing: what sockets buffer, the allocator's loss, the service |
+    ///
+    /// A server whose program sets no limits has the defaults, fitted into what the process may use.
+    ///
+    /// ```
+    /// use ringserve_core::Limits;
+    ///
+    /// let limits = Limits::default().fitted(40 << 20, 2);
+    /// assert_eq!((limits.connections_max, limits.held_bytes_max), (1638, 6 << 20));
+    /// assert_eq!(limits.check(), Ok(()));
+    /// ```
+    pub fn fitted(self, memory_bytes: u64, shards: usize) -> Limits {
+        let rest = usize::try_from(memory_bytes.saturating_sub(FIXED_BYTES)).unwrap_or(usize::MAX);
+        let shards = shards.max(1);
+        let held_bytes_max = self.held_bytes_max.min((rest / 8 * 3 / shards).max(HELD_MIN));
+        let most = held_bytes_max / 2;
+        let outbox_bytes_max = self.outbox_bytes_max.min(most);
+        let outbox_bytes_high = self.outbox_bytes_high.min(outbox_bytes_max);
+        Limits {
+            connections_max: self.connections_max.min((rest / 4 / CONNECTION_BYTES).max(1)),
+            frame_bytes_max: self.frame_bytes_max.min(most),
+            outbox_bytes_high,
+            outbox_bytes_low: self.outbox_bytes_low.min(outbox_bytes_high / 2),
+            outbox_bytes_max,
+            inbox_bytes_high: self.inbox_bytes_high.min(most),
+            held_bytes_max,
+            receive_bytes_max: self
+                .receive_bytes_max
+                .min((rest / 8 / shards).max(RECEIVE_BUFFERS_MIN * self.receive_buffer_bytes)),
+            ..self
+        }
+    }
+
+    /// The most memory that all of `shards` shards hold by these limits in receive buffers, outboxes and unfinished frames.
+    pub fn memory_bytes(&self, shards: usize) -> u64 {
+        (self.held_bytes_max as u64)
+            .saturating_add(self.receive_bytes_max as u64)
+            .saturating_mul(shards as u64)
+    }
+
     /// Receive buffers a shard may have.
     pub fn receive_buffers_max(&self) -> usize {
         self.receive_bytes_max / self.receive_buffer_bytes
@@ -251,6 +312,23 @@ mod tests {
     #[test]
     fn the_defaults_hold_together() {
         assert_eq!(Limits::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn limits_fit_into_any_memory_and_contradict_each_other_in_none() {
+        for shards in [0, 1, 2, 64, 1024] {
+            for shift in 0..=64 {
+                let bytes = 1u64.checked_shl(shift).unwrap_or(u64::MAX);
+                let limits = Limits::default().fitted(bytes, shards);
+                assert_eq!(limits.check(), Ok(()), "{bytes} bytes, {shards} shards");
+                let least = (HELD_MIN + RECEIVE_BUFFERS_MIN * limits.receive_buffer_bytes) * shards;
+                let fits = limits.memory_bytes(shards) <= bytes / 2 + least as u64;
+                assert!(fits, "{bytes} bytes, {shards} shards: {limits:?}");
+            }
+        }
+        assert_eq!(Limits::default().fitted(64 << 30, 2), Limits::default());
+        let own = Limits { held_bytes_max: 1 << 20, outbox_bytes_max: 1 << 20, ..Limits::default() };
+        assert_eq!(own.clone().fitted(64 << 30, 2).held_bytes_max, 1 << 20, "no limit is raised");
     }
 
     #[test]

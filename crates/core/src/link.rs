@@ -125,6 +125,11 @@ impl Local {
             queues.spare.push(batch);
         }
     }
+
+    /// Frees the batches that are kept.
+    pub(crate) fn drop_spare(&self) {
+        self.queues.borrow_mut().spare = Vec::new();
+    }
 }
 
 impl fmt::Debug for Local {

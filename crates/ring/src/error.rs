@@ -5,6 +5,9 @@ use std::io;
 
 use ringserve_buf::PoolError;
 
+use crate::accept::is_refused;
+use crate::rlimit::{Resource, ResourceLimit};
+
 /// Why a ring could not be set up, or does not work.
 #[derive(Debug)]
 pub enum SetupError {
@@ -27,6 +30,13 @@ pub enum SetupError {
     Blocked {
         /// What was refused.
         what: &'static str,
+        /// With which error.
+        error: io::Error,
+    },
+    /// A system call that epoll needs is filtered, or not in the kernel.
+    Epoll {
+        /// The call.
+        call: &'static str,
         /// With which error.
         error: io::Error,
     },
@@ -81,12 +91,21 @@ impl SetupError {
         move |error| SetupError::Failed { what, error }
     }
 
+    /// Names the cause of an error of a call that epoll needs.
+    pub(crate) fn from_epoll(call: &'static str, error: io::Error) -> SetupError {
+        match error.raw_os_error() {
+            _ if is_refused(&error) => SetupError::Epoll { call, error },
+            Some(libc::EMFILE | libc::ENFILE) => SetupError::Descriptors { what: call, error },
+            _ => SetupError::Failed { what: call, error },
+        }
+    }
+
     /// Names the cause of an error of `io_uring_setup`, `io_uring_register` or `io_uring_enter`.
     pub(crate) fn from_call(what: &'static str, error: io::Error) -> SetupError {
         match error.raw_os_error() {
             Some(libc::EPERM) if disabled_by_sysctl() > 0 => SetupError::Disabled(disabled_by_sysctl()),
             Some(libc::EPERM | libc::ENOSYS | libc::EACCES) => SetupError::Blocked { what, error },
-            Some(libc::ENOMEM) => SetupError::Memory { what, limit: locked_memory_limit() },
+            Some(libc::ENOMEM) => SetupError::Memory { what, limit: soft_limit(Resource::LockedMemory) },
             Some(libc::EMFILE | libc::ENFILE) => SetupError::Descriptors { what, error },
             _ => SetupError::Failed { what, error },
         }
@@ -99,8 +118,9 @@ fn disabled_by_sysctl() -> u8 {
     text.trim().parse().unwrap_or(0)
 }
 
-fn locked_memory_limit() -> Option<u64> {
-    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+/// `None` if there is none, or it cannot be found out.
+pub(crate) fn soft_limit(resource: Resource) -> Option<u64> {
+    ResourceLimit::of(resource).ok()?.soft
 }
 
 struct Limit(Option<u64>);
@@ -144,6 +164,12 @@ impl fmt::Display for SetupError {
                 "{what} is blocked ({error}), most likely by a seccomp profile, as Docker's default one does; \
                  allow io_uring_setup, io_uring_enter and io_uring_register in it"
             ),
+            SetupError::Epoll { call, error } => write!(
+                f,
+                "epoll cannot be used: {call} is refused ({error}), most likely by a seccomp profile or another \
+                 sandbox; allow epoll_create1, epoll_ctl, epoll_wait, eventfd2, timerfd_create, accept4, recvfrom and \
+                 sendto in it"
+            ),
             SetupError::TooOld { missing, since, error } => {
                 write!(f, "the kernel has no {missing} ({error}); Linux {since} or later is needed")
             }
@@ -164,7 +190,7 @@ impl fmt::Display for SetupError {
             }
             SetupError::Failed { what, error } => write!(f, "{what} failed: {error}"),
             SetupError::Trial { step, seen } => {
-                write!(f, "io_uring is there but does not work: {step}: {seen}")
+                write!(f, "it is there but does not work: {step}: {seen}")
             }
         }
     }
@@ -175,6 +201,7 @@ impl std::error::Error for SetupError {
         match self {
             SetupError::Pool(error) => Some(error),
             SetupError::Blocked { error, .. }
+            | SetupError::Epoll { error, .. }
             | SetupError::TooOld { error, .. }
             | SetupError::Descriptors { error, .. }
             | SetupError::Failed { error, .. } => Some(error),

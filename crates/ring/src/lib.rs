@@ -5,14 +5,17 @@
 
 #![warn(missing_docs)]
 
+mod accept;
 mod config;
 mod connect;
 mod epoll;
 mod error;
+mod heap;
 mod hosted;
 mod kernel;
 mod log;
 mod probe;
+mod rlimit;
 pub mod seam;
 mod sockopt;
 mod stopping;
@@ -25,10 +28,12 @@ pub use config::UringConfig;
 pub use connect::BeforeConnect;
 pub use epoll::{Epoll, EpollConfig};
 pub use error::SetupError;
+pub use heap::trim_heap;
 pub use hosted::Hosted;
 pub use kernel::SystemKernel;
 pub use log::guarded;
-pub use probe::{Found, probe, try_apart};
+pub use probe::{Found, probe, probe_epoll, probe_ring, try_apart};
+pub use rlimit::{Resource, ResourceLimit};
 pub use sockopt::{TcpOption, peer_process};
 pub use uring::{Anomalies, Uring};
 pub use waker::Waker;

@@ -275,6 +275,10 @@ pub trait Kernel {
     /// How many buffers the buffer ring holds at most.
     fn buffer_ring_entries(&self) -> usize;
 
+    /// Replaces the buffer ring by an empty one. To be called only while no receive is in flight: every buffer that was in the
+    /// ring may then be taken back. False if the kernel refuses; then all is as before.
+    fn renew_buffer_ring(&mut self) -> bool;
+
     /// Submits what is queued and lets the kernel post completions. With `wait_for` above 0 it blocks
     /// until that many completions can be reaped (a [`SendMode::TryQuietly`] that fitted is none) or the
     /// timeout is over; when it could not submit everything it does not block.

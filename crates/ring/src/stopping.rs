@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use socket2::{Domain, SockFilter, SockRef, Socket};
 
+use crate::accept::accept;
 use crate::log;
 
 /// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
@@ -65,7 +66,7 @@ pub(crate) fn turn_newcomers_away(listener: SockRef<'_>) -> io::Result<Duration>
 /// # Errors
 /// The `errno`, which [`Refusal::of`] sorts.
 pub(crate) fn take(listener: SockRef<'_>) -> Result<Socket, i32> {
-    match listener.accept4(libc::SOCK_CLOEXEC) {
+    match accept(&listener, false) {
         Ok((socket, _)) => Ok(socket),
         Err(error) => Err(error.raw_os_error().unwrap_or(libc::EIO)),
     }

@@ -38,6 +38,11 @@ impl<T: Default> Chunked<T> {
     }
 
     /// Everything that was ever made.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.chunks.iter().flatten().flat_map(|chunk| chunk.iter())
+    }
+
+    /// Everything that was ever made.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.chunks.iter_mut().flatten().flat_map(|chunk| chunk.iter_mut())
     }

@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use ringserve_ring::{Resource, ResourceLimit};
+use rustix::process::{self, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// CPUs this thread may run on, in ascending order.
@@ -40,14 +41,15 @@ pub(crate) fn has_quota() -> bool {
 }
 
 /// Raises the soft limit on descriptors to the hard one. Returns the limit before and now.
-pub(crate) fn raise_descriptor_limit() -> (u64, u64) {
-    let limit = getrlimit(Resource::Nofile);
-    let before = limit.current.unwrap_or(u64::MAX);
-    let mut raised = limit;
-    raised.current = limit.maximum;
-    match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => (before, limit.maximum.unwrap_or(u64::MAX)),
-        Err(_) => (before, before),
+///
+/// # Errors
+/// It cannot be found out.
+pub(crate) fn raise_descriptor_limit() -> std::io::Result<(u64, u64)> {
+    let ResourceLimit { soft, hard } = ResourceLimit::of(Resource::Descriptors)?;
+    let before = soft.unwrap_or(u64::MAX);
+    match setrlimit(process::Resource::Nofile, Rlimit { current: hard, maximum: hard }) {
+        Ok(()) => Ok((before, hard.unwrap_or(u64::MAX))),
+        Err(_) => Ok((before, before)),
     }
 }
 
@@ -68,7 +70,7 @@ mod tests {
 
     #[test]
     fn the_soft_limit_is_the_hard_one_after_raising() {
-        let (_, now) = raise_descriptor_limit();
-        assert_eq!(Some(now), getrlimit(Resource::Nofile).maximum);
+        let (_, now) = raise_descriptor_limit().unwrap();
+        assert_eq!(Some(now), ResourceLimit::of(Resource::Descriptors).unwrap().hard);
     }
 }

@@ -6,7 +6,10 @@ use std::str::FromStr;
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::{Address, ConnId, Limits};
-use ringserve_ring::{BeforeConnect, EpollConfig, Uring, UringConfig, probe, try_apart};
+use ringserve_ring::{
+    BeforeConnect, EpollConfig, Resource, ResourceLimit, SetupError, Uring, UringConfig, probe, probe_epoll,
+    try_apart,
+};
 use socket2::SockRef;
 
 use crate::error::Error;
@@ -99,14 +102,16 @@ impl Wanted<'_> {
     pub(crate) fn choose(&self) -> Result<Chosen, Error> {
         match self.driver {
             Driver::IoUring => self.uring("asked for by the program"),
-            Driver::Epoll => Ok(self.epoll("asked for by the program")),
+            Driver::Epoll => self.epoll("asked for by the program").map_err(Error::Driver),
             Driver::Auto => match env::var(VARIABLE).as_deref() {
                 Err(_) | Ok("" | "auto") => self.uring("it works here").or_else(|error| match error {
-                    Error::Driver(why) => Ok(self.epoll(&format!("io_uring cannot be used: {why}"))),
+                    Error::Driver(uring) => self
+                        .epoll(&format!("io_uring cannot be used: {uring}"))
+                        .map_err(|epoll| Error::NoDriver { uring, epoll }),
                     other => Err(other),
                 }),
                 Ok("io_uring") => self.uring("asked for by RINGSERVE_DRIVER"),
-                Ok("epoll") => Ok(self.epoll("asked for by RINGSERVE_DRIVER")),
+                Ok("epoll") => self.epoll("asked for by RINGSERVE_DRIVER").map_err(Error::Driver),
                 Ok(other) => Err(Error::NoSuchDriver(other.to_owned())),
             },
         }
@@ -183,8 +188,8 @@ impl Wanted<'_> {
 
     /// Where little memory may be locked, makes the rings of all shards once: what was tried was smaller.
     fn try_all(&self, config: &UringConfig) -> Result<(), Error> {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-        if limit.is_none_or(|limit| limit >= LOCKED_BYTES * self.shards as u64) {
+        let enough = |limit| limit >= LOCKED_BYTES * self.shards as u64;
+        if ResourceLimit::of(Resource::LockedMemory).is_ok_and(|limit| limit.soft.is_none_or(enough)) {
             return Ok(());
         }
         try_apart(|| {
@@ -194,7 +199,8 @@ impl Wanted<'_> {
         .map_err(Error::Driver)
     }
 
-    fn epoll(&self, why: &str) -> Chosen {
+    fn epoll(&self, why: &str) -> Result<Chosen, SetupError> {
+        probe_epoll()?;
         let sizes = self.in_descriptors();
         let (connections, before_connect) = (sizes.slots(), self.before_connect());
         let config = EpollConfig { connections, pool: self.pool(), before_connect };
@@ -202,7 +208,7 @@ impl Wanted<'_> {
             "epoll ({why}); each connection costs a descriptor, so RLIMIT_NOFILE, {}, bounds them",
             self.descriptors
         );
-        Chosen { kind: ChosenKind::Epoll(config), reason, sizes }
+        Ok(Chosen { kind: ChosenKind::Epoll(config), reason, sizes })
     }
 }
 

@@ -1,10 +1,12 @@
 //! Why a server does not start, or ended.
 
 use std::fmt;
+use std::fs;
 use std::io;
 
 use ringserve_core::LimitError;
 use ringserve_ring::SetupError;
+use rustix::io::Errno;
 
 use crate::listen::ListenAddr;
 use crate::socket_options::OptionError;
@@ -45,6 +47,13 @@ pub enum Error {
     },
     /// The driver asked for cannot be used.
     Driver(SetupError),
+    /// Neither driver can be used.
+    NoDriver {
+        /// Why not io_uring.
+        uring: SetupError,
+        /// Why not epoll.
+        epoll: SetupError,
+    },
     /// `RINGSERVE_DRIVER` names no driver.
     NoSuchDriver(String),
     /// The factory did not make a service.
@@ -114,7 +123,9 @@ impl fmt::Display for Error {
             }
             Error::Listen { addr, error } => {
                 write!(f, "cannot listen on {addr}: {error}")?;
-                if error.kind() == io::ErrorKind::PermissionDenied && addr.as_ip().is_some() {
+                // Other calls that are refused, as by a sandbox, say so themselves.
+                let denied = error.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
+                if denied && addr.as_ip().is_some_and(|addr| is_privileged(addr.port())) {
                     write!(f, "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE")?;
                 }
                 Ok(())
@@ -125,6 +136,9 @@ impl fmt::Display for Error {
                  LimitNOFILE= in systemd, --ulimit nofile= in docker) or set fewer shards"
             ),
             Error::Driver(error) => write!(f, "{error}"),
+            Error::NoDriver { uring, epoll } => {
+                write!(f, "no driver can be used. io_uring: {uring}. epoll: {epoll}")
+            }
             Error::NoSuchDriver(name) => {
                 write!(f, "RINGSERVE_DRIVER is {name}; it must be auto, io_uring or epoll")
             }
@@ -145,6 +159,12 @@ impl fmt::Display for Error {
     }
 }
 
+/// True if a port is below `net.ipv4.ip_unprivileged_port_start`.
+fn is_privileged(port: u16) -> bool {
+    let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap_or_default();
+    port < start.trim().parse().unwrap_or(1024)
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -158,7 +178,7 @@ impl std::error::Error for Error {
             Error::Signals(error) | Error::Broken { error, .. } | Error::Host { error, .. } => Some(error),
             Error::Limits(error) => Some(error),
             Error::SocketOption(error) => Some(error),
-            Error::Driver(error) => Some(error),
+            Error::Driver(error) | Error::NoDriver { epoll: error, .. } => Some(error),
             Error::Factory { error, .. } => Some(&**error),
             _ => None,
         }

@@ -5,6 +5,11 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
+#[cfg(feature = "host-tokio-uring")]
+use ringserve_ring::probe_ring;
+
+use crate::error::Error;
+
 /// What the shards of a server run inside of.
 ///
 /// A runtime costs something for each turn: measured, CPU time for a request grows by some per cent under load, and by more
@@ -35,6 +40,19 @@ impl Host {
         #[cfg(feature = "host-tokio-uring")]
         Host::TokioUring,
     ];
+
+    /// Refuses what cannot be made here.
+    ///
+    /// # Errors
+    /// Names the cause and the fix.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        #[cfg(feature = "host-tokio-uring")]
+        if self == Host::TokioUring {
+            let why = |error| io::Error::other(format!("tokio-uring needs io_uring: {error}"));
+            return probe_ring().map_err(|error| Error::Host { shard: 0, error: why(error) });
+        }
+        Ok(())
+    }
 
     /// Runs a future that the closure makes, both inside of the runtime, until it is done.
     #[cfg(feature = "host-tokio")]

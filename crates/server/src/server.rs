@@ -17,6 +17,7 @@ use crate::guard::guard;
 use crate::host::Host;
 use crate::listen::{Binds, Listen};
 use crate::log;
+use crate::memory;
 use crate::running::Running;
 use crate::service::MakeService;
 use crate::shard::{Admit, Shard};
@@ -55,6 +56,8 @@ pub struct Server<F = Raw> {
     binds: Binds,
     framing: F,
     limits: Limits,
+    /// They are the program's own.
+    limits_given: bool,
     shards: Option<usize>,
     pin: Option<bool>,
     share_port: bool,
@@ -82,6 +85,7 @@ impl Server<Raw> {
             binds,
             framing: Raw,
             limits: Limits::default(),
+            limits_given: false,
             shards: None,
             pin: None,
             share_port: false,
@@ -154,10 +158,20 @@ impl Server<Raw> {
 impl<F: Framing + Clone + Send> Server<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
     pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Server<G> {
-        let Server {
-            binds, limits, shards, pin, share_port, driver, sockets, incremental, admit, host, ..
-        } = self;
-        Server { binds, framing, limits, shards, pin, share_port, driver, sockets, incremental, admit, host }
+        Server {
+            framing,
+            binds: self.binds,
+            limits: self.limits,
+            limits_given: self.limits_given,
+            shards: self.shards,
+            pin: self.pin,
+            share_port: self.share_port,
+            driver: self.driver,
+            sockets: self.sockets,
+            incremental: self.incremental,
+            admit: self.admit,
+            host: self.host,
+        }
     }
 
     /// Listens on `addr` as well, on every address it resolves to. Listeners are numbered in the order in which they are
@@ -189,9 +203,11 @@ impl<F: Framing + Clone + Send> Server<F> {
         Server { binds: self.binds.unix(path), ..self }
     }
 
-    /// Bounds. They are checked at the start.
+    /// Bounds. They are checked at the start, and stay as they are: where they allow more memory than the process may use, a
+    /// warning says so. Without them the server has the defaults, [fitted](Limits::fitted) into
+    /// [that memory](crate::usable_memory), and logs what followed from it.
     pub fn limits(self, limits: Limits) -> Server<F> {
-        Server { limits, ..self }
+        Server { limits, limits_given: true, ..self }
     }
 
     /// How many shards, 1 to 1024. By default as many as the process may use CPUs at once
@@ -309,24 +325,26 @@ impl<F: Framing + Clone + Send> Server<F> {
         if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(Error::Shards(shards));
         }
+        self.host.check()?;
+        let limits = memory::fit(self.limits, self.limits_given, shards);
         let descriptors = descriptors(shards, addrs.len())?;
         let wanted = Wanted {
             driver: self.driver,
             incremental: self.incremental,
             shards,
             descriptors,
-            limits: &self.limits,
+            limits: &limits,
             sockets: &self.sockets,
         };
         let chosen = wanted.choose()?;
         let cpus = cpus_to_pin(self.pin, shards);
         let listen = Listen { shards, share_port: self.share_port, options: &self.sockets, cpus: &cpus };
         let (sockets, listening) = listen.at(&addrs)?;
-        announce(&listening, shards, &cpus, &chosen, &self.limits);
+        announce(&listening, shards, &cpus, &chosen, &limits);
 
         let plan = Plan {
             framing: self.framing,
-            limits: self.limits,
+            limits,
             chosen,
             admit: self.admit,
             host: self.host,

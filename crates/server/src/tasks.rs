@@ -173,6 +173,14 @@ where
         }
     }
 
+    /// Drops what is kept for further calls.
+    pub(crate) fn give_back(&mut self) {
+        for task in std::mem::take(&mut self.free) {
+            self.discard(task);
+            self.free.push(task);
+        }
+    }
+
     fn discard(&mut self, task: u32) {
         let slot = self.slots[task as usize].take();
         let _ = guard(move || drop(slot));

@@ -140,6 +140,8 @@ named! {
         LeftBehind "completion that never comes after force",
         ClockLate "shard that has run for months or years",
         QuietTime "hours or months pass without a connection",
+        RingRenewed "buffer ring replaced by a quiet shard",
+        RenewRefused "kernel refuses another buffer ring",
         Lent "frame lent to a send",
         Dry "pool empty while receives wait",
     }

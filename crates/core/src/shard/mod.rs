@@ -23,6 +23,7 @@ mod check;
 mod close;
 mod connect;
 mod drain;
+mod give_back;
 mod receive;
 mod send;
 #[cfg(test)]

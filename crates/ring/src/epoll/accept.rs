@@ -10,6 +10,7 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use socket2::{Domain, SockRef, Socket};
 
 use super::{Epoll, LISTENERS, Room};
+use crate::accept::accept;
 use crate::log;
 use crate::stopping::{self, Emptying};
 use crate::timer;
@@ -187,13 +188,12 @@ impl Epoll {
     fn accept_one(&mut self, index: usize) -> Option<Completion> {
         let listener = index as u16;
         self.stats.calls += 1;
-        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let listening = &mut self.listeners[index];
         let Some(listening_socket) = &listening.socket else {
             listening.ready = false;
             return None;
         };
-        let error = match listening_socket.accept4(flags) {
+        let error = match accept(listening_socket, true) {
             Ok((socket, peer)) => {
                 if let Some(emptying) = &mut listening.emptying {
                     emptying.went_on();

@@ -119,12 +119,7 @@ impl Epoll {
     pub fn new(config: &EpollConfig, listeners: Vec<OwnedFd>) -> Result<Epoll, SetupError> {
         config.check()?;
         let (pool, side) = Pool::new(config.pool)?;
-        let failed = |what| {
-            move |error: io::Error| match error.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE) => SetupError::Descriptors { what, error },
-                _ => SetupError::Failed { what, error },
-            }
-        };
+        let failed = |call| move |error| SetupError::from_epoll(call, error);
         let poll = Poll::new().map_err(failed("epoll_create1"))?;
         let waker = Waker::new().map_err(failed("eventfd"))?;
         // Edge-triggered: each wake is an edge, so the counter need not be read.

@@ -45,6 +45,10 @@ impl BufferRing {
         self.entries
     }
 
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes as usize
+    }
+
     /// Puts a lent buffer behind the last one. The caller keeps no more than `entries` of them in the ring.
     #[inline]
     pub(super) fn provide(&mut self, side: &KernelSide, buffer: u16) {

@@ -8,7 +8,6 @@ use io_uring::types::{self, TimeoutFlags, Timespec};
 use ringserve_core::Batch;
 use socket2::SockAddr;
 
-use super::setup::GROUP;
 use crate::seam::SendMode;
 
 /// Pieces of a batch in one send; the kernel takes 1024. A batch has at most 129.
@@ -168,8 +167,8 @@ pub(super) fn reset_on_close(on: On) -> Entry {
     on.mark(quietly(opcode::SetSockOpt::new(on.fd(), level, name, value, size).build()))
 }
 
-pub(super) fn receive(on: On) -> Entry {
-    on.mark(opcode::RecvMulti::new(on.fd(), GROUP).build())
+pub(super) fn receive(on: On, group: u16) -> Entry {
+    on.mark(opcode::RecvMulti::new(on.fd(), group).build())
 }
 
 /// The batch stays where it is until the send's completion; `place` is the entry's in the queue. Also how many

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use ringserve_buf::KernelSide;
 
-use super::setup::GROUP;
 use super::{SystemKernel, encode};
 use crate::log;
 use crate::seam::{Kernel, Kind};
@@ -48,7 +47,7 @@ impl SystemKernel {
             return false;
         }
         // From here on nothing selects a buffer, and then nothing knows their addresses any more.
-        if let Err(error) = self.ring.submitter().unregister_buf_ring(GROUP) {
+        if let Err(error) = self.ring.submitter().unregister_buf_ring(self.group) {
             log::warn!(%error, "the buffer ring could not be removed; the receive memory is leaked");
             return false;
         }

@@ -7,8 +7,9 @@
 //!    reaped, and is not touched in between; if a completion never comes it is leaked.
 //! 2. Headers, iovecs, addresses and descriptor arrays live in [`Staging`], at least until their entry is consumed.
 //! 3. Receive buffers are lent (see [`KernelSide`]) from before they are provided until the kernel named them
-//!    as used up in a completion, or until nothing is in flight and the buffer ring is unregistered. The
-//!    bookkeeping half ends a loan only through a completion reaped here; only this crate can make it do so.
+//!    as used up in a completion, or until no receive is in flight and the buffer ring is unregistered. The
+//!    bookkeeping half ends a loan only through a completion reaped here, or after `renew_buffer_ring`; only this crate can
+//!    make it do so.
 //! 4. The word the wake-up read writes to is boxed and freed only when nothing is in flight.
 //! 5. The time that entries of the timeout operation name is boxed, and read by the kernel in the call that consumes
 //!    them alone.
@@ -47,7 +48,7 @@ use crate::waker::Waker;
 use buffers::BufferRing;
 use encode::{On, Staging};
 use owned::Owned;
-use setup::Mode;
+use setup::{GROUPS, Mode};
 
 /// The kernel this process runs on.
 pub struct SystemKernel {
@@ -58,6 +59,8 @@ pub struct SystemKernel {
     /// The time of the timeout operation, for entries that are not consumed.
     timeout: Box<Timespec>,
     buffers: BufferRing,
+    /// The buffer group that receives name.
+    group: u16,
     staging: Staging,
     /// Batches with the kernel, by slot.
     sends: Chunked<Option<Box<Batch>>>,
@@ -155,6 +158,7 @@ impl SystemKernel {
             timer: Timer::default(),
             timeout: Box::new(Timespec::new()),
             buffers,
+            group: GROUPS[0],
             sends: Chunked::new(),
             quiet: VecDeque::new(),
             pushed: 0,
@@ -361,7 +365,7 @@ impl Kernel for SystemKernel {
         }
         let user_data = op.user_data();
         match op {
-            RawOp::Receive { id } => self.push_awaited(encode::receive(self.on(id)), user_data),
+            RawOp::Receive { id } => self.push_awaited(encode::receive(self.on(id), self.group), user_data),
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
                 let entry = match self.listener(listener) {
@@ -410,6 +414,19 @@ impl Kernel for SystemKernel {
 
     fn provide(&mut self, side: &mut KernelSide, buffer: u16) {
         self.buffers.provide(side, buffer);
+    }
+
+    fn renew_buffer_ring(&mut self) -> bool {
+        match setup::renew(&self.ring, &self.buffers, self.group, self.mode.incremental) {
+            Ok((buffers, group)) => {
+                (self.buffers, self.group) = (buffers, group);
+                true
+            }
+            Err(error) => {
+                log::debug!(%error, "the buffer ring could not be replaced; its memory stays");
+                false
+            }
+        }
     }
 
     fn is_incremental(&self) -> bool {

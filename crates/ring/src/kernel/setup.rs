@@ -10,11 +10,12 @@ use io_uring::{Builder, IoUring, opcode, squeue};
 
 use super::buffers::BufferRing;
 use crate::config::UringConfig;
-use crate::error::SetupError;
+use crate::error::{SetupError, soft_limit};
 use crate::log;
+use crate::rlimit::Resource;
 
-/// The one buffer group of a ring.
-pub(super) const GROUP: u16 = 0;
+/// The buffer groups of a ring. One is in use; the other is for the moment in which it is replaced.
+pub(super) const GROUPS: [u16; 2] = [0, 1];
 
 /// The memory of a ring closed a moment ago is given back to `RLIMIT_MEMLOCK` asynchronously: tried 50 times,
 /// 10 ms apart, before ENOMEM is believed. A restart was seen to need less than 100 ms.
@@ -66,7 +67,7 @@ fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
         ring.submitter().register_files_sparse(config.connections).map_err(|error| {
             match error.raw_os_error() {
                 Some(libc::EMFILE) => {
-                    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+                    let limit = soft_limit(Resource::Descriptors);
                     SetupError::Table { connections: config.connections, limit }
                 }
                 _ => SetupError::from_call("the ring's file table", error),
@@ -76,13 +77,13 @@ fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
     let buffers = BufferRing::new(config.buffer_ring_entries(), config.pool.buffer_bytes)
         .map_err(|error| SetupError::from_call("the buffer ring's memory", error))?;
     if config.incremental {
-        match retried(|| register(&ring, &buffers, IOU_PBUF_RING_INC as u16)) {
+        match retried(|| register(&ring, &buffers, GROUPS[0], IOU_PBUF_RING_INC as u16)) {
             Ok(()) => mode.incremental = true,
             Err(error) => log::debug!(%error, "buffers are not used incrementally"),
         }
     }
     if !mode.incremental {
-        retried(|| register(&ring, &buffers, 0))
+        retried(|| register(&ring, &buffers, GROUPS[0], 0))
             .map_err(|error| too_old(error, "buffer rings", "6.0", "registering a buffer ring"))?;
     }
     if restrict {
@@ -131,12 +132,29 @@ fn build(config: &UringConfig, restrict: bool) -> io::Result<(IoUring, Mode)> {
     Err(refused)
 }
 
-fn register(ring: &IoUring, buffers: &BufferRing, flags: u16) -> io::Result<()> {
+/// A new, empty buffer ring in the place of this one, in the other group. No receive is in flight.
+pub(super) fn renew(
+    ring: &IoUring,
+    old: &BufferRing,
+    group: u16,
+    incremental: bool,
+) -> io::Result<(BufferRing, u16)> {
+    let new = BufferRing::new(old.entries(), old.buffer_bytes())?;
+    let next = GROUPS[usize::from(group == GROUPS[0])];
+    register(ring, &new, next, if incremental { IOU_PBUF_RING_INC as u16 } else { 0 })?;
+    if let Err(error) = ring.submitter().unregister_buf_ring(group) {
+        ring.submitter().unregister_buf_ring(next)?;
+        return Err(error);
+    }
+    Ok((new, next))
+}
+
+fn register(ring: &IoUring, buffers: &BufferRing, group: u16, flags: u16) -> io::Result<()> {
     // SAFETY: the mapping is page aligned and `entries` long. The kernel pins its pages, and addresses in entries
     // are buffers that stay lent until the kernel named them in a completion or the ring finished (see
     // `SystemKernel`).
     unsafe {
-        ring.submitter().register_buf_ring_with_flags(buffers.address(), buffers.entries(), GROUP, flags)
+        ring.submitter().register_buf_ring_with_flags(buffers.address(), buffers.entries(), group, flags)
     }
 }
 

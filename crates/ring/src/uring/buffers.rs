@@ -74,6 +74,16 @@ impl Buffers {
         self.lowest = self.lowest.min(self.in_ring);
     }
 
+    /// Takes every buffer back: the kernel's ring is empty. Those of the first chunk come last, so that they are lent next.
+    pub(super) fn take_back(&mut self, side: &mut KernelSide) {
+        for buffer in (0..side.pool().buffers_max() as u16).rev() {
+            if side.is_lent(buffer) {
+                side.take_back(buffer);
+            }
+        }
+        *self = Buffers::new(self.entries);
+    }
+
     /// Accounts for the buffer of a completion, exactly once, whatever else the completion says.
     #[inline]
     pub(super) fn arrived(&mut self, side: &mut KernelSide, cqe: &RawCqe) -> Option<Lease> {

@@ -16,6 +16,7 @@ mod buffers;
 mod cancel;
 mod close;
 mod connect;
+mod give_back;
 mod receive;
 mod send;
 mod table;
@@ -26,13 +27,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Wait};
 
 use crate::log;
 use crate::seam::{Kernel, Kind, RawCqe, RawOp};
 use accept::Listening;
 use buffers::Buffers;
 use cancel::Missed;
+use give_back::Rest;
 use table::{Ports, Sending};
 
 /// The io_uring driver over a [`Kernel`].
@@ -50,6 +52,7 @@ pub struct Uring<K: Kernel> {
     emptying: usize,
     /// Cancels that did not find what they were for.
     missed: Missed,
+    rest: Rest,
     /// Operations the kernel half was not given yet, in order.
     queue: VecDeque<RawOp>,
     /// Completions made here, or beyond the last turn's budget, in order.
@@ -132,6 +135,7 @@ impl<K: Kernel> Uring<K> {
             listeners: Vec::new(),
             emptying: 0,
             missed: Missed::default(),
+            rest: Rest::No,
             queue,
             ready: VecDeque::new(),
             quiet: false,
@@ -215,9 +219,8 @@ impl<K: Kernel> Uring<K> {
 
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
     pub(crate) fn has_to_do(&mut self) -> bool {
-        let parked = self.ports.parked() > 0 && self.buffers.in_ring() > 0;
         let due = self.due_in() == Some(Duration::ZERO);
-        let here = !self.ready.is_empty() || !self.queue.is_empty() || parked || due;
+        let here = !self.ready.is_empty() || !self.queue.is_empty() || self.can_arm_parked() || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
     }
 
@@ -225,10 +228,11 @@ impl<K: Kernel> Uring<K> {
     #[inline]
     pub(crate) fn due_in(&mut self) -> Option<Duration> {
         let cancels = self.cancels_due_in();
-        if self.emptying == 0 {
+        if self.emptying == 0 && matches!(self.rest, Rest::No) {
             return cancels;
         }
-        self.queue_due_in().into_iter().chain(cancels).min()
+        let queue = if self.emptying == 0 { None } else { self.queue_due_in() };
+        queue.into_iter().chain(cancels).chain(self.rest_due_in()).min()
     }
 
     /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
@@ -238,7 +242,7 @@ impl<K: Kernel> Uring<K> {
         self.overflowing = overflowing;
         let something = !self.ready.is_empty() || self.kernel.has_completions();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
-        let more_to_do = !self.queue.is_empty() || (self.ports.parked() > 0 && self.buffers.in_ring() > 0);
+        let more_to_do = !self.queue.is_empty() || self.can_arm_parked();
         let due = self.due_in();
         let timeout = match wait {
             _ if something || more_to_do || due == Some(Duration::ZERO) => None,
@@ -357,6 +361,10 @@ impl<K: Kernel> Driver for Uring<K> {
 
     fn defer_sent(&mut self) {
         self.quiet = true;
+    }
+
+    fn give_back(&mut self) -> GivesBack {
+        self.take_buffers_back()
     }
 
     fn may_lend_beyond_turn(&self) -> bool {

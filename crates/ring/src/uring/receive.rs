@@ -28,7 +28,12 @@ enum After {
 
 impl<K: Kernel> Uring<K> {
     pub(super) fn receive(&mut self, id: ConnId) {
+        let rests = self.is_resting();
         match self.ports.find(id) {
+            Some(port) if port.receiving == Receiving::No && rests => {
+                port.fed = true;
+                self.ports.park(id);
+            }
             Some(port) if port.receiving == Receiving::No => {
                 port.receiving = Receiving::Armed;
                 port.receive_misses = 0;
@@ -64,8 +69,9 @@ impl<K: Kernel> Uring<K> {
     /// Fills the buffer ring and arms as many parked receives as it has buffers: each can use at least one,
     /// so that none of them finds the ring empty again unless data moved.
     pub(super) fn arm_parked(&mut self) {
+        let rests = self.rests();
         self.buffers.top_up(&mut self.kernel, &mut self.side);
-        if self.ports.parked() == 0 {
+        if self.ports.parked() == 0 || rests {
             return;
         }
         for _ in 0..self.buffers.in_ring() {
@@ -106,6 +112,7 @@ impl<K: Kernel> Uring<K> {
         match after {
             After::GoesOn => return,
             After::Again | After::Park if stop => self.receive_ended(id, ReceiveEnd::Stopped, sink),
+            After::Again if self.is_resting() => self.ports.park(id),
             After::Again => self.queue.push_back(RawOp::Receive { id }),
             After::Park => {
                 self.ports.park(id);

@@ -132,6 +132,11 @@ impl Ports {
         }
     }
 
+    /// Every slot that was ever used, vacant ones too.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Port> {
+        self.table.iter()
+    }
+
     /// How many are parked.
     #[inline]
     pub(super) fn parked(&self) -> usize {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ringserve_buf::{Counts, PoolConfig};
-use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, Socket};
+use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, GivesBack, Socket};
 
 use super::*;
 use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
@@ -58,6 +58,12 @@ impl Kernel for Script {
     fn provide(&mut self, side: &mut KernelSide, buffer: u16) {
         assert!(side.is_lent(buffer));
         self.provided.push_back(buffer);
+    }
+
+    fn renew_buffer_ring(&mut self) -> bool {
+        self.calls.push("renew the buffer ring".to_owned());
+        self.provided.clear();
+        true
     }
 
     fn buffer_ring_entries(&self) -> usize {
@@ -1098,6 +1104,56 @@ fn the_ring_gets_more_buffers_when_it_ran_dry_and_fewer_after_a_quiet_time() {
     }
     rig.turn();
     assert_eq!(rig.kernel().provided.len(), 32);
+}
+
+#[test]
+fn the_buffer_ring_is_replaced_once_no_receive_is_in_flight() {
+    let mut rig = Rig::new(64);
+    let ids = [rig.receiving(1, 1), rig.receiving(2, 1)];
+    assert_eq!(rig.ring.give_back(), GivesBack::Refused, "receives are armed");
+    ids.iter().for_each(|id| rig.ring.submit(Op::ReceiveStop { id: *id }));
+    assert_eq!(rig.ring.give_back(), GivesBack::Waits);
+    let newcomer = rig.adopted(3, 1);
+    rig.ring.submit(Op::Receive { id: newcomer });
+    for id in ids {
+        rig.turn();
+        let arms = |op: &RawOp| matches!(op, RawOp::Receive { .. });
+        assert!(!rig.ops().iter().any(arms), "nothing is armed meanwhile");
+        assert!(rig.kernel().calls.is_empty());
+        rig.says_bytes(id, 5, F_MORE);
+        rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, 0);
+        rig.says(Kind::CancelReceive, id.bits(), 0, 0);
+    }
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 got 5", "1.1 Stopped", "2.1 got 5", "2.1 Stopped"]);
+    rig.turn();
+    assert_eq!(rig.kernel().calls, ["renew the buffer ring"]);
+    let ops: Vec<_> = rig.ops().iter().map(RawOp::user_data).collect();
+    assert_eq!(ops, [Kind::Receive.with(newcomer.bits())]);
+    assert_eq!((rig.ring.give_back(), rig.ring.pool().counts().with_kernel), (GivesBack::Done, 32));
+    rig.ring.invariants();
+}
+
+#[test]
+fn a_receive_that_does_not_end_keeps_others_for_a_tenth_of_a_second() {
+    let mut rig = Rig::new(64);
+    let id = rig.receiving(1, 1);
+    rig.ring.submit(Op::ReceiveStop { id });
+    assert_eq!(rig.ring.give_back(), GivesBack::Waits);
+    let newcomer = rig.adopted(2, 1);
+    rig.ring.submit(Op::Receive { id: newcomer });
+    rig.turn();
+    rig.ops();
+    rig.kernel().enters.clear();
+    rig.kernel().now += Duration::from_millis(60);
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(rig.kernel().enters, [(1, Some(Duration::from_millis(40)))], "it waits no longer");
+    rig.kernel().now += Duration::from_millis(40);
+    rig.turn();
+    let ops: Vec<_> = rig.ops().iter().map(RawOp::user_data).collect();
+    assert_eq!(ops, [Kind::Receive.with(newcomer.bits())]);
+    assert!(rig.kernel().calls.is_empty(), "the ring is not replaced");
+    assert_eq!(rig.ring.give_back(), GivesBack::Refused);
 }
 
 #[test]

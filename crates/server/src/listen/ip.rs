@@ -35,19 +35,34 @@ pub(super) fn refuse_second_instance(addr: SocketAddr, v6_only: bool) -> Result<
     }
 }
 
+/// Names a call that failed, and where it is one that nothing but a sandbox refuses, how to allow it.
+fn refused(call: &str, error: io::Error) -> io::Error {
+    let name = call.split('(').next().unwrap_or(call);
+    let hint = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => {
+            format!("; most likely a seccomp profile or another sandbox refuses it: allow {name} in it")
+        }
+        _ => String::new(),
+    };
+    io::Error::new(error.kind(), format!("{call} failed: {error}{hint}"))
+}
+
 fn stream_socket(addr: SocketAddr, v6_only: bool) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))
+        .map_err(|error| refused("socket", error))?;
     // Connections of an earlier run in TIME_WAIT must not keep the port.
-    socket.set_reuse_address(true)?;
+    let refused_option = |option: &'static str| move |error| refused(option, error);
+    socket.set_reuse_address(true).map_err(refused_option("setsockopt(SOL_SOCKET, SO_REUSEADDR)"))?;
     if addr.is_ipv6() {
-        socket.set_only_v6(v6_only)?;
+        socket.set_only_v6(v6_only).map_err(refused_option("setsockopt(IPPROTO_IPV6, IPV6_V6ONLY)"))?;
     }
     Ok(socket)
 }
 
 pub(super) fn bind(addr: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = stream_socket(addr, v6_only)?;
-    socket.set_reuse_port(true)?;
+    let refused = |error| refused("setsockopt(SOL_SOCKET, SO_REUSEPORT)", error);
+    socket.set_reuse_port(true).map_err(refused)?;
     socket.bind(&SockAddr::from(addr))?;
     Ok(socket)
 }

@@ -324,9 +324,15 @@ pub(super) fn give_up(ready: Ready, error: Error) -> ShardEnd {
     Ok(Default::default())
 }
 
+/// The limit on descriptors where neither the kernel nor `/proc` tells: what systems begin with.
+const DESCRIPTORS_UNKNOWN: u64 = 1024;
+
 /// Raises the limit on descriptors and checks that it suffices. Returns it.
 pub(super) fn descriptors(shards: usize, addrs: usize) -> Result<u64, Error> {
-    let (before, limit) = cores::raise_descriptor_limit();
+    let (before, limit) = cores::raise_descriptor_limit().unwrap_or_else(|error| {
+        warn!("RLIMIT_NOFILE cannot be found out ({error}); it is taken to be {DESCRIPTORS_UNKNOWN}");
+        (DESCRIPTORS_UNKNOWN, DESCRIPTORS_UNKNOWN)
+    });
     if limit > before {
         info!("RLIMIT_NOFILE raised from {before} to {limit}");
     }

@@ -6,6 +6,7 @@ mod draining;
 mod hosted;
 mod local_tasks;
 mod run_on;
+mod spare;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -18,6 +19,7 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{
     Budget, CloseReason, Completion, ConnId, Driver, Event, Limits, Link, Next, Payload, Socket, Time, Wait,
 };
+use ringserve_ring::trim_heap;
 use tracing::{debug, error, warn};
 
 use crate::cx::{Cx, Peer};
@@ -33,14 +35,16 @@ use crate::wake::Attention;
 pub use context::Shard;
 pub use draining::DrainBegins;
 pub(crate) use draining::Draining;
+use spare::{InUse, Spare, Step};
+
 pub(crate) use local_tasks::{LocalTasks, SPAWNED, TaskId};
 pub use run_on::run_on;
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
-/// Free receive buffers beyond these are given back to the system when the shard has nothing to do.
-const SPARE_BUFFERS: usize = 4 * ringserve_buf::CHUNK_BUFFERS;
+/// Chunks that are given back in one turn: half a millisecond.
+const TRIMMED_MAX: usize = 8;
 
 /// How often a turn polls those who were woken, by others of the same turn as a rule: one task hands its result to
 /// another, which sends it. Four, since HTTP/2 with a task for each request needs two, and a task that wakes itself without
@@ -96,6 +100,7 @@ pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
     order: Order,
     post: Post,
     now: Time,
+    spare: Spare,
     handler_errors: LineLimit,
     panics: LineLimit,
 }
@@ -136,6 +141,7 @@ where
             order: Order::Serve,
             post: Post::default(),
             now: Time::ZERO,
+            spare: Spare::new(),
             handler_errors: LineLimit::default(),
             panics: LineLimit::default(),
         }
@@ -222,7 +228,14 @@ where
                 (one, _) => one,
             };
         }
-        if let Some(next) = self.shard.timers().next() {
+        let mut next = self.shard.timers().next();
+        if self.spare.is_active() {
+            if self.spare.has_to_do() {
+                return Wait::No;
+            }
+            next = next.into_iter().chain(self.spare.next()).min();
+        }
+        if let Some(next) = next {
             let sleep = next - self.now;
             wait = match wait {
                 Wait::For(time) => Wait::For(time.min(sleep)),
@@ -291,6 +304,10 @@ where
                 break;
             }
         }
+        let grown = self.core.held_bytes() >> 20;
+        if self.spare.is_concerned(self.core.connections(), self.driver.pool().total(), grown) {
+            self.look_at_spare();
+        }
         self.core.end_turn();
         self.work_off();
         let mut awaited = self.core.take_send_awaited();
@@ -307,9 +324,44 @@ where
             self.remote.report(self.report());
         }
         self.meet_others();
-        let counts = self.driver.pool().counts();
-        if counts.free > SPARE_BUFFERS && counts.leased == 0 {
-            self.driver.pool().trim(1);
+    }
+
+    /// What is needed now, and the bytes that were moved since the start.
+    #[cold]
+    fn in_use(&self) -> (InUse, u64) {
+        let (pool, counters) = (self.driver.pool().counts(), self.core.counters());
+        let needs = InUse {
+            connections: self.core.connections(),
+            held_bytes: self.core.held_bytes(),
+            buffers: pool.total,
+            idle_buffers: pool.total - pool.leased,
+        };
+        (needs, counters.bytes_received + counters.bytes_sent)
+    }
+
+    /// Takes note of what is needed, and gives memory back, step by step.
+    #[cold]
+    fn look_at_spare(&mut self) {
+        let (needs, moved) = self.in_use();
+        self.spare.note(self.now, needs, moved);
+        match self.spare.step() {
+            Step::None if self.order != Order::Serve || !self.spare.is_due(self.now) => {}
+            Step::None if !self.spare.begins(self.now, needs, moved) => {}
+            // Receives that are stopped in this turn are found so in the next.
+            Step::None => {
+                self.tasks.give_back();
+                self.core.give_back();
+                if let Some(upstreams) = &mut self.upstreams {
+                    upstreams.give_back();
+                }
+            }
+            Step::Ring => self.spare.ring(self.driver.give_back()),
+            Step::Chunks if self.driver.pool().trim(1, TRIMMED_MAX) > 0 => {}
+            Step::Chunks => {
+                trim_heap();
+                let (needs, moved) = self.in_use();
+                self.spare.done(self.now, needs, moved);
+            }
         }
     }
 

@@ -26,7 +26,11 @@ enum Why {
 
 impl OptionError {
     pub(super) fn refused(name: &'static str, value: String, error: io::Error) -> OptionError {
-        OptionError { name, value, why: Why::Refused { error, hint: None } }
+        let sandboxed = matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported);
+        let hint = sandboxed.then(|| {
+            "most likely a seccomp profile or another sandbox refuses it: allow setsockopt in it".to_owned()
+        });
+        OptionError { name, value, why: Why::Refused { error, hint } }
     }
 
     pub(super) fn with_hint(mut self, text: Option<String>) -> OptionError {

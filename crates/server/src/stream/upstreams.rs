@@ -125,6 +125,11 @@ impl Upstreams {
         self.core.take_send_awaited()
     }
 
+    /// Frees what is kept for the next use. See [`give_back`](ringserve_core::Shard::give_back).
+    pub(crate) fn give_back(&mut self) {
+        self.core.give_back();
+    }
+
     pub(crate) fn wait(&self) -> Wait {
         self.core.wait()
     }

@@ -139,6 +139,8 @@ pub struct State {
     pub canary: Option<Canary>,
     /// True if the last enter was cut short by a fault.
     pub cut_short: bool,
+    /// The driver arms no receive until those that were told to stop have ended.
+    pub rests: bool,
 
     pool: Pool,
     /// By number, from 3.
@@ -203,6 +205,7 @@ impl State {
             dry_in_a_row: 0,
             canary: None,
             cut_short: false,
+            rests: false,
             pool,
             descriptors: Vec::new(),
             table: vec![None; plan.connections_max],
@@ -313,6 +316,10 @@ impl Kernel for SimKernel {
         state.ring.push_back(buffer);
     }
 
+    fn renew_buffer_ring(&mut self) -> bool {
+        self.state.borrow_mut().renew_buffer_ring()
+    }
+
     fn buffer_ring_entries(&self) -> usize {
         self.state.borrow().plan.ring_entries
     }
@@ -387,6 +394,23 @@ impl Kernel for SimKernel {
 }
 
 impl State {
+    fn renew_buffer_ring(&mut self) -> bool {
+        let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. });
+        let armed = !self.receives.is_empty() || self.submissions.iter().any(is_receive);
+        assert!(!armed, "the buffer ring is replaced while a receive is in flight");
+        let posted = self.completions.iter().chain(&self.overflow);
+        let used = posted.filter(|posted| posted.cqe.buffer().is_some()).count();
+        assert_eq!(used, 0, "the buffer ring is replaced before what it brought was reaped");
+        if self.turn.is_multiple_of(5) {
+            self.cover.fault(Fault::RenewRefused);
+            return false;
+        }
+        self.cover.fault(Fault::RingRenewed);
+        self.ring.clear();
+        self.head_filled = 0;
+        true
+    }
+
     fn end_everything(&mut self) {
         self.receives.clear();
         self.sends.clear();

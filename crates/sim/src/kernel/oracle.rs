@@ -99,10 +99,10 @@ impl State {
         let receiving = self.is_receiving(tag);
         let dry = self.ring.is_empty() && self.pool.available() == 0;
         assert!(
-            receiving || !sock.is_readable() || dry,
+            receiving || !sock.is_readable() || dry || self.rests,
             "connection {tag}: bytes wait, nothing receives them, all sleep"
         );
-        if dry {
+        if dry || self.rests {
             return;
         }
         assert!(receiving || sock.fin_read, "connection {tag}: nothing is received, all sleep");

@@ -238,6 +238,13 @@ impl Kernel for MemoryKernel {
         self.buffers.push_back(buffer);
     }
 
+    fn renew_buffer_ring(&mut self) -> bool {
+        assert!(self.receives.is_empty(), "the buffer ring is replaced while a receive is armed");
+        self.buffers.clear();
+        self.head_filled = 0;
+        true
+    }
+
     fn is_incremental(&self) -> bool {
         self.incremental
     }

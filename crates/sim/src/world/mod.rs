@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringserve_buf::{Pool, PoolConfig};
-use ringserve_core::{Block, Completion, ConnId, Driver, Op, ReceiveEnd, Shard, Time, Wait};
+use ringserve_core::{Block, Completion, ConnId, Driver, GivesBack, Op, ReceiveEnd, Shard, Time, Wait};
 use ringserve_ring::Uring;
 
 use crate::bytes::TestFraming;
@@ -76,6 +76,8 @@ pub struct World {
     freed_turn: u64,
     force_at: u64,
     idle_turns: u32,
+    /// Memory is given back every so many turns; 0 is never.
+    gives_back: u64,
     /// Something came out of this turn.
     moved: bool,
 }
@@ -162,6 +164,8 @@ impl World {
             freed_turn: u64::MAX,
             force_at: NEVER,
             idle_turns: 0,
+            // By its number, so that other draws stay as they are.
+            gives_back: [0, 0, 50, 9][seed as usize % 4],
             moved: false,
         }
     }
@@ -229,6 +233,10 @@ impl World {
         self.run_tasks();
         self.close_held();
         self.user_code();
+        let gives_back = self.gives_back > 0 && self.turn.is_multiple_of(self.gives_back);
+        if gives_back {
+            self.core.give_back();
+        }
         self.core.end_turn();
         self.work_off();
         let defers = !self.core.take_send_awaited() && self.state.borrow().plan.defers;
@@ -254,6 +262,10 @@ impl World {
             }
             drop(state);
             self.driver.submit(op);
+        }
+        if gives_back || self.state.borrow().rests {
+            let came_to = self.driver.give_back();
+            self.state.borrow_mut().rests = came_to == GivesBack::Waits;
         }
         let late = self.now >= self.stops_at && self.stopped_turn == u64::MAX;
         assert!(!late, "a shard that drains goes on listening");

@@ -1,0 +1,43 @@
+//! Giving memory back once a storm of connections is over.
+
+use alloc::vec::Vec;
+
+use super::Shard;
+use crate::conn::State;
+use crate::framing::Framing;
+use crate::{Observer, Op};
+
+/// With more connections their receives are left alone: stopping and arming a thousand takes a millisecond or two.
+const RESTARTED_MAX: usize = 1024;
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Bytes in outboxes and in inboxes.
+    #[inline]
+    pub fn held_bytes(&self) -> usize {
+        self.inbox_bytes + self.local.outbox_bytes()
+    }
+
+    /// Frees what is kept for the next use, and stops every receive, which is armed again once it has ended: between the two
+    /// [`Driver::give_back`](crate::Driver::give_back) finds none armed. Call it before
+    /// [`end_turn`](Shard::end_turn), when the shard is quiet.
+    pub fn give_back(&mut self) {
+        self.local.drop_spare();
+        self.events.shrink_to_fit();
+        self.runnable.shrink_to_fit();
+        self.served.shrink_to_fit();
+        self.scratch.shrink_to_fit();
+        self.fired = Vec::new();
+        if self.conns.len() > RESTARTED_MAX {
+            return;
+        }
+        for index in 0..self.conns.used() {
+            let Some(id) = self.conns.id_at(index) else { continue };
+            let Some(conn) = self.conns.get_mut(id) else { continue };
+            // One that closes only waits for its peer's end, and would take this for it.
+            if conn.receiving && !conn.receive_stopping && conn.state != State::Closing {
+                conn.receive_stopping = true;
+                self.ops.push(Op::ReceiveStop { id });
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! How much memory the process may use: its control groups' limits, its address space, and what the machine has left.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ringserve_core::Limits;
+use ringserve_ring::{Resource, ResourceLimit};
+use tracing::{info, warn};
+
+/// Values of a control group's limit from here on are none: those of the first version say so by the largest multiple of a
+/// page that a number holds.
+const NO_LIMIT: u64 = 1 << 62;
+
+/// Memory that the process may use, and what says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsableMemory {
+    /// Bytes.
+    pub bytes: u64,
+    source: String,
+}
+
+/// As `24 MiB (memory.max of the control group /app)`.
+impl fmt::Display for UsableMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} MiB ({})", self.bytes >> 20, self.source)
+    }
+}
+
+/// The least of: the limits of the process's control groups, those above them too (`memory.max` and `memory.high`, or
+/// `memory.limit_in_bytes` of the first version); `RLIMIT_AS`; the memory that the machine has available now. `None` if none of
+/// them can be found out. What others in the same control group use is not taken off.
+///
+/// ```no_run
+/// use ringserve_server::{Limits, usable_memory};
+///
+/// let mut limits = Limits { frame_bytes_max: 4096, ..Limits::default() };
+/// if let Some(memory) = usable_memory() {
+///     limits = limits.fitted(memory.bytes, 2);
+/// }
+/// ```
+pub fn usable_memory() -> Option<UsableMemory> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut found = of_groups(&groups, Path::new("/sys/fs/cgroup"));
+    let address_space = ResourceLimit::of(Resource::AddressSpace).ok().and_then(|limit| limit.soft);
+    found.extend(address_space.map(|bytes| UsableMemory { bytes, source: "RLIMIT_AS".to_owned() }));
+    let machine = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = available(&machine);
+    found.extend(available.map(|bytes| UsableMemory { bytes, source: "MemAvailable".to_owned() }));
+    found.into_iter().min_by_key(|memory| memory.bytes)
+}
+
+/// All limits of the control groups in the text of `/proc/self/cgroup`, whose file systems are below `root`. In a container the
+/// paths may be those of the host, of which only the root is there.
+fn of_groups(groups: &str, root: &Path) -> Vec<UsableMemory> {
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (mounts, files): (&[&str], &[&str]) = match controllers {
+            "" => (&["", "unified"], &["memory.max", "memory.high"]),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                (&["memory"], &["memory.limit_in_bytes"])
+            }
+            _ => continue,
+        };
+        for group in Path::new(path).ancestors() {
+            for (mount, file) in mounts.iter().flat_map(|mount| files.iter().map(move |file| (mount, file))) {
+                let below = group.strip_prefix("/").unwrap_or(group);
+                let place: PathBuf = root.join(mount).join(below).join(file);
+                let limit = fs::read_to_string(place).ok().and_then(|text| parse(&text));
+                let source = format!("{file} of the control group {}", group.display());
+                found.extend(limit.map(|bytes| UsableMemory { bytes, source }));
+            }
+        }
+    }
+    found
+}
+
+/// A limit as control groups have it; `None` for none.
+fn parse(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|bytes| *bytes < NO_LIMIT)
+}
+
+/// `MemAvailable` of `/proc/meminfo`.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Fits limits that were left alone into the memory that the process may use. Those of the program stay, and are warned of
+/// where they exceed it.
+pub(crate) fn fit(limits: Limits, given: bool, shards: usize) -> Limits {
+    let Some(memory) = usable_memory() else { return limits };
+    let fitted = limits.clone().fitted(memory.bytes, shards);
+    if given {
+        let most = limits.memory_bytes(shards);
+        if most > memory.bytes {
+            warn!(
+                "the limits let {shards} shards hold {} MiB (receive_bytes_max and held_bytes_max of each), and the process \
+                 may use {memory}: lower them, or fit them by Limits::fitted",
+                most >> 20
+            );
+        }
+        return limits;
+    }
+    if fitted == limits {
+        info!("memory: the process may use {memory}; the default limits fit");
+    } else {
+        info!(
+            "memory: the process may use {memory}; limits that follow from it: connections_max {}, receive_bytes_max {} and \
+             held_bytes_max {} of each shard, outbox_bytes_max {}, frame_bytes_max {}",
+            fitted.connections_max,
+            fitted.receive_bytes_max,
+            fitted.held_bytes_max,
+            fitted.outbox_bytes_max,
+            fitted.frame_bytes_max
+        );
+    }
+    fitted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Control groups' files below a directory of the test's.
+    struct Groups(PathBuf);
+
+    impl Groups {
+        fn new(name: &str, files: &[(&str, &str)]) -> Groups {
+            let root = std::env::temp_dir().join(format!("ringserve-groups-{}-{name}", std::process::id()));
+            for (path, text) in files {
+                let place = root.join(path);
+                fs::create_dir_all(place.parent().unwrap()).unwrap();
+                fs::write(place, text).unwrap();
+            }
+            Groups(root)
+        }
+
+        fn least(&self, groups: &str) -> Option<(u64, String)> {
+            let found = of_groups(groups, &self.0).into_iter().min_by_key(|memory| memory.bytes);
+            found.map(|memory| (memory.bytes, memory.source))
+        }
+    }
+
+    impl Drop for Groups {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_least_limit_of_all_groups_above_counts() {
+        let groups = Groups::new(
+            "second",
+            &[
+                ("app/memory.max", "104857600\n"),
+                ("app/memory.high", "max\n"),
+                ("app/web/memory.max", "max\n"),
+                ("app/web/memory.high", "52428800\n"),
+                ("app/web/one/memory.max", "209715200\n"),
+                ("other/memory.max", "1\n"),
+            ],
+        );
+        let least = |path: &str| groups.least(&format!("0::{path}\n"));
+        let high = Some((50 << 20, "memory.high of the control group /app/web".to_owned()));
+        assert_eq!((least("/app/web/one"), least("/app/web")), (high.clone(), high));
+        assert_eq!(least("/app"), Some((100 << 20, "memory.max of the control group /app".to_owned())));
+        assert_eq!(least("/"), None, "the root has no limit");
+    }
+
+    #[test]
+    fn groups_of_the_first_version_are_found_by_their_controller() {
+        let none = "9223372036854771712\n";
+        let groups = Groups::new(
+            "first",
+            &[
+                ("memory/memory.limit_in_bytes", none),
+                ("memory/app/memory.limit_in_bytes", "25165824\n"),
+                ("memory/app/one/memory.limit_in_bytes", none),
+                ("cpu/app/memory.limit_in_bytes", "1\n"),
+            ],
+        );
+        let text = "5:cpu,cpuacct:/app\n4:memory:/app/one\n1:name=systemd:/\n0::/\n";
+        let limit = Some((24 << 20, "memory.limit_in_bytes of the control group /app".to_owned()));
+        assert_eq!(groups.least(text), limit);
+        assert_eq!(groups.least("4:memory:/\n"), None);
+    }
+
+    #[test]
+    fn in_a_container_the_root_is_its_own_group() {
+        let groups = Groups::new("container", &[("memory.max", "67108864\n")]);
+        let limit = Some((64 << 20, "memory.max of the control group /".to_owned()));
+        assert_eq!(groups.least("0::/\n"), limit);
+        assert_eq!(groups.least("0::/docker/3f2a\n"), limit, "a path of the host's");
+    }
+
+    #[test]
+    fn garbage_is_no_limit() {
+        let groups = Groups::new("garbage", &[("a/memory.max", "many\n"), ("memory/a/x", "")]);
+        for text in ["", "0", "0:", "::", "0::/a\n", "4:memory:/a\n", "\u{0}:\n:::/a/../..\n"] {
+            assert_eq!(groups.least(text), None, "{text:?}");
+        }
+        for (text, bytes) in
+            [("max", None), ("", None), ("-1", None), ("12 ", Some(12)), ("18446744073709551615", None)]
+        {
+            assert_eq!(parse(text), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn available_memory_is_found_in_its_text() {
+        let text = "MemTotal:       24683956 kB\nMemFree:  1 kB\nMemAvailable:   24106020 kB\n";
+        assert_eq!(available(text), Some(24_106_020 << 10));
+        for garbage in ["", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: 12 MB"] {
+            assert_eq!(available(garbage), None, "{garbage}");
+        }
+        assert!(usable_memory().is_some_and(|memory| memory.bytes > 0), "Linux has /proc");
+    }
+}
