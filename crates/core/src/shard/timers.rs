@@ -10,12 +10,16 @@ use crate::stamp::{Stamp, Timer};
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
 
+/// Receives that are looked at in one turn, at most: some 50 µs. More are due at once only where the shard stood still, since
+/// probes are spread by slots; the others come a step of the wheel later.
+const PROBES_IN_A_TURN: u32 = 64;
+
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Sets the connection's timer to its next limit, unless it goes off earlier anyway.
     pub(super) fn arm(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let now = Stamp::at(self.now);
-        let (left, _) = conn.next_limit(&self.times, now);
+        let (left, _) = conn.next_limit(id.slot(), &self.times, now);
         if left < conn.timer.left(now) {
             let left = left.max(1);
             conn.timer = Timer::ahead(now, left);
@@ -28,12 +32,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn fire_timers(&mut self) {
         let mut fired = core::mem::take(&mut self.fired);
         let starved = self.is_starved();
+        let mut probes_left = PROBES_IN_A_TURN;
         self.wheel.advance(self.now, &mut fired);
         for index in fired.drain(..) {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get_mut(id) else { continue };
             conn.timer = Timer::UNSET;
-            let (left, due) = conn.next_limit(&self.times, Stamp::at(self.now));
+            let (left, due) = conn.next_limit(id.slot(), &self.times, Stamp::at(self.now));
             if left > 0 {
                 self.arm(id);
                 continue;
@@ -49,9 +54,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     self.ops.push(Op::SendStop { id });
                 }
                 Due::Write => {}
+                Due::Probe if probes_left == 0 => self.arm(id),
                 Due::Probe => {
-                    conn.receive_stopping = true;
-                    self.ops.push(Op::ReceiveStop { id });
+                    probes_left -= 1;
+                    conn.receive_used = false;
+                    self.ops.push(Op::Probe { id });
                     self.arm(id);
                 }
                 Due::ReadRate => {

@@ -22,7 +22,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
@@ -32,7 +32,7 @@ use crate::log;
 use crate::seam::{Kernel, Kind, RawCqe, RawOp};
 use accept::Listening;
 use buffers::Buffers;
-use cancel::Missed;
+use cancel::Later;
 use table::{Ports, Sending};
 
 /// The io_uring driver over a [`Kernel`].
@@ -48,8 +48,10 @@ pub struct Uring<K: Kernel> {
     listeners: Vec<Listening>,
     /// How many of them are being emptied, to be closed.
     emptying: usize,
-    /// Cancels that did not find what they were for.
-    missed: Missed,
+    /// Cancels that did not find what they were for, and those of receives that may tell by themselves.
+    later: Later,
+    /// Errors of sockets that told a probe and will tell no receive, as the `errno`.
+    failed: HashMap<ConnId, i32>,
     /// Operations the kernel half was not given yet, in order.
     queue: VecDeque<RawOp>,
     /// Completions made here, or beyond the last turn's budget, in order.
@@ -131,7 +133,8 @@ impl<K: Kernel> Uring<K> {
             ports: Ports::new(),
             listeners: Vec::new(),
             emptying: 0,
-            missed: Missed::default(),
+            later: Later::new(),
+            failed: HashMap::new(),
             queue,
             ready: VecDeque::new(),
             quiet: false,
@@ -174,22 +177,37 @@ impl<K: Kernel> Uring<K> {
     /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
     #[inline]
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
-        match op {
-            RawOp::Receive { .. } => self.stats.receives_armed += 1,
+        let cancel = match op {
+            RawOp::Receive { .. } => {
+                self.stats.receives_armed += 1;
+                return Some(op);
+            }
             RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
-            RawOp::CancelSend { id } => return self.prepare_cancel_send(id),
-            RawOp::CancelReceive { id } => return self.prepare_cancel_receive(id),
-            RawOp::CancelAccept { listener } => return self.prepare_cancel_accept(listener),
-            RawOp::CancelConnect { id } => return self.prepare_cancel_connect(id),
-            _ => {}
-        }
-        Some(op)
+            RawOp::Probe { id } => {
+                let probe = self.prepare_probe(id)?;
+                self.stats.probes += 1;
+                return Some(probe);
+            }
+            RawOp::ShutdownInput { id } => return self.prepare_shutdown_input(id),
+            RawOp::CancelSend { id } => self.prepare_cancel_send(id)?,
+            RawOp::CancelReceive { id } => self.prepare_cancel_receive(id)?,
+            RawOp::CancelAccept { listener } => self.prepare_cancel_accept(listener)?,
+            RawOp::CancelConnect { id } => self.prepare_cancel_connect(id)?,
+            op => return Some(op),
+        };
+        self.stats.cancels += 1;
+        Some(cancel)
     }
 
     #[cold]
     fn unprepare(&mut self, op: &RawOp) {
         match op {
             RawOp::Receive { .. } => self.stats.receives_armed -= 1,
+            RawOp::Probe { .. } => self.stats.probes -= 1,
+            RawOp::CancelSend { .. }
+            | RawOp::CancelReceive { .. }
+            | RawOp::CancelAccept { .. }
+            | RawOp::CancelConnect { .. } => self.stats.cancels -= 1,
             RawOp::Send { id, .. } => {
                 if let Some(port) = self.ports.find(*id) {
                     port.sending = Sending::Queued;
@@ -268,6 +286,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Shutdown) => self.on_shutdown(cqe, sink),
             Some(Kind::Close) => self.on_close(cqe, sink),
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
+            Some(Kind::Probe) => self.on_probe(cqe),
             Some(Kind::Connect) => self.on_connect(cqe, sink),
             Some(Kind::CancelSend) => self.on_cancel_send(cqe),
             Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
@@ -278,6 +297,11 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation without a completion failed"),
             None => self.stale(cqe),
         }
+    }
+
+    /// The error that a probe took from a connection's socket.
+    fn take_failed(&mut self, id: ConnId) -> Option<i32> {
+        if self.failed.is_empty() { None } else { self.failed.remove(&id) }
     }
 
     /// Counts a completion nobody waits for, and gives its buffer back.
@@ -322,6 +346,8 @@ impl<K: Kernel> Driver for Uring<K> {
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
             Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::ShutdownInput { id } => self.shutdown_input(id),
+            Op::Probe { id } => self.probe(id),
             Op::Send { id, batch } => self.send(id, batch),
             Op::SendStop { id } => self.send_stop(id),
             Op::Shutdown { id } => self.shutdown(id),

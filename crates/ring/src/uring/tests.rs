@@ -10,6 +10,8 @@ use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, Socket};
 use super::*;
 use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
 
+mod probes;
+
 /// Says what it is told to, and notes what it is asked.
 struct Script {
     room: usize,
