@@ -10,10 +10,6 @@ use crate::stamp::{Stamp, Timer};
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
 
-/// Receives that are looked at in one turn, at most: some 50 µs. More are due at once only where the shard stood still, since
-/// probes are spread by slots; the others come a step of the wheel later.
-const PROBES_IN_A_TURN: u32 = 64;
-
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Sets the connection's timer to its next limit, unless it goes off earlier anyway.
     pub(super) fn arm(&mut self, id: ConnId) {
@@ -32,7 +28,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn fire_timers(&mut self) {
         let mut fired = core::mem::take(&mut self.fired);
         let starved = self.is_starved();
-        let mut probes_left = PROBES_IN_A_TURN;
         self.wheel.advance(self.now, &mut fired);
         for index in fired.drain(..) {
             let Some(id) = self.conns.id_at(index) else { continue };
@@ -54,9 +49,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     self.ops.push(Op::SendStop { id });
                 }
                 Due::Write => {}
-                Due::Probe if probes_left == 0 => self.arm(id),
                 Due::Probe => {
-                    probes_left -= 1;
                     conn.receive_used = false;
                     self.ops.push(Op::Probe { id });
                     self.arm(id);

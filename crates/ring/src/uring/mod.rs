@@ -50,6 +50,8 @@ pub struct Uring<K: Kernel> {
     emptying: usize,
     /// Cancels that did not find what they were for, and those of receives that may tell by themselves.
     later: Later,
+    /// Receives to be looked at.
+    probes: VecDeque<ConnId>,
     /// Errors of sockets that told a probe and will tell no receive, as the `errno`.
     failed: HashMap<ConnId, i32>,
     /// Operations the kernel half was not given yet, in order.
@@ -134,6 +136,7 @@ impl<K: Kernel> Uring<K> {
             listeners: Vec::new(),
             emptying: 0,
             later: Later::new(),
+            probes: VecDeque::new(),
             failed: HashMap::new(),
             queue,
             ready: VecDeque::new(),
@@ -222,6 +225,7 @@ impl<K: Kernel> Uring<K> {
     pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
         self.arm_parked();
         self.repeat_cancels();
+        self.queue_probes();
         self.flush();
         self.quiet = false;
         self.enter(wait)
@@ -235,7 +239,8 @@ impl<K: Kernel> Uring<K> {
     pub(crate) fn has_to_do(&mut self) -> bool {
         let parked = self.ports.parked() > 0 && self.buffers.in_ring() > 0;
         let due = self.due_in() == Some(Duration::ZERO);
-        let here = !self.ready.is_empty() || !self.queue.is_empty() || parked || due;
+        let queued = !self.queue.is_empty() || !self.probes.is_empty();
+        let here = !self.ready.is_empty() || queued || parked || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
     }
 
@@ -256,7 +261,8 @@ impl<K: Kernel> Uring<K> {
         self.overflowing = overflowing;
         let something = !self.ready.is_empty() || self.kernel.has_completions();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
-        let more_to_do = !self.queue.is_empty() || (self.ports.parked() > 0 && self.buffers.in_ring() > 0);
+        let queued = !self.queue.is_empty() || !self.probes.is_empty();
+        let more_to_do = queued || (self.ports.parked() > 0 && self.buffers.in_ring() > 0);
         let due = self.due_in();
         let timeout = match wait {
             _ if something || more_to_do || due == Some(Duration::ZERO) => None,

@@ -24,6 +24,10 @@ use super::table::{Life, Port, Receiving, Stop};
 use super::{Sink, Uring};
 use crate::seam::{F_MORE, Kernel, RawCqe, RawOp};
 
+/// Probes made in one turn, at most: with those of a ring full of connections, 0.8 µs each, 50 µs. The core spreads them
+/// over time, so more of them wait only where a shard stood still.
+const PROBES_IN_A_TURN: usize = 64;
+
 /// What a completion says of the operation's life.
 enum After {
     GoesOn,
@@ -82,7 +86,16 @@ impl<K: Kernel> Uring<K> {
         if self.ports.find(id).is_none() {
             return Self::unknown(id, "probe");
         }
-        self.queue.push_back(RawOp::Probe { id });
+        self.probes.push_back(id);
+    }
+
+    /// Queues a part of the probes that wait, behind all that the turn has to do.
+    #[inline]
+    pub(super) fn queue_probes(&mut self) {
+        if !self.probes.is_empty() {
+            let count = self.probes.len().min(PROBES_IN_A_TURN);
+            self.queue.extend(self.probes.drain(..count).map(|id| RawOp::Probe { id }));
+        }
     }
 
     /// A probe is pointless where the receive is known not to be with the kernel, or is about to end.

@@ -973,6 +973,21 @@ fn without_descriptors_a_queue_is_asked_every_ten_milliseconds_for_a_second() {
 }
 
 #[test]
+fn queue_that_never_ends_is_closed_after_seconds() {
+    let mut rig = Rig::new(4);
+    rig.ring.submit(Op::StopListening { listener: 2 });
+    let mut turns = 0;
+    while !rig.out.last().is_some_and(is_closed) {
+        assert!(turns < 100, "the listener stays");
+        rig.kernel().backlog.extend([Ok(9); 64]);
+        rig.kernel().now += Duration::from_millis(100);
+        rig.turn();
+        turns += 1;
+    }
+    assert_eq!((turns, rig.out.len()), (30, 29 * 64 + 1));
+}
+
+#[test]
 fn a_buffer_given_back_while_the_shard_sleeps_wakes_it_if_a_receive_waits() {
     #[derive(Default)]
     struct Wakes(std::sync::atomic::AtomicUsize);

@@ -165,6 +165,23 @@ fn receive_that_is_parked_or_stopping_is_not_probed() {
     assert_eq!(rig.ring.stats().probes, 0);
 }
 
+#[test]
+fn probes_are_few_in_a_turn_and_end_no_wait_early() {
+    let mut rig = Rig::new(8);
+    let ids: Vec<ConnId> = (0..200).map(|slot| rig.receiving(slot, 1)).collect();
+    rig.kernel().enters.clear();
+    ids.iter().for_each(|id| rig.ring.submit(Op::Probe { id: *id }));
+    rig.ring.submit(Op::Shutdown { id: ids[0] });
+    for (turn, count) in [64, 64, 64, 8].into_iter().enumerate() {
+        rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+        let ops = rig.ops();
+        let probes = ops.iter().filter(|op| matches!(op, RawOp::Probe { .. })).count();
+        assert_eq!(probes, count);
+        assert_eq!(matches!(ops[0], RawOp::Shutdown { .. }), turn == 0, "what the turn has to do goes first");
+        assert_eq!(rig.kernel().enters.pop().unwrap().0, u32::from(turn == 3), "turn {turn} waits");
+    }
+}
+
 /// A receive whose input is being shut down.
 fn ending(rig: &mut Rig) -> ConnId {
     let id = rig.receiving(1, 1);
