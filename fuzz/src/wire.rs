@@ -34,6 +34,12 @@ impl Flight {
         self.stopping = self.armed;
     }
 
+    /// It is looked at.
+    fn look(&self, turn: u64) {
+        let met = self.ended == turn;
+        assert!(met || (self.armed && !self.stopping), "a look at what is not in flight: {self:?}");
+    }
+
     /// Its end is delivered.
     pub fn end(&mut self, turn: u64) {
         (self.armed, self.stopping, self.ended) = (false, false, turn);
@@ -105,7 +111,8 @@ impl Wire {
                 self.receive.start("receive");
             }
             Op::ConnectStop { .. } => self.connect.stop(turn, "connect"),
-            Op::ReceiveStop { .. } => self.receive.stop(turn, "receive"),
+            Op::ReceiveStop { .. } | Op::ShutdownInput { .. } => self.receive.stop(turn, "receive"),
+            Op::Probe { .. } => self.receive.look(turn),
             Op::Send { batch, .. } => {
                 assert!(!batch.is_empty(), "nothing to send");
                 self.send.start("send");

@@ -7,6 +7,7 @@ pub mod actor;
 pub mod brake;
 pub mod child;
 pub mod client;
+pub mod crowd;
 pub mod examples;
 pub mod http;
 pub mod lab;

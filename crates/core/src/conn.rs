@@ -97,7 +97,7 @@ pub(crate) enum Due {
     Linger,
     /// The send in flight makes no progress, or so it seems.
     Write,
-    /// A reset may have gone unreported: the receive is armed anew.
+    /// A reset may have gone unreported: the receive is looked at.
     Probe,
     /// A half received frame had its window: did enough of it come?
     ReadRate,
@@ -115,13 +115,16 @@ impl Due {
 }
 
 /// A reset that arrives while a multishot receive is delivering data may go unreported: Linux (6.18) looks again after
-/// the data only if more bytes or a FIN wait. A receive armed anew finds it at once. So one that brought bytes is
-/// armed anew when nothing came after them for this long: a second where a parked handler or half a frame holds up
-/// the idle limit or more memory than an idle connection has, a minute otherwise. One cancel and one receive for
-/// each silence: about 2 µs with few connections on a ring, 22 µs measured with 19 000, since the kernel looks for what to
-/// cancel in 128 chains of all that the ring waits for.
+/// the data only if more bytes or a FIN wait. So a receive that brought bytes is looked at, once, when nothing came after
+/// them for this long: a second where a parked handler or half a frame holds up the idle limit or more memory than an
+/// idle connection has, a minute otherwise.
 const PROBE_BUSY: Duration = Duration::from_secs(1);
 const PROBE_IDLE: Duration = Duration::from_secs(60);
+
+/// Steps over which the probes of connections that fell silent together are spread, by their slots: a second where they
+/// are busy, 17 s otherwise. Powers of two, so that neighbours go one after the other.
+const SPREAD_BUSY: u32 = 64;
+const SPREAD_IDLE: u32 = 1024;
 
 /// Over how long [`Limits::read_bytes_per_second_min`] is measured: long enough for a lost packet to be sent again
 /// a few times (TCP tries after 1, 3 and 7 seconds).
@@ -141,7 +144,7 @@ pub(crate) struct Conn<S> {
     pub receiving: bool,
     /// ... and was told to stop.
     pub receive_stopping: bool,
-    /// It brought bytes since it was armed.
+    /// It brought bytes since it was armed, or looked at.
     pub receive_used: bool,
     /// Receiving is held back because the inbox is full.
     pub paused: bool,
@@ -283,10 +286,10 @@ impl<S> Conn<S> {
                 .is_none_or(|link| link.pending_bytes() == 0 && !link.has_wishes() && !link.is_held_open())
     }
 
-    /// Steps from `now` until the next limit of this connection is over, negative once it has been for longer, and what
-    /// it leads to.
+    /// Steps from `now` until the next limit of this connection, which is in `slot`, is over, negative once it has been for
+    /// longer, and what it leads to.
     #[inline]
-    pub(crate) fn next_limit(&self, times: &Times, now: Stamp) -> (i64, Due) {
+    pub(crate) fn next_limit(&self, slot: u32, times: &Times, now: Stamp) -> (i64, Due) {
         if self.state == State::Closing {
             let left = if self.lingering { self.send_at.left(times.linger, now) } else { FOR_EVER };
             return (left, Due::Linger);
@@ -339,7 +342,9 @@ impl<S> Conn<S> {
         // While something is sent the send finds out.
         if self.receive_used && self.receiving && !self.receive_stopping && self.is_open() && !self.sending {
             let busy = self.has_handler() || self.inbox.is_some();
-            let left = self.active_at.left(if busy { times.probe_busy } else { times.probe_idle }, now);
+            let (silence, spread) =
+                if busy { (times.probe_busy, SPREAD_BUSY) } else { (times.probe_idle, SPREAD_IDLE) };
+            let left = self.active_at.left(silence + slot % spread, now);
             if left < next.0 {
                 next = (left, Due::Probe);
             }

@@ -13,13 +13,16 @@
 //! | [`Op::ConnectStop`] | makes the above come soon, if it has not come yet, mostly with `ECANCELED` |
 //! | [`Op::Receive`] | any number of [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
 //! | [`Op::ReceiveStop`] | makes the above end with [`ReceiveEnd::Stopped`], if it has not ended yet |
+//! | [`Op::ShutdownInput`] | makes the above end soon, in any way, if it has not ended yet |
+//! | [`Op::Probe`] | none |
 //! | [`Op::Send`] | one [`Completion::Sent`], when all is sent, on an error, or stopped |
 //! | [`Op::SendStop`] | makes the above come with [`SendEnd::Stopped`], if it has not come yet |
 //! | [`Op::Shutdown`] | one [`Completion::ShutDown`] |
 //! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] or [`Op::Connect`] may come after it |
 //!
 //! Rules for whoever submits: one receive, one send, one shutdown in flight on a connection, and none of them before it
-//! is connected; a `Stop` only while its operation is in flight, and once; `Close` only when nothing is in flight;
+//! is connected; a `Stop` only while its operation is in flight, and once; `ShutdownInput` takes the place of a
+//! `ReceiveStop`, and nothing but stops and the close follow it; `Close` only when nothing is in flight;
 //! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is
 //! closed too. `StopListening` comes once for a listener, whether or not an accept is in flight there, also after an
 //! `AcceptStop`; no `Accept` follows it. An accept in flight ends with it, unless its own end is on the way
@@ -93,6 +96,17 @@ pub enum Op {
     },
     /// Stop receiving. What arrived before is delivered first.
     ReceiveStop {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Receive no more, since the connection is to be closed. What arrives from here on is lost.
+    ShutdownInput {
+        /// The connection.
+        id: ConnId,
+    },
+    /// See whether the receive in flight, which brought nothing for long, would tell if there were anything. If not, the
+    /// driver makes it do so.
+    Probe {
         /// The connection.
         id: ConnId,
     },
@@ -299,8 +313,13 @@ pub struct DriverStats {
     pub receives_armed: u64,
     /// Sends that did not fit at once and were finished later.
     pub sends_short: u64,
+    /// Operations that the kernel was told to cancel, by io_uring: it looks for each among all that the ring waits for, so
+    /// its cost grows with the connections.
+    pub cancels: u64,
     /// Times a stop did not find the operation it was for, which was in flight, and was made again.
     pub cancels_missed: u64,
+    /// Receives that brought nothing for long and were looked at, by io_uring.
+    pub probes: u64,
     /// Times the completion queue overflowed.
     pub overflows: u64,
     /// Times an operation waited for the next turn because the submission queue was full.

@@ -27,7 +27,7 @@ pub const F_BUF_MORE: u32 = 1 << 4;
 /// Where the buffer id starts in the flags.
 pub const BUFFER_SHIFT: u32 = 16;
 
-/// What an operation is: the upper 4 bits of a `user_data`, of which 11 and 12 are free. The other 60 are the connection's
+/// What an operation is: the upper 4 bits of a `user_data`, of which 12 is free. The other 60 are the connection's
 /// [`ConnId::bits`], or the number of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -54,6 +54,8 @@ pub enum Kind {
     Wake = 9,
     /// A descriptor becomes a connection; it posts a completion only when it failed.
     Install = 10,
+    /// A look at what a receive would find.
+    Probe = 11,
     /// The kernel half's own timer went off: a wait was over.
     Timer = 13,
     /// Connect.
@@ -83,6 +85,7 @@ impl Kind {
             8 => Kind::CancelSend,
             9 => Kind::Wake,
             10 => Kind::Install,
+            11 => Kind::Probe,
             13 => Kind::Timer,
             14 => Kind::Connect,
             15 => Kind::CancelConnect,
@@ -145,6 +148,13 @@ pub enum RawOp {
         /// The connection.
         id: ConnId,
     },
+    /// Looks at what a receive would find, and leaves it there (`MSG_PEEK | MSG_DONTWAIT`). One completion, within the
+    /// [`Kernel::enter`] that submits it: 1 if there are bytes, 0 at the end of the stream, `EAGAIN` if there is nothing,
+    /// or the error, which the socket then has forgotten.
+    Probe {
+        /// The connection.
+        id: ConnId,
+    },
     /// Send from the start of the batch. One completion, which returns the batch as it was.
     Send {
         /// The connection.
@@ -200,6 +210,7 @@ impl RawOp {
             RawOp::Connect { id, .. } => Kind::Connect.with(id.bits()),
             RawOp::CancelConnect { id } => Kind::CancelConnect.with(id.bits()),
             RawOp::Receive { id } => Kind::Receive.with(id.bits()),
+            RawOp::Probe { id } => Kind::Probe.with(id.bits()),
             RawOp::Send { id, .. } => Kind::Send.with(id.bits()),
             RawOp::Shutdown { id } | RawOp::ShutdownInput { id } => Kind::Shutdown.with(id.bits()),
             RawOp::Close { id, .. } => Kind::Close.with(id.bits()),

@@ -30,9 +30,10 @@ pub(crate) const TAKEN_IN_A_TURN: usize = 64;
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSES_MAX: u32 = 100;
 
-/// How long a queue is emptied, where each of its connections waits for a descriptor. A shard that aborted everything gives
-/// up what its driver has not ended 5 s later, and a listener must not be among it.
-const WANT_MAX: Duration = Duration::from_secs(3);
+/// How long a queue is emptied, whatever is in it: its connections may wait for descriptors, and where newcomers cannot be
+/// turned away they may come for ever. A shard that aborted everything gives up what its driver has not ended 5 s later, and
+/// a listener must not be among it.
+const EMPTIED_MAX: Duration = Duration::from_secs(3);
 
 /// Drops packets with SYN and without ACK. The filter sees a packet from its TCP header on.
 const NO_NEWCOMERS: [SockFilter; 5] = [
@@ -127,6 +128,18 @@ impl Emptying {
         (self.retry_at, self.pauses) = (None, 0);
     }
 
+    /// True if the listener is to be closed now, whatever is in its queue.
+    pub(crate) fn is_out_of_time(&self, listener: u16, now: Duration) -> bool {
+        let over = now >= self.until + EMPTIED_MAX;
+        if over {
+            log::warn!(
+                listener,
+                "a listener is closed, and what is in its queue reset: connections came faster than it was emptied"
+            );
+        }
+        over
+    }
+
     /// The kernel refused. True if the listener is to be closed now.
     pub(crate) fn is_over(&mut self, listener: u16, errno: i32, now: Duration) -> bool {
         match Refusal::of(errno) {
@@ -135,7 +148,7 @@ impl Emptying {
                 self.retry_at = Some(self.until.min(now + PAUSE));
                 now >= self.until
             }
-            Refusal::NoDescriptor if self.pauses < PAUSES_MAX && now < self.until + WANT_MAX => {
+            Refusal::NoDescriptor if self.pauses < PAUSES_MAX && now < self.until + EMPTIED_MAX => {
                 self.pauses += 1;
                 self.retry_at = Some(now + PAUSE);
                 false
@@ -186,7 +199,16 @@ mod tests {
             now += emptying.rest(now);
             emptying.went_on();
         }
-        assert_eq!(now, began + HANDSHAKE + WANT_MAX);
+        assert_eq!(now, began + HANDSHAKE + EMPTIED_MAX);
+    }
+
+    #[test]
+    fn queue_that_never_ends_is_given_up() {
+        let now = Duration::from_secs(5);
+        let mut emptying = Emptying::new(now, HANDSHAKE);
+        emptying.went_on();
+        let end = now + HANDSHAKE + EMPTIED_MAX;
+        assert!(!emptying.is_out_of_time(0, end - PAUSE) && emptying.is_out_of_time(0, end));
     }
 
     #[test]

@@ -3,10 +3,10 @@
 
 use std::io::{self, Read};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ringserve_buf::PoolConfig;
@@ -304,4 +304,55 @@ fn a_listener_beside_the_closed_one_goes_on() {
     let mut out = Vec::new();
     driver.turn(Wait::For(PATIENCE), Budget::default(), &mut out).unwrap();
     assert!(matches!(out[..], [Completion::Accepted { listener: 1, .. }]), "{out:?}");
+}
+
+/// A filter that cannot be attached: the listener's filters are locked.
+fn lock_filters(listener: &OwnedFd) {
+    let one: libc::c_int = 1;
+    let (fd, value, size) =
+        (listener.as_raw_fd(), (&raw const one).cast(), size_of_val(&one) as libc::socklen_t);
+    // SAFETY: the value is a readable int of that size, and the call keeps no pointer.
+    let result = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, value, size) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn newcomers_that_cannot_be_turned_away_do_not_keep_a_listener() {
+    for make in [uring, epoll] {
+        let (place, listener) = tcp("127.0.0.1:0");
+        lock_filters(&listener);
+        let Place::Tcp(addr) = place.clone() else { unreachable!() };
+        let mut driver = make(listener);
+        driver.submit(Op::Accept { listener: 0 });
+        driver.turn(Wait::No, Budget::default(), &mut Vec::new()).unwrap();
+        driver.submit(Op::StopListening { listener: 0 });
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // Always a few in the queue, until there is none to connect to.
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        let _ = TcpStream::connect(addr)
+                            .map(|client| SockRef::from(&client).set_linger(Some(Duration::ZERO)));
+                    }
+                });
+            }
+            let deadline = Instant::now() + PATIENCE;
+            let mut closed = false;
+            while !closed {
+                assert!(Instant::now() < deadline, "the listener stays");
+                let mut out = Vec::new();
+                driver.turn(Wait::For(Duration::from_millis(50)), Budget::default(), &mut out).unwrap();
+                for completion in out {
+                    match completion {
+                        Completion::Accepted { socket, .. } => driver.submit(Op::Refuse { socket }),
+                        Completion::AcceptEnded { end, .. } => closed |= end == AcceptEnd::Closed,
+                        _ => {}
+                    }
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        place.assert_refuses();
+    }
 }

@@ -34,6 +34,10 @@ named! {
         ReceiveBroken "receive fails with another error",
         ReceiveSilent "receive ends without a completion",
         ResetUnheard "reset together with data is not reported",
+        BytesUnheard "bytes that wait behind others are not reported",
+        ProbeFails "probe fails though the connection does not",
+        ProbeRace "peer ends while the receive is looked at",
+        InputEndUnheard "receive does not notice that its input was shut down",
         BufferInError "error or end of stream carries a buffer",
         NoBufferLie "ENOBUFS though a buffer is there",
         NoBufferEarly "ENOBUFS on an empty ring, nothing to read",
@@ -169,6 +173,11 @@ named! {
         ReceiveError "receive: other errors",
         ReceiveErrorStopped "receive: errors, cancelled",
         ReceiveNoSocket "receive: EBADF",
+        ProbedNothing "probe: EAGAIN",
+        ProbedBytes "probe: bytes",
+        ProbedEnd "probe: end of stream",
+        ProbedError "probe: errors",
+        ProbeFailed "probe: EINTR and kin",
         SentAll "send: all, at once",
         SentQuietly "send: all, told later",
         SentPart "send: a part, at once",
@@ -253,8 +262,23 @@ impl Rates {
             for fault in [ReceiveMissed, SendMissed] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);
             }
-            for fault in [CancelRace, CancelLate, CancelAlready, NoBufferEarly, ShutdownFails, ResetUnheard] {
+            for fault in [
+                CancelRace,
+                CancelLate,
+                CancelLies,
+                CancelAlready,
+                NoBufferEarly,
+                ShutdownFails,
+                ResetUnheard,
+            ] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);
+            }
+            // There are few cancels of receives, and few probes.
+            for fault in [CancelRace, CancelLate] {
+                rates[fault as usize] = rates[fault as usize].saturating_mul(64);
+            }
+            for fault in [ProbeFails, ProbeRace] {
+                rates[fault as usize] = rates[fault as usize].saturating_mul(16);
             }
             // Most of those that miss a reset hear of it from a send soon after.
             rates[ResetUnheard as usize] = rates[ResetUnheard as usize].saturating_mul(16);

@@ -365,18 +365,7 @@ impl State {
             if sock.place == Place::Backlog {
                 self.cover.fault(Fault::PeerGoneEarly);
             }
-            let sock = &mut self.socks[tag];
-            sock.excuses |= excuse::RESET;
-            sock.error =
-                self.rng.pick(&[libc::ECONNRESET, libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH]);
-            sock_reset(sock);
-            // What the server has not read may still be readable, or not.
-            if self.rng.one_in(2) {
-                sock.sent = sock.read;
-            }
-            sock.peer.finished = true;
-            self.log(|| format!("peer {tag} resets"));
-            return;
+            return self.peer_resets(tag);
         }
         let fin = match sock.peer.end {
             End::Fin => answered || sock.peer.saw_end,
@@ -393,6 +382,21 @@ impl State {
         let sock = &mut self.socks[tag];
         let over = sock.reset || (sock.server_closed && (!sock.peer.reads(now) || sock.peer.saw_end));
         sock.peer.finished = (sock.peer.saw_end && sock.peer_fin) || over;
+    }
+
+    /// The peer resets the connection, or the network does.
+    pub(crate) fn peer_resets(&mut self, tag: usize) {
+        let sock = &mut self.socks[tag];
+        sock.excuses |= excuse::RESET;
+        sock.error =
+            self.rng.pick(&[libc::ECONNRESET, libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH]);
+        sock_reset(sock);
+        // What the server has not read may still be readable, or not.
+        if self.rng.one_in(2) {
+            sock.sent = sock.read;
+        }
+        sock.peer.finished = true;
+        self.log(|| format!("peer {tag} resets"));
     }
 }
 

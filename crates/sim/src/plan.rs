@@ -228,7 +228,7 @@ fn draw_sizes(
     let frame_bytes_max = payload_max + framing.head() + 2 + rng.below(64) as usize;
     let outbox_bytes_high = rng.spread(64, 16_384) as usize;
     let outbox_bytes_max = outbox_bytes_high * rng.pick(&[1, 4, 64]);
-    let inbox_bytes_high = rng.spread(64, 8192) as usize;
+    let inbox_bytes_high = rng.spread(16, 2048) as usize;
     let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
     Limits {
         connections_max: 1 << 20,

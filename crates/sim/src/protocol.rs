@@ -153,7 +153,7 @@ impl Protocol {
                 assert!(!flight.receive && !flight.connect && !flight.close, "receive on {id}: {flight:?}");
                 flight.receive = true;
             }
-            Op::ReceiveStop { id } => {
+            Op::ReceiveStop { id } | Op::ShutdownInput { id } => {
                 let flight = self.flight(*id, "stop of a receive");
                 let met = flight.receive_ended == turn;
                 assert!(
@@ -161,6 +161,12 @@ impl Protocol {
                     "stop of a receive on {id}: {flight:?}"
                 );
                 flight.receive_stop = flight.receive;
+            }
+            Op::Probe { id } => {
+                let flight = self.flight(*id, "probe");
+                let met = flight.receive_ended == turn;
+                let fair = met || (flight.receive && !flight.receive_stop);
+                assert!(fair && !flight.close, "probe of {id}: {flight:?}");
             }
             Op::Send { id, batch } => {
                 let flight = self.flight(*id, "send");

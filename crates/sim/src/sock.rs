@@ -113,6 +113,8 @@ pub struct Sock {
     pub reset: bool,
     /// The `errno` the next operation gets.
     pub error: i32,
+    /// A probe got it: a receive that finds the end afterwards is not at the peer's FIN.
+    pub error_probed: bool,
 
     /// Everything the service replied.
     pub owed: Vec<u8>,
@@ -193,6 +195,7 @@ impl Sock {
             fin_heard: false,
             reset: false,
             error: 0,
+            error_probed: false,
             owed: Vec::new(),
             taken: 0,
             delivered: 0,

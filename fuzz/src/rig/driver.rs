@@ -70,6 +70,8 @@ impl Rig {
             Op::ConnectStop { id }
             | Op::Receive { id }
             | Op::ReceiveStop { id }
+            | Op::ShutdownInput { id }
+            | Op::Probe { id }
             | Op::Send { id, .. }
             | Op::SendStop { id }
             | Op::Shutdown { id }

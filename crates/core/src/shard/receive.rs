@@ -286,7 +286,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
     }
 
-    /// Arms or stops the receive as the state says.
+    /// Arms or ends the receive as the state says.
     pub(super) fn sync_receive(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if let Some(op) = receive_op(conn, id) {
@@ -304,7 +304,9 @@ fn receive_op<S>(conn: &mut Conn<S>, id: ConnId) -> Option<Op> {
     }
     if !wanted && conn.receiving && !conn.receive_stopping {
         conn.receive_stopping = true;
-        return Some(Op::ReceiveStop { id });
+        // Nothing is received after it: then the end of the input ends the receive, whatever else the driver waits for.
+        let closing = conn.state == State::Closing;
+        return Some(if closing { Op::ShutdownInput { id } } else { Op::ReceiveStop { id } });
     }
     None
 }

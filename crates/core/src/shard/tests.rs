@@ -132,7 +132,7 @@ fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
         if shard.block(id).is_none() {
             return (turns, now - opened);
         }
-        if ops.iter().any(|op| matches!(op, Op::ReceiveStop { .. })) {
+        if ops.iter().any(|op| matches!(op, Op::ReceiveStop { .. } | Op::ShutdownInput { .. })) {
             shard.complete(Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Stopped });
             continue;
         }
@@ -464,5 +464,50 @@ fn an_end_behind_exactly_one_batch_is_heard() {
         }
         assert_eq!(handed.len(), frames);
         assert_eq!(shard.counters().closed_for(CloseReason::PeerClosed), 1, "after {frames} frames");
+    }
+}
+
+/// The turns of a shard with probes, as steps of its clock, and how many: for that many connections, all silent since the
+/// first turn, behind these bytes.
+fn probes(connections: u32, bytes: &[u8]) -> alloc::vec::Vec<(u64, usize)> {
+    let limits = Limits { first_frame: None, idle: None, read_bytes_per_second_min: 0, ..Limits::default() };
+    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+    let mut shard: Tested = Shard::new(limits, connections as usize, 1, LengthPrefix::default(), pool, ());
+    shard.begin_turn(Time::ZERO, connections as usize);
+    for number in 0..connections {
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(number.into()), peer: None });
+        let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
+        let id = shard.admit(socket, None, 0, ()).unwrap();
+        shard.opened(id);
+        shard.complete(Completion::Received { id, lease: Lease::copy_of(bytes) });
+        shard.take_frames();
+        while let Next::Frame(..) = shard.next_frame(id) {}
+    }
+    shard.end_turn();
+    shard.take_ops().for_each(drop);
+    let mut now = Time::ZERO;
+    let mut turns = alloc::vec::Vec::new();
+    while turns.iter().map(|(_, count)| count).sum::<usize>() < connections as usize {
+        shard.begin_turn(now, 0);
+        shard.end_turn();
+        let count = shard.take_ops().inspect(|op| assert!(matches!(op, Op::Probe { .. }), "{op:?}")).count();
+        if count > 0 {
+            turns.push((now.as_nanos() >> 24, count));
+        }
+        let Wait::For(time) = shard.wait() else { break };
+        now = now + time;
+    }
+    turns
+}
+
+#[test]
+fn probes_of_connections_silent_together_are_spread() {
+    // Half a frame, and a whole one.
+    for (bytes, per_turn, span) in [(&[0, 0][..], 40, 60..70), (&[0, 0, 0, 0][..], 3, 1000..1100)] {
+        let turns = probes(2500, bytes);
+        assert_eq!(turns.iter().map(|(_, count)| count).sum::<usize>(), 2500, "each is looked at once");
+        assert!(turns.iter().all(|(_, count)| *count <= per_turn), "{turns:?}");
+        let took = turns.last().unwrap().0 - turns[0].0;
+        assert!(span.contains(&took), "{took} steps");
     }
 }

@@ -15,7 +15,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn arm(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let now = Stamp::at(self.now);
-        let (left, _) = conn.next_limit(&self.times, now);
+        let (left, _) = conn.next_limit(id.slot(), &self.times, now);
         if left < conn.timer.left(now) {
             let left = left.max(1);
             conn.timer = Timer::ahead(now, left);
@@ -33,7 +33,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get_mut(id) else { continue };
             conn.timer = Timer::UNSET;
-            let (left, due) = conn.next_limit(&self.times, Stamp::at(self.now));
+            let (left, due) = conn.next_limit(id.slot(), &self.times, Stamp::at(self.now));
             if left > 0 {
                 self.arm(id);
                 continue;
@@ -55,8 +55,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 Due::Write => {}
                 Due::Probe => {
-                    conn.receive_stopping = true;
-                    self.ops.push(Op::ReceiveStop { id });
+                    conn.receive_used = false;
+                    self.ops.push(Op::Probe { id });
                     self.arm(id);
                 }
                 Due::ReadRate => {

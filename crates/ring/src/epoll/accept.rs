@@ -139,11 +139,16 @@ impl Epoll {
             listening.ready = emptying.rest(now).is_zero();
             return None;
         }
-        listening.ready = false;
-        listening.socket = None;
+        Some(self.close_listener(index))
+    }
+
+    /// Closes a listener that was emptied, or could not be.
+    fn close_listener(&mut self, index: usize) -> Completion {
+        let listening = &mut self.listeners[index];
+        (listening.ready, listening.socket) = (false, None);
         self.emptying -= 1;
         self.stats.calls += 1;
-        Some(Completion::AcceptEnded { listener, end: AcceptEnd::Closed })
+        Completion::AcceptEnded { listener: index as u16, end: AcceptEnd::Closed }
     }
 
     fn disarm(&mut self, index: usize) {
@@ -193,6 +198,9 @@ impl Epoll {
             listening.ready = false;
             return None;
         };
+        if listening.emptying.is_some_and(|emptying| emptying.is_out_of_time(listener, timer::now())) {
+            return Some(self.close_listener(index));
+        }
         let error = match accept(listening_socket, true) {
             Ok((socket, peer)) => {
                 if let Some(emptying) = &mut listening.emptying {

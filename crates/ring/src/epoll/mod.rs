@@ -312,6 +312,9 @@ impl Driver for Epoll {
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
             Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::ShutdownInput { id } => self.receive_stop(id),
+            // No edge is lost.
+            Op::Probe { .. } => {}
             Op::Send { id, batch } => self.send(id, batch),
             Op::SendStop { id } => self.send_stop(id),
             Op::Shutdown { id } => self.shutdown(id),

@@ -171,6 +171,12 @@ pub(super) fn receive(on: On, group: u16) -> Entry {
     on.mark(opcode::RecvMulti::new(on.fd(), group).build())
 }
 
+/// `byte` stays valid until the completion.
+pub(super) fn peek(on: On, byte: *mut u8) -> Entry {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    on.mark(opcode::Recv::new(on.fd(), byte, 1).flags(flags).build())
+}
+
 /// The batch stays where it is until the send's completion; `place` is the entry's in the queue. Also how many
 /// bytes it is.
 #[inline]

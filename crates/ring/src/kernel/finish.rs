@@ -84,6 +84,7 @@ impl Drop for SystemKernel {
             // Not finished: the kernel may still read what it was to send, and write the wake-up count.
             self.sends.iter_mut().for_each(|batch| mem::forget(batch.take()));
             mem::forget(mem::take(&mut self.wake_count));
+            mem::forget(mem::take(&mut self.peeked));
         }
     }
 }

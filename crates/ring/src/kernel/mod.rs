@@ -10,7 +10,8 @@
 //!    as used up in a completion, or until no receive is in flight and the buffer ring is unregistered. The
 //!    bookkeeping half ends a loan only through a completion reaped here, or after `renew_buffer_ring`; only this crate can
 //!    make it do so.
-//! 4. The word the wake-up read writes to is boxed and freed only when nothing is in flight.
+//! 4. The word the wake-up read writes to, and the byte that all probes write to, are boxed, read by no code here, and freed
+//!    only when nothing is in flight.
 //! 5. The time that entries of the timeout operation name is boxed, and read by the kernel in the call that consumes
 //!    them alone.
 //! 6. A descriptor in [`Owned`] is open and nobody else's; it leaves the set when a close of it is pushed.
@@ -80,6 +81,7 @@ pub struct SystemKernel {
     before_connect: BeforeConnect,
     waker: Waker,
     wake_count: Box<UnsafeCell<u64>>,
+    peeked: Box<UnsafeCell<u8>>,
 }
 
 /// A listening socket.
@@ -170,6 +172,7 @@ impl SystemKernel {
             before_connect: config.before_connect.clone(),
             waker,
             wake_count: Box::new(UnsafeCell::new(0)),
+            peeked: Box::new(UnsafeCell::new(0)),
         })
     }
 
@@ -366,6 +369,7 @@ impl Kernel for SystemKernel {
         let user_data = op.user_data();
         match op {
             RawOp::Receive { id } => self.push_awaited(encode::receive(self.on(id), self.group), user_data),
+            RawOp::Probe { id } => self.push_awaited(encode::peek(self.on(id), self.peeked.get()), user_data),
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
                 let entry = match self.listener(listener) {

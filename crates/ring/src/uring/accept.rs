@@ -102,7 +102,7 @@ impl<K: Kernel> Uring<K> {
                 continue;
             };
             let listener = index as u16;
-            let mut over = false;
+            let mut over = emptying.is_out_of_time(listener, now);
             for _ in 0..TAKEN_IN_A_TURN {
                 if over || !sink.has_room() || !emptying.rest(now).is_zero() {
                     break;

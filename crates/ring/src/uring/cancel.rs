@@ -12,12 +12,13 @@
 //! A receive may be neither: it ended without a completion. After [`MISSES_MAX`] misses in a row that is taken for granted
 //! as far as the connection goes, but not as far as its slot goes: see `clear` in `close`.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use ringserve_core::ConnId;
 
 use super::Uring;
-use super::table::{Life, Receiving};
+use super::table::{Receiving, Stop};
 use crate::seam::{Kernel, RawCqe, RawOp};
 
 /// How long a cancel that missed rests: no time beside the limits of a connection, and no load.
@@ -26,39 +27,45 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Cancels in a row that do not find a receive, after which it is held to have ended without a completion.
 pub(super) const MISSES_MAX: u8 = 5;
 
-/// Cancels to be made again.
-#[derive(Default)]
-pub(super) struct Missed {
-    ops: Vec<RawOp>,
-    /// When they are made.
-    at: Duration,
-}
+/// Cancels to be made later, and when: the first of them comes first.
+pub(super) type Later = VecDeque<(Duration, RawOp)>;
 
 impl<K: Kernel> Uring<K> {
     /// This cancel is made again after a pause, unless it is pointless by then.
     #[cold]
     pub(super) fn cancel_again(&mut self, op: RawOp) {
         self.stats.cancels_missed += 1;
-        if self.missed.ops.is_empty() {
-            self.missed.at = self.kernel.now() + PAUSE;
-        }
-        self.missed.ops.push(op);
+        self.cancel_later(op);
     }
 
-    /// How long the cancels that missed rest still.
+    fn cancel_later(&mut self, op: RawOp) {
+        let at = self.kernel.now() + PAUSE;
+        self.later.push_back((at, op));
+    }
+
+    /// The receive has a pause to end, or to tell what is there, by itself.
+    #[cold]
+    pub(super) fn cancel_receive_later(&mut self, id: ConnId) {
+        let Some(port) = self.ports.find(id) else { return };
+        port.receive_cancels = port.receive_cancels.saturating_add(1);
+        self.cancel_later(RawOp::CancelReceive { id });
+    }
+
+    /// How long the next of the cancels that are put off rests still.
     pub(super) fn cancels_due_in(&mut self) -> Option<Duration> {
-        if self.missed.ops.is_empty() {
-            return None;
-        }
-        Some(self.missed.at.saturating_sub(self.kernel.now()))
+        let (at, _) = self.later.front()?;
+        Some(at.saturating_sub(self.kernel.now()))
     }
 
     /// Queues the cancels whose pause is over.
     #[inline]
     pub(super) fn repeat_cancels(&mut self) {
-        if !self.missed.ops.is_empty() && self.kernel.now() >= self.missed.at {
-            self.queue.extend(self.missed.ops.drain(..));
+        if self.later.is_empty() {
+            return;
         }
+        let now = self.kernel.now();
+        let due = self.later.partition_point(|(at, _)| *at <= now);
+        self.queue.extend(self.later.drain(..due).map(|(_, op)| op));
     }
 
     pub(super) fn on_cancel_send(&mut self, cqe: RawCqe) {
@@ -82,11 +89,16 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// A cancel of a receive is pointless once the receive ended, and wrong once there is a new one.
+    /// A cancel of a receive is pointless once the receive ended, or told what a probe had found, and wrong once there is a
+    /// new one.
     pub(super) fn prepare_cancel_receive(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
-        let stops = port.receiving == Receiving::Armed && port.receive_stop;
-        if stops || matches!(port.life, Life::Clears(_)) {
+        let armed = port.receiving == Receiving::Armed;
+        if armed && port.receive_stop == Stop::No && port.is_doubted() {
+            port.receive_stop = Stop::Restarts;
+        }
+        let stops = armed && port.receive_stop != Stop::No;
+        if stops || port.is_clearing() {
             return Some(RawOp::CancelReceive { id });
         }
         port.receive_cancels = port.receive_cancels.saturating_sub(1);

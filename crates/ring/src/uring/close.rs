@@ -2,7 +2,7 @@
 
 use ringserve_core::{CloseHow, Completion, ConnId};
 
-use super::table::{Life, Receiving, Sending};
+use super::table::{Life, Port, Receiving, Sending};
 use super::{Sink, Uring};
 use crate::seam::{Kernel, RawCqe, RawOp};
 
@@ -17,6 +17,20 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
+    /// Pointless once the receive ended.
+    pub(super) fn prepare_shutdown_input(&mut self, id: ConnId) -> Option<RawOp> {
+        let port = self.ports.find(id)?;
+        match (port.receiving, port.life) {
+            (Receiving::No, Life::EndsInput) => port.life = Life::Open,
+            (Receiving::No, Life::Clears(how)) => {
+                port.life = Life::Open;
+                self.close(id, how);
+            }
+            _ => return Some(RawOp::ShutdownInput { id }),
+        }
+        None
+    }
+
     pub(super) fn on_shutdown(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         match self.ports.find(id) {
@@ -24,9 +38,21 @@ impl<K: Kernel> Uring<K> {
                 port.life = Life::Open;
                 sink.push(Completion::ShutDown { id });
             }
-            Some(port) if matches!(port.life, Life::Clears(_)) => {
+            Some(port) if port.life == Life::EndsInput => {
+                port.life = Life::Open;
+                if port.receiving == Receiving::Armed {
+                    // Its end is on the way, or it is not with the kernel any more.
+                    self.cancel_receive_later(id);
+                }
+            }
+            Some(port) if port.is_clearing() => {
                 port.receive_cancels = port.receive_cancels.saturating_add(1);
                 self.queue.push_back(RawOp::CancelReceive { id });
+            }
+            Some(Port { life: life @ Life::Clears(_), .. }) => {
+                if let Life::Clears(how) = std::mem::replace(life, Life::Open) {
+                    self.close(id, how);
+                }
             }
             _ => self.stale(cqe),
         }
@@ -36,6 +62,11 @@ impl<K: Kernel> Uring<K> {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "close") };
         if port.receiving == Receiving::Doubtful && port.life == Life::Open && port.sending == Sending::No {
             return self.clear(id, how);
+        }
+        if port.life == Life::EndsInput {
+            // The end of the shutdown comes first.
+            port.life = Life::Clears(how);
+            return;
         }
         let idle = port.receiving == Receiving::No && port.sending == Sending::No;
         debug_assert!(idle && port.life == Life::Open, "close of {id} with an operation in flight: {port:?}");
@@ -78,6 +109,7 @@ impl<K: Kernel> Uring<K> {
             return self.stale(cqe);
         }
         self.ports.close(id);
+        self.take_failed(id);
         sink.push(Completion::Closed { id });
     }
 }

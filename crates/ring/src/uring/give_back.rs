@@ -10,7 +10,7 @@ use std::time::Duration;
 use ringserve_core::GivesBack;
 
 use super::Uring;
-use super::table::Receiving;
+use super::table::{Receiving, Stop};
 use crate::seam::Kernel;
 
 /// How long newcomers' receives may wait for those told to stop. A cancel takes microseconds, one that missed 10 ms more.
@@ -32,7 +32,7 @@ impl<K: Kernel> Uring<K> {
             if self.buffers.in_ring() == 0 {
                 return GivesBack::Done;
             }
-            if self.ports.iter().any(|port| port.has_receive() && !port.receive_stop) {
+            if self.ports.iter().any(|port| port.has_receive() && port.receive_stop == Stop::No) {
                 return GivesBack::Refused;
             }
             self.rest = Rest::Until(self.kernel.now() + REST);

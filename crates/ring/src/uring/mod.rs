@@ -23,7 +23,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
@@ -33,7 +33,7 @@ use crate::log;
 use crate::seam::{Kernel, Kind, RawCqe, RawOp};
 use accept::Listening;
 use buffers::Buffers;
-use cancel::Missed;
+use cancel::Later;
 use give_back::Rest;
 use table::{Ports, Sending};
 
@@ -50,8 +50,12 @@ pub struct Uring<K: Kernel> {
     listeners: Vec<Listening>,
     /// How many of them are being emptied, to be closed.
     emptying: usize,
-    /// Cancels that did not find what they were for.
-    missed: Missed,
+    /// Cancels that did not find what they were for, and those of receives that may tell by themselves.
+    later: Later,
+    /// Receives to be looked at.
+    probes: VecDeque<ConnId>,
+    /// Errors of sockets that told a probe and will tell no receive, as the `errno`.
+    failed: HashMap<ConnId, i32>,
     rest: Rest,
     /// Operations the kernel half was not given yet, in order.
     queue: VecDeque<RawOp>,
@@ -134,7 +138,9 @@ impl<K: Kernel> Uring<K> {
             ports: Ports::new(),
             listeners: Vec::new(),
             emptying: 0,
-            missed: Missed::default(),
+            later: Later::new(),
+            probes: VecDeque::new(),
+            failed: HashMap::new(),
             rest: Rest::No,
             queue,
             ready: VecDeque::new(),
@@ -178,22 +184,37 @@ impl<K: Kernel> Uring<K> {
     /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
     #[inline]
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
-        match op {
-            RawOp::Receive { .. } => self.stats.receives_armed += 1,
+        let cancel = match op {
+            RawOp::Receive { .. } => {
+                self.stats.receives_armed += 1;
+                return Some(op);
+            }
             RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
-            RawOp::CancelSend { id } => return self.prepare_cancel_send(id),
-            RawOp::CancelReceive { id } => return self.prepare_cancel_receive(id),
-            RawOp::CancelAccept { listener } => return self.prepare_cancel_accept(listener),
-            RawOp::CancelConnect { id } => return self.prepare_cancel_connect(id),
-            _ => {}
-        }
-        Some(op)
+            RawOp::Probe { id } => {
+                let probe = self.prepare_probe(id)?;
+                self.stats.probes += 1;
+                return Some(probe);
+            }
+            RawOp::ShutdownInput { id } => return self.prepare_shutdown_input(id),
+            RawOp::CancelSend { id } => self.prepare_cancel_send(id)?,
+            RawOp::CancelReceive { id } => self.prepare_cancel_receive(id)?,
+            RawOp::CancelAccept { listener } => self.prepare_cancel_accept(listener)?,
+            RawOp::CancelConnect { id } => self.prepare_cancel_connect(id)?,
+            op => return Some(op),
+        };
+        self.stats.cancels += 1;
+        Some(cancel)
     }
 
     #[cold]
     fn unprepare(&mut self, op: &RawOp) {
         match op {
             RawOp::Receive { .. } => self.stats.receives_armed -= 1,
+            RawOp::Probe { .. } => self.stats.probes -= 1,
+            RawOp::CancelSend { .. }
+            | RawOp::CancelReceive { .. }
+            | RawOp::CancelAccept { .. }
+            | RawOp::CancelConnect { .. } => self.stats.cancels -= 1,
             RawOp::Send { id, .. } => {
                 if let Some(port) = self.ports.find(*id) {
                     port.sending = Sending::Queued;
@@ -208,6 +229,7 @@ impl<K: Kernel> Uring<K> {
     pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
         self.arm_parked();
         self.repeat_cancels();
+        self.queue_probes();
         self.flush();
         self.quiet = false;
         self.enter(wait)
@@ -220,7 +242,8 @@ impl<K: Kernel> Uring<K> {
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
     pub(crate) fn has_to_do(&mut self) -> bool {
         let due = self.due_in() == Some(Duration::ZERO);
-        let here = !self.ready.is_empty() || !self.queue.is_empty() || self.can_arm_parked() || due;
+        let queued = !self.queue.is_empty() || !self.probes.is_empty();
+        let here = !self.ready.is_empty() || queued || self.can_arm_parked() || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
     }
 
@@ -242,7 +265,8 @@ impl<K: Kernel> Uring<K> {
         self.overflowing = overflowing;
         let something = !self.ready.is_empty() || self.kernel.has_completions();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
-        let more_to_do = !self.queue.is_empty() || self.can_arm_parked();
+        let queued = !self.queue.is_empty() || !self.probes.is_empty();
+        let more_to_do = queued || self.can_arm_parked();
         let due = self.due_in();
         let timeout = match wait {
             _ if something || more_to_do || due == Some(Duration::ZERO) => None,
@@ -272,6 +296,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Shutdown) => self.on_shutdown(cqe, sink),
             Some(Kind::Close) => self.on_close(cqe, sink),
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
+            Some(Kind::Probe) => self.on_probe(cqe),
             Some(Kind::Connect) => self.on_connect(cqe, sink),
             Some(Kind::CancelSend) => self.on_cancel_send(cqe),
             Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
@@ -282,6 +307,11 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation without a completion failed"),
             None => self.stale(cqe),
         }
+    }
+
+    /// The error that a probe took from a connection's socket.
+    fn take_failed(&mut self, id: ConnId) -> Option<i32> {
+        if self.failed.is_empty() { None } else { self.failed.remove(&id) }
     }
 
     /// Counts a completion nobody waits for, and gives its buffer back.
@@ -326,6 +356,8 @@ impl<K: Kernel> Driver for Uring<K> {
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
             Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::ShutdownInput { id } => self.shutdown_input(id),
+            Op::Probe { id } => self.probe(id),
             Op::Send { id, batch } => self.send(id, batch),
             Op::SendStop { id } => self.send_stop(id),
             Op::Shutdown { id } => self.shutdown(id),

@@ -1,4 +1,4 @@
-//! Receiving: arm, park, stop.
+//! Receiving: arm, park, stop, and see whether one that is silent lives.
 //!
 //! ```text
 //!            ┌───── ended by itself ─────┐
@@ -9,14 +9,24 @@
 //!          Parked ──▶ stopped ───────────┘──▶ No
 //! ```
 //!
+//! ```text
+//!   silent for long ──▶ probe ──▶ EAGAIN ───────────────────────▶ all is well
+//!                         └─────▶ bytes, end, error: 10 ms ─────▶ the receive told of it ──▶ all is well
+//!                                                       └───────▶ cancelled, and armed again
+//! ```
+//!
 //! One that is stopped and cannot be found is `Doubtful` from then on: it ended for the core, and may live in the kernel.
 
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 
 use super::cancel::MISSES_MAX;
-use super::table::{Life, Port, Receiving};
+use super::table::{Life, Port, Receiving, Stop};
 use super::{Sink, Uring};
 use crate::seam::{F_MORE, Kernel, RawCqe, RawOp};
+
+/// Probes made in one turn, at most: with those of a ring full of connections, 0.8 µs each, 50 µs. The core spreads them
+/// over time, so more of them wait only where a shard stood still.
+const PROBES_IN_A_TURN: usize = 64;
 
 /// What a completion says of the operation's life.
 enum After {
@@ -31,12 +41,11 @@ impl<K: Kernel> Uring<K> {
         let rests = self.is_resting();
         match self.ports.find(id) {
             Some(port) if port.receiving == Receiving::No && rests => {
-                port.fed = true;
+                port.hears();
                 self.ports.park(id);
             }
             Some(port) if port.receiving == Receiving::No => {
                 port.receiving = Receiving::Armed;
-                port.receive_misses = 0;
                 self.queue.push_back(RawOp::Receive { id });
             }
             // A second one beside the first, should that live, could not be told from it.
@@ -53,8 +62,8 @@ impl<K: Kernel> Uring<K> {
         match port.receiving {
             Receiving::No | Receiving::Doubtful => {}
             Receiving::Armed => {
-                if !port.receive_stop {
-                    port.receive_stop = true;
+                // One that is being restarted is being cancelled already.
+                if std::mem::replace(&mut port.receive_stop, Stop::Stops) == Stop::No {
                     port.receive_cancels = port.receive_cancels.saturating_add(1);
                     self.queue.push_back(RawOp::CancelReceive { id });
                 }
@@ -63,6 +72,61 @@ impl<K: Kernel> Uring<K> {
                 self.ports.unpark(id);
                 self.ready.push_back(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
             }
+        }
+    }
+
+    /// Ends the receive by the end of its input, which takes no search among all that the ring waits for.
+    pub(super) fn shutdown_input(&mut self, id: ConnId) {
+        match self.ports.find(id) {
+            Some(port) if port.receiving == Receiving::Armed && port.life == Life::Open => {
+                (port.receive_stop, port.life) = (Stop::Stops, Life::EndsInput);
+                self.queue.push_back(RawOp::ShutdownInput { id });
+            }
+            // Two shutdowns could not be told apart.
+            _ => self.receive_stop(id),
+        }
+    }
+
+    pub(super) fn probe(&mut self, id: ConnId) {
+        if self.ports.find(id).is_none() {
+            return Self::unknown(id, "probe");
+        }
+        self.probes.push_back(id);
+    }
+
+    /// Queues a part of the probes that wait, behind all that the turn has to do.
+    #[inline]
+    pub(super) fn queue_probes(&mut self) {
+        if !self.probes.is_empty() {
+            let count = self.probes.len().min(PROBES_IN_A_TURN);
+            self.queue.extend(self.probes.drain(..count).map(|id| RawOp::Probe { id }));
+        }
+    }
+
+    /// A probe is pointless where the receive is known not to be with the kernel, or is about to end.
+    pub(super) fn prepare_probe(&mut self, id: ConnId) -> Option<RawOp> {
+        let port = self.ports.find(id)?;
+        let silent = port.receiving == Receiving::Armed && port.receive_stop == Stop::No;
+        (silent && !port.is_doubted()).then_some(RawOp::Probe { id })
+    }
+
+    /// What a receive would find. The one in flight should have told of it, or is about to: the probe comes before what the
+    /// kernel has put off until the end of the enter.
+    pub(super) fn on_probe(&mut self, cqe: RawCqe) {
+        let id = cqe.id();
+        let Some(port) = self.ports.find(id) else { return };
+        match -cqe.res {
+            libc::EAGAIN => return,
+            // Nothing is known.
+            libc::EINTR | libc::ENOMEM | libc::ENOBUFS => {}
+            errno if errno > 0 => {
+                self.failed.insert(id, errno);
+            }
+            _ => {}
+        }
+        if port.receiving == Receiving::Armed && port.receive_stop == Stop::No && !port.is_doubted() {
+            port.doubt();
+            self.cancel_receive_later(id);
         }
     }
 
@@ -95,7 +159,9 @@ impl<K: Kernel> Uring<K> {
             return self.on_late_receive(cqe);
         };
         let stop = port.receive_stop;
-        port.fed |= cqe.res > 0;
+        if cqe.res > 0 {
+            port.hears();
+        }
         let lease = self.buffers.arrived(&mut self.side, &cqe);
         let after = match -cqe.res {
             _ if cqe.res > 0 && lease.is_none() => After::End(ReceiveEnd::Error(libc::EIO)),
@@ -111,10 +177,19 @@ impl<K: Kernel> Uring<K> {
         }
         match after {
             After::GoesOn => return,
-            After::Again | After::Park if stop => self.receive_ended(id, ReceiveEnd::Stopped, sink),
-            After::Again if self.is_resting() => self.ports.park(id),
-            After::Again => self.queue.push_back(RawOp::Receive { id }),
+            After::Again | After::Park if stop == Stop::Stops => {
+                self.receive_ended(id, ReceiveEnd::Stopped, sink)
+            }
+            After::Again if self.is_resting() => {
+                self.believe(id);
+                self.ports.park(id);
+            }
+            After::Again => {
+                self.believe(id);
+                self.queue.push_back(RawOp::Receive { id });
+            }
             After::Park => {
+                self.believe(id);
                 self.ports.park(id);
                 self.buffers.starved();
                 self.stats.receives_parked += 1;
@@ -125,11 +200,21 @@ impl<K: Kernel> Uring<K> {
         self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
     }
 
+    /// The receive ended, and is armed again some time.
+    fn believe(&mut self, id: ConnId) {
+        if let Some(port) = self.ports.find(id) {
+            port.believe();
+        }
+    }
+
     fn receive_ended(&mut self, id: ConnId, end: ReceiveEnd, sink: &mut Sink<'_>) {
         if let Some(port) = self.ports.find(id) {
-            port.receiving = Receiving::No;
-            port.receive_stop = false;
+            port.believe();
+            (port.receiving, port.receive_stop) = (Receiving::No, Stop::No);
         }
+        // A socket tells an error once, and told a probe of it.
+        let failed = if end == ReceiveEnd::Eof { self.take_failed(id) } else { None };
+        let end = failed.map_or(end, ReceiveEnd::Error);
         sink.push(Completion::ReceiveEnded { id, end });
     }
 
@@ -148,12 +233,13 @@ impl<K: Kernel> Uring<K> {
         let id = cqe.id();
         let Some(port) = self.ports.find(id) else { return };
         port.receive_cancels = port.receive_cancels.saturating_sub(1);
-        if matches!(port.life, Life::Clears(_)) {
+        if port.is_clearing() {
             return self.on_cleared(id, cqe.res);
         }
         // Completions of one operation come in order, so one that was not found and did not end before this was missed,
         // or ended without saying so.
-        let waits = port.receiving == Receiving::Armed && port.receive_stop && port.receive_cancels == 0;
+        let stops = port.receiving == Receiving::Armed && port.receive_stop != Stop::No;
+        let waits = stops && port.receive_cancels == 0;
         if !waits || cqe.res >= 0 {
             return;
         }
@@ -163,7 +249,10 @@ impl<K: Kernel> Uring<K> {
             return self.cancel_again(RawOp::CancelReceive { id });
         }
         self.anomalies.silent_ends += 1;
-        self.receive_ended(id, ReceiveEnd::Stopped, sink);
+        // A second one beside the first, should that live, could not be told from it.
+        let stopped = port.receive_stop == Stop::Stops;
+        let end = if stopped { ReceiveEnd::Stopped } else { ReceiveEnd::Error(libc::EIO) };
+        self.receive_ended(id, end, sink);
         if let Some(port) = self.ports.find(id) {
             port.receiving = Receiving::Doubtful;
         }

@@ -32,6 +32,17 @@ pub(super) enum Sending {
     Submitted,
 }
 
+/// Whether the receive in flight is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// It is not.
+    No,
+    /// It is being cancelled, to be armed anew: it does not tell what a probe found.
+    Restarts,
+    /// It was told to.
+    Stops,
+}
+
 /// What happens to the socket as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
@@ -43,8 +54,10 @@ pub(super) enum Life {
     Open,
     /// A shutdown is in flight.
     ShutsDown,
-    /// It is to be closed so, once the kernel is known to have no receive of it: the input is being shut down, then a
-    /// cancel must find nothing.
+    /// The input is being shut down, so that the receive ends.
+    EndsInput,
+    /// It is to be closed so, once the input is shut down; and where the receive is doubtful, once a further cancel found
+    /// nothing, so that the kernel is known to have none.
     Clears(CloseHow),
     /// A close is in flight.
     Closes,
@@ -56,13 +69,12 @@ pub(super) struct Port {
     id: u64,
     pub(super) receiving: Receiving,
     pub(super) sending: Sending,
-    /// True exactly when the receive in flight was told to stop and has not ended.
-    pub(super) receive_stop: bool,
+    pub(super) receive_stop: Stop,
     /// True exactly when the send in flight was told to stop and has not ended.
     pub(super) send_stop: bool,
     pub(super) life: Life,
-    /// The receive brought bytes since it was taken out of the list of parked ones.
-    pub(super) fed: bool,
+    /// What the receive has not brought: bits that the next bytes clear, all of them.
+    unheard: u8,
     /// Cancels of receives that have not completed.
     pub(super) receive_cancels: u8,
     /// How many of them in a row did not find it.
@@ -78,14 +90,50 @@ impl Default for Port {
             id: VACANT,
             receiving: Receiving::No,
             sending: Sending::No,
-            receive_stop: false,
+            receive_stop: Stop::No,
             send_stop: false,
             life: Life::Open,
-            fed: false,
+            unheard: Port::UNFED,
             receive_cancels: 0,
             receive_misses: 0,
             parked_before: NONE,
             parked_after: NONE,
+        }
+    }
+}
+
+impl Port {
+    /// No bytes since it was taken out of the list of parked ones.
+    const UNFED: u8 = 1;
+    /// Nothing of what a probe found.
+    const DOUBTED: u8 = 2;
+
+    /// A cancel is to find that the kernel has no receive of it.
+    pub(super) fn is_clearing(&self) -> bool {
+        self.receiving == Receiving::Doubtful && matches!(self.life, Life::Clears(_))
+    }
+
+    /// The receive brought bytes.
+    #[inline]
+    pub(super) fn hears(&mut self) {
+        self.unheard = 0;
+    }
+
+    /// A probe found what the receive should tell.
+    pub(super) fn doubt(&mut self) {
+        self.unheard |= Port::DOUBTED;
+    }
+
+    pub(super) fn is_doubted(&self) -> bool {
+        self.unheard & Port::DOUBTED != 0
+    }
+
+    /// The receive ended, or is about to: there is nothing to doubt, and nothing to restart.
+    pub(super) fn believe(&mut self) {
+        self.unheard &= !Port::DOUBTED;
+        self.receive_misses = 0;
+        if self.receive_stop == Stop::Restarts {
+            self.receive_stop = Stop::No;
         }
     }
 }
@@ -150,9 +198,11 @@ impl Ports {
         let Some(port) = self.find(id) else { return };
         debug_assert_ne!(port.receiving, Receiving::Parked, "{id} is parked already");
         port.receiving = Receiving::Parked;
-        let (before, after) = if port.fed { (last, NONE) } else { (passed_over, after_passed_over) };
+        let fed = port.unheard & Port::UNFED == 0;
+        port.unheard |= Port::UNFED;
+        let (before, after) = if fed { (last, NONE) } else { (passed_over, after_passed_over) };
         (port.parked_before, port.parked_after) = (before, after);
-        if !std::mem::replace(&mut port.fed, false) {
+        if !fed {
             self.passed_over = id.slot();
         }
         self.link(before, id.slot());
@@ -247,7 +297,9 @@ mod tests {
         let mut ports = Ports::new();
         let ids: Vec<ConnId> = (0..6).map(|n| ConnId::new(n, u64::from(n))).collect();
         let park = |ports: &mut Ports, slot: usize, fed: bool| {
-            ports.find(ids[slot]).unwrap().fed = fed;
+            if fed {
+                ports.find(ids[slot]).unwrap().hears();
+            }
             ports.park(ids[slot]);
             ports.invariants();
         };

@@ -10,6 +10,8 @@ use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, GivesBack, Socket};
 use super::*;
 use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
 
+mod probes;
+
 /// Says what it is told to, and notes what it is asked.
 struct Script {
     room: usize,
@@ -974,6 +976,21 @@ fn without_descriptors_a_queue_is_asked_every_ten_milliseconds_for_a_second() {
     assert_eq!(waits, 100);
     assert!(is_closed(&rig.out[0]));
     assert_eq!(rig.kernel().calls.iter().filter(|call| *call == "take at 2").count(), 100);
+}
+
+#[test]
+fn queue_that_never_ends_is_closed_after_seconds() {
+    let mut rig = Rig::new(4);
+    rig.ring.submit(Op::StopListening { listener: 2 });
+    let mut turns = 0;
+    while !rig.out.last().is_some_and(is_closed) {
+        assert!(turns < 100, "the listener stays");
+        rig.kernel().backlog.extend([Ok(9); 64]);
+        rig.kernel().now += Duration::from_millis(100);
+        rig.turn();
+        turns += 1;
+    }
+    assert_eq!((turns, rig.out.len()), (30, 29 * 64 + 1));
 }
 
 #[test]

@@ -79,6 +79,7 @@ impl State {
             RawOp::CancelConnect { id } => self.cancel_connect(id),
             RawOp::Receive { id } => self.arm_receive(id),
             RawOp::CancelReceive { id } => self.cancel_receive(id),
+            RawOp::Probe { id } => self.probe(id),
             RawOp::Send { id, batch, mode } => self.start_send(id, batch, mode),
             RawOp::CancelSend { id } => self.cancel_send(id),
             RawOp::Shutdown { id } => self.shutdown(id),

@@ -86,21 +86,21 @@ impl State {
     /// Something happens to a receive right before it is cancelled. True if it is still armed.
     fn race_cancel(&mut self, index: usize) -> bool {
         let tag = self.receives[index].sock;
-        match self.rng.below(6) {
-            0 | 1 if self.socks[tag].unread() > 0 && !self.ring.is_empty() => {
+        match self.rng.below(12) {
+            0..=3 if self.socks[tag].unread() > 0 && !self.ring.is_empty() => {
                 self.receive_bytes(index, true);
                 false
             }
-            2 => {
+            4 | 5 => {
                 self.end_receive(index, libc::ENOBUFS);
                 false
             }
-            3 => {
+            6 | 7 => {
                 self.socks[tag].excuses |= excuse::SYSTEM;
                 self.end_receive(index, libc::ENOMEM);
                 false
             }
-            4 if self.socks[tag].has_sent_all() => {
+            8..=10 if self.socks[tag].has_sent_all() => {
                 // The peer closes this moment.
                 (self.socks[tag].peer_fin, self.socks[tag].fin_read) = (true, true);
                 self.end_receive(index, 0);
@@ -110,11 +110,39 @@ impl State {
         }
     }
 
-    /// The connection's input is shut down.
+    /// The connection's input is shut down: what is there is received, then the end.
     pub(super) fn end_receive_of(&mut self, id: ConnId) {
-        if let Some(index) = self.receives.iter().position(|receive| receive.id == id) {
+        let Some(index) = self.receives.iter().position(|receive| receive.id == id) else { return };
+        if !self.strikes(Fault::InputEndUnheard) && self.receive_some(index) {
             self.end_receive(index, 0);
         }
+    }
+
+    /// Looks at what a receive would find.
+    pub(super) fn probe(&mut self, id: ConnId) {
+        let (res, arm) = match self.file(id) {
+            None => (-libc::EBADF, Arm::ProbedError),
+            Some(_) if self.strikes(Fault::ProbeFails) => {
+                let errno = [libc::EINTR, libc::ENOMEM, libc::ENOBUFS][self.rng.below(3) as usize];
+                (-errno, Arm::ProbeFailed)
+            }
+            Some(tag) => {
+                if self.strikes(Fault::ProbeRace) {
+                    self.peer_goes(tag);
+                }
+                let sock = &mut self.socks[tag];
+                match sock.unread() {
+                    0 if sock.error != 0 => {
+                        sock.error_probed = true;
+                        (-std::mem::take(&mut sock.error), Arm::ProbedError)
+                    }
+                    0 if sock.is_readable() => (0, Arm::ProbedEnd),
+                    0 => (-libc::EAGAIN, Arm::ProbedNothing),
+                    _ => (1, Arm::ProbedBytes),
+                }
+            }
+        };
+        self.post(RawCqe::new(Kind::Probe.with(id.bits()), res, 0), arm);
     }
 
     /// Posts the last completion of a receive, without bytes.
@@ -201,7 +229,7 @@ impl State {
             let sock = &mut self.socks[tag];
             if sock.unread() == 0 {
                 let errno = std::mem::take(&mut sock.error);
-                sock.fin_read |= errno == 0;
+                sock.fin_read |= errno == 0 && !sock.error_probed;
                 self.end_receive(index, errno);
                 return false;
             }
@@ -224,6 +252,17 @@ impl State {
             self.log(|| format!("connection {tag}: receive breaks"));
         }
         Some(errno)
+    }
+
+    /// The peer closes this moment, if it has said all it has to say; else it resets.
+    fn peer_goes(&mut self, tag: usize) {
+        let sock = &mut self.socks[tag];
+        if sock.has_sent_all() {
+            sock.peer_fin = true;
+        } else if !sock.reset && !sock.peer_fin {
+            self.peer_resets(tag);
+            self.socks[tag].peer.saw_end = true;
+        }
     }
 
     /// The ring is empty, or is said to be.
@@ -281,9 +320,14 @@ impl State {
             self.receives.swap_remove(index);
             return false;
         }
-        let reset = self.socks[tag].reset && self.socks[tag].unread() == 0;
-        if reset && !cancelled && self.strikes(Fault::ResetUnheard) {
-            self.log(|| format!("connection {tag}: receive does not hear of the reset"));
+        let sock = &self.socks[tag];
+        let unheard = match sock.unread() {
+            _ if cancelled => None,
+            0 => sock.reset.then_some(Fault::ResetUnheard),
+            _ => Some(Fault::BytesUnheard),
+        };
+        if unheard.is_some_and(|fault| self.strikes(fault)) {
+            self.log(|| format!("connection {tag}: receive does not hear of what comes behind"));
             self.receives[index].deaf = true;
         }
         true
@@ -313,6 +357,12 @@ impl State {
     /// True if a receive of this connection is armed.
     pub(super) fn is_receiving(&self, tag: usize) -> bool {
         self.receives.iter().any(|receive| receive.sock == tag)
+    }
+
+    /// True if the shard has told this connection's receive to stop, and it has not.
+    pub(super) fn is_cancelled(&self, tag: usize) -> bool {
+        let told = |receive: &Receive| receive.missed > 0 || receive.cancelled;
+        self.receives.iter().any(|receive| receive.sock == tag && told(receive))
     }
 
     /// True if an operation of this connection is about to end, or something else of it completes later.

@@ -54,6 +54,7 @@ impl State {
     pub fn check_limits(&mut self, now: u64) {
         let limits = self.plan.limits.clone();
         self.check_connects(now, CONNECT_LATE);
+        let slots = self.table.len() as u64;
         for slot in 0..self.table.len() {
             let Some(file) = self.table[slot] else { continue };
             let tag = file.sock;
@@ -68,7 +69,7 @@ impl State {
                 Some((at, _)) => over(at, Some(limits.linger)),
                 None if !sock.opened => false,
                 None if busy => over(sock.sent_at, limits.write_stalled),
-                None if deaf => over(sock.active_at, Some(RESET_HEARD)),
+                None if deaf => over(sock.active_at + slots * STEP, Some(RESET_HEARD)),
                 None if !sock.waiting.is_empty() => false,
                 None => {
                     (sock.handed == 0 && over(sock.opened_at, limits.first_frame))
@@ -114,6 +115,7 @@ impl State {
             left_out: outbox > limits.outbox_bytes_high
                 || starved
                 || !self.is_receiving(tag)
+                || self.is_cancelled(tag)
                 || sock.fin_asked,
             unread: sock.unread() > 0 && !self.is_receiving(tag) && !sock.may(excuse::SILENT),
             calls_full,
@@ -125,7 +127,9 @@ impl State {
         let unsought =
             self.is_unsought(tag) && !self.is_sending(tag) && !sock.untold && !self.is_stopping(tag);
         let heard_in = if sock.waiting.is_empty() { RESET_HEARD } else { RESET_HEARD_BUSY };
-        let deaf = unsought && now > sock.active_at + heard_in.as_nanos() as u64 + LATE_MAX;
+        // Each slot's look comes a step behind that of its neighbour.
+        let spread = self.table.len() as u64 * STEP;
+        let deaf = unsought && now > sock.active_at + heard_in.as_nanos() as u64 + spread + LATE_MAX;
         // Nothing is limited while a send is being stopped: its end tells all there is to know.
         let stalled = limits.write_stalled.map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
         let stopping = sock.untold && now >= stalled;

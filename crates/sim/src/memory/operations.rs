@@ -62,6 +62,13 @@ impl MemoryKernel {
                     None => self.post(done(-libc::EBADF)),
                 }
             }
+            RawOp::Probe { id } => {
+                let found = match self.file(id) {
+                    Some(file) => state.connection(file.connection).peek(file.side, &mut [0]),
+                    None => Err(libc::EBADF),
+                };
+                self.post(done(found.map_or_else(|errno| -errno, |bytes| bytes as i32)));
+            }
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode, state),
             RawOp::Shutdown { id } => {
                 assert!(!self.is_sending(id), "{id} is shut down under its send");

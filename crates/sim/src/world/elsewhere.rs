@@ -172,7 +172,7 @@ impl Elsewhere {
             }
             Op::Refuse { socket } => state.close_passed(socket),
             Op::Receive { .. } => {}
-            Op::ReceiveStop { id } => {
+            Op::ReceiveStop { id } | Op::ShutdownInput { id } => {
                 self.core.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
             }
             Op::Close { id, .. } => {
