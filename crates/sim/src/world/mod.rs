@@ -233,7 +233,9 @@ impl World {
         self.run_tasks();
         self.close_held();
         self.user_code();
-        let gives_back = self.gives_back > 0 && self.turn.is_multiple_of(self.gives_back);
+        // As the shard does: not again before the driver is done with it.
+        let rests = self.state.borrow().rests;
+        let gives_back = !rests && self.gives_back > 0 && self.turn.is_multiple_of(self.gives_back);
         if gives_back {
             self.core.give_back();
         }
@@ -263,7 +265,7 @@ impl World {
             drop(state);
             self.driver.submit(op);
         }
-        if gives_back || self.state.borrow().rests {
+        if gives_back || rests {
             let came_to = self.driver.give_back();
             self.state.borrow_mut().rests = came_to == GivesBack::Waits;
         }
