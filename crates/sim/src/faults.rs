@@ -140,6 +140,9 @@ named! {
         ClockLate "shard that has run for months or years",
         QuietTime "hours or months pass without a connection",
         Lent "frame lent to a send",
+        CallsHeldBack "no more calls of a connection since memory is tight",
+        HeavyGoes "connection that holds much ends since memory is tight",
+        LightGoes "connection that holds little ends since memory is tight",
         Dry "pool empty while receives wait",
     }
 }

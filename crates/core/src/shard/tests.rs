@@ -2,6 +2,8 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
@@ -56,8 +58,12 @@ fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
 
 #[test]
 fn who_waits_for_the_outbox_hears_of_a_send_that_was_stopped_and_goes_on() {
-    let (mut shard, id) =
-        with_connection(Limits { outbox_bytes_high: 10, outbox_bytes_low: 5, ..Limits::default() });
+    let (mut shard, id) = with_connection(Limits {
+        outbox_bytes_high: 10,
+        outbox_bytes_low: 5,
+        write_bytes_per_second_min: 0,
+        ..Limits::default()
+    });
     let mut batch = hold_back(&mut shard, id);
     shard.begin_turn(at(3));
     batch.advance(batch.len() - 3);
@@ -307,4 +313,219 @@ fn a_delayed_drain_accepts_until_it_is_time_and_force_cuts_it_short() {
         shard.end_turn();
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 1);
     }
+}
+
+/// The batch that is sent to a connection.
+fn sent_to(shard: &mut Tested, id: ConnId) -> Option<Box<Batch>> {
+    shard.end_turn();
+    shard.take_ops().fold(None, |found, op| match op {
+        Op::Send { id: to, batch } if to == id => Some(batch),
+        _ => found,
+    })
+}
+
+/// Sends much to a peer that takes what `takes` says in each interval in which the shard looks. Returns the seconds after which
+/// it looked, and why and when the connection ended, within five minutes.
+fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, Option<(CloseReason, u64)>) {
+    let (mut shard, id) = with_connection(limits);
+    shard.block(id).unwrap().link.write(&[b'r'; 1 << 20]);
+    let mut batch = sent_to(&mut shard, id);
+    let mut looks = Vec::new();
+    for tenths in 1..3000 {
+        let now = Time::ZERO + Duration::from_millis(100 * tenths);
+        shard.begin_turn(now);
+        shard.end_turn();
+        if !shard.take_ops().any(|op| matches!(op, Op::SendStop { .. })) {
+            continue;
+        }
+        let mut stopped = batch.take().expect("a send is in flight");
+        stopped.advance(takes(looks.len()));
+        looks.push(tenths / 10);
+        shard.complete(Completion::Sent { id, batch: stopped, end: SendEnd::Stopped });
+        while let Some(event) = shard.next_event() {
+            if let Event::Ended { reason, .. } = event {
+                return (looks, Some((reason, tenths / 10)));
+            }
+        }
+        batch = sent_to(&mut shard, id);
+    }
+    (looks, None)
+}
+
+/// Limits under which only those of writing count.
+fn write_limits(write_stalled: Option<u64>, write_bytes_per_second_min: usize) -> Limits {
+    let write_stalled = write_stalled.map(Duration::from_secs);
+    Limits { first_frame: None, idle: None, write_stalled, write_bytes_per_second_min, ..Limits::default() }
+}
+
+#[test]
+fn a_peer_that_takes_a_little_now_and_then_is_too_slow() {
+    let limits = write_limits(Some(30), 240);
+    // Each time just before it would be stalled.
+    let (_, end) = trickle(limits.clone(), |look| if look % 3 == 2 { 1000 } else { 0 });
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 30)));
+    let (_, end) = trickle(limits.clone(), |_| 2300);
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
+    // What it took at first is no credit.
+    let (_, end) = trickle(limits, |look| if look == 0 { 500_000 } else { 1 });
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 20)));
+}
+
+#[test]
+fn a_peer_that_takes_enough_stays_however_it_comes() {
+    let (_, end) = trickle(write_limits(Some(30), 240), |_| 2500);
+    assert_eq!(end, None);
+    // A window that opens every 20 s.
+    let (_, end) = trickle(write_limits(Some(30), 240), |look| if look % 2 == 1 { 5100 } else { 0 });
+    assert_eq!(end, None);
+    let (looks, end) = trickle(write_limits(Some(30), 0), |_| 1);
+    assert_eq!((looks[0], end), (30, None), "without a rate a byte is enough");
+}
+
+#[test]
+fn a_peer_that_takes_nothing_has_its_whole_time() {
+    for stalled in [1, 7, 10, 11, 25, 30, 100] {
+        let (looks, end) = trickle(write_limits(Some(stalled), 240), |_| 0);
+        assert_eq!(looks.len() as u64, stalled.div_ceil(10), "looks of {stalled} s");
+        let (reason, seconds) = end.expect("it ends");
+        assert_eq!(reason, CloseReason::WriteStalled);
+        assert!((stalled..=stalled + 1).contains(&seconds), "{stalled} s took {seconds} s");
+    }
+    let (_, end) = trickle(write_limits(None, 240), |_| 0);
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
+    assert_eq!(trickle(write_limits(None, 0), |_| 0), (Vec::new(), None));
+}
+
+/// A shard with several connections, and their names.
+fn with_connections(count: usize, limits: Limits) -> (Tested, Vec<ConnId>) {
+    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+    let mut shard = Shard::new(limits, count, 1, LengthPrefix::default(), pool, ());
+    shard.begin_turn(Time::ZERO);
+    let connect = |n| {
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(n), peer: None });
+        let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
+        let id = shard.admit(socket, None, 0, ()).unwrap();
+        shard.opened(id);
+        id
+    };
+    let ids = (0..count as u64).map(connect).collect();
+    shard.end_turn();
+    shard.take_ops().for_each(drop);
+    (shard, ids)
+}
+
+/// Ends a turn. Returns the connections that ended in it.
+fn ended(shard: &mut Tested) -> Vec<ConnId> {
+    shard.end_turn();
+    let mut ended = Vec::new();
+    while let Some(event) = shard.next_event() {
+        if let Event::Ended { id, reason, .. } = event {
+            assert_eq!(reason, CloseReason::MemoryLimit);
+            ended.push(id);
+        }
+    }
+    ended
+}
+
+/// 8 half frames of 10 KB and one of 20 KB: 100 KB, where 110 KB may be held.
+fn nearly_full() -> (Tested, Vec<ConnId>) {
+    let limits = Limits {
+        frame_bytes_max: 100_000,
+        outbox_bytes_max: 100_000,
+        outbox_bytes_high: 100_000,
+        held_bytes_max: 110_000,
+        ..Limits::default()
+    };
+    let (mut shard, ids) = with_connections(12, limits);
+    shard.begin_turn(at(1));
+    for (n, id) in ids[..9].iter().enumerate() {
+        let mut half = Vec::from([0, 0, 0x80, 0]);
+        half.resize(if n == 4 { 20_000 } else { 10_000 }, b'h');
+        receive(&mut shard, *id, &half);
+    }
+    assert_eq!(ended(&mut shard), []);
+    (shard, ids)
+}
+
+#[test]
+fn a_reply_that_leaves_at_once_ends_who_holds_most_and_not_its_own() {
+    let (mut shard, ids) = nearly_full();
+    for (turn, ends) in [(0, vec![ids[4]]), (1, vec![]), (2, vec![ids[0], ids[1]])] {
+        shard.begin_turn(at(1) + Duration::from_millis(turn));
+        // More than any of those who have been holding it, and they go first all the same.
+        for id in &ids[9..] {
+            shard.block(*id).unwrap().link.write(&vec![b'r'; [5_000, 4_000, 6_000][turn as usize]]);
+        }
+        assert_eq!(ended(&mut shard), ends, "turn {turn}");
+    }
+}
+
+#[test]
+fn what_is_queued_counts_once_it_does_not_leave() {
+    let (mut shard, ids) = nearly_full();
+    shard.begin_turn(at(1));
+    shard.block(ids[9]).unwrap().link.write(&[b'r'; 9_000]);
+    assert_eq!(ended(&mut shard), []);
+    // Of two in the same list the one that came first goes; this one is in the next.
+    shard.block(ids[9]).unwrap().link.write(&[b'r'; 500]);
+    assert_eq!(ended(&mut shard), []);
+    shard.begin_turn(at(2));
+    shard.block(ids[9]).unwrap().link.write(&[b'r'; 60_000]);
+    assert_eq!(ended(&mut shard), [ids[9]], "it does not take what was sent a second ago");
+}
+
+#[test]
+fn where_nothing_is_held_for_long_the_heaviest_reply_goes() {
+    let (mut shard, ids) = with_connections(
+        12,
+        Limits {
+            outbox_bytes_max: 100_000,
+            frame_bytes_max: 100_000,
+            held_bytes_max: 100_000,
+            ..Limits::default()
+        },
+    );
+    shard.begin_turn(at(1));
+    for (n, id) in ids.iter().enumerate() {
+        shard.block(*id).unwrap().link.write(&vec![b'r'; if n == 3 { 60_000 } else { 5_000 }]);
+    }
+    assert_eq!(ended(&mut shard), [ids[3]]);
+}
+
+#[test]
+fn calls_that_wait_are_counted_and_hold_back_others_where_memory_is_tight() {
+    let limits = Limits {
+        calls_in_flight_max: 1000,
+        frame_bytes_max: 10_000,
+        outbox_bytes_max: 10_000,
+        outbox_bytes_high: 10_000,
+        inbox_bytes_high: 10_000,
+        outbox_bytes_low: 1000,
+        held_bytes_max: 40_000,
+        ..Limits::default()
+    };
+    let (mut shard, ids) = with_connections(3, limits);
+    shard.begin_turn(at(1));
+    let mut parked = Vec::new();
+    for id in &ids {
+        shard.complete(Completion::Received { id: *id, lease: Lease::copy_of(&[0, 0, 0, 0].repeat(100)) });
+        assert!(shard.take_frames().is_some());
+        while let Next::Frame(..) = shard.next_frame(*id) {
+            parked.push((*id, shard.handler_parked(*id, parked.len() as u32, 1000)));
+        }
+    }
+    assert_eq!(ended(&mut shard), [], "calls close no connection");
+    let calls = |id| parked.iter().filter(|(of, _)| *of == id).count();
+    assert_eq!((calls(ids[1]), calls(ids[2])), (1, 1), "each has one call at a time");
+    let held = shard.held_bytes();
+    assert!((30_000..40_000).contains(&held) && held >= parked.len() * 1000, "{held} bytes");
+    // One is done, and the next one begins.
+    let (id, call) = parked.pop().unwrap();
+    shard.handler_done(id, parked.len() as u32, call.next, call.bytes);
+    assert!(matches!(shard.next_frame(id), Next::Frame(..)));
+    shard.handler_parked(id, 1000, 1000);
+    assert!(matches!(shard.next_frame(id), Next::Nothing));
+    shard.end_turn();
+    ids.iter().for_each(|id| shard.abort(*id, CloseReason::Aborted));
+    assert_eq!(shard.held_bytes(), 0);
 }

@@ -1,0 +1,42 @@
+//! Boxes that the system may refuse: where a peer decides how much there is, running out of memory must end its connection,
+//! and `Box::new` would end the process.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// Moves `value` into a box. `None` if the system has no memory for it; `value` is dropped then.
+///
+/// ```
+/// assert_eq!(ringserve_buf::try_box([7; 100]).as_deref(), Some(&[7; 100]));
+/// ```
+pub fn try_box<T>(value: T) -> Option<Box<T>> {
+    let mut one = Vec::new();
+    one.try_reserve_exact(1).ok()?;
+    one.push(value);
+    let one: *mut [T] = Box::into_raw(one.into_boxed_slice());
+    // SAFETY: the pointer is to a boxed slice of exactly one `T`, which nothing else owns; a slice of one has the layout of
+    // the value alone, so it may be freed as that. For a `T` without a size nothing is allocated or freed.
+    Some(unsafe { Box::from_raw(one.cast::<T>()) })
+}
+
+/// True if the system gives a block of the size of `T`, which goes back at once: asked before a `T` is put behind an `Rc` or an
+/// `Arc`, which cannot fail and which takes that very block as a rule.
+pub fn has_room_for<T>() -> bool {
+    // Two words more, for the counts.
+    let bytes = size_of::<T>() + 2 * size_of::<usize>();
+    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_holds_its_value_and_is_freed_as_any_other() {
+        let text = alloc::string::String::from("text");
+        let boxed = try_box((7u8, text)).unwrap();
+        assert_eq!((boxed.0, boxed.1.as_str()), (7, "text"));
+        assert_eq!(*try_box(()).unwrap(), ());
+        assert!(has_room_for::<[u8; 1000]>());
+    }
+}
