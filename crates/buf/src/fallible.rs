@@ -19,12 +19,14 @@ pub fn try_box<T>(value: T) -> Option<Box<T>> {
     Some(unsafe { Box::from_raw(one.cast::<T>()) })
 }
 
-/// True if the system gives a block of the size of `T`, which goes back at once: asked before a `T` is put behind an `Rc` or an
-/// `Arc`, which cannot fail and which takes that very block as a rule.
+/// What is left for others where a `T` is allocated: lists of names, boxes of a few words and the like, which have no way to fail,
+/// for many turns of a shard.
+const MARGIN: usize = 64 << 10;
+
+/// True if the system gives memory for a `T` behind an `Rc` or an `Arc`, and 64 KiB beyond. The block goes back at once, so
+/// that what is allocated next finds it, also by means that cannot fail.
 pub fn has_room_for<T>() -> bool {
-    // Two words more, for the counts.
-    let bytes = size_of::<T>() + 2 * size_of::<usize>();
-    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
+    Vec::<u8>::new().try_reserve_exact(size_of::<T>() + MARGIN).is_ok()
 }
 
 #[cfg(test)]
