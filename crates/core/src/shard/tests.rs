@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
-use super::{Event, Next, Quota, Shard};
+use super::{Event, Next, Parked, Quota, Shard};
 use crate::framing::LengthPrefix;
 use crate::{
     Address, Batch, CloseHow, CloseReason, Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time,
@@ -528,4 +528,57 @@ fn calls_that_wait_are_counted_and_hold_back_others_where_memory_is_tight() {
     shard.end_turn();
     ids.iter().for_each(|id| shard.abort(*id, CloseReason::Aborted));
     assert_eq!(shard.held_bytes(), 0);
+}
+
+/// Frames of four bytes, on the heap as bytes are that had to wait.
+const BLOCK: usize = 400;
+
+/// A connection with as many calls that wait as may, and a block of frames behind them.
+fn with_calls_and_a_block_behind(calls_in_flight_max: u16) -> (Tested, ConnId, Vec<Parked>) {
+    let (mut shard, id) = with_connection(Limits { calls_in_flight_max, ..Limits::default() });
+    shard.begin_turn(at(1));
+    let first = [0; 4].repeat(usize::from(calls_in_flight_max));
+    shard.complete(Completion::Received { id, lease: Lease::copy_of(&first) });
+    assert!(shard.take_frames().is_some());
+    let mut calls = Vec::new();
+    while let Next::Frame(..) = shard.next_frame(id) {
+        calls.push(shard.handler_parked(id, calls.len() as u32, 1000));
+    }
+    shard.complete(Completion::Received { id, lease: Lease::copy_of(&[0; BLOCK]) });
+    shard.end_turn();
+    (shard, id, calls)
+}
+
+#[test]
+fn a_tiny_frame_behind_other_calls_pins_no_more_than_itself() {
+    let (mut shard, id, calls) = with_calls_and_a_block_behind(2);
+    shard.begin_turn(at(2));
+    shard.handler_done(id, 1, calls[1].next, calls[1].bytes);
+    let Next::Frame(frame, _) = shard.next_frame(id) else { panic!("a frame") };
+    assert_eq!((frame.pinned_bytes(), shard.counters().frames_copied), (4, 1));
+    let parked = shard.handler_parked(id, 1, 1000);
+    assert!((1004..1200).contains(&parked.bytes), "{parked:?}");
+    assert!(matches!(shard.next_frame(id), Next::Nothing));
+    shard.end_turn();
+}
+
+#[test]
+fn the_last_frame_of_a_block_counts_with_all_that_it_pins() {
+    let (mut shard, id, mut calls) = with_calls_and_a_block_behind(1);
+    shard.begin_turn(at(2));
+    for n in 1..=BLOCK / 4 {
+        let before = calls.pop().unwrap();
+        shard.handler_done(id, 0, None, before.bytes);
+        let Next::Frame(frame, _) = shard.next_frame(id) else { panic!("frame {n}") };
+        assert_eq!(frame.pinned_bytes(), BLOCK, "it is not copied");
+        calls.push(shard.handler_parked(id, 0, 1000));
+        assert!(matches!(shard.next_frame(id), Next::Nothing));
+        // Before the last one the inbox counts the block.
+        assert!(
+            (1000 + BLOCK..1200 + BLOCK).contains(&shard.held_bytes()),
+            "{} after {n}",
+            shard.held_bytes()
+        );
+    }
+    shard.end_turn();
 }
