@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use ringserve::framing::{LengthPrefix, Lines};
-use ringserve::{Cx, Driver, Frame, Server, Service, SocketOptions};
+use ringserve::{Cx, Driver, Frame, Limits, Server, Service, SocketOptions};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -41,6 +41,10 @@ struct Args {
     /// What a frame is: a line, whatever arrived, or what a 4-byte length says.
     #[arg(long, value_enum, default_value = "lines")]
     framing: Framing,
+    /// MiB that all connections of a shard may hold together, in lines that are not whole and replies that are not taken: 1 and
+    /// more. Beyond, those that hold most are closed.
+    #[arg(long, default_value_t = 1024, value_name = "MIB")]
+    held: usize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -75,7 +79,10 @@ fn main() -> Result<(), ringserve::Error> {
         (None, Some((first, others))) => others.iter().fold(Server::bind_unix(first), Server::listen_unix),
         (None, None) => Server::bind("127.0.0.1:7000"),
     };
-    server = server.driver(args.driver);
+    let defaults = Limits::default();
+    let held_bytes_max = args.held << 20;
+    let outbox_bytes_max = defaults.outbox_bytes_max.min(held_bytes_max);
+    server = server.driver(args.driver).limits(Limits { held_bytes_max, outbox_bytes_max, ..defaults });
     server = server.sockets(SocketOptions { unix_mode: args.unix_mode, ..SocketOptions::default() });
     if let Some(shards) = args.shards {
         server = server.shards(shards);

@@ -36,6 +36,7 @@ pub fn run(bytes: &[u8]) {
         first_frame: None,
         idle: None,
         write_stalled: None,
+        write_bytes_per_second_min: 0,
         handler: None,
         read_bytes_per_second_min: 0,
         linger: Duration::from_millis(20),

@@ -51,6 +51,8 @@ pub struct Task {
     pub room: Option<Arc<Flag>>,
     /// The call listed behind it.
     pub next: Option<u32>,
+    /// What the shard counts for it.
+    pub bytes: usize,
 }
 
 /// A waker that remembers.
@@ -150,7 +152,7 @@ impl Rig {
 
     fn park(&mut self, block: &Conn, frame: Option<Frame>, left: u8) -> Called {
         let room = self.await_room(block);
-        Called::Parked(Box::new(Task { block: block.clone(), frame, left: left % 32, room, next: None }))
+        Called::Parked(Box::new(Task { block: block.clone(), frame, left: left % 32, room, next: None, bytes: 0 }))
     }
 
     /// A parked call goes on. True if it is through.

@@ -60,6 +60,7 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
         upstreams_max: 0,
         heartbeat: has(4).then_some(ms(40)),
         heartbeats_missed_max: 2,
+        write_bytes_per_second_min: if has(8) { 240 } else { 0 },
         read_bytes_per_second_min: if has(8) { 240 } else { 0 },
         calls_in_flight_max: [1, 2, 3, 9][usize::from(what >> 4 & 3)],
         drain: input.pick(&[ms(2000), ms(20), ms(300)]),
@@ -214,8 +215,8 @@ fn stale(rig: &mut Rig, which: usize) {
     assert_eq!((link.outbox_bytes(), link.is_gone()), (0, true));
     link.close();
     link.abort();
-    assert_eq!(rig.shard.handler_parked(id, 7), None);
-    rig.shard.handler_done(id, 7, None);
+    assert_eq!(rig.shard.handler_parked(id, 7, 100).next, None);
+    rig.shard.handler_done(id, 7, None, 0);
     rig.shard.finish(id, CloseReason::Closed);
     rig.shard.abort(id, CloseReason::Aborted);
     rig.run_frames(id);

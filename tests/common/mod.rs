@@ -59,6 +59,7 @@ pub fn no_time_limits() -> Limits {
         first_frame: None,
         idle: None,
         write_stalled: None,
+        write_bytes_per_second_min: 0,
         read_bytes_per_second_min: 0,
         handler: None,
         linger,

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
+use crate::fallible::try_box;
 use crate::pool::Inner;
 
 /// Set in a buffer's state while the kernel may write into it.
@@ -43,13 +44,13 @@ impl Header {
         Header { state: Cell::new(0), filled: Cell::new(0), pool, id }
     }
 
-    /// A heap block with one lease, and its bytes.
-    pub(crate) fn of_heap(bytes: Vec<u8>) -> (NonNull<Header>, NonNull<u8>) {
+    /// A heap block with one lease, and its bytes. `None` if the system has no memory for the block.
+    pub(crate) fn of_heap(bytes: Vec<u8>) -> Option<(NonNull<Header>, NonNull<u8>)> {
         let header = Header { state: Cell::new(1), filled: Cell::new(0), pool: ptr::null(), id: 0 };
-        let block = Box::leak(Box::new(HeapBlock { header, bytes }));
+        let block = Box::leak(try_box(HeapBlock { header, bytes })?);
         // Made from the whole block and the whole slice, so that they may be moved along and cast back.
         let data = NonNull::from(block.bytes.as_mut_slice()).cast();
-        (NonNull::from(block).cast(), data)
+        Some((NonNull::from(block).cast(), data))
     }
 
     #[inline]

@@ -37,6 +37,28 @@ impl Lease {
         Lease::from(bytes.to_vec())
     }
 
+    /// The same, or `None` if the system has no memory for it.
+    pub fn try_copy_of(bytes: &[u8]) -> Option<Lease> {
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(bytes.len()).ok()?;
+        copy.extend_from_slice(bytes);
+        Lease::try_from_vec(copy)
+    }
+
+    /// A lease on `bytes`, or `None` if the system has no memory for the 64 bytes that it adds.
+    ///
+    /// # Panics
+    /// If there are 4 GiB or more.
+    pub fn try_from_vec(bytes: Vec<u8>) -> Option<Lease> {
+        if bytes.is_empty() {
+            return Some(Lease::empty());
+        }
+        let len = bytes.len();
+        assert!(u32::try_from(len).is_ok(), "a lease is smaller than 4 GiB");
+        let (header, data) = Header::of_heap(bytes)?;
+        Some(Lease::new(header, data, len))
+    }
+
     /// Bytes of memory this lease keeps from being used otherwise: the size of its buffer or heap block, shared
     /// with the other leases on it.
     #[inline]
@@ -89,15 +111,9 @@ impl Lease {
 
 impl From<Vec<u8>> for Lease {
     /// # Panics
-    /// If there are 4 GiB or more.
+    /// If there are 4 GiB or more, or the system has no memory for the 64 bytes that a lease on the heap adds.
     fn from(bytes: Vec<u8>) -> Lease {
-        if bytes.is_empty() {
-            return Lease::empty();
-        }
-        let len = bytes.len();
-        assert!(u32::try_from(len).is_ok(), "a lease is smaller than 4 GiB");
-        let (header, data) = Header::of_heap(bytes);
-        Lease::new(header, data, len)
+        Lease::try_from_vec(bytes).expect("memory for a lease")
     }
 }
 

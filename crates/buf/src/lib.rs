@@ -25,10 +25,12 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod fallible;
 mod header;
 mod lease;
 mod pool;
 mod region;
 
+pub use fallible::{has_room_for, try_box};
 pub use lease::Lease;
 pub use pool::{CHUNK_BUFFERS, Counts, KernelSide, Pool, PoolConfig, PoolError};

@@ -5,6 +5,8 @@ use core::fmt;
 
 use ringserve_buf::Lease;
 
+use crate::stamp::Stamp;
+
 /// The most leases in one batch: with the copied bytes between them at most 129 pieces, far below the
 /// kernel's 1024. What comes after is copied.
 const LENT_MAX: usize = 64;
@@ -38,18 +40,48 @@ pub struct Batch {
     lent_bytes: usize,
     /// Bytes from the start that left already.
     sent: usize,
+    /// Since when the peer has taken none of it, once it was looked at in flight.
+    pub(crate) untaken_since: Option<Stamp>,
+    /// The system had no memory for what was appended last.
+    refused: bool,
 }
 
 impl Batch {
     /// An empty batch, which holds no memory.
     pub const fn new() -> Batch {
-        Batch { copied: Vec::new(), lent: Vec::new(), lent_bytes: 0, sent: 0 }
+        Batch {
+            copied: Vec::new(),
+            lent: Vec::new(),
+            lent_bytes: 0,
+            sent: 0,
+            untaken_since: None,
+            refused: false,
+        }
     }
 
-    /// Appends a copy of `bytes`.
+    /// Appends a copy of `bytes`. Where the system has no memory for it nothing is appended, and the batch
+    /// [is refused](Batch::is_refused).
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) {
+        if bytes.len() > self.copied.capacity() - self.copied.len() {
+            return self.put_growing(bytes);
+        }
         self.copied.extend_from_slice(bytes);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn put_growing(&mut self, bytes: &[u8]) {
+        match self.copied.try_reserve(bytes.len()) {
+            Ok(()) => self.copied.extend_from_slice(bytes),
+            Err(_) => self.refused = true,
+        }
+    }
+
+    /// True if the system had no memory for something that was appended: it lacks that, and must not be sent.
+    #[inline]
+    pub fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// Appends `lease` without copying it; it stays pinned until it is sent.
@@ -59,6 +91,10 @@ impl Batch {
         }
         if self.lent.len() == LENT_MAX {
             return self.put(&lease);
+        }
+        if self.lent.try_reserve(1).is_err() {
+            self.refused = true;
+            return;
         }
         self.lent_bytes += lease.len();
         self.lent.push((self.copied.len(), lease));
@@ -123,6 +159,7 @@ impl Batch {
     #[cold]
     pub(crate) fn roll_back(&mut self, len: usize) {
         debug_assert_eq!(self.sent, 0, "bytes that left cannot be taken back");
+        self.refused = false;
         while self.len() > len {
             let tail = self.lent.last().map_or(0, |(position, _)| *position);
             let over = (self.len() - len).min(self.copied.len() - tail);
@@ -142,6 +179,8 @@ impl Batch {
         self.lent.clear();
         self.lent_bytes = 0;
         self.sent = 0;
+        self.untaken_since = None;
+        self.refused = false;
     }
 
     /// Panics if the parts disagree.

@@ -59,7 +59,8 @@ pub(crate) enum Intake {
 pub(crate) struct Times {
     first_frame: u32,
     pub idle: u32,
-    pub write_stalled: u32,
+    /// Between two looks at what the peer took of a send.
+    pub write_look: u32,
     linger: u32,
     handler: u32,
     pub heartbeat: u32,
@@ -78,11 +79,11 @@ impl Times {
         Times {
             first_frame: steps(limits.first_frame),
             idle: steps(limits.idle),
-            write_stalled: steps(limits.write_stalled),
+            write_look: write_look(limits),
             linger: steps_for(limits.linger),
             handler: steps(limits.handler),
             heartbeat: steps(limits.heartbeat),
-            read_window: steps((limits.read_bytes_per_second_min > 0).then_some(READ_WINDOW)),
+            read_window: steps((limits.read_bytes_per_second_min > 0).then_some(RATE_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),
             probe_idle: steps_for(PROBE_IDLE),
             connect: steps(limits.connect),
@@ -90,12 +91,25 @@ impl Times {
     }
 }
 
+/// A send is looked at when the peer's time to take a byte is over, and in between so often that its rate is known for each
+/// [`RATE_WINDOW`]: an equal part of that time, so that its end is among the looks.
+fn write_look(limits: &Limits) -> u32 {
+    let Some(stalled) = limits.write_stalled else {
+        return if limits.write_bytes_per_second_min > 0 { steps_for(RATE_WINDOW) } else { NEVER };
+    };
+    let looks = match limits.write_bytes_per_second_min {
+        0 => 1,
+        _ => steps_for(stalled).div_ceil(steps_for(RATE_WINDOW)).max(1),
+    };
+    steps_for(stalled).div_ceil(looks)
+}
+
 /// What a limit that is over leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// The peer had its time to close too.
     Linger,
-    /// The send in flight makes no progress, or so it seems.
+    /// The send in flight had its time: how much did the peer take?
     Write,
     /// A reset may have gone unreported: the receive is looked at.
     Probe,
@@ -126,9 +140,10 @@ const PROBE_IDLE: Duration = Duration::from_secs(60);
 const SPREAD_BUSY: u32 = 64;
 const SPREAD_IDLE: u32 = 1024;
 
-/// Over how long [`Limits::read_bytes_per_second_min`] is measured: long enough for a lost packet to be sent again
+/// Over how long [`Limits::read_bytes_per_second_min`] is measured, and [`Limits::write_bytes_per_second_min`] at most: long
+/// enough for a lost packet to be sent again
 /// a few times (TCP tries after 1, 3 and 7 seconds).
-pub(crate) const READ_WINDOW: Duration = Duration::from_secs(10);
+pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(10);
 
 /// What a shard knows of a connection beside its [`Block`].
 pub(crate) struct Conn<S> {
@@ -193,7 +208,7 @@ pub(crate) struct Conn<S> {
     pub heard_at: Stamp,
     /// When a byte went either way, or a handler finished.
     pub active_at: Stamp,
-    /// When the send in flight last made progress; in Closing, when that began.
+    /// When the send in flight began, or was last looked at; in Closing, when that began.
     pub send_at: Stamp,
 }
 
@@ -300,7 +315,7 @@ impl<S> Conn<S> {
         }
         let mut next = (FOR_EVER, Due::Write);
         if self.sending {
-            next.0 = self.send_at.left(times.write_stalled, now);
+            next.0 = self.send_at.left(times.write_look, now);
         }
         if self.is_open() && !self.frame_seen {
             let left = self.since.left(times.first_frame, now);

@@ -34,7 +34,7 @@ pub struct Counters {
     pub sends: u64,
     /// Times receiving was paused because a connection held too much.
     pub receives_paused: u64,
-    /// Frames copied because receive memory was short.
+    /// Frames copied because receive memory was short, or because they would have pinned much more than themselves for a call.
     pub frames_copied: u64,
     /// Connections that ended, by [`CloseReason::index`].
     pub closed_by_reason: [u64; CloseReason::COUNT],

@@ -48,6 +48,12 @@ impl Frame {
         lease
     }
 
+    /// True if it lies in a receive buffer.
+    #[inline]
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.wire.is_pooled()
+    }
+
     /// Bytes of memory the frame pins.
     #[inline]
     pub fn pinned_bytes(&self) -> usize {

@@ -135,19 +135,19 @@ impl Inbox {
         self.rest = if lease.is_pooled() {
             let mut copy = Vec::new();
             append(&mut copy, &lease)?;
-            Lease::from(copy)
+            Lease::try_from_vec(copy).ok_or(NoMemory)?
         } else {
             lease
         };
         Ok(())
     }
 
-    /// Takes the next bytes to look at.
-    pub(crate) fn take(&mut self) -> Lease {
+    /// Takes the next bytes to look at. They lie on the heap.
+    pub(crate) fn take(&mut self) -> Result<Lease, NoMemory> {
         if !self.rest.is_empty() {
-            return core::mem::take(&mut self.rest);
+            return Ok(core::mem::take(&mut self.rest));
         }
-        Lease::from(core::mem::take(&mut self.backlog))
+        Lease::try_from_vec(core::mem::take(&mut self.backlog)).ok_or(NoMemory)
     }
 
     /// True if a frame was begun.
@@ -201,8 +201,8 @@ impl Inbox {
                     self.partial.truncate(consumed);
                     self.scanned = 0;
                     self.missing = 0;
-                    let wire = Lease::from(core::mem::take(&mut self.partial));
-                    return Found::Frame(Frame::new(wire, skip, len));
+                    let wire = Lease::try_from_vec(core::mem::take(&mut self.partial));
+                    return wire.map_or(Found::NoMemory, |wire| Found::Frame(Frame::new(wire, skip, len)));
                 }
                 Ok(Decode::Frame { .. }) => return Found::Bad(UNSOUND),
                 Ok(Decode::More(missing)) => {

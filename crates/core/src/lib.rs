@@ -17,6 +17,7 @@ mod counters;
 mod driver;
 mod frame;
 pub mod framing;
+mod holders;
 mod id;
 mod inbox;
 mod limits;
@@ -47,7 +48,7 @@ pub use observer::Observer;
 pub use outbox::Outbox;
 pub use reach::Reach;
 pub use reason::{Actor, CloseReason};
-pub use shard::{Event, Next, Quota, Shard};
+pub use shard::{Event, Next, Parked, Quota, Shard};
 pub use time::Time;
 
 /// Parts that benchmarks measure one by one. Not for users.

@@ -35,8 +35,14 @@ pub struct Limits {
     /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
     /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Bytes that all connections of one shard hold in outboxes and unfinished frames. Beyond, a connection
-    /// that needs more is closed. Default 1 GiB.
+    /// Bytes that all connections of one shard hold together in outboxes, in frames that are not handed out and in calls that
+    /// wait. Beyond, those that hold most are closed until the rest is below: in the order of the powers of two of what they
+    /// hold, and of connections that hold less than 4 KiB in one of these only if no other is there. From three
+    /// quarters of it on a connection of which a call waits begins no other, and one that takes no frames is not
+    /// received from. At least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`. Default 1 GiB.
+    ///
+    /// A call that waits counts with the size of its future, about 300 bytes, and with its frame if that is on the heap.
+    /// What a handler allocates is not counted, nor are receive buffers, which have `receive_bytes_max`.
     pub held_bytes_max: usize,
     /// Receive buffers of one shard together, at least one buffer and at most 32768 of them. They are taken in
     /// steps of 1 MiB as they are needed. Default 64 MiB. When frames kept by handlers pin half of it, frames
@@ -52,6 +58,12 @@ pub struct Limits {
     pub idle: Option<Duration>,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
     pub write_stalled: Option<Duration>,
+    /// Bytes a second that a peer takes at least while something is being sent to it, 0 to 1 GiB, measured over 10 s, or over
+    /// `write_stalled` if that is shorter; 0 is no bound. A peer that takes everything that it is sent is never too
+    /// slow, and time in which nothing is queued does not count. One that takes nothing has until `write_stalled`, or, if
+    /// that is off, 10 s. Default 240: slower than any modem, and it ends a peer that takes a little now and then to keep
+    /// its connection and outbox for ever.
+    pub write_bytes_per_second_min: usize,
     /// Bytes a second that a peer sends at least while a frame is half received, measured over 10 s; 0 is no bound.
     /// Time in which the server itself holds the connection back does not count. Default 240: slower than any modem,
     /// and it ends a peer that sends a byte now and then to keep a connection and its half frame for ever.
@@ -119,6 +131,7 @@ impl Default for Limits {
             first_frame: Some(Duration::from_secs(30)),
             idle: Some(Duration::from_secs(600)),
             write_stalled: Some(Duration::from_secs(30)),
+            write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
             handler: Some(Duration::from_secs(60)),
             connect: Some(Duration::from_secs(10)),
@@ -195,6 +208,7 @@ impl Limits {
         for (name, value, max) in bytes {
             in_range(name, value as u64, 1, max)?;
         }
+        in_range("write_bytes_per_second_min", self.write_bytes_per_second_min as u64, 0, gib)?;
         in_range("read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
         in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
         in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;

@@ -13,6 +13,8 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::task::Waker;
 
+use ringserve_buf::try_box;
+
 use crate::framing::{Encoding, Payload};
 use crate::outbox::Outbox;
 use crate::{Batch, CloseReason, ConnId, Limits, Reach};
@@ -41,6 +43,9 @@ const REACHED: u16 = 128;
 const WRITING_ENDED: u16 = 256;
 /// Frames are handed out even while the outbox is over its high mark.
 const READS_ON: u16 = 512;
+
+/// The system had no memory for a reply: the connection is aborted.
+const NO_MEMORY: u16 = 1024;
 
 /// What the connections of one shard share.
 pub struct Local {
@@ -117,6 +122,13 @@ impl Local {
         core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
     }
 
+    /// An empty batch. `None` if the system has no memory for one.
+    #[inline]
+    fn spare_batch(&self) -> Option<Box<Batch>> {
+        let spare = self.queues.borrow_mut().spare.pop();
+        if spare.is_some() { spare } else { new_batch() }
+    }
+
     pub(crate) fn recycle(&self, mut batch: Box<Batch>) {
         // Leases are dropped before the queues are borrowed.
         batch.clear();
@@ -130,6 +142,11 @@ impl Local {
     pub(crate) fn drop_spare(&self) {
         self.queues.borrow_mut().spare = Vec::new();
     }
+}
+
+#[cold]
+fn new_batch() -> Option<Box<Batch>> {
+    try_box(Batch::new())
 }
 
 impl fmt::Debug for Local {
@@ -220,7 +237,7 @@ impl Link {
 
     #[inline]
     fn append(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
-        if self.has(GONE | WRITING_ENDED) {
+        if self.has(GONE | WRITING_ENDED | NO_MEMORY) {
             return;
         }
         // Dropped after what follows it: nothing is borrowed then.
@@ -228,24 +245,35 @@ impl Link {
         let mut pending = self.pending.borrow_mut();
         let batch = match &mut *pending {
             Some(batch) => batch,
-            empty => empty.insert(self.local.queues.borrow_mut().spare.pop().unwrap_or_default()),
+            empty => {
+                let Some(batch) = self.local.spare_batch() else {
+                    drop(pending);
+                    core::mem::forget(unfinished);
+                    return self.refuse();
+                };
+                empty.insert(batch)
+            }
         };
         let before = batch.len();
         unfinished.before = before;
         let framed = write(&mut Outbox::new(batch, self.local.lend.get()));
-        let added = if framed {
-            batch.len() - before
-        } else {
+        if !framed || batch.is_refused() {
+            let flag = if framed { NO_MEMORY | ABORT } else { NOT_FRAMED };
             batch.roll_back(before);
-            0
-        };
+            self.set(flag);
+        }
+        let added = batch.len() - before;
         drop(pending);
         core::mem::forget(unfinished);
         self.local.outbox_bytes.set(self.local.outbox_bytes.get() + added);
         self.update_reach();
-        if !framed {
-            self.set(NOT_FRAMED);
-        }
+        self.mark_dirty();
+    }
+
+    /// The system has no memory for a reply, without which the peer cannot go on.
+    #[cold]
+    fn refuse(&self) {
+        self.set(NO_MEMORY | ABORT);
         self.mark_dirty();
     }
 
@@ -288,6 +316,9 @@ impl Link {
 
     /// Why user code ends it, where `otherwise` does not say it all.
     pub(crate) fn end_reason(&self, otherwise: CloseReason) -> CloseReason {
+        if self.has(NO_MEMORY) {
+            return CloseReason::MemoryLimit;
+        }
         let extra = self.extra.take();
         let reason = extra.as_ref().and_then(|extra| extra.reason);
         self.extra.set(extra);

@@ -37,6 +37,9 @@ pub enum CloseReason {
     IdleTimeout,
     /// The peer took no byte for [`Limits::write_stalled`](crate::Limits::write_stalled).
     WriteStalled,
+    /// The peer took what was sent more slowly than
+    /// [`Limits::write_bytes_per_second_min`](crate::Limits::write_bytes_per_second_min).
+    WriteTooSlow,
     /// The peer sent a frame more slowly than
     /// [`Limits::read_bytes_per_second_min`](crate::Limits::read_bytes_per_second_min).
     ReadTooSlow,
@@ -67,8 +70,8 @@ pub enum CloseReason {
     ReplyNotFramed,
     /// The service queued more than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max).
     OutboxFull,
-    /// The shard held more than [`Limits::held_bytes_max`](crate::Limits::held_bytes_max) and this connection
-    /// needed more, or the system had no memory.
+    /// The shard held more than [`Limits::held_bytes_max`](crate::Limits::held_bytes_max) and this connection was
+    /// among those that held most, or the system had no memory for it.
     MemoryLimit,
     /// The server shut down, after the replies.
     Shutdown,
@@ -82,15 +85,15 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// How many different reasons there are.
-    pub const COUNT: usize = 25;
+    pub const COUNT: usize = 26;
 
     /// Who ended the connection.
     pub fn actor(self) -> Actor {
         use CloseReason::*;
         match self {
             PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) => Actor::Peer,
-            FirstFrameTimeout | IdleTimeout | WriteStalled | ReadTooSlow | HeartbeatLost | MemoryLimit
-            | Shutdown | DrainTimeout | Forced => Actor::Server,
+            FirstFrameTimeout | IdleTimeout | WriteStalled | WriteTooSlow | ReadTooSlow | HeartbeatLost
+            | MemoryLimit | Shutdown | DrainTimeout | Forced => Actor::Server,
             UpstreamFailed | ConnectFailed(_) | ConnectTimeout => Actor::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | HandlerPanicked | ReplyNotFramed
             | OutboxFull => Actor::Service,
@@ -132,6 +135,7 @@ impl CloseReason {
             UpstreamFailed => 22,
             ConnectFailed(_) => 23,
             ConnectTimeout => 24,
+            WriteTooSlow => 25,
         }
     }
 
@@ -173,6 +177,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "upstream_failed",
     "connect_failed",
     "connect_timeout",
+    "write_too_slow",
 ];
 
 impl fmt::Display for CloseReason {

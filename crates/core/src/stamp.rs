@@ -1,7 +1,9 @@
 //! Points in time as connections keep them: in 32 bits.
 
+use core::time::Duration;
+
 use crate::Time;
-use crate::wheel::{STEPS_MAX, step_at};
+use crate::wheel::{STEP, STEPS_MAX, step_at};
 
 /// The low 32 bits of a step of the connections' wheel. They come round every 2.28 years, and all that is asked of a stamp
 /// is how long ago it was, modulo that time: a limit that runs is looked at when it is over, 417 days after its stamp at
@@ -16,6 +18,11 @@ pub(crate) const NEVER: u32 = u32::MAX;
 pub(crate) const FOR_EVER: i64 = NEVER as i64;
 
 impl Stamp {
+    /// How long ago this was at `now`, as a step is counted: up to a step more or less.
+    pub(crate) fn age(self, now: Stamp) -> Duration {
+        STEP * now.0.wrapping_sub(self.0)
+    }
+
     /// The step of `time`.
     #[inline]
     pub(crate) fn at(time: Time) -> Stamp {
@@ -60,7 +67,6 @@ impl Timer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::time::Duration;
 
     #[test]
     fn what_is_left_of_a_limit_is_the_same_before_and_after_every_wrap() {

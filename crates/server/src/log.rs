@@ -39,11 +39,18 @@ pub(crate) struct LogObserver {
     upstreams: bool,
     limits: [LineLimit; CloseReason::COUNT],
     accept: LineLimit,
+    held: LineLimit,
 }
 
 impl LogObserver {
     pub(crate) fn new(shard: usize) -> LogObserver {
-        LogObserver { shard, upstreams: false, limits: Default::default(), accept: LineLimit::default() }
+        LogObserver {
+            shard,
+            upstreams: false,
+            limits: Default::default(),
+            accept: LineLimit::default(),
+            held: LineLimit::default(),
+        }
     }
 
     /// For connections that the server makes.
@@ -56,6 +63,21 @@ impl Observer for LogObserver {
     fn opened(&mut self, _now: Time, id: ConnId, peer: Option<SocketAddr>) {
         let what = if self.upstreams { "connected to an upstream" } else { "connection opened" };
         guarded(|| debug!(shard = self.shard, %id, ?peer, "{what}"));
+    }
+
+    fn over_held_bytes_max(&mut self, now: Time, id: ConnId, bytes: usize, held: usize) {
+        if self.held.allows(now) {
+            guarded(|| {
+                warn!(
+                    shard = self.shard,
+                    %id,
+                    bytes,
+                    held,
+                    upstream = self.upstreams,
+                    "held_bytes_max is reached; the connection that holds most is closed"
+                );
+            });
+        }
     }
 
     fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {

@@ -12,7 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use ringserve_core::{Block, ConnId, Frame};
+use ringserve_buf::{has_room_for, try_box};
+use ringserve_core::{Block, ConnId, Frame, Parked};
 
 use crate::cx::Cx;
 use crate::guard::guard;
@@ -22,6 +23,19 @@ use crate::shard::Shard;
 
 /// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
 const SPARE_MAX: usize = 1024;
+
+/// The two counts of an `Rc` or an `Arc`.
+const COUNTS: usize = 2 * size_of::<usize>();
+
+/// What the allocator takes for a block: its own word, in steps of 16, 32 at least (glibc's).
+const fn allocated(bytes: usize) -> usize {
+    let block = (bytes + size_of::<usize>()).next_multiple_of(16);
+    match bytes {
+        0 => 0,
+        _ if block < 32 => 32,
+        _ => block,
+    }
+}
 
 /// What goes into a slot's future, and what comes out. Frame and connection lie apart, since each is moved the
 /// way it was written: a processor waits when it reads in one piece what it just wrote in several.
@@ -62,6 +76,8 @@ struct Slot<S: Service, Fut> {
     waker: Waker,
     /// The connection of the call that waits here.
     id: Option<ConnId>,
+    /// Bytes that the state machine counts for that call.
+    bytes: usize,
     /// That connection's other calls that wait, in a list.
     prev: Option<u32>,
     next: Option<u32>,
@@ -77,7 +93,7 @@ where
         Tasks { service, make, slots: Vec::new(), free: Vec::new(), shard }
     }
 
-    /// Calls the service. `Err` with the slot's number if the call waits.
+    /// Calls the service. `Err` with the slot's number if the call waits, or with `None` if the system has no memory for it.
     ///
     /// # Panics
     /// If the call does; [`recover`](Tasks::recover) must be called then.
@@ -87,28 +103,38 @@ where
         id: ConnId,
         block: Rc<Block<S::Session>>,
         frame: Frame,
-    ) -> Result<Result<(), S::Error>, u32> {
+    ) -> Result<Result<(), S::Error>, Option<u32>> {
         let task = match self.free.last() {
             Some(task) => *task,
-            None => self.grow(),
+            None => self.grow().ok_or(None)?,
         };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
-            empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task)),
+            empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task).ok_or(None)?),
         };
         slot.job.frame.set(frame);
         slot.job.block.set(Some(block));
         slot.poll().ok_or_else(|| {
             slot.id = Some(id);
             self.free.pop();
-            task
+            Some(task)
         })
     }
 
-    /// Lists a call that waits before its connection's others, of which `next` is the first.
-    pub(crate) fn list(&mut self, task: u32, next: Option<u32>) {
+    /// Bytes of memory that a call holds while it waits, beside its frame.
+    pub(crate) const fn call_bytes(&self) -> usize {
+        allocated(size_of::<Fut>())
+            + allocated(size_of::<Job<S>>() + COUNTS)
+            + allocated(size_of::<TaskWaker>() + COUNTS)
+            + size_of::<Option<Slot<S, Fut>>>()
+            + size_of::<u32>()
+    }
+
+    /// Lists a call that waits before its connection's others, of which `parked.next` is the first.
+    pub(crate) fn list(&mut self, task: u32, parked: Parked) {
+        let Parked { next, bytes } = parked;
         if let Some(slot) = self.slot(task) {
-            slot.next = next;
+            (slot.next, slot.bytes) = (next, bytes);
         }
         if let Some(slot) = next.and_then(|next| self.slot(next)) {
             slot.prev = Some(task);
@@ -132,27 +158,29 @@ where
         next
     }
 
-    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late. With the
-    /// result comes the connection's next call that waits.
-    pub(crate) fn resume(&mut self, task: u32) -> Option<(ConnId, Resumed<S::Error>, Option<u32>)> {
+    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
+    pub(crate) fn resume(&mut self, task: u32) -> Option<Ended<S::Error>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is no call: the next one here must be woken again.
         slot.wake.taken();
-        let id = slot.id?;
-        match guard(|| slot.poll()) {
-            Some(None) => None,
-            Some(Some(result)) => {
-                let next = self.unlist(task);
+        let (id, bytes) = (slot.id?, slot.bytes);
+        let polled = guard(|| slot.poll());
+        if let Some(None) = polled {
+            return None;
+        }
+        let next = self.unlist(task);
+        let result = match polled.flatten() {
+            Some(result) => {
                 self.release(task);
-                Some((id, Resumed::Done(result), next))
+                Resumed::Done(result)
             }
             None => {
-                let next = self.unlist(task);
                 self.discard(task);
                 self.free.push(task);
-                Some((id, Resumed::Panicked, next))
+                Resumed::Panicked
             }
-        }
+        };
+        Some(Ended { id, result, next, bytes })
     }
 
     /// Drops a connection's calls that wait, `first` and those listed behind it.
@@ -186,11 +214,16 @@ where
         let _ = guard(move || drop(slot));
     }
 
-    fn grow(&mut self) -> u32 {
+    /// One slot more. `None` if the system has no memory for it.
+    #[cold]
+    fn grow(&mut self) -> Option<u32> {
+        self.slots.try_reserve(1).ok()?;
+        // Every slot may be free at once.
+        self.free.try_reserve(self.slots.len() + 1 - self.free.len()).ok()?;
         let task = self.slots.len() as u32;
         self.slots.push(None);
         self.free.push(task);
-        task
+        Some(task)
     }
 
     fn release(&mut self, task: u32) {
@@ -204,17 +237,32 @@ where
     }
 }
 
-/// What became of a call that was woken and does not wait any more.
+/// A call that was woken and does not wait any more.
+pub(crate) struct Ended<E> {
+    pub id: ConnId,
+    pub result: Resumed<E>,
+    /// The connection's call that was listed behind it.
+    pub next: Option<u32>,
+    /// Bytes that the state machine counted for it.
+    pub bytes: usize,
+}
+
+/// What became of it.
 pub(crate) enum Resumed<E> {
     Done(Result<(), E>),
     Panicked,
 }
 
 impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
-    fn new<Make>(service: &Rc<S>, make: &Make, shard: &Shard, task: u32) -> Slot<S, Fut>
+    /// `None` if the system has no memory for it.
+    #[cold]
+    fn new<Make>(service: &Rc<S>, make: &Make, shard: &Shard, task: u32) -> Option<Slot<S, Fut>>
     where
         Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     {
+        if !has_room_for::<Job<S>>() || !has_room_for::<TaskWaker>() {
+            return None;
+        }
         let job = Rc::new(Job {
             block: Cell::default(),
             frame: Cell::default(),
@@ -223,8 +271,8 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
         });
         let wake = TaskWaker::new(shard.remote(), task);
         let waker = wake.waker();
-        let future = Box::pin(make(service.clone(), job.clone()));
-        Slot { future, job, wake, waker, id: None, prev: None, next: None }
+        let future = Box::into_pin(try_box(make(service.clone(), job.clone()))?);
+        Some(Slot { future, job, wake, waker, id: None, bytes: 0, prev: None, next: None })
     }
 
     /// The result, if the call is done.

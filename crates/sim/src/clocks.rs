@@ -10,7 +10,7 @@ use ringserve_core::Limits;
 
 use crate::kernel::STEP;
 
-/// Nanoseconds over which a half received frame's rate is measured.
+/// Nanoseconds over which a half received frame's rate is measured, and that at which a peer takes what is sent.
 pub const READ_WINDOW: u64 = 10_000_000_000;
 
 /// How much later than it says a limit may be carried out: stamps are rounded down by a step and times up by one,
@@ -219,5 +219,52 @@ impl Clocks {
         let (freed_at, freed) = self.freed;
         let came = self.arrived_since(span) + if freed_at > span { freed } else { 0 };
         (came < Clocks::wanted(limits)).then_some("read_bytes_per_second_min")
+    }
+}
+
+/// How fast a peer takes what the core sends: the core looks again and again at how much of a send it took, and sends
+/// the rest on.
+#[derive(Debug, Default)]
+pub struct WriteRate {
+    /// When the send in flight began, or the last look that found bytes taken, and the bytes taken until then.
+    since: Option<(u64, usize)>,
+    /// The bytes that will have been taken when all of it is.
+    end: usize,
+}
+
+impl WriteRate {
+    /// The core sends `bytes` of a connection whose peer took `taken` so far. Panics if it goes on with a send of which the
+    /// peer took too little, at `least` bytes a second.
+    pub fn sent(&mut self, bytes: usize, taken: usize, least: usize, now: u64) {
+        let rest = taken < self.end;
+        if let Some((since, before)) = self.since
+            && rest
+            && taken > before
+        {
+            let time = (now - since).saturating_sub(2 * STEP);
+            let enough = (taken - before) as u128 * 1_000_000_000 >= least as u128 * u128::from(time);
+            assert!(enough, "a peer took {} bytes in {} ns, and stays", taken - before, now - since);
+        }
+        if !rest || self.since.is_none_or(|(_, before)| taken > before) {
+            self.since = Some((now, taken));
+        }
+        self.end = taken + bytes;
+    }
+
+    /// True if the peer took too little, at `least` bytes a second, since the send began or it was last seen to take
+    /// enough.
+    pub fn is_too_slow(&self, limits: &Limits, taken: usize, now: u64) -> bool {
+        let Some((since, before)) = self.since else { return false };
+        let stalled = limits.write_stalled.map(|time| time.as_nanos() as u64);
+        let time = now + STEP - since;
+        let looked = time >= stalled.unwrap_or(READ_WINDOW).min(READ_WINDOW / 2);
+        let wanted = limits.write_bytes_per_second_min as u128 * u128::from(time);
+        let slow = (taken - before) as u128 * 1_000_000_000 < wanted;
+        looked && slow && (taken > before || stalled.is_none())
+    }
+
+    /// Since when the peer took nothing.
+    pub fn untaken_since(&self, taken: usize) -> Option<u64> {
+        self.since.filter(|(_, before)| *before == taken).map(|(since, _)| since)
     }
 }

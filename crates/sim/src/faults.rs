@@ -147,6 +147,9 @@ named! {
         RingRenewed "buffer ring replaced by a quiet shard",
         RenewRefused "kernel refuses another buffer ring",
         Lent "frame lent to a send",
+        CallsHeldBack "no more calls of a connection since memory is tight",
+        HeavyGoes "connection that holds much ends since memory is tight",
+        LightGoes "connection that holds little ends since memory is tight",
         Dry "pool empty while receives wait",
     }
 }

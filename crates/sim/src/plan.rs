@@ -134,7 +134,7 @@ impl Plan {
         let connections_max =
             if passes_on || rng.one_in(3) { rng.range(1, 6) } else { rng.range(4, 40) } as usize;
         let ring_entries = buffers.next_power_of_two() >> rng.below(2).min(buffers.ilog2() as u64);
-        let tight_memory = rng.one_in(12);
+        let tight_memory = rng.one_in(6);
         let sizes = draw_sizes(rng, framing, payload_max, buffer_bytes, buffers, tight_memory);
         let slow = rng.one_in(4);
         let elsewhere = passes_on.then(|| Elsewhere::draw(rng, connections_max));
@@ -237,7 +237,7 @@ fn draw_sizes(
         outbox_bytes_low: rng.below(outbox_bytes_high as u64 + 1) as usize,
         outbox_bytes_max,
         inbox_bytes_high,
-        held_bytes_max: if tight_memory { needed } else { 1 << 30 },
+        held_bytes_max: if tight_memory { needed.max(rng.pick(&[1, 8192, 16_384])) } else { 1 << 30 },
         receive_bytes_max: buffers * buffer_bytes,
         receive_buffer_bytes: buffer_bytes,
         calls_in_flight_max: if rng.one_in(3) { 1 } else { rng.range(2, 4) as u16 },
@@ -255,7 +255,12 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
     Limits {
         first_frame: if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) },
         idle,
-        write_stalled: maybe(rng, 40, 1000),
+        write_stalled: if slow && rng.one_in(2) { maybe(rng, 40, 25_000) } else { maybe(rng, 40, 1000) },
+        write_bytes_per_second_min: match rng.below(4) {
+            0 | 1 => 0,
+            2 => 240,
+            _ => rng.spread(500, 100_000) as usize,
+        },
         read_bytes_per_second_min: match slow {
             true => rng.spread(1, 400) as usize,
             false => rng.pick(&[0, 1, 240]),

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use ringserve_core::CloseReason;
 
 use crate::bytes::{self, AnyFraming};
-use crate::clocks::{Clocks, Sealed};
+use crate::clocks::{Clocks, Sealed, WriteRate};
 use crate::peer::Peer;
 
 /// A frame of the peer's script, as places in `wire`.
@@ -139,6 +139,8 @@ pub struct Sock {
     pub looked_at_from: u64,
     /// The calls that wait, as tasks, the oldest first.
     pub waiting: Vec<u32>,
+    /// No other may begin.
+    pub calls_full: bool,
     /// Those of them that wait until there is room in the outbox.
     pub wants_room: usize,
     /// When the first of those calls began, or another one was done.
@@ -155,6 +157,8 @@ pub struct Sock {
     pub sent_turn: u64,
     /// ... and when that was.
     pub sent_at: u64,
+    /// How fast the peer takes what is sent.
+    pub rate: WriteRate,
     /// The core has a send in flight.
     pub untold: bool,
     /// When the kernel last took a byte of a reply.
@@ -207,6 +211,7 @@ impl Sock {
             opened_at: 0,
             looked_at_from: 0,
             waiting: Vec::new(),
+            calls_full: false,
             wants_room: 0,
             waiting_since: 0,
             held: false,
@@ -215,6 +220,7 @@ impl Sock {
             pings: VecDeque::new(),
             sent_turn: 0,
             sent_at: 0,
+            rate: WriteRate::default(),
             untold: false,
             taken_at: 0,
             active_at: 0,

@@ -6,6 +6,8 @@ use crate::service::Parked;
 struct Task {
     /// `None` while it runs.
     parked: Option<Parked>,
+    /// What the shard counts for it.
+    bytes: usize,
     prev: Option<u32>,
     next: Option<u32>,
 }
@@ -19,13 +21,18 @@ pub struct Tasks {
 impl Tasks {
     /// Room for a call that begins to wait.
     pub fn add(&mut self, parked: Parked) -> u32 {
-        let task = Some(Task { parked: Some(parked), prev: None, next: None });
+        let task = Some(Task { parked: Some(parked), bytes: 0, prev: None, next: None });
         let free = self.slots.iter().position(Option::is_none);
         match free {
             Some(free) => self.slots[free] = task,
             None => self.slots.push(task),
         }
         free.unwrap_or(self.slots.len() - 1) as u32
+    }
+
+    /// What the shard counts for a call.
+    pub fn count(&mut self, task: u32, bytes: usize) {
+        self.at(task).bytes = bytes;
     }
 
     /// Lists a call before its connection's others, of which `next` is the first.
@@ -73,16 +80,16 @@ impl Tasks {
         self.at(task).parked = Some(parked);
     }
 
-    /// A call is done: the one behind it.
-    pub fn remove(&mut self, task: u32) -> Option<u32> {
-        let Task { prev, next, .. } = self.slots[task as usize].take().expect("a call is done once");
+    /// A call is done: the one behind it, and what the shard counted for it.
+    pub fn remove(&mut self, task: u32) -> (Option<u32>, usize) {
+        let Task { prev, next, bytes, .. } = self.slots[task as usize].take().expect("a call is done once");
         if let Some(prev) = prev {
             self.at(prev).next = next;
         }
         if let Some(next) = next {
             self.at(next).prev = prev;
         }
-        next
+        (next, bytes)
     }
 
     /// Drops `first` and all that are listed behind it. Returns what they are called, and whose they are.

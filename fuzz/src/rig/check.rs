@@ -77,6 +77,10 @@ impl Rig {
                 assert!(limits.write_stalled.is_some());
                 false
             }
+            WriteTooSlow => {
+                assert!(limits.write_bytes_per_second_min > 0);
+                false
+            }
             Closed | Refused | HandlerError | ReplyNotFramed => true,
             _ => false,
         };
@@ -134,7 +138,7 @@ impl Rig {
                 assert!(send || room, "{id}: other threads wait for room, and nothing makes it");
             }
             let frame = talk.opened && matches!(talk.next(self.plan.kind, usize::MAX), Start::Frame(..));
-            let held = calls >= limits.calls_in_flight_max.into() || send || talk.bad;
+            let held = self.shard.calls_are_full(*id) || send || talk.bad;
             assert!(held || !frame, "{id}: a frame waits for nothing");
             let receives = wire.receive.armed || wire.read_over || !talk.opened;
             assert!(held || receives, "{id}: nobody listens to the peer");

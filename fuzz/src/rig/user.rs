@@ -180,12 +180,13 @@ impl Rig {
                     self.tasks.push(None);
                 }
                 let block = task.block.clone();
-                let next = self.shard.handler_parked(id, free as u32);
+                let parked = self.shard.handler_parked(id, free as u32, 100);
+                let next = parked.next;
                 assert_eq!(next.is_some(), self.calls(&block).next().is_some(), "calls before this one");
                 if next.is_none() {
                     self.talks[block.session.peer].waits_since = self.now;
                 }
-                task.next = next;
+                (task.next, task.bytes) = (next, parked.bytes);
                 self.tasks[free] = Some(*task);
                 return true;
             }
@@ -207,9 +208,9 @@ impl Rig {
             before.next = task.next;
         }
         self.talks[task.block.session.peer].waits_since = self.now;
-        let next = task.next;
+        let (next, bytes) = (task.next, task.bytes);
         drop(task);
-        self.shard.handler_done(id, index as u32, next);
+        self.shard.handler_done(id, index as u32, next, bytes);
         if self.settle(id, end) {
             self.run_frames(id);
         }

@@ -8,6 +8,8 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 
+use ringserve_buf::has_room_for;
+
 use super::{Event, Shard};
 use crate::conn::Conn;
 use crate::framing::Framing;
@@ -201,7 +203,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.asked -= 1;
         let (local, now) = (&self.local, self.now);
         let mut made = None;
-        if self.takes_newcomers() {
+        if self.takes_newcomers() && has_room_for::<Block<S>>() {
             made = self.conns.insert_with(|id| {
                 let link = Link::new(id, local.clone(), peer, listener);
                 Conn::new(Rc::new(Block { link, session }), now)

@@ -4,6 +4,7 @@ use super::Shard;
 use crate::Observer;
 use crate::conn::{Connecting, State, describe};
 use crate::framing::Framing;
+use crate::holders::class_of;
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Panics if anything contradicts itself. Linear in the number of connections, so debug builds call it only
@@ -19,7 +20,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.conns.invariants();
         self.wheel.invariants();
         assert!(self.current.is_empty(), "bytes of the last completion are left");
-        let (mut inbox_bytes, mut outbox_bytes) = (0, 0);
+        let (mut inbox_bytes, mut outbox_bytes, mut call_bytes, mut listed) = (0, 0, 0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
@@ -56,8 +57,18 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 assert!(moves, "frames wait for nothing: {}", text());
             }
             outbox_bytes += conn.link().map_or(0, |link| link.outbox_bytes());
+            let calls = self.holders.call_bytes_of(index);
+            assert!(calls == 0 || conn.has_handler(), "calls that are done hold memory: {}", text());
+            call_bytes += calls;
+            let class = self.holders.class(index);
+            listed += usize::from(class > 0);
+            assert!(class == 0 || conn.block.is_some(), "listed, and holds nothing: {}", text());
+            let keeps = calls + conn.inbox.as_ref().map_or(0, |inbox| inbox.held_bytes());
+            assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
         }
         assert_eq!(inbox_bytes, self.inbox_bytes, "bytes held in inboxes");
+        assert_eq!(call_bytes, self.holders.call_bytes(), "bytes held by calls");
+        assert_eq!(listed, self.holders.invariants(), "slots that are free are listed");
         assert_eq!(outbox_bytes, self.local.outbox_bytes(), "bytes held in outboxes");
     }
 }

@@ -65,6 +65,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn begin_closing(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = conn.block.take() else { return };
+        self.holders.forget(self.conns.index(id));
+        let Some(conn) = self.conns.get_mut(id) else { return };
         // What waits for room may be a task, which is not dropped with the connection.
         block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
         block.link.end();

@@ -3,6 +3,8 @@
 use alloc::boxed::Box;
 use alloc::rc::Rc;
 
+use ringserve_buf::has_room_for;
+
 use super::{Event, Shard, expect_conn};
 use crate::conn::{Conn, Connecting, State};
 use crate::framing::Framing;
@@ -22,7 +24,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Begins to connect. [`Event::Connected`] says that the connection is there, [`Event::Ended`] that it will not be;
     /// nothing may be queued for it before. `None` if there is no slot or no memory for it, or the shard drains.
     pub fn connect(&mut self, address: Address, session: S) -> Option<ConnId> {
-        if self.has_stopped() || !self.has_slot() || !self.accepting.take_quota() {
+        if self.has_stopped()
+            || !self.has_slot()
+            || !has_room_for::<Block<S>>()
+            || !self.accepting.take_quota()
+        {
             return None;
         }
         let (local, now) = (&self.local, self.now);

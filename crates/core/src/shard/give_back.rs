@@ -11,12 +11,6 @@ use crate::{Observer, Op};
 const RESTARTED_MAX: usize = 1024;
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
-    /// Bytes in outboxes and in inboxes.
-    #[inline]
-    pub fn held_bytes(&self) -> usize {
-        self.inbox_bytes + self.local.outbox_bytes()
-    }
-
     /// Frees what is kept for the next use, and stops every receive, which is armed again once it has ended: between the two
     /// [`Driver::give_back`](crate::Driver::give_back) finds none armed. Call it before
     /// [`end_turn`](Shard::end_turn), when the shard is quiet.

@@ -24,6 +24,7 @@ mod close;
 mod connect;
 mod drain;
 mod give_back;
+mod held;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -41,6 +42,7 @@ use ringserve_buf::{Lease, Pool};
 
 use crate::conn::{Conn, NO_HANDLER, Times};
 use crate::framing::{FrameError, Framing};
+use crate::holders::Holders;
 use crate::link::{Block, Local};
 use crate::slots::Slots;
 use crate::stamp::Stamp;
@@ -52,6 +54,7 @@ use crate::{
 use accept::Accepting;
 pub use accept::Quota;
 use drain::Drain;
+use held::Sends;
 use work::Work;
 
 /// What the caller has to do.
@@ -115,6 +118,15 @@ pub enum Next<S> {
     Bad(FrameError, Rc<Block<S>>),
 }
 
+/// What [`Shard::handler_parked`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parked {
+    /// The connection's former first call, behind which the caller lists this one.
+    pub next: Option<u32>,
+    /// Bytes that were counted for the call, which [`Shard::handler_done`] takes back.
+    pub bytes: usize,
+}
+
 /// The connections of one core. See the module's text for the order of calls.
 pub struct Shard<S, F: Framing, O: Observer = ()> {
     limits: Limits,
@@ -140,12 +152,19 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     current: Lease,
     current_id: Option<ConnId>,
     work: Work,
+    /// Frames at hand lie on the heap, or receive memory is short: what each pins is looked at.
+    weighs_frames: bool,
+    /// Bytes on the heap that the frame handed out last pins, and that nothing else counts. Only if it was looked at.
+    frame_bytes: usize,
     /// Connections with bytes left over for a later turn, in the order in which they get one.
     runnable: VecDeque<ConnId>,
     /// Those of them that had a batch in this turn: they come after all that had none.
     served: VecDeque<ConnId>,
     /// Memory in inboxes.
     inbox_bytes: usize,
+    holders: Holders,
+    /// Connections for which much was sent, and when, the oldest first: what they hold counts once it does not leave.
+    sends_watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
     /// ... always, since the driver's buffers must not be kept.
@@ -189,9 +208,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             current: Lease::empty(),
             current_id: None,
             work: Work::default(),
+            weighs_frames: false,
+            frame_bytes: 0,
             runnable: VecDeque::new(),
             served: VecDeque::new(),
             inbox_bytes: 0,
+            holders: Holders::new(),
+            sends_watched: VecDeque::new(),
             short_of_buffers: false,
             copy_always: false,
             drain: None,
@@ -298,6 +321,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// Ends a turn: carries out what user code asked for since the last one, and sends what is queued.
     pub fn end_turn(&mut self) {
+        if !self.sends_watched.is_empty() {
+            self.settle_sends(Sends::Settled);
+        }
         self.flush();
         if cfg!(debug_assertions) {
             self.invariants();
@@ -332,11 +358,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
     }
 
-    /// A call waits. Once as many do as may ([`Limits::calls_in_flight_max`]) no frame is handed out until
-    /// [`handler_done`](Shard::handler_done). `handler` is what the caller calls it; the answer is the connection's
-    /// former first one, behind which the caller lists it. [`Event::Ended`] brings the first one back.
-    pub fn handler_parked(&mut self, id: ConnId, handler: u32) -> Option<u32> {
-        let conn = self.conns.get_mut(id)?;
+    /// A call waits, with the frame handed out last, and holds `bytes` of memory beside that. Once as many do as may
+    /// ([`Limits::calls_in_flight_max`]), or memory is tight, no frame is handed out until
+    /// [`handler_done`](Shard::handler_done). `handler` is what the caller calls it. [`Event::Ended`] brings the first one
+    /// back.
+    pub fn handler_parked(&mut self, id: ConnId, handler: u32, bytes: usize) -> Parked {
+        let mut bytes = bytes + if self.weighs_frames { self.frame_bytes } else { 0 };
+        let index = self.conns.index(id);
+        let Some(conn) = self.conns.get_mut(id) else { return Parked { next: None, bytes: 0 } };
         let next = conn.has_handler().then_some(conn.handler);
         if next.is_none() {
             conn.since = Stamp::at(self.now);
@@ -345,15 +374,31 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         conn.calls += 1;
         conn.calls_full = conn.calls >= self.limits.calls_in_flight_max;
         self.arm(id);
-        next
+        // A connection that ended during the call, or just now, holds nothing.
+        if self.block(id).is_none() {
+            bytes = 0;
+        } else if !self.holders.add_call(index, bytes) {
+            bytes = 0;
+            self.abort(id, CloseReason::MemoryLimit);
+        } else {
+            self.check_held(id);
+        }
+        if self.is_tight()
+            && let Some(conn) = self.conns.get_mut(id)
+        {
+            conn.calls_full = true;
+        }
+        Parked { next, bytes }
     }
 
     /// A call that waited is done: call [`next_frame`](Shard::next_frame) again. `next` is the one listed behind
-    /// it, which is the first one now if this was.
-    pub fn handler_done(&mut self, id: ConnId, handler: u32, next: Option<u32>) {
+    /// it, which is the first one now if this was; `bytes` is what [`handler_parked`](Shard::handler_parked) answered.
+    pub fn handler_done(&mut self, id: ConnId, handler: u32, next: Option<u32>, bytes: usize) {
         self.work.begin_batch();
         let now = Stamp::at(self.now);
+        let index = self.conns.index(id);
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
+        self.holders.remove_call(index, bytes);
         if conn.handler == handler {
             conn.handler = next.unwrap_or(NO_HANDLER);
         }
@@ -376,6 +421,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// True if bytes of the connection wait for room in a later turn.
     pub fn is_runnable(&self, id: ConnId) -> bool {
         self.conns.get(id).is_some_and(|conn| conn.runnable)
+    }
+
+    /// True if no other call of a connection may begin before one that waits is done.
+    pub fn calls_are_full(&self, id: ConnId) -> bool {
+        self.conns.get(id).is_some_and(|conn| conn.calls_full)
     }
 
     /// A connection's link and session, until it ended.

@@ -1,16 +1,19 @@
 //! Received bytes on their way to the service.
 
-use alloc::boxed::Box;
+use alloc::rc::Rc;
 
-use ringserve_buf::Lease;
+use ringserve_buf::{Lease, try_box};
 
 use super::{Event, Next, Shard, expect_conn};
 use crate::conn::{Conn, Intake, State};
 use crate::framing::Framing;
-use crate::inbox::{Found, cut};
-use crate::link::Link;
+use crate::inbox::{Found, Inbox, cut};
+use crate::link::{Block, Link};
 use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Frame, Observer, Op, ReceiveEnd};
+
+/// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
+const FRAME_BYTES: usize = 96;
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn received(&mut self, id: ConnId, lease: Lease) {
@@ -31,6 +34,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         } else if conn.takes_frames() && conn.waiting_bytes() == 0 {
             self.current = lease;
             self.current_id = Some(id);
+            self.weighs_frames = self.short_of_buffers;
             self.has_frames = Some(id);
         } else {
             self.hold(id, lease, false);
@@ -82,22 +86,23 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 return self.settle(id);
             }
             if self.current.is_empty() {
-                let Some(inbox) = conn.inbox.as_mut().filter(|inbox| inbox.waiting_bytes() > 0) else {
+                if conn.waiting_bytes() == 0 {
                     // What is left has no bytes, and would go on pinning its buffer.
                     self.current = Lease::empty();
                     if conn.inbox.is_some() || conn.input_ended || conn.paused || self.drain.is_some() {
                         self.out_of_bytes(id);
                     }
                     return Next::Nothing;
-                };
+                }
                 if self.work.is_batch_over() {
                     return self.settle(id);
                 }
-                let before = inbox.held_bytes();
-                self.current = inbox.take();
-                self.current_id = Some(id);
-                self.inbox_bytes -= before - inbox.held_bytes();
-            } else if self.work.is_batch_over() {
+                if !self.take_waiting(id) {
+                    return self.no_memory(id);
+                }
+                continue;
+            }
+            if self.work.is_batch_over() {
                 return self.settle(id);
             }
             debug_assert_eq!(self.current_id, Some(id), "frames of two connections at once");
@@ -109,6 +114,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     let found = inbox.finish(&*self.framing, &mut self.current, max);
                     self.inbox_bytes += inbox.held_bytes();
                     conn.inbox = Some(inbox);
+                    self.weighs_frames = true;
                     found
                 }
                 None => cut(&*self.framing, &mut self.current, max),
@@ -120,7 +126,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     self.work.take_frame();
                     self.counters.frames += 1;
                     self.observer.frame(self.now, id, frame.wire().len());
-                    return Next::Frame(self.roomy(frame), block);
+                    if self.weighs_frames {
+                        return self.weigh(id, frame, block);
+                    }
+                    return Next::Frame(frame, block);
                 }
                 Found::More(missing) => self.begin_partial(id, missing),
                 Found::Bad(error) => {
@@ -128,31 +137,58 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     self.drop_input(id);
                     return Next::Bad(error, block);
                 }
-                Found::NoMemory => {
-                    self.abort(id, CloseReason::MemoryLimit);
-                    return self.no_frame();
-                }
+                Found::NoMemory => return self.no_memory(id),
             }
         }
     }
 
-    /// While receive memory is short a frame is copied, so that it pins no more than itself.
-    #[inline]
-    fn roomy(&mut self, frame: Frame) -> Frame {
-        if !self.short_of_buffers || frame.pinned_bytes() < 2 * frame.wire().len() {
-            return frame;
+    /// Goes on with bytes from the inbox. False if the system has no memory.
+    #[inline(never)]
+    fn take_waiting(&mut self, id: ConnId) -> bool {
+        let Some(inbox) = self.conns.get_mut(id).and_then(|conn| conn.inbox.as_mut()) else { return false };
+        let before = inbox.held_bytes();
+        let taken = inbox.take();
+        self.inbox_bytes -= before - inbox.held_bytes();
+        (self.current, self.current_id, self.weighs_frames) = (taken.unwrap_or_default(), Some(id), true);
+        !self.current.is_empty()
+    }
+
+    #[cold]
+    fn no_memory(&mut self, id: ConnId) -> Next<S> {
+        self.abort(id, CloseReason::MemoryLimit);
+        self.no_frame()
+    }
+
+    /// Looks at what a frame pins. It is copied, so that it pins no more
+    /// than itself, while receive memory is short, and where it would keep what was received behind other calls that wait. What
+    /// it pins of the heap counts if its call waits. `None` if the system has no memory.
+    #[inline(never)]
+    fn weigh(&mut self, id: ConnId, frame: Frame, block: Rc<Block<S>>) -> Next<S> {
+        let calls_wait = self.conns.get(id).is_some_and(Conn::has_handler);
+        let (pinned, wire) = (frame.pinned_bytes(), frame.wire().len());
+        let pooled = frame.is_pooled();
+        if pinned >= 2 * wire && (self.short_of_buffers || (calls_wait && !pooled)) {
+            self.counters.frames_copied += 1;
+            self.frame_bytes = wire + FRAME_BYTES;
+            let skip = frame.as_ptr() as usize - frame.wire().as_ptr() as usize;
+            let Some(copy) = Lease::try_copy_of(frame.wire()) else { return self.no_memory(id) };
+            return Next::Frame(Frame::new(copy, skip, frame.len()), block);
         }
-        self.counters.frames_copied += 1;
-        let skip = frame.as_ptr() as usize - frame.wire().as_ptr() as usize;
-        let len = frame.len();
-        Frame::new(Lease::copy_of(frame.wire()), skip, len)
+        // What is left of the lease goes back to the inbox, which counts all of it, as long as no other call takes it
+        // from there.
+        let counted = !self.current.is_empty() && self.limits.calls_in_flight_max == 1;
+        self.frame_bytes = if pooled || counted { 0 } else { pinned + FRAME_BYTES };
+        Next::Frame(frame, block)
     }
 
     /// What is left of the lease is the start of a frame.
     fn begin_partial(&mut self, id: ConnId, missing: usize) {
         let lease = core::mem::take(&mut self.current);
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let inbox = conn.inbox.get_or_insert_with(Box::default);
+        if conn.inbox.is_none() {
+            conn.inbox = try_box(Inbox::default());
+        }
+        let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         if !inbox.has_partial() {
             let before = inbox.held_bytes();
             let begun = inbox.begin(&lease, missing, Stamp::at(self.now));
@@ -240,27 +276,26 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // What the service holds open is held back as ever.
         let cut = conn.is_cut();
-        let inbox = conn.inbox.get_or_insert_with(Box::default);
+        if conn.inbox.is_none() {
+            conn.inbox = try_box(Inbox::default());
+        }
+        let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();
         let kept = if front { inbox.put_back(lease) } else { inbox.put(lease) };
         self.inbox_bytes = self.inbox_bytes + inbox.held_bytes() - before;
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
         }
-        if inbox.waiting_bytes() >= self.limits.inbox_bytes_high && !conn.paused && !cut {
+        let waiting = inbox.waiting_bytes();
+        let tight = self.is_tight();
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if (tight || waiting >= self.limits.inbox_bytes_high) && !conn.paused && !cut {
             conn.paused = true;
             self.counters.receives_paused += 1;
             self.observer.paused(self.now, id, true);
             self.sync_receive(id);
         }
         self.check_held(id);
-    }
-
-    /// Ends a connection that made the shard hold too much.
-    pub(super) fn check_held(&mut self, id: ConnId) {
-        if self.inbox_bytes + self.local.outbox_bytes() > self.limits.held_bytes_max {
-            self.abort(id, CloseReason::MemoryLimit);
-        }
     }
 
     /// Throws away what was received of a connection and is not a frame yet.

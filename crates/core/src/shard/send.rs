@@ -5,8 +5,9 @@ use alloc::boxed::Box;
 use super::{Event, Shard, expect_conn};
 use crate::conn::State;
 use crate::framing::Framing;
+use crate::holders::LISTED_BYTES;
 use crate::stamp::Stamp;
-use crate::{Batch, CloseReason, ConnId, Observer, Op, SendEnd};
+use crate::{Batch, CloseReason, ConnId, Limits, Observer, Op, SendEnd};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Looks at every connection user code touched.
@@ -15,9 +16,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // comes in the next turn.
         let mut dirty = core::mem::take(&mut self.scratch);
         self.local.swap_dirty(&mut dirty);
-        for id in dirty.drain(..) {
-            self.flush_one(id);
+        for id in &dirty {
+            self.flush_one(*id);
         }
+        if self.held_bytes() > self.limits.held_bytes_max {
+            self.relieve(&dirty);
+        }
+        dirty.clear();
         self.scratch = dirty;
     }
 
@@ -31,7 +36,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return self.obey(id, over_max);
         }
         self.start_send(id);
-        self.check_held(id);
         self.close_if_quiet(id);
     }
 
@@ -60,6 +64,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             // It may have been started in this turn, when nothing waited for its end yet. Now something does, if
             // only what is queued behind it.
             self.send_awaited = true;
+            if conn.link().is_some_and(|link| link.outbox_bytes() >= LISTED_BYTES) {
+                self.watch_send(id);
+            }
             return;
         }
         let Some(block) = &conn.block else { return };
@@ -71,7 +78,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         };
         self.counters.sends += 1;
         self.observer.sending(self.now, id, batch.len());
+        let much = batch.len() >= LISTED_BYTES;
         self.send(id, batch);
+        if much {
+            self.watch_send(id);
+        }
     }
 
     /// Everything has left, and nothing more will be sent: FIN, while receiving goes on.
@@ -95,14 +106,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             && conn.link().is_some_and(|link| !link.is_awaited() && !link.refuses());
         self.send_awaited |= !nobody_waits || self.drain.is_some();
         // The other limits are not nearer than they were.
-        let sooner = i64::from(self.times.write_stalled) < conn.timer.left(conn.send_at);
+        let sooner = i64::from(self.times.write_look) < conn.timer.left(conn.send_at);
         self.ops.push(Op::Send { id, batch });
         if sooner {
             self.arm(id);
         }
     }
 
-    pub(super) fn sent(&mut self, id: ConnId, batch: Box<Batch>, end: SendEnd) {
+    pub(super) fn sent(&mut self, id: ConnId, mut batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.sending = false;
         conn.send_stopping = false;
@@ -120,10 +131,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 debug_assert!(batch.is_empty(), "a send ended before its end");
                 self.local.recycle(batch);
             }
-            // The write limit asked for it, to see whether the peer takes anything at all.
+            // A write limit asked for it, to see how much the peer takes.
             SendEnd::Stopped if batch.is_empty() => self.local.recycle(batch),
-            SendEnd::Stopped if left > 0 => rest = Some(batch),
-            SendEnd::Stopped => return self.abort(id, CloseReason::WriteStalled),
+            SendEnd::Stopped => {
+                let now = Stamp::at(self.now);
+                if let Some(reason) = write_limit(&self.limits, &mut batch, left, conn.send_at, now) {
+                    return self.abort(id, reason);
+                }
+                rest = Some(batch);
+            }
             SendEnd::Error(errno) => return self.end(id, CloseReason::of_errno(errno), true),
         }
         let waits = conn.held_back || block.link.is_awaited();
@@ -150,6 +166,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 // Replies may be queued behind it.
                 self.send_awaited = true;
                 self.send(id, batch);
+                self.watch_send(id);
             }
             None if more => self.start_send(id),
             None => {}
@@ -161,5 +178,26 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             self.drained(id);
         }
         self.close_if_quiet(id);
+    }
+}
+
+/// Why a peer is closed at `now` that took `bytes` of a send since the last look at `looked_at`, if it is.
+#[cold]
+#[inline(never)]
+fn write_limit(
+    limits: &Limits,
+    batch: &mut Batch,
+    bytes: usize,
+    looked_at: Stamp,
+    now: Stamp,
+) -> Option<CloseReason> {
+    let time = batch.untaken_since.get_or_insert(looked_at).age(now);
+    match limits.write_stalled {
+        Some(stalled) if bytes == 0 => (time >= stalled).then_some(CloseReason::WriteStalled),
+        _ => {
+            let least = limits.write_bytes_per_second_min as u128 * time.as_millis() / 1000;
+            batch.untaken_since = Some(now);
+            ((bytes as u128) < least).then_some(CloseReason::WriteTooSlow)
+        }
     }
 }

@@ -2,11 +2,13 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
-use super::{Event, Next, Quota, Shard};
+use super::{Event, Next, Parked, Quota, Shard};
 use crate::framing::LengthPrefix;
 use crate::{
     Address, Batch, CloseHow, CloseReason, Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time,
@@ -60,8 +62,12 @@ fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
 
 #[test]
 fn who_waits_for_the_outbox_hears_of_a_send_that_was_stopped_and_goes_on() {
-    let (mut shard, id) =
-        with_connection(Limits { outbox_bytes_high: 10, outbox_bytes_low: 5, ..Limits::default() });
+    let (mut shard, id) = with_connection(Limits {
+        outbox_bytes_high: 10,
+        outbox_bytes_low: 5,
+        write_bytes_per_second_min: 0,
+        ..Limits::default()
+    });
     let mut batch = hold_back(&mut shard, id);
     shard.begin_turn(at(3), 0);
     batch.advance(batch.len() - 3);
@@ -128,7 +134,7 @@ fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
     let (mut now, mut turns) = (opened, 0);
     loop {
         shard.end_turn();
-        let ops: alloc::vec::Vec<Op> = shard.take_ops().collect();
+        let ops: Vec<Op> = shard.take_ops().collect();
         if shard.block(id).is_none() {
             return (turns, now - opened);
         }
@@ -183,7 +189,7 @@ fn connecting(limits: Limits, first: u32, max: usize) -> (Tested, ConnId) {
     shard.begin_turn(Time::ZERO, 0);
     let id = shard.connect(address(), ()).unwrap();
     shard.end_turn();
-    let ops: alloc::vec::Vec<Op> = shard.take_ops().collect();
+    let ops: Vec<Op> = shard.take_ops().collect();
     assert!(matches!(&ops[..], [Op::Connect { id: of, address: to }] if *of == id && **to == address()));
     (shard, id)
 }
@@ -227,12 +233,12 @@ fn a_connect_that_takes_too_long_is_stopped_and_closed_once_it_has_ended() {
     let Some(Event::Ended { reason, .. }) = shard.next_event() else { panic!("it ended") };
     assert_eq!(reason, CloseReason::ConnectTimeout);
     shard.end_turn();
-    assert!(matches!(shard.take_ops().collect::<alloc::vec::Vec<_>>()[..], [Op::ConnectStop { .. }]));
+    assert!(matches!(shard.take_ops().collect::<Vec<_>>()[..], [Op::ConnectStop { .. }]));
     // It came after all.
     shard.complete(Completion::Connected { id, result: Ok(()) });
     assert!(shard.next_event().is_none());
     shard.end_turn();
-    assert!(matches!(shard.take_ops().collect::<alloc::vec::Vec<_>>()[..], [Op::Close { .. }]));
+    assert!(matches!(shard.take_ops().collect::<Vec<_>>()[..], [Op::Close { .. }]));
 }
 
 #[test]
@@ -247,7 +253,7 @@ fn all_are_closed_and_none_is_made_any_more() {
     shard.close_all(Time::from_nanos(u64::MAX));
     assert_eq!(shard.connect(address(), ()), None);
     shard.end_turn();
-    let ops: alloc::vec::Vec<Op> = shard.take_ops().collect();
+    let ops: Vec<Op> = shard.take_ops().collect();
     let stops = |op: &Op| matches!(op, Op::ConnectStop { id } if *id == second);
     assert!(ops.iter().any(|op| matches!(op, Op::Shutdown { .. })) && ops.iter().any(stops), "{ops:?}");
     assert_eq!(shard.counters().closed_for(CloseReason::Shutdown), 2);
@@ -314,16 +320,16 @@ fn a_delayed_drain_accepts_until_it_is_time_and_force_cuts_it_short() {
 }
 
 /// Frames handed out to each connection, in order, until it has none for now.
-fn frames_of(shard: &mut Tested, id: ConnId, handed: &mut alloc::vec::Vec<ConnId>) {
+fn frames_of(shard: &mut Tested, id: ConnId, handed: &mut Vec<ConnId>) {
     while let Next::Frame(..) = shard.next_frame(id) {
         handed.push(id);
     }
 }
 
 /// A shard with `count` connections, each of which may be handed frames.
-fn with_connections(count: usize) -> (Tested, alloc::vec::Vec<ConnId>) {
+fn with_connections(count: usize, limits: Limits) -> (Tested, Vec<ConnId>) {
     let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
-    let mut shard: Tested = Shard::new(Limits::default(), count, 1, LengthPrefix::default(), pool, ());
+    let mut shard: Tested = Shard::new(limits, count, 1, LengthPrefix::default(), pool, ());
     shard.begin_turn(Time::ZERO, count);
     let ids = (0..count as u64).map(|number| {
         shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
@@ -338,15 +344,15 @@ fn with_connections(count: usize) -> (Tested, alloc::vec::Vec<ConnId>) {
     (shard, ids)
 }
 
-fn empty_frames(count: usize) -> alloc::vec::Vec<u8> {
-    alloc::vec![0; 4 * count]
+fn empty_frames(count: usize) -> Vec<u8> {
+    vec![0; 4 * count]
 }
 
 #[test]
 fn a_frame_waits_for_one_batch_of_each_other_connection() {
-    let (mut shard, mut ids) = with_connections(501);
+    let (mut shard, mut ids) = with_connections(501, Limits::default());
     let pinger = ids.pop().unwrap();
-    let mut handed = alloc::vec::Vec::new();
+    let mut handed = Vec::new();
     shard.begin_turn(at(1), 500);
     for &id in &ids {
         receive_later(&mut shard, id, &empty_frames(2000));
@@ -394,8 +400,8 @@ fn a_frame_waits_for_one_batch_of_each_other_connection() {
 
 #[test]
 fn connections_that_wait_leave_the_turn_to_news_while_there_is_more() {
-    let (mut shard, ids) = with_connections(500);
-    let mut handed = alloc::vec::Vec::new();
+    let (mut shard, ids) = with_connections(500, Limits::default());
+    let mut handed = Vec::new();
     let mut turn = |shard: &mut Tested, completions, receives: &[ConnId]| {
         handed.clear();
         shard.begin_turn(at(1), completions);
@@ -422,8 +428,8 @@ fn connections_that_wait_leave_the_turn_to_news_while_there_is_more() {
 
 #[test]
 fn a_connection_alone_has_its_frames_in_one_row() {
-    let (mut shard, ids) = with_connections(1);
-    let mut handed = alloc::vec::Vec::new();
+    let (mut shard, ids) = with_connections(1, Limits::default());
+    let mut handed = Vec::new();
     shard.begin_turn(at(1), 1);
     receive_later(&mut shard, ids[0], &empty_frames(1024));
     assert_eq!(shard.take_frames(), Some(ids[0]));
@@ -435,22 +441,22 @@ fn a_connection_alone_has_its_frames_in_one_row() {
 #[test]
 fn an_end_behind_exactly_one_batch_is_heard() {
     for frames in [31, 32, 33, 64] {
-        let (mut shard, ids) = with_connections(1);
+        let (mut shard, ids) = with_connections(1, Limits::default());
         let id = ids[0];
-        let mut handed = alloc::vec::Vec::new();
+        let mut handed = Vec::new();
         shard.bound_turn(32, 32);
         shard.begin_turn(at(1), 2);
         // A call waits while the rest arrives.
         receive_later(&mut shard, id, &empty_frames(1));
         assert_eq!(shard.take_frames(), Some(id));
         assert!(matches!(shard.next_frame(id), Next::Frame(..)));
-        shard.handler_parked(id, 7);
+        shard.handler_parked(id, 7, 0);
         assert!(matches!(shard.next_frame(id), Next::Nothing));
         receive_later(&mut shard, id, &empty_frames(frames));
         shard.complete(Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Eof });
         shard.end_turn();
         shard.begin_turn(at(2), 0);
-        shard.handler_done(id, 7, None);
+        shard.handler_done(id, 7, None, 0);
         frames_of(&mut shard, id, &mut handed);
         shard.end_turn();
         for _ in 0..4 {
@@ -469,7 +475,7 @@ fn an_end_behind_exactly_one_batch_is_heard() {
 
 /// The turns of a shard with probes, as steps of its clock, and how many: for that many connections, all silent since the
 /// first turn, behind these bytes.
-fn probes(connections: u32, bytes: &[u8]) -> alloc::vec::Vec<(u64, usize)> {
+fn probes(connections: u32, bytes: &[u8]) -> Vec<(u64, usize)> {
     let limits = Limits { first_frame: None, idle: None, read_bytes_per_second_min: 0, ..Limits::default() };
     let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
     let mut shard: Tested = Shard::new(limits, connections as usize, 1, LengthPrefix::default(), pool, ());
@@ -486,7 +492,7 @@ fn probes(connections: u32, bytes: &[u8]) -> alloc::vec::Vec<(u64, usize)> {
     shard.end_turn();
     shard.take_ops().for_each(drop);
     let mut now = Time::ZERO;
-    let mut turns = alloc::vec::Vec::new();
+    let mut turns = Vec::new();
     while turns.iter().map(|(_, count)| count).sum::<usize>() < connections as usize {
         shard.begin_turn(now, 0);
         shard.end_turn();
@@ -510,4 +516,254 @@ fn probes_of_connections_silent_together_are_spread() {
         let took = turns.last().unwrap().0 - turns[0].0;
         assert!(span.contains(&took), "{took} steps");
     }
+}
+
+/// The batch that is sent to a connection.
+fn sent_to(shard: &mut Tested, id: ConnId) -> Option<Box<Batch>> {
+    shard.end_turn();
+    shard.take_ops().fold(None, |found, op| match op {
+        Op::Send { id: to, batch } if to == id => Some(batch),
+        _ => found,
+    })
+}
+
+/// Sends much to a peer that takes what `takes` says in each interval in which the shard looks. Returns the seconds after which
+/// it looked, and why and when the connection ended, within five minutes.
+fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, Option<(CloseReason, u64)>) {
+    let (mut shard, id) = with_connection(limits);
+    shard.block(id).unwrap().link.write(&[b'r'; 1 << 20]);
+    let mut batch = sent_to(&mut shard, id);
+    let mut looks = Vec::new();
+    for tenths in 1..3000 {
+        let now = Time::ZERO + Duration::from_millis(100 * tenths);
+        shard.begin_turn(now, 0);
+        shard.end_turn();
+        if !shard.take_ops().any(|op| matches!(op, Op::SendStop { .. })) {
+            continue;
+        }
+        let mut stopped = batch.take().expect("a send is in flight");
+        stopped.advance(takes(looks.len()));
+        looks.push(tenths / 10);
+        shard.complete(Completion::Sent { id, batch: stopped, end: SendEnd::Stopped });
+        while let Some(event) = shard.next_event() {
+            if let Event::Ended { reason, .. } = event {
+                return (looks, Some((reason, tenths / 10)));
+            }
+        }
+        batch = sent_to(&mut shard, id);
+    }
+    (looks, None)
+}
+
+/// Limits under which only those of writing count.
+fn write_limits(write_stalled: Option<u64>, write_bytes_per_second_min: usize) -> Limits {
+    let write_stalled = write_stalled.map(Duration::from_secs);
+    Limits { first_frame: None, idle: None, write_stalled, write_bytes_per_second_min, ..Limits::default() }
+}
+
+#[test]
+fn a_peer_that_takes_a_little_now_and_then_is_too_slow() {
+    let limits = write_limits(Some(30), 240);
+    // Each time just before it would be stalled.
+    let (_, end) = trickle(limits.clone(), |look| if look % 3 == 2 { 1000 } else { 0 });
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 30)));
+    let (_, end) = trickle(limits.clone(), |_| 2300);
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
+    // What it took at first is no credit.
+    let (_, end) = trickle(limits, |look| if look == 0 { 500_000 } else { 1 });
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 20)));
+}
+
+#[test]
+fn a_peer_that_takes_enough_stays_however_it_comes() {
+    let (_, end) = trickle(write_limits(Some(30), 240), |_| 2500);
+    assert_eq!(end, None);
+    // A window that opens every 20 s.
+    let (_, end) = trickle(write_limits(Some(30), 240), |look| if look % 2 == 1 { 5100 } else { 0 });
+    assert_eq!(end, None);
+    let (looks, end) = trickle(write_limits(Some(30), 0), |_| 1);
+    assert_eq!((looks[0], end), (30, None), "without a rate a byte is enough");
+}
+
+#[test]
+fn a_peer_that_takes_nothing_has_its_whole_time() {
+    for stalled in [1, 7, 10, 11, 25, 30, 100] {
+        let (looks, end) = trickle(write_limits(Some(stalled), 240), |_| 0);
+        assert_eq!(looks.len() as u64, stalled.div_ceil(10), "looks of {stalled} s");
+        let (reason, seconds) = end.expect("it ends");
+        assert_eq!(reason, CloseReason::WriteStalled);
+        assert!((stalled..=stalled + 1).contains(&seconds), "{stalled} s took {seconds} s");
+    }
+    let (_, end) = trickle(write_limits(None, 240), |_| 0);
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
+    assert_eq!(trickle(write_limits(None, 0), |_| 0), (Vec::new(), None));
+}
+
+/// Ends a turn. Returns the connections that ended in it.
+fn ended(shard: &mut Tested) -> Vec<ConnId> {
+    shard.end_turn();
+    let mut ended = Vec::new();
+    while let Some(event) = shard.next_event() {
+        if let Event::Ended { id, reason, .. } = event {
+            assert_eq!(reason, CloseReason::MemoryLimit);
+            ended.push(id);
+        }
+    }
+    ended
+}
+
+/// 8 half frames of 10 KB and one of 20 KB: 100 KB, where 110 KB may be held.
+fn nearly_full() -> (Tested, Vec<ConnId>) {
+    let limits = Limits {
+        frame_bytes_max: 100_000,
+        outbox_bytes_max: 100_000,
+        outbox_bytes_high: 100_000,
+        held_bytes_max: 110_000,
+        ..Limits::default()
+    };
+    let (mut shard, ids) = with_connections(12, limits);
+    shard.begin_turn(at(1), 0);
+    for (n, id) in ids[..9].iter().enumerate() {
+        let mut half = Vec::from([0, 0, 0x80, 0]);
+        half.resize(if n == 4 { 20_000 } else { 10_000 }, b'h');
+        receive(&mut shard, *id, &half);
+    }
+    assert_eq!(ended(&mut shard), []);
+    (shard, ids)
+}
+
+#[test]
+fn a_reply_that_leaves_at_once_ends_who_holds_most_and_not_its_own() {
+    let (mut shard, ids) = nearly_full();
+    for (turn, ends) in [(0, vec![ids[4]]), (1, vec![]), (2, vec![ids[0], ids[1]])] {
+        shard.begin_turn(at(1) + Duration::from_millis(turn), 0);
+        // More than any of those who have been holding it, and they go first all the same.
+        for id in &ids[9..] {
+            shard.block(*id).unwrap().link.write(&vec![b'r'; [5_000, 4_000, 6_000][turn as usize]]);
+        }
+        assert_eq!(ended(&mut shard), ends, "turn {turn}");
+    }
+}
+
+#[test]
+fn what_is_queued_counts_once_it_does_not_leave() {
+    let (mut shard, ids) = nearly_full();
+    shard.begin_turn(at(1), 0);
+    shard.block(ids[9]).unwrap().link.write(&[b'r'; 9_000]);
+    assert_eq!(ended(&mut shard), []);
+    // Of two in the same list the one that came first goes; this one is in the next.
+    shard.block(ids[9]).unwrap().link.write(&[b'r'; 500]);
+    assert_eq!(ended(&mut shard), []);
+    shard.begin_turn(at(2), 0);
+    shard.block(ids[9]).unwrap().link.write(&[b'r'; 60_000]);
+    assert_eq!(ended(&mut shard), [ids[9]], "it does not take what was sent a second ago");
+}
+
+#[test]
+fn where_nothing_is_held_for_long_the_heaviest_reply_goes() {
+    let (mut shard, ids) = with_connections(
+        12,
+        Limits {
+            outbox_bytes_max: 100_000,
+            frame_bytes_max: 100_000,
+            held_bytes_max: 100_000,
+            ..Limits::default()
+        },
+    );
+    shard.begin_turn(at(1), 0);
+    for (n, id) in ids.iter().enumerate() {
+        shard.block(*id).unwrap().link.write(&vec![b'r'; if n == 3 { 60_000 } else { 5_000 }]);
+    }
+    assert_eq!(ended(&mut shard), [ids[3]]);
+}
+
+#[test]
+fn calls_that_wait_are_counted_and_hold_back_others_where_memory_is_tight() {
+    let limits = Limits {
+        calls_in_flight_max: 1000,
+        frame_bytes_max: 10_000,
+        outbox_bytes_max: 10_000,
+        outbox_bytes_high: 10_000,
+        inbox_bytes_high: 10_000,
+        outbox_bytes_low: 1000,
+        held_bytes_max: 40_000,
+        ..Limits::default()
+    };
+    let (mut shard, ids) = with_connections(3, limits);
+    shard.begin_turn(at(1), 0);
+    let mut parked = Vec::new();
+    for id in &ids {
+        shard.complete(Completion::Received { id: *id, lease: Lease::copy_of(&[0, 0, 0, 0].repeat(100)) });
+        assert!(shard.take_frames().is_some());
+        while let Next::Frame(..) = shard.next_frame(*id) {
+            parked.push((*id, shard.handler_parked(*id, parked.len() as u32, 1000)));
+        }
+    }
+    assert_eq!(ended(&mut shard), [], "calls close no connection");
+    let calls = |id| parked.iter().filter(|(of, _)| *of == id).count();
+    assert_eq!((calls(ids[1]), calls(ids[2])), (1, 1), "each has one call at a time");
+    let held = shard.held_bytes();
+    assert!((30_000..40_000).contains(&held) && held >= parked.len() * 1000, "{held} bytes");
+    // One is done, and the next one begins.
+    let (id, call) = parked.pop().unwrap();
+    shard.handler_done(id, parked.len() as u32, call.next, call.bytes);
+    assert!(matches!(shard.next_frame(id), Next::Frame(..)));
+    shard.handler_parked(id, 1000, 1000);
+    assert!(matches!(shard.next_frame(id), Next::Nothing));
+    shard.end_turn();
+    ids.iter().for_each(|id| shard.abort(*id, CloseReason::Aborted));
+    assert_eq!(shard.held_bytes(), 0);
+}
+
+/// Frames of four bytes, on the heap as bytes are that had to wait.
+const BLOCK: usize = 400;
+
+/// A connection with as many calls that wait as may, and a block of frames behind them.
+fn with_calls_and_a_block_behind(calls_in_flight_max: u16) -> (Tested, ConnId, Vec<Parked>) {
+    let (mut shard, id) = with_connection(Limits { calls_in_flight_max, ..Limits::default() });
+    shard.begin_turn(at(1), 0);
+    let first = [0; 4].repeat(usize::from(calls_in_flight_max));
+    shard.complete(Completion::Received { id, lease: Lease::copy_of(&first) });
+    assert!(shard.take_frames().is_some());
+    let mut calls = Vec::new();
+    while let Next::Frame(..) = shard.next_frame(id) {
+        calls.push(shard.handler_parked(id, calls.len() as u32, 1000));
+    }
+    shard.complete(Completion::Received { id, lease: Lease::copy_of(&[0; BLOCK]) });
+    shard.end_turn();
+    (shard, id, calls)
+}
+
+#[test]
+fn a_tiny_frame_behind_other_calls_pins_no_more_than_itself() {
+    let (mut shard, id, calls) = with_calls_and_a_block_behind(2);
+    shard.begin_turn(at(2), 0);
+    shard.handler_done(id, 1, calls[1].next, calls[1].bytes);
+    let Next::Frame(frame, _) = shard.next_frame(id) else { panic!("a frame") };
+    assert_eq!((frame.pinned_bytes(), shard.counters().frames_copied), (4, 1));
+    let parked = shard.handler_parked(id, 1, 1000);
+    assert!((1004..1200).contains(&parked.bytes), "{parked:?}");
+    assert!(matches!(shard.next_frame(id), Next::Nothing));
+    shard.end_turn();
+}
+
+#[test]
+fn the_last_frame_of_a_block_counts_with_all_that_it_pins() {
+    let (mut shard, id, mut calls) = with_calls_and_a_block_behind(1);
+    shard.begin_turn(at(2), 0);
+    for n in 1..=BLOCK / 4 {
+        let before = calls.pop().unwrap();
+        shard.handler_done(id, 0, None, before.bytes);
+        let Next::Frame(frame, _) = shard.next_frame(id) else { panic!("frame {n}") };
+        assert_eq!(frame.pinned_bytes(), BLOCK, "it is not copied");
+        calls.push(shard.handler_parked(id, 0, 1000));
+        assert!(matches!(shard.next_frame(id), Next::Nothing));
+        // Before the last one the inbox counts the block.
+        assert!(
+            (1000 + BLOCK..1200 + BLOCK).contains(&shard.held_bytes()),
+            "{} after {n}",
+            shard.held_bytes()
+        );
+    }
+    shard.end_turn();
 }

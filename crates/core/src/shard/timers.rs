@@ -4,7 +4,7 @@
 //! limit is worked out anew: so a frame costs no move on the wheel.
 
 use super::{Event, Shard};
-use crate::conn::{Due, READ_WINDOW};
+use crate::conn::{Due, RATE_WINDOW};
 use crate::framing::Framing;
 use crate::stamp::{Stamp, Timer};
 use crate::wheel::step_at;
@@ -61,7 +61,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 Due::ReadRate => {
                     // While receive memory is short it is not the peer's fault.
-                    let wanted = self.limits.read_bytes_per_second_min * READ_WINDOW.as_secs() as usize;
+                    let wanted = self.limits.read_bytes_per_second_min * RATE_WINDOW.as_secs() as usize;
                     let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(Stamp::at(self.now)));
                     if !starved && came.is_some_and(|came| came < wanted) {
                         self.finish(id, CloseReason::ReadTooSlow);

@@ -362,14 +362,18 @@ pub(super) fn announce(
     info!("driver: {}", chosen.reason());
     info!(
         "limits: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
-         shard; first frame within {}, idle {}, write stalled {}, handler {}, drain {:?}",
+         shard, {} MiB held; first frame within {}, idle {}, write stalled {}, at least {} bytes a second written \
+         and {} read, handler {}, drain {:?}",
         chosen.connections_max(),
         chosen.connections(),
         limits.frame_bytes_max,
         limits.receive_bytes_max >> 20,
+        limits.held_bytes_max >> 20,
         or_off(limits.first_frame),
         or_off(limits.idle),
         or_off(limits.write_stalled),
+        limits.write_bytes_per_second_min,
+        limits.read_bytes_per_second_min,
         or_off(limits.handler),
         limits.drain,
     );

@@ -72,7 +72,7 @@ impl Shard {
     ///
     /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket
     /// options are those of accepted connections ([`SocketOptions`](crate::SocketOptions)). Of the
-    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stalled` and `linger` hold, with bounds and
+    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stalled`, `write_bytes_per_second_min` and `linger` hold, with bounds and
     /// counters of their own; there is no limit on how long an upstream may be silent.
     ///
     /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued

@@ -29,7 +29,7 @@ use crate::remote::{Mail, Order, Post, Remote};
 use crate::running::ShardReport;
 use crate::service::Service;
 use crate::stream::{UPSTREAM, Upstreams};
-use crate::tasks::{Job, Resumed, Tasks};
+use crate::tasks::{Ended, Job, Resumed, Tasks};
 use crate::wake::Attention;
 
 pub use context::Shard;
@@ -608,9 +608,10 @@ where
                 Next::Frame(frame, block) => match self.tasks.start(id, block, frame) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => return self.failed(id, error),
-                    Err(task) => {
-                        let next = self.core.handler_parked(id, task);
-                        self.tasks.list(task, next);
+                    Err(None) => return self.core.abort(id, CloseReason::MemoryLimit),
+                    Err(Some(task)) => {
+                        let parked = self.core.handler_parked(id, task, self.tasks.call_bytes());
+                        self.tasks.list(task, parked);
                     }
                 },
                 Next::Nothing => return,
@@ -657,9 +658,9 @@ where
                 }
                 continue;
             }
-            let Some((id, resumed, next)) = self.tasks.resume(task) else { continue };
-            self.core.handler_done(id, task, next);
-            match resumed {
+            let Some(Ended { id, result, next, bytes }) = self.tasks.resume(task) else { continue };
+            self.core.handler_done(id, task, next, bytes);
+            match result {
                 Resumed::Done(Ok(())) => {
                     self.run_frames(id);
                     self.work_off();

@@ -71,6 +71,7 @@ impl Session {
             | CloseReason::ConnectTimeout
             | CloseReason::IdleTimeout
             | CloseReason::WriteStalled
+            | CloseReason::WriteTooSlow
             | CloseReason::ReadTooSlow
             | CloseReason::HeartbeatLost
             | CloseReason::HandlerTimeout
@@ -127,7 +128,8 @@ impl Session {
         let pinned = unread.pinned_bytes();
         let small = unread.len() < KEPT_BYTES_MIN || unread.len() * KEPT_SHARE_MIN < pinned;
         let copies = unread.is_pooled() && small;
-        self.unread.set(if copies { Lease::copy_of(&unread) } else { unread });
+        let copy = if copies { Lease::try_copy_of(&unread) } else { None };
+        self.unread.set(copy.unwrap_or(unread));
     }
 
     /// Wakes this one when everything was read.
@@ -193,6 +195,7 @@ mod tests {
             (CloseReason::FirstFrameTimeout, TimedOut),
             (CloseReason::IdleTimeout, TimedOut),
             (CloseReason::WriteStalled, TimedOut),
+            (CloseReason::WriteTooSlow, TimedOut),
             (CloseReason::ReadTooSlow, TimedOut),
             (CloseReason::HeartbeatLost, TimedOut),
             (CloseReason::HandlerTimeout, TimedOut),

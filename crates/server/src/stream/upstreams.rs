@@ -42,7 +42,14 @@ pub(crate) struct Upstreams {
     shard: Shard,
     attempts: HashMap<ConnId, Rc<Attempt>>,
     /// By index of the slot: what goes on once everything was read.
-    readers: Vec<Option<(Arc<TaskWaker>, Waker)>>,
+    readers: Vec<Option<Reader>>,
+}
+
+struct Reader {
+    wake: Arc<TaskWaker>,
+    waker: Waker,
+    /// Bytes that the state machine counts for what is not read.
+    bytes: usize,
 }
 
 impl Upstreams {
@@ -196,7 +203,10 @@ impl Upstreams {
                 session.spill();
                 let index = id.slot() - self.first;
                 session.wake_when_read(self.reader(index));
-                self.core.handler_parked(id, index);
+                let parked = self.core.handler_parked(id, index, 0);
+                if let Some(Some(reader)) = self.readers.get_mut(index as usize) {
+                    reader.bytes = parked.bytes;
+                }
             }
         }
     }
@@ -206,23 +216,24 @@ impl Upstreams {
         if self.readers.len() <= index as usize {
             self.readers.resize_with(index as usize + 1, || None);
         }
-        let (wake, waker) = self.readers[index as usize].get_or_insert_with(|| {
+        let reader = self.readers[index as usize].get_or_insert_with(|| {
             let wake = TaskWaker::new(self.shard.remote(), index | UPSTREAM);
             let waker = wake.waker();
-            (wake, waker)
+            Reader { wake, waker, bytes: 0 }
         });
-        wake.taken();
-        waker.clone()
+        reader.wake.taken();
+        reader.waker.clone()
     }
 
     /// The bytes of a slot's connection were read.
     pub(crate) fn resume(&mut self, index: u32) {
-        let Some(Some((wake, _))) = self.readers.get(index as usize) else { return };
-        wake.taken();
+        let Some(Some(reader)) = self.readers.get(index as usize) else { return };
+        reader.wake.taken();
+        let bytes = reader.bytes;
         let Some(id) = self.core.id_at(index) else { return };
         // The slot may be another's by now.
         if self.core.block(id).is_some_and(|block| !block.session.has_unread()) {
-            self.core.handler_done(id, index, None);
+            self.core.handler_done(id, index, None, bytes);
             self.feed(id);
             self.work_off();
         }

@@ -22,8 +22,8 @@ fn is_orderly(reason: CloseReason) -> bool {
         | UpstreamFailed => true,
         // There is nobody to whom anything could be said.
         ConnectFailed(_) | ConnectTimeout => false,
-        PeerReset | WriteStalled | Aborted | HandlerPanicked | OutboxFull | MemoryLimit | DrainTimeout
-        | Forced | System(_) => false,
+        PeerReset | WriteStalled | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull | MemoryLimit
+        | DrainTimeout | Forced | System(_) => false,
         other => panic!("unknown reason {other}"),
     }
 }
@@ -119,9 +119,9 @@ impl State {
         );
     }
 
-    /// True if as many calls of a connection wait as may.
+    /// True if as many calls of a connection wait as may, also since memory is tight.
     pub fn calls_are_full(&self, sock: &Sock) -> bool {
-        sock.waiting.len() >= usize::from(self.plan.limits.calls_in_flight_max)
+        sock.calls_full
     }
 
     /// True if a whole frame reached the core and not the service.
@@ -165,7 +165,12 @@ impl State {
             BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame),
             IdleTimeout => over(sock.was_active(now), limits.idle) && idle && sock.idle_is_fair(),
-            WriteStalled => over(sock.taken_at, limits.write_stalled) && sock.taken < sock.owed.len(),
+            WriteStalled => {
+                let since = sock.rate.untaken_since(sock.taken);
+                let stalled = since.is_some_and(|since| over(since, limits.write_stalled));
+                stalled && over(sock.taken_at, limits.write_stalled) && sock.taken < sock.owed.len()
+            }
+            WriteTooSlow => sock.rate.is_too_slow(limits, sock.taken, now) && sock.taken < sock.owed.len(),
             // A peer that has sent FIN cannot answer, and owes no more bytes.
             HeartbeatLost => sock.clocks.heartbeat_is_lost(limits, now) && !then.ended,
             ReadTooSlow => then.half && sock.clocks.read_is_too_slow(limits, now) && !then.ended,

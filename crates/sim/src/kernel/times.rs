@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use ringserve_core::Limits;
+
 use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
-use crate::clocks::{LATE_MAX, Look};
+use crate::clocks::{LATE_MAX, Look, READ_WINDOW};
 use crate::faults::Fault;
 use crate::sock::excuse;
 
@@ -20,6 +22,21 @@ const RESET_HEARD_BUSY: Duration = Duration::from_secs(1);
 /// How late a connect that takes too long may be given up: the shard's clock, a turn that takes long, and as many turns
 /// as a cancel may need.
 const CONNECT_LATE: u64 = 3 * STEP + 2 * STALL_MAX;
+
+/// How long a send is in flight at most until the core looks at how much of it was taken.
+fn look_after(limits: &Limits) -> Option<Duration> {
+    let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW));
+    limits.write_stalled.into_iter().chain(window).min()
+}
+
+/// ... and at least: a limit longer than that is looked at in equal parts.
+fn look_before(limits: &Limits) -> Option<Duration> {
+    let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW / 2));
+    match limits.write_stalled {
+        Some(stalled) => Some(window.map_or(stalled, |window| window.min(stalled))),
+        None => window.map(|window| 2 * window),
+    }
+}
 
 impl State {
     /// A shard without a timer may have no connection with a time limit.
@@ -38,7 +55,7 @@ impl State {
             Some(_) if !sock.fin_read && !sock.reset && !self.is_stopping(tag) => Some("linger"),
             Some(_) => None,
             None if busy && self.is_stopping(tag) => None,
-            None if busy => limits.write_stalled.map(|_| "write_stalled"),
+            None if busy => look_after(limits).map(|_| "write_stalled"),
             None if self.is_deaf(tag) && !self.is_stopping(tag) => Some("the reset"),
             None if limits.heartbeat.is_some() && !sock.fin_read && !sock.fin_asked => Some("heartbeat"),
             None if !sock.waiting.is_empty() => limits.handler.map(|_| "handler"),
@@ -68,7 +85,10 @@ impl State {
                 _ if stopping => false,
                 Some((at, _)) => over(at, Some(limits.linger)),
                 None if !sock.opened => false,
-                None if busy => over(sock.sent_at, limits.write_stalled),
+                None if busy => {
+                    let since = sock.rate.untaken_since(sock.taken).unwrap_or(u64::MAX / 2);
+                    over(sock.sent_at, look_after(&limits)) || over(since, limits.write_stalled)
+                }
                 None if deaf => over(sock.active_at + slots * STEP, Some(RESET_HEARD)),
                 None if !sock.waiting.is_empty() => false,
                 None => {
@@ -131,7 +151,7 @@ impl State {
         let spread = self.table.len() as u64 * STEP;
         let deaf = unsought && now > sock.active_at + heard_in.as_nanos() as u64 + spread + LATE_MAX;
         // Nothing is limited while a send is being stopped: its end tells all there is to know.
-        let stalled = limits.write_stalled.map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
+        let stalled = look_before(limits).map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
         let stopping = sock.untold && now >= stalled;
         let limits = limits.clone();
         // A window ends when somebody looks, and the next one begins then.

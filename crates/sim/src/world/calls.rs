@@ -6,10 +6,15 @@ use super::World;
 use crate::faults::Fault;
 use crate::service::{self, Called, Parked};
 
+/// What a call that waits holds beside its frame: large, so that calls count where memory is tight.
+const CALL_BYTES: usize = 4000;
+
 impl World {
     pub(super) fn run_frames(&mut self, id: ConnId) {
         loop {
-            match self.core.next_frame(id) {
+            let next = self.core.next_frame(id);
+            self.check_relieved();
+            match next {
                 Next::Frame(frame, block) => {
                     let mut state = self.state.borrow_mut();
                     state.log(|| {
@@ -22,7 +27,9 @@ impl World {
                     );
                     let called = service::call(&mut state, id, &block, frame);
                     drop(state);
-                    if !self.settle(id, called) {
+                    let goes_on = self.settle(id, called);
+                    self.check_relieved();
+                    if !goes_on {
                         return;
                     }
                 }
@@ -47,7 +54,9 @@ impl World {
                 let sock = &mut state.socks[tag];
                 sock.wants_room += usize::from(parked.wants_room.is_some());
                 let task = self.tasks.add(parked);
-                let next = self.core.handler_parked(id, task);
+                let parked = self.core.handler_parked(id, task, CALL_BYTES);
+                let next = parked.next;
+                self.tasks.count(task, parked.bytes);
                 assert_eq!(next, sock.waiting.last().copied(), "{id}: another's handler, or none");
                 if next.is_none() {
                     sock.waiting_since = self.now.as_nanos();
@@ -56,6 +65,17 @@ impl World {
                 }
                 sock.waiting.push(task);
                 self.tasks.list(task, next);
+                let many = sock.waiting.len() >= usize::from(state.plan.limits.calls_in_flight_max);
+                sock.calls_full = self.core.calls_are_full(id);
+                let tight = sock.calls_full && !many;
+                assert!(
+                    many <= sock.calls_full || self.core.block(id).is_none(),
+                    "{id}: calls beyond the most"
+                );
+                if tight {
+                    assert!(state.plan.tight_memory, "{id}: no call may begin, and there is memory");
+                    state.cover.fault(Fault::CallsHeldBack);
+                }
                 return true;
             }
         }
@@ -110,8 +130,9 @@ impl World {
         sock.clocks.call_done(self.now.as_nanos(), full);
         sock.touch(self.now.as_nanos());
         drop(borrowed);
-        let next = self.tasks.remove(task);
-        self.core.handler_done(id, task, next);
+        let (next, bytes) = self.tasks.remove(task);
+        self.state.borrow_mut().socks[tag].calls_full = false;
+        self.core.handler_done(id, task, next, bytes);
         if self.settle(id, called) {
             self.run_frames(id);
         }

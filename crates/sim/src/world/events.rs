@@ -41,7 +41,9 @@ impl World {
                     assert_eq!(dropped, waiting, "{id}: of its parked handlers others are dropped");
                     assert_eq!(opened, sock.opened, "opened, or not");
                     service::close(state, &block, reason, self.now.as_nanos());
-                    state.socks[block.session.tag].waiting.clear();
+                    let sock = &mut state.socks[block.session.tag];
+                    sock.waiting.clear();
+                    sock.calls_full = false;
                     self.live.retain(|(known, _)| *known != id);
                     self.old.push(id);
                 }

@@ -8,6 +8,7 @@ mod calls;
 mod check;
 mod elsewhere;
 mod events;
+mod relieved;
 mod user;
 
 use std::cell::RefCell;
@@ -29,6 +30,7 @@ use crate::run::Canary;
 use crate::service::Session;
 use crate::tasks::Tasks;
 use elsewhere::Elsewhere;
+use relieved::Relieved;
 
 /// Turns in which a shard that drains takes in what had arrived, at most: 16, and one for every eight of its connections.
 const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
@@ -42,7 +44,7 @@ const HOUR: u64 = 3_600_000_000_000;
 /// From here on, 26 days after its start, a shard's clock is late.
 const CLOCK_NEW: u64 = 1 << 51;
 
-type Core = Shard<Session, TestFraming, ()>;
+type Core = Shard<Session, TestFraming, Relieved>;
 
 /// See the module.
 pub struct World {
@@ -130,7 +132,7 @@ impl World {
             plan.listeners,
             TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 },
             pool.clone(),
-            (),
+            Relieved::default(),
         );
         if let Some((calls, batch)) = plan.calls {
             core.bound_turn(calls, batch);
@@ -223,6 +225,7 @@ impl World {
                 continue;
             }
             self.core.complete(completion);
+            self.check_relieved();
             self.look_after(sent);
             if let Some(id) = self.core.take_frames() {
                 self.moved = true;
@@ -240,6 +243,9 @@ impl World {
             self.core.give_back();
         }
         self.core.end_turn();
+        self.check_relieved();
+        let (held, most) = (self.core.held_bytes(), self.state.borrow().plan.limits.held_bytes_max);
+        assert!(held <= most, "{held} bytes are held after a turn, of {most}");
         self.work_off();
         let defers = !self.core.take_send_awaited() && self.state.borrow().plan.defers;
         if defers {
@@ -256,11 +262,13 @@ impl World {
             self.moved = true;
             let mut state = self.state.borrow_mut();
             state.log(|| format!("core: {op:?}"));
-            if let Op::Send { id, .. } = &op
+            if let Op::Send { id, batch } = &op
                 && let Some((_, block)) = self.live.iter().find(|(known, _)| known == id)
             {
+                let least = state.plan.limits.write_bytes_per_second_min;
                 let sock = &mut state.socks[block.session.tag];
                 (sock.untold, sock.sent_turn, sock.sent_at) = (true, self.turn, self.now.as_nanos());
+                sock.rate.sent(batch.len(), sock.taken, least, self.now.as_nanos());
             }
             drop(state);
             self.driver.submit(op);

@@ -1,6 +1,6 @@
 //! What happens beside calls: user code that uses handles and names, what other threads and shards send.
 
-use ringserve_core::{CloseReason, ConnId, Next};
+use ringserve_core::{CloseReason, ConnId, Next, Parked};
 
 use super::World;
 use crate::faults::Fault;
@@ -67,8 +67,9 @@ impl World {
             let id = state.rng.pick(&self.old);
             assert!(self.core.block(id).is_none(), "{id} is gone, and is found");
             self.core.finish(id, CloseReason::Closed);
-            assert_eq!(self.core.handler_parked(id, 7), None, "{id} is gone, and has a handler");
-            self.core.handler_done(id, 7, None);
+            let parked = self.core.handler_parked(id, 7, 1000);
+            assert_eq!(parked, Parked { next: None, bytes: 0 }, "{id} is gone, and has a handler");
+            self.core.handler_done(id, 7, None, 0);
             assert!(matches!(self.core.next_frame(id), Next::Nothing), "{id} is gone, and has a frame");
         }
     }

@@ -1,0 +1,44 @@
+//! Boxes that the system may refuse: where a peer decides how much there is, running out of memory must end its connection,
+//! and `Box::new` would end the process.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// Moves `value` into a box. `None` if the system has no memory for it; `value` is dropped then.
+///
+/// ```
+/// assert_eq!(ringserve_buf::try_box([7; 100]).as_deref(), Some(&[7; 100]));
+/// ```
+pub fn try_box<T>(value: T) -> Option<Box<T>> {
+    let mut one = Vec::new();
+    one.try_reserve_exact(1).ok()?;
+    one.push(value);
+    let one: *mut [T] = Box::into_raw(one.into_boxed_slice());
+    // SAFETY: the pointer is to a boxed slice of exactly one `T`, which nothing else owns; a slice of one has the layout of
+    // the value alone, so it may be freed as that. For a `T` without a size nothing is allocated or freed.
+    Some(unsafe { Box::from_raw(one.cast::<T>()) })
+}
+
+/// What is left for others where a `T` is allocated: lists of names, boxes of a few words and the like, which have no way to fail,
+/// for many turns of a shard.
+const MARGIN: usize = 64 << 10;
+
+/// True if the system gives memory for a `T` behind an `Rc` or an `Arc`, and 64 KiB beyond. The block goes back at once, so
+/// that what is allocated next finds it, also by means that cannot fail.
+pub fn has_room_for<T>() -> bool {
+    Vec::<u8>::new().try_reserve_exact(size_of::<T>() + MARGIN).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_holds_its_value_and_is_freed_as_any_other() {
+        let text = alloc::string::String::from("text");
+        let boxed = try_box((7u8, text)).unwrap();
+        assert_eq!((boxed.0, boxed.1.as_str()), (7, "text"));
+        assert_eq!(*try_box(()).unwrap(), ());
+        assert!(has_room_for::<[u8; 1000]>());
+    }
+}

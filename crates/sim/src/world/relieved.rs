@@ -1,0 +1,57 @@
+//! Who goes when memory is tight: those that hold most, and no others.
+
+use std::cell::RefCell;
+
+use ringserve_core::{ConnId, Observer, Time};
+
+use super::World;
+use crate::faults::Fault;
+use crate::kernel::STEP;
+
+/// Below that the shard does not compare what connections hold.
+const LISTED: usize = 4096;
+
+/// Nanoseconds for which a send may be in flight without counting as held: what the shard allows, and some steps.
+const SETTLES: u64 = 7 * STEP;
+
+/// Notes the connections that end since the shard holds too much, with what they and the shard held.
+#[derive(Default)]
+pub struct Relieved(RefCell<Vec<(ConnId, usize, usize)>>);
+
+impl Observer for Relieved {
+    fn over_held_bytes_max(&mut self, _now: Time, id: ConnId, bytes: usize, held: usize) {
+        self.0.get_mut().push((id, bytes, held));
+    }
+}
+
+/// Bytes in powers of two, from where they are compared.
+fn class(bytes: usize) -> u32 {
+    if bytes < LISTED { 0 } else { bytes.ilog2() }
+}
+
+impl World {
+    /// No connection closes for want of memory while a heavier one stays, nor while there is enough.
+    pub(super) fn check_relieved(&mut self) {
+        let relieved = self.core.observer().0.take();
+        let Some(least) = relieved.iter().map(|(_, bytes, _)| *bytes).min() else { return };
+        let state = &mut *self.state.borrow_mut();
+        let fault = if class(least) > 0 { Fault::HeavyGoes } else { Fault::LightGoes };
+        state.cover.fault(fault);
+        for (id, block) in self.live.iter().filter(|(id, _)| self.core.block(*id).is_some()) {
+            let sock = &state.socks[block.session.tag];
+            let outbox = block.link.outbox_bytes();
+            let settled = sock.untold && state.now > sock.sent_at + SETTLES && outbox >= LISTED;
+            let holds = self.core.held_bytes_of(*id);
+            let holds = if settled { holds } else { holds.saturating_sub(outbox) };
+            assert!(
+                class(holds) <= class(least),
+                "{id} holds {holds} bytes, {outbox} of them in its outbox, and stays; of {relieved:?} one goes"
+            );
+        }
+        let most = state.plan.limits.held_bytes_max;
+        assert!(
+            relieved.iter().all(|(_, _, held)| *held > most),
+            "of {most} bytes there are some: {relieved:?}"
+        );
+    }
+}
