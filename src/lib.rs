@@ -105,7 +105,7 @@ pub use ringserve_server::{
     CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, Host,
     KeepAlive, LimitError, Limits, ListenAddr, LocalHandle, MakeService, OptionError, OptionWarning, Outbox,
     Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
-    ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, UpstreamReport,
+    ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamHandle, StreamResult, UpstreamReport,
     copy_bidirectional, framing, middleware,
 };
 

@@ -199,6 +199,13 @@ impl Link {
         self.has(GONE)
     }
 
+    /// True once the connection takes nothing any more, or its end was asked for, by user code or through its [`Reach`].
+    pub fn is_ending(&self) -> bool {
+        self.has(GONE | CLOSE | ABORT | NOT_FRAMED)
+            || self.has(REACHED)
+                && self.with_extra(|extra| extra.reach.as_ref().is_some_and(|reach| reach.is_gone()))
+    }
+
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
     #[inline]
     pub fn reply(&self, payload: Payload<'_>) {
@@ -237,22 +244,24 @@ impl Link {
         drop(pending);
         core::mem::forget(unfinished);
         self.local.outbox_bytes.set(self.local.outbox_bytes.get() + added);
-        self.update_reach();
         if !framed {
             self.set(NOT_FRAMED);
         }
+        self.update_reach();
         self.mark_dirty();
     }
 
     /// Closes after what is queued has left.
     pub fn close(&self) {
         self.set(CLOSE);
+        self.update_reach();
         self.mark_dirty();
     }
 
     /// Resets the connection; what is queued is dropped.
     pub fn abort(&self) {
         self.set(ABORT);
+        self.update_reach();
         self.mark_dirty();
     }
 
@@ -395,6 +404,7 @@ impl Link {
         let make = || Arc::new(Reach::new(self.outbox_bytes(), self.local.outbox_bytes_high, self.is_gone()));
         let reach = self.with_extra(|extra| extra.reach.get_or_insert_with(make).clone());
         self.set(REACHED);
+        self.update_reach();
         // As in `wake_when_ready`: whoever is refused now waits for a send that was started in this turn.
         self.mark_dirty();
         reach
@@ -408,6 +418,12 @@ impl Link {
         self.with_extra(|extra| {
             let Some(reach) = &extra.reach else { return };
             reach.set_outbox_bytes(self.outbox_bytes());
+            if self.has(CLOSE | NOT_FRAMED) {
+                reach.ask_close();
+            }
+            if self.has(ABORT) {
+                reach.ask_abort();
+            }
             if self.is_gone() {
                 reach.set_gone();
             }

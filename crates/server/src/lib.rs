@@ -40,7 +40,7 @@ pub use ringserve_ring::SetupError;
 pub use cx::{Cx, Peer};
 pub use driver::Driver;
 pub use error::Error;
-pub use handle::{ConnHandle, LocalHandle, PushError};
+pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use host::Host;
 pub use listen::ListenAddr;
 pub use ringserve_buf::Counts as BufferCounts;
