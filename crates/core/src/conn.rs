@@ -23,7 +23,7 @@ use crate::inbox::Inbox;
 use crate::link::{Block, Link};
 use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
 use crate::wheel::steps_for;
-use crate::{CloseReason, ConnId, Limits, Time};
+use crate::{CloseReason, ConnId, IdleCounts, Limits, Time};
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub(crate) enum Intake {
 pub(crate) struct Times {
     first_frame: u32,
     pub idle: u32,
+    /// Bytes that the peer takes keep a connection from being idle.
+    pub idle_counts_sent: bool,
     pub write_stalled: u32,
     linger: u32,
     handler: u32,
@@ -78,6 +80,7 @@ impl Times {
         Times {
             first_frame: steps(limits.first_frame),
             idle: steps(limits.idle),
+            idle_counts_sent: limits.idle_counts == IdleCounts::Either,
             write_stalled: steps(limits.write_stalled),
             linger: steps_for(limits.linger),
             handler: steps(limits.handler),
@@ -180,7 +183,7 @@ pub(crate) struct Conn<S> {
     pub since: Stamp,
     /// When a byte arrived, or the peer was last asked for a sign of life.
     pub heard_at: Stamp,
-    /// When a byte went either way, or a handler finished.
+    /// When a byte went either way, or came if only those [count](Limits::idle_counts), or a handler finished.
     pub active_at: Stamp,
     /// When the send in flight last made progress; in Closing, when that began.
     pub send_at: Stamp,
@@ -297,8 +300,8 @@ impl<S> Conn<S> {
                 next = (left, Due::Close(CloseReason::FirstFrameTimeout));
             }
         }
-        // Nothing is owed while it runs: neither an answer nor the rest of one.
-        if self.is_open() && !self.has_handler() && !self.sending {
+        // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
+        if self.is_open() && !self.has_handler() && !(self.sending && times.idle_counts_sent) {
             let left = self.active_at.left(times.idle, now);
             if left < next.0 {
                 next = (left, Due::Close(CloseReason::IdleTimeout));

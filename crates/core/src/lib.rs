@@ -40,7 +40,7 @@ pub use driver::{
 pub use frame::Frame;
 pub use framing::Payload;
 pub use id::ConnId;
-pub use limits::{LimitError, Limits};
+pub use limits::{IdleCounts, LimitError, Limits};
 pub use link::{Block, Link, Local};
 pub use observer::Observer;
 pub use outbox::Outbox;

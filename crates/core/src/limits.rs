@@ -46,9 +46,12 @@ pub struct Limits {
     /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
     /// seconds, an attacker wants forever.
     pub first_frame: Option<Duration>,
-    /// Time without a byte in either direction, while nothing is owed. Default 10 min, above the 5 min of
-    /// common client pools, so that clients close first.
+    /// Time in which nothing happens that [`idle_counts`](Limits::idle_counts), while no call waits; then the connection is
+    /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
+    /// 10 min, above the 5 min of common client pools, so that clients close first.
     pub idle: Option<Duration>,
+    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends. Default either.
+    pub idle_counts: IdleCounts,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
     pub write_stalled: Option<Duration>,
     /// Bytes a second that a peer sends at least while a frame is half received, measured over 10 s; 0 is no bound.
@@ -93,6 +96,20 @@ pub struct Limits {
     pub linger: Duration,
 }
 
+/// What keeps a connection from being idle. Neither costs anything for a frame: the time is noted for each completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IdleCounts {
+    /// Bytes from the peer and bytes that it took. A peer that only listens stays for as long as the server has something for it,
+    /// which [`Limits::write_stalled`] sees it take. The limit rests while bytes are being sent.
+    #[default]
+    Either,
+    /// Bytes from the peer alone. One that listens must say something within [`Limits::idle`], if only the answer to
+    /// [`Service::heartbeat`], whatever it is sent. Time in which the server itself holds its input back does not count.
+    ///
+    /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    Received,
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -107,6 +124,7 @@ impl Default for Limits {
             receive_buffer_bytes: 16 << 10,
             first_frame: Some(Duration::from_secs(30)),
             idle: Some(Duration::from_secs(600)),
+            idle_counts: IdleCounts::Either,
             write_stalled: Some(Duration::from_secs(30)),
             read_bytes_per_second_min: 240,
             handler: Some(Duration::from_secs(60)),

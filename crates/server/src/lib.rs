@@ -33,7 +33,8 @@ mod wake;
 pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;
 pub use ringserve_core::{
-    Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, LimitError, Limits, Outbox, Payload,
+    Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, IdleCounts, LimitError, Limits,
+    Outbox, Payload,
 };
 pub use ringserve_ring::SetupError;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{Budget, Limits};
+use ringserve_core::{Budget, IdleCounts, Limits};
 
 use crate::bytes::AnyFraming;
 use crate::faults::Rates;
@@ -252,6 +252,8 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
     Limits {
         first_frame: if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) },
         idle,
+        // Of a copy, so that what it draws changes nothing else of a seed.
+        idle_counts: if rng.clone().one_in(3) { IdleCounts::Received } else { IdleCounts::Either },
         write_stalled: maybe(rng, 40, 1000),
         read_bytes_per_second_min: match slow {
             true => rng.spread(1, 400) as usize,

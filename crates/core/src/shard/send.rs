@@ -113,7 +113,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let left = block.link.sent_but(batch.len());
         block.link.left(left);
         self.counters.bytes_sent += left as u64;
-        conn.active_at = Stamp::at(self.now);
+        if self.times.idle_counts_sent {
+            conn.active_at = Stamp::at(self.now);
+        }
         let mut rest = None;
         match end {
             SendEnd::Done => {

@@ -164,7 +164,12 @@ impl State {
             PeerReset => sock.may(excuse::RESET | excuse::SYSTEM) || sock.reset,
             BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame),
-            IdleTimeout => over(sock.was_active(now), limits.idle) && idle && sock.idle_is_fair(),
+            // Every frame that had arrived was answered, and every reply has left since then.
+            IdleTimeout => {
+                let ends = limits.idle.map(|limit| then.active_at + limit.as_nanos() as u64);
+                let over = ends.is_some_and(|ends| then.at + STEP >= ends);
+                over && idle && !then.unseen && sock.taken == sock.owed.len()
+            }
             WriteStalled => over(sock.taken_at, limits.write_stalled) && sock.taken < sock.owed.len(),
             // A peer that has sent FIN cannot answer, and owes no more bytes.
             HeartbeatLost => sock.clocks.heartbeat_is_lost(limits, now) && !then.ended,

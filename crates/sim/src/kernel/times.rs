@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ringserve_core::IdleCounts;
+
 use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
 use crate::clocks::{LATE_MAX, Look};
@@ -59,7 +61,16 @@ impl State {
             let tag = file.sock;
             let busy = self.socks[tag].untold || self.is_sending(tag);
             let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
+            // Bytes may wait behind a full outbox, or in the kernel.
+            let held_back = busy && self.socks[tag].has_unseen_bytes();
+            let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
+            let reads = self.is_receiving(tag) && !held_back && !starved;
             let sock = &mut self.socks[tag];
+            if !reads {
+                sock.unread_at = now;
+            }
+            // It may be idle although it is sent something.
+            let listens = limits.idle_counts == IdleCounts::Received && sock.clocks.sealed.is_none();
             let over = |from: u64, limit: Option<std::time::Duration>| {
                 limit.is_some_and(|limit| now > from + limit.as_nanos() as u64 + 3 * STEP)
             };
@@ -67,6 +78,10 @@ impl State {
                 _ if stopping => false,
                 Some((at, _)) => over(at, Some(limits.linger)),
                 None if !sock.opened => false,
+                None if listens && sock.waiting.is_empty() => {
+                    over(sock.active_at.max(sock.unread_at), limits.idle)
+                        || (busy && over(sock.sent_at, limits.write_stalled))
+                }
                 None if busy => over(sock.sent_at, limits.write_stalled),
                 None if deaf => over(sock.active_at, Some(RESET_HEARD)),
                 None if !sock.waiting.is_empty() => false,
@@ -102,8 +117,7 @@ impl State {
             return;
         }
         let framed = !matches!(self.plan.framing, AnyFraming::Raw);
-        let seen_to = sock.seen.checked_sub(1).map_or(0, |last| sock.frames[last].end);
-        let half = framed && sock.arrived > seen_to && !self.has_frame(sock);
+        let half = framed && sock.has_unseen_bytes() && !self.has_frame(sock);
         if gone {
             self.socks[tag].clocks.sealed = Some(sock.sealed(now, half));
             return;
