@@ -183,9 +183,9 @@ pub(crate) struct Conn<S> {
     pub since: Stamp,
     /// When a byte arrived, or the peer was last asked for a sign of life.
     pub heard_at: Stamp,
-    /// When a byte went either way, or came if only those [count](Limits::idle_counts), or a handler finished.
+    /// When a byte came, or a handler finished.
     pub active_at: Stamp,
-    /// When the send in flight last made progress; in Closing, when that began.
+    /// When the last send began, made progress or ended; in Closing, when that began.
     pub send_at: Stamp,
 }
 
@@ -302,7 +302,10 @@ impl<S> Conn<S> {
         }
         // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
         if self.is_open() && !self.has_handler() && !(self.sending && times.idle_counts_sent) {
-            let left = self.active_at.left(times.idle, now);
+            let mut left = self.active_at.left(times.idle, now);
+            if times.idle_counts_sent {
+                left = left.max(self.send_at.left(times.idle, now));
+            }
             if left < next.0 {
                 next = (left, Due::Close(CloseReason::IdleTimeout));
             }

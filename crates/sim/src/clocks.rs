@@ -83,6 +83,8 @@ pub struct Sealed {
     pub active_at: u64,
     /// A whole frame was received that the service had not seen.
     pub unseen: bool,
+    /// The kernel had not taken every reply.
+    pub owed: bool,
     /// Half a frame was received.
     pub half: bool,
     /// The peer had sent FIN, and the core had heard of it.

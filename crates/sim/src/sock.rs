@@ -273,7 +273,8 @@ impl Sock {
     pub fn sealed(&self, now: u64, half: bool) -> Sealed {
         let (waiting, waiting_since) = (self.waiting.len(), self.waiting_since);
         let (active_at, unseen) = (self.was_active(now), self.has_unseen());
-        Sealed { at: now, waiting, waiting_since, active_at, unseen, half, ended: self.fin_heard }
+        let owed = self.taken < self.owed.len();
+        Sealed { at: now, waiting, waiting_since, active_at, unseen, owed, half, ended: self.fin_heard }
     }
 
     /// True if bytes arrived that are behind the last frame the service has seen.

@@ -113,9 +113,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let left = block.link.sent_but(batch.len());
         block.link.left(left);
         self.counters.bytes_sent += left as u64;
-        if self.times.idle_counts_sent {
-            conn.active_at = Stamp::at(self.now);
-        }
+        conn.send_at = Stamp::at(self.now);
         let mut rest = None;
         match end {
             SendEnd::Done => {
@@ -142,10 +140,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 self.events.push_back(Event::Frames(id));
             }
         }
-        // The idle time runs again, unless another send does; and all limits do, if the write limit went off or the peer
-        // was held back until now.
+        // The idle time runs again, unless another send does, or it never rested; and all limits do, if the write limit went
+        // off or the peer was held back until now.
         let sooner =
-            released || !conn.timer.is_set() || i64::from(self.times.idle) < conn.timer.left(conn.active_at);
+            released || !conn.timer.is_set() || i64::from(self.times.idle) < conn.timer.left(conn.send_at);
         let (draining, more) = (conn.state == State::Draining, block.link.has_more());
         match rest {
             Some(batch) => {

@@ -1,6 +1,6 @@
 //! What must be true of each connection, judged by what the kernel and the peers know.
 
-use ringserve_core::{CloseHow, CloseReason};
+use ringserve_core::{CloseHow, CloseReason, IdleCounts};
 
 use super::{STEP, State};
 use crate::bytes::AnyFraming;
@@ -164,11 +164,12 @@ impl State {
             PeerReset => sock.may(excuse::RESET | excuse::SYSTEM) || sock.reset,
             BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame),
-            // Every frame that had arrived was answered, and every reply has left since then.
+            // Every frame that had arrived was answered, and every reply had left where what is sent counts.
             IdleTimeout => {
                 let ends = limits.idle.map(|limit| then.active_at + limit.as_nanos() as u64);
                 let over = ends.is_some_and(|ends| then.at + STEP >= ends);
-                over && idle && !then.unseen && sock.taken == sock.owed.len()
+                let owed = then.owed && limits.idle_counts == IdleCounts::Either;
+                over && idle && !then.unseen && !owed && sock.taken == sock.owed.len()
             }
             WriteStalled => over(sock.taken_at, limits.write_stalled) && sock.taken < sock.owed.len(),
             // A peer that has sent FIN cannot answer, and owes no more bytes.
