@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use ringserve_core::{Block, ConnId, Frame};
 
 use crate::cx::Cx;
-use crate::guard::guard;
+use crate::guard::{Panicked, guard};
 use crate::remote::TaskWaker;
 use crate::service::Service;
 use crate::shard::Shard;
@@ -140,17 +140,17 @@ where
         slot.wake.taken();
         let id = slot.id?;
         match guard(|| slot.poll()) {
-            Some(None) => None,
-            Some(Some(result)) => {
+            Ok(None) => None,
+            Ok(Some(result)) => {
                 let next = self.unlist(task);
                 self.release(task);
                 Some((id, Resumed::Done(result), next))
             }
-            None => {
+            Err(panicked) => {
                 let next = self.unlist(task);
                 self.discard(task);
                 self.free.push(task);
-                Some((id, Resumed::Panicked, next))
+                Some((id, Resumed::Panicked(panicked), next))
             }
         }
     }
@@ -199,7 +199,7 @@ where
 /// What became of a call that was woken and does not wait any more.
 pub(crate) enum Resumed<E> {
     Done(Result<(), E>),
-    Panicked,
+    Panicked(Panicked),
 }
 
 impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {

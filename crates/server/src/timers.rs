@@ -16,7 +16,7 @@ use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
-use crate::guard::{discard, wake};
+use crate::guard::{Panicked, discard, wake};
 
 const STEP_SHIFT: u32 = 20;
 
@@ -82,12 +82,12 @@ impl Timers {
     }
 
     /// Wakes the tasks that slept until `now`. False if a waker panicked; the others were woken.
-    pub(crate) fn fire(&self, now: Time) -> bool {
+    pub(crate) fn fire(&self, now: Time) -> Result<(), Panicked> {
         let mut inner = self.inner.borrow_mut();
         if inner.alarms.nobody_sleeps() {
-            return true;
+            return Ok(());
         }
-        let mut all = true;
+        let mut all = Ok(());
         let mut fired = std::mem::take(&mut inner.fired);
         inner.alarms.advance(now, &mut fired);
         for number in fired.drain(..) {
@@ -95,7 +95,7 @@ impl Timers {
             if let Some(waker) = waker {
                 // A waker is anybody's code.
                 drop(inner);
-                all &= wake(waker);
+                all = all.and(wake(waker));
                 inner = self.inner.borrow_mut();
             }
         }
@@ -358,9 +358,9 @@ mod tests {
             let waker = if n % 2 == 0 { &bad } else { &good };
             assert!(Pin::new(sleep).poll(&mut Context::from_waker(waker)).is_pending());
         }
-        assert!(!timers.fire(Time::ZERO + Duration::from_secs(9)));
+        assert!(timers.fire(Time::ZERO + Duration::from_secs(9)).is_err());
         assert_eq!(woken.0.load(Ordering::SeqCst), 3);
-        assert!(timers.fire(Time::ZERO + Duration::from_secs(10)));
+        assert!(timers.fire(Time::ZERO + Duration::from_secs(10)).is_ok());
     }
 
     #[test]

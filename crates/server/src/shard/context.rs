@@ -7,6 +7,7 @@ use std::time::Duration;
 use ringserve_core::Address;
 
 use super::{DrainBegins, Draining, LocalTasks};
+use crate::guard::{Panicked, guard};
 use crate::remote::Remote;
 use crate::stream::{Connecting, Requests};
 use crate::timers::{Deadline, Sleep, Timers};
@@ -37,7 +38,7 @@ impl Shard {
         let inner = Inner {
             index,
             count,
-            tasks: LocalTasks::new(remote.clone(), timers.clone()),
+            tasks: LocalTasks::new(index, remote.clone(), timers.clone()),
             timers,
             remote,
             mailboxes: RefCell::default(),
@@ -137,13 +138,13 @@ impl Shard {
         self.inner.stopping.has_begun()
     }
 
-    /// False if a waker of a task that waited for this panicked.
-    pub(crate) fn set_stopping(&self) -> bool {
+    /// Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_stopping(&self) -> Result<(), Panicked> {
         self.inner.stopping.begin()
     }
 
-    /// False if a waker of a task that waited for this panicked.
-    pub(crate) fn set_draining(&self) -> bool {
+    /// Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_draining(&self) -> Result<(), Panicked> {
         self.inner.draining.begin()
     }
 
@@ -163,10 +164,10 @@ impl Shard {
         self.inner.mailboxes.borrow_mut().push(mailbox);
     }
 
-    /// Has every message handled that came. False if a handler panicked: call it again then.
-    pub(crate) fn empty_mailboxes(&self) -> bool {
+    /// Has every message handled that came. If a handler panicked, call it again.
+    pub(crate) fn empty_mailboxes(&self) -> Result<(), Panicked> {
         let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
-        let done = crate::guard::guard(|| mailboxes.iter_mut().for_each(|mailbox| mailbox())).is_some();
+        let done = guard(|| mailboxes.iter_mut().for_each(|mailbox| mailbox()));
         let mut new = self.inner.mailboxes.borrow_mut();
         mailboxes.append(&mut new);
         *new = mailboxes;
@@ -176,7 +177,7 @@ impl Shard {
     /// Drops what may hold this handle, so that nothing outlives the shard.
     pub(crate) fn end(&self) {
         let mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
-        let _ = crate::guard::guard(move || drop(mailboxes));
+        let _ = guard(move || drop(mailboxes));
         self.inner.tasks.clear();
     }
 }

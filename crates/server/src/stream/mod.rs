@@ -196,7 +196,7 @@ impl Stream {
 
     /// Who is on the other end, and which of the server's addresses it connected to.
     pub fn peer(&self) -> Peer {
-        Peer { addr: self.block.link.peer(), listener: self.block.link.listener() }
+        Peer::of(&self.block.link)
     }
 
     /// The connection's name on its shard.
