@@ -27,11 +27,18 @@ impl Write for Lines {
 }
 
 impl Lines {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
     /// Those of the connection of `client`, and that contain `what`.
     fn of(&self, client: &Client, what: &str) -> Vec<String> {
         let peer = format!("peer={}", client.stream.local_addr().unwrap());
-        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        text.lines().filter(|line| line.contains(what) && line.contains(&peer)).map(str::to_owned).collect()
+        self.text()
+            .lines()
+            .filter(|line| line.contains(what) && line.contains(&peer))
+            .map(str::to_owned)
+            .collect()
     }
 
     #[track_caller]
@@ -88,6 +95,8 @@ fn each_failed_connection_has_one_line_that_names_it() {
     let line = lines.one(&fails, "handler failed, connection closed");
     assert!(line.contains(" WARN ") && line.contains("error=planted error"), "{line}");
     assert!(line.contains(" id="), "{line}");
+    let failed = lines.text().matches("handler failed, connection closed").count();
+    assert_eq!(failed, 1, "of four calls that fail together");
 
     for (said, panic) in [(&b"x1 of 1"[..], "panic=planted: x1 of 1"), (b"X", "panic=planted late")] {
         let mut client = connect();
@@ -112,7 +121,7 @@ fn each_failed_connection_has_one_line_that_names_it() {
     assert!(line.contains(" id=") && line.contains("panic=planted in a stream"), "{line}");
     common::finish(streams);
 
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let text = lines.text();
     let odd: Vec<&str> =
         text.lines().filter(|line| line.contains("Some(") || line.contains("within off")).collect();
     assert!(odd.is_empty(), "{odd:#?}");

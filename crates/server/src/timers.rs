@@ -309,10 +309,10 @@ mod tests {
         let mut task = Context::from_waker(&waker);
         let mut sleep = timers.sleep(Duration::from_secs(3600));
         assert!(Pin::new(&mut sleep).poll(&mut task).is_pending());
-        timers.fire(Time::ZERO + Duration::from_secs(3599));
+        timers.fire(Time::ZERO + Duration::from_secs(3599)).unwrap();
         assert_eq!(woken.0.load(Ordering::SeqCst), 0);
         assert!(timers.next().is_some());
-        timers.fire(Time::ZERO + Duration::from_secs(3601));
+        timers.fire(Time::ZERO + Duration::from_secs(3601)).unwrap();
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
     }
 
@@ -338,9 +338,9 @@ mod tests {
                     assert!(next > timers.now(), "the shard would spin, {age:?} and {time:?}");
                     assert!(next >= sleep.until, "too early, {age:?} and {time:?}");
                     assert!(next - sleep.until <= Duration::from_millis(3), "too late, {age:?} and {time:?}");
-                    timers.fire(Time::from_nanos(next.as_nanos() - 1));
+                    timers.fire(Time::from_nanos(next.as_nanos() - 1)).unwrap();
                     assert_eq!(woken.0.load(Ordering::SeqCst), 0, "too early, {age:?} and {time:?}");
-                    timers.fire(next);
+                    timers.fire(next).unwrap();
                     turns += 1;
                 }
                 assert_eq!(turns, 1, "turns, {age:?} and {time:?}");
