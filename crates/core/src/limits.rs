@@ -34,8 +34,8 @@ pub struct Limits {
     /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
     /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Bytes that all connections of one shard hold in outboxes and unfinished frames. Beyond, a connection
-    /// that needs more is closed. Default 1 GiB.
+    /// Bytes that all connections of one shard hold in outboxes, unfinished frames and the buffers of HTTP. Beyond, a
+    /// connection that needs more is closed. Default 1 GiB.
     pub held_bytes_max: usize,
     /// Receive buffers of one shard together, at least one buffer and at most 32768 of them. They are taken in
     /// steps of 1 MiB as they are needed. Default 64 MiB. When frames kept by handlers pin half of it, frames

@@ -50,6 +50,8 @@ pub struct Local {
     outbox_bytes_max: usize,
     /// Bytes queued or in flight over all connections.
     outbox_bytes: Cell<usize>,
+    /// Bytes that services hold for all connections beside that.
+    service_bytes: Cell<usize>,
     /// False while receive memory is short.
     lend: Cell<bool>,
     draining: Cell<bool>,
@@ -73,6 +75,7 @@ impl Local {
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
             outbox_bytes: Cell::new(0),
+            service_bytes: Cell::new(0),
             lend: Cell::new(true),
             draining: Cell::new(false),
         }
@@ -107,6 +110,10 @@ impl Local {
 
     pub(crate) fn outbox_bytes(&self) -> usize {
         self.outbox_bytes.get()
+    }
+
+    pub(crate) fn service_bytes(&self) -> usize {
+        self.service_bytes.get()
     }
 
     pub(crate) fn has_dirty(&self) -> bool {
@@ -154,6 +161,8 @@ struct Extra {
     /// ... and those of other calls of the connection.
     more_ready: Vec<Waker>,
     reach: Option<Arc<Reach>>,
+    /// Bytes that the service holds for it.
+    service_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
 }
@@ -430,6 +439,29 @@ impl Link {
         });
     }
 
+    /// Says how many bytes the service now holds for the connection beside what the shard sees, as in the buffers of a library.
+    /// They count in [`Limits::held_bytes_max`] until the connection ends; one that asks for more beyond it is closed. The
+    /// first call allocates.
+    pub fn set_service_bytes(&self, bytes: usize) {
+        if self.is_gone() {
+            return;
+        }
+        let before = self.with_extra(|extra| core::mem::replace(&mut extra.service_bytes, bytes));
+        self.local.service_bytes.set(self.local.service_bytes.get() - before + bytes);
+        if bytes > before {
+            // The state machine looks whether that is too much.
+            self.mark_dirty();
+        }
+    }
+
+    /// What [`set_service_bytes`](Link::set_service_bytes) said last.
+    pub(crate) fn service_bytes(&self) -> usize {
+        let extra = self.extra.take();
+        let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes);
+        self.extra.set(extra);
+        bytes
+    }
+
     /// Keeps the connection open when the peer has sent FIN and every frame was handed out, until
     /// [`close`](Link::close), and keeps a drain from closing it as one that owes nothing.
     pub fn hold_open(&self) {
@@ -490,6 +522,7 @@ impl Link {
     /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
     pub(crate) fn end(&self) {
         self.seal();
+        self.local.service_bytes.set(self.local.service_bytes.get() - self.service_bytes());
         self.left(self.in_flight.get() as usize);
         if let Some(batch) = self.pending.take() {
             self.local.outbox_bytes.set(self.local.outbox_bytes.get() - batch.len());

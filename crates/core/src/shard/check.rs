@@ -19,7 +19,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.conns.invariants();
         self.wheel.invariants();
         assert!(self.current.is_empty(), "bytes of the last completion are left");
-        let (mut inbox_bytes, mut outbox_bytes) = (0, 0);
+        let (mut inbox_bytes, mut outbox_bytes, mut service_bytes) = (0, 0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
@@ -56,8 +56,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 assert!(moves, "frames wait for nothing: {}", text());
             }
             outbox_bytes += conn.link().map_or(0, |link| link.outbox_bytes());
+            service_bytes += conn.link().map_or(0, |link| link.service_bytes());
         }
         assert_eq!(inbox_bytes, self.inbox_bytes, "bytes held in inboxes");
         assert_eq!(outbox_bytes, self.local.outbox_bytes(), "bytes held in outboxes");
+        assert_eq!(service_bytes, self.local.service_bytes(), "bytes held by services");
     }
 }

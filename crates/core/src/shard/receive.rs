@@ -252,7 +252,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// Ends a connection that made the shard hold too much.
     pub(super) fn check_held(&mut self, id: ConnId) {
-        if self.inbox_bytes + self.local.outbox_bytes() > self.limits.held_bytes_max {
+        let held = self.inbox_bytes + self.local.outbox_bytes() + self.local.service_bytes();
+        if held > self.limits.held_bytes_max {
             self.abort(id, CloseReason::MemoryLimit);
         }
     }
