@@ -49,7 +49,8 @@ pub use reason::{Actor, CloseReason};
 pub use shard::{Event, Next, Quota, Shard};
 pub use time::Time;
 
-/// Parts that benchmarks measure one by one. Not for users.
+/// Parts that other crates of this workspace take: the server's timers stand on the wheel, benchmarks measure each one. They
+/// change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::slots::Slots;

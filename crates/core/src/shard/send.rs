@@ -124,7 +124,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             SendEnd::Stopped if batch.is_empty() => self.local.recycle(batch),
             SendEnd::Stopped if left > 0 => rest = Some(batch),
             SendEnd::Stopped => return self.abort(id, CloseReason::WriteStalled),
-            SendEnd::Error(errno) => return self.end(id, CloseReason::of_errno(errno), true),
+            SendEnd::Error(errno) => return self.abort(id, CloseReason::of_errno(errno)),
         }
         let waits = conn.held_back || block.link.is_awaited();
         let mut released = false;

@@ -315,8 +315,7 @@ where
         ready.succeeded();
         self.gate.pass();
         let limits = Limits { upstreams_max: self.chosen.upstreams(), ..self.limits };
-        let (admit, limits) = (self.admit, limits);
-        Some(Parts { shard, core, driver, service, admit, others, limits, first_upstream })
+        Some(Parts { shard, core, driver, service, admit: self.admit, others, limits, first_upstream })
     }
 }
 
