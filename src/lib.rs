@@ -119,10 +119,10 @@ pub use ringserve_server::tower;
 pub use ringserve_server::{
     AcceptQueue, Actor, Address, BufferCounts, CloseReason, ConnHandle, ConnId, Connecting, CopyError,
     CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, Host,
-    KeepAlive, LimitError, Limits, ListenAddr, LocalHandle, MakeService, OptionError, OptionWarning, Outbox,
-    Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service, SetupError, Shard,
-    ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamResult, UpstreamReport, UsableMemory,
-    copy_bidirectional, framing, middleware, usable_memory,
+    IdleCounts, KeepAlive, LimitError, Limits, ListenAddr, LocalHandle, MakeService, OptionError,
+    OptionWarning, Outbox, Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service,
+    SetupError, Shard, ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamHandle,
+    StreamResult, UpstreamReport, UsableMemory, copy_bidirectional, framing, middleware, usable_memory,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

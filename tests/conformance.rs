@@ -100,7 +100,7 @@ macro_rules! cases {
                 a_shutdown_does_not_wait_for_idle_upstreams
                 forced_with_upstreams
                 a_service_of_frames_asks_an_upstream
-                pushes_to_an_upstream_from_a_thread
+                a_thread_closes_an_upstream
                 an_attempt_that_is_given_up
             }
             echoing {

@@ -83,6 +83,21 @@ fn a_handle_of_a_connection_that_ended_is_gone() {
 }
 
 #[test]
+fn a_handle_says_gone_as_soon_as_a_close_was_asked_for() {
+    let lab = Lab::start(no_time_limits());
+    let mut other = lab.client();
+    // Full, too: what is queued has yet to leave, and still the connection is gone for pushes.
+    let mut target = Client::with_small_window(lab.addr());
+    assert_eq!(target.ask("htarget"), b"named");
+    let push = [&b">target:"[..], &pattern(100_000)].concat();
+    while other.ask(&push) == b"ok" {}
+    other.write(&[frame(b"!target"), frame(b"?target"), frame(b">target:late")].concat());
+    assert_eq!([other.recv(), other.recv(), other.recv()], [&b"closed"[..], b"gone", b"gone"]);
+    target.reset();
+    lab.finish();
+}
+
+#[test]
 fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
     // Two slots: the named one's is used again at once.
     let lab = Lab::start(Limits { connections_max: 2, ..no_time_limits() });

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use common::client::End;
-use common::http::{Bodies, Sender, read_answer, with_http2};
+use common::http::{Bodies, Sender, frames, read_answer, with_http2};
 use common::{Client, On, SOON, eventually, no_time_limits, watch};
 use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::{Body, Bytes, Frame, Incoming};
@@ -24,7 +24,6 @@ use ringserve::{CloseReason, Limits, Running, Stream};
 use tokio::sync::Semaphore;
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Far above what the outbox and both kernels take of an answer at once.
 const LARGE: usize = 12 << 20;
 /// Short, since tests wait until it is over.
@@ -178,7 +177,7 @@ fn both_protocols_are_told_by_their_first_bytes() {
         }
     });
     let mut slow = rig.client();
-    for piece in PREFACE.chunks(7) {
+    for piece in frames::PREFACE.chunks(7) {
         rig.takes_in(&mut slow, piece);
     }
     // SETTINGS, with the number of streams.
@@ -194,7 +193,7 @@ fn a_peer_that_does_not_say_what_it_speaks_is_closed() {
     let rig = Rig::start(HttpOptions { header_read: Some(BRIEF), ..HttpOptions::default() });
     let mut silent = rig.client();
     let mut half = rig.client();
-    half.write(&PREFACE[..20]);
+    half.write(&frames::PREFACE[..20]);
     assert_eq!((silent.end(), half.end()), (End::Fin, End::Fin));
     drop((silent, half));
     let report = common::finish(rig.running);
@@ -279,7 +278,7 @@ fn nonsense_is_answered_and_counted_and_the_errors_of_services_too() {
     });
     // DATA that belongs to no stream.
     let mut client = rig.client();
-    client.write(&[PREFACE, b"\0\0\0\x04\0\0\0\0\0", b"\0\0\x01\0\0\0\0\0\0x"].concat());
+    client.write(&[frames::PREFACE, b"\0\0\0\x04\0\0\0\0\0", b"\0\0\x01\0\0\0\0\0\0x"].concat());
     client.end_after_all();
     watch::closed_for(&rig.running, CloseReason::HandlerError, 4);
     drop(client);
@@ -331,7 +330,7 @@ fn a_peer_that_vanishes_is_no_failure() {
         (b"GET / HT", true),
         (b"POST /limited HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhell", true),
         (b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n", false),
-        (PREFACE, true),
+        (frames::PREFACE, true),
     ];
     for (request, ends_by_fin) in requests {
         if ends_by_fin {
@@ -361,7 +360,7 @@ fn a_drain_answers_what_was_asked_and_ends_the_rest() {
     let (mut idle, mut fresh, mut half) = (rig.client(), rig.client(), rig.client());
     idle.write(GET);
     read_answer(&mut idle);
-    half.write(&PREFACE[..10]);
+    half.write(&frames::PREFACE[..10]);
     let mut busy = rig.client();
     busy.write(b"GET /gate HTTP/1.1\r\nhost: x\r\n\r\n");
     rig.waits_inside(1);
@@ -451,14 +450,14 @@ fn a_silent_peer_of_http_2_is_pinged_and_closed() {
     let options = HttpOptions { ping: Some(BRIEF), ping_answer: BRIEF, ..HttpOptions::default() };
     let rig = Rig::start(options);
     let mut silent = rig.client();
-    silent.write(&[PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat());
+    silent.write(&[frames::PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat());
     let (frames, end) = silent.read_to_end();
     let is_ping = |head: &[u8]| head == b"\0\0\x08\x06\0\0\0\0\0";
     assert!(frames.windows(9).any(is_ping), "{frames:?}");
     assert_eq!(end, End::Fin);
     // One that answers stays, and is asked again and again.
     let mut answers = rig.client();
-    answers.write(&[PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat());
+    answers.write(&[frames::PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat());
     let mut pings = 0;
     while pings < 5 {
         let head = answers.read(9);
@@ -484,7 +483,7 @@ fn one_protocol_alone_can_be_spoken() {
     common::finish(rig.running);
     let rig = Rig::start(HttpOptions { versions: HttpVersions::Http1, ..HttpOptions::default() });
     let mut client = rig.client();
-    client.write(PREFACE);
+    client.write(frames::PREFACE);
     client.end_after_all();
     watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
     let mut client = rig.client();
@@ -519,40 +518,6 @@ fn a_shard_has_one_service_and_a_connection_can_have_its_own() {
     }
     drop(clients);
     common::finish(running);
-}
-
-/// Frames of HTTP/2, by hand.
-mod frames {
-    pub const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
-    /// SETTINGS with no window for streams, and with a window of 1 byte.
-    pub const CLOSED: &[u8] = b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0";
-    pub const ONE_BYTE: &[u8] = b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\x01";
-    pub const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0pingpong";
-    pub const SETTINGS_ACK: &[u8] = b"\0\0\0\x04\x01\0\0\0\0";
-
-    pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-        let len = (payload.len() as u32).to_be_bytes();
-        [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-    }
-
-    /// HEADERS of a request for `path`; with END_STREAM if no body follows.
-    pub fn request(stream: u32, method_get: bool, path: &str) -> Vec<u8> {
-        let method = if method_get { 0x82 } else { 0x83 };
-        let head = [&[method, 0x86, 0x41, 1, b'x', 0x04, path.len() as u8], path.as_bytes()].concat();
-        frame(1, if method_get { 5 } else { 4 }, stream, &head)
-    }
-
-    /// Splits what a server sent: kind, flags, stream, payload.
-    pub fn split(mut bytes: &[u8]) -> Vec<(u8, u8, u32, Vec<u8>)> {
-        let mut frames = Vec::new();
-        while bytes.len() >= 9 {
-            let len = u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]) as usize;
-            let stream = u32::from_be_bytes(bytes[5..9].try_into().unwrap());
-            frames.push((bytes[3], bytes[4], stream, bytes[9..9 + len].to_vec()));
-            bytes = &bytes[9 + len..];
-        }
-        frames
-    }
 }
 
 /// Options under which a rate is measured over a short time.
@@ -673,7 +638,7 @@ fn late_service_is_answered_with_503() {
     });
     // A body of HTTP/2 that never comes.
     let mut client = rig.client();
-    client.write(&[PREFACE, frames::SETTINGS, &frames::request(1, false, "/read")].concat());
+    client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, false, "/read")].concat());
     rig.waits_inside(1);
     rig.waits_inside(0);
     drop(client);
@@ -693,7 +658,7 @@ fn request_ends_in_time_whatever_it_waits_for() {
     // Of HTTP/2 that stream alone ends.
     let mut client = rig.client();
     let data = frames::frame(0, 0, 1, b"hello");
-    client.write(&[PREFACE, frames::SETTINGS, &frames::request(1, false, "/echo"), &data].concat());
+    client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, false, "/echo"), &data].concat());
     assert_eq!(reset_stream(&mut client), 1);
     client.write(&frames::request(3, true, "/"));
     assert_eq!(answered_stream(&mut client), 3);
@@ -701,17 +666,10 @@ fn request_ends_in_time_whatever_it_waits_for() {
     common::finish(rig.running);
 }
 
-fn next_frame(client: &mut Client) -> (u8, u8, u32, Vec<u8>) {
-    let mut frame = client.read(9);
-    let len = u32::from_be_bytes([0, frame[0], frame[1], frame[2]]) as usize;
-    frame.extend(client.read(len));
-    frames::split(&frame).remove(0)
-}
-
 /// The stream of the next RST_STREAM.
 fn reset_stream(client: &mut Client) -> u32 {
     loop {
-        let (kind, _, stream, _) = next_frame(client);
+        let (kind, _, stream, _) = frames::next(client);
         if kind == 3 {
             return stream;
         }
@@ -721,7 +679,7 @@ fn reset_stream(client: &mut Client) -> u32 {
 /// The stream of the next HEADERS.
 fn answered_stream(client: &mut Client) -> u32 {
     loop {
-        let (kind, _, stream, _) = next_frame(client);
+        let (kind, _, stream, _) = frames::next(client);
         if kind == 1 {
             return stream;
         }
@@ -732,7 +690,7 @@ fn answered_stream(client: &mut Client) -> u32 {
 fn stream_with_a_closed_window_is_reset() {
     let rig = Rig::start(brief_window());
     let mut client = rig.client();
-    client.write(&[PREFACE, frames::CLOSED, &frames::request(1, true, "/pieces")].concat());
+    client.write(&[frames::PREFACE, frames::CLOSED, &frames::request(1, true, "/pieces")].concat());
     assert_eq!(reset_stream(&mut client), 1);
     // The others are served.
     client.write(&[frames::SETTINGS, &frames::request(3, true, "/never")[..]].concat());
@@ -746,7 +704,7 @@ fn connection_whose_streams_hyper_cannot_reset_is_closed() {
     let rig = Rig::start(brief_window());
     let mut client = rig.client();
     // With a window of 1 byte hyper takes the whole body, and no task is left that could reset the stream.
-    client.write(&[PREFACE, frames::ONE_BYTE, &frames::request(1, true, "/large")].concat());
+    client.write(&[frames::PREFACE, frames::ONE_BYTE, &frames::request(1, true, "/large")].concat());
     assert_eq!(client.end_after_all(), End::Reset);
     watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
     drop(client);
@@ -757,12 +715,12 @@ fn connection_whose_streams_hyper_cannot_reset_is_closed() {
 fn pings_do_not_keep_a_connection_without_requests() {
     let rig = Rig::start(HttpOptions { http2_idle: Some(BRIEF), ..brief_window() });
     let mut client = rig.client();
-    client.write(&[PREFACE, frames::SETTINGS, &frames::request(1, true, "/gate")].concat());
+    client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, true, "/gate")].concat());
     rig.waits_inside(1);
     // Neither ends while a request runs: another connection's end tells that the time went by.
     for (attack, kept) in [(frames::PING, false), (frames::SETTINGS, false), (frames::SETTINGS_ACK, true)] {
         let mut idle = rig.client();
-        idle.write(&[PREFACE, frames::SETTINGS].concat());
+        idle.write(&[frames::PREFACE, frames::SETTINGS].concat());
         // An acknowledgement that was not asked for is an error, so that client sends nothing at all.
         let (bytes, _) = if kept { idle.read_to_end() } else { drip(&mut idle, attack, BRIEF / 10) };
         let goaway = frames::split(&bytes).iter().any(|frame| frame.0 == 7);
@@ -778,13 +736,13 @@ fn pings_do_not_keep_a_connection_without_requests() {
 fn rapid_resets_and_continuations_end_their_connection() {
     let rig = Rig::start(HttpOptions { pending_resets_max: 5, ..HttpOptions::default() });
     let mut neighbour = rig.client();
-    let mut resets = [PREFACE, frames::SETTINGS].concat();
+    let mut resets = [frames::PREFACE, frames::SETTINGS].concat();
     for stream in (1..2001).step_by(2) {
         resets.extend(frames::request(stream, true, "/never"));
         resets.extend(frames::frame(3, 0, stream, &8u32.to_be_bytes()));
     }
     // No END_HEADERS, and then pieces of a head without end.
-    let mut endless = [PREFACE, frames::SETTINGS, &frames::frame(1, 0, 1, b"\x82\x86")].concat();
+    let mut endless = [frames::PREFACE, frames::SETTINGS, &frames::frame(1, 0, 1, b"\x82\x86")].concat();
     for _ in 0..1000 {
         endless.extend(frames::frame(9, 0, 1, b"\x82"));
     }
@@ -829,7 +787,7 @@ fn streams_of_a_connection_share_what_is_kept_for_sending() {
     let open = [&[0, 4][..], &i32::MAX.to_be_bytes()].concat();
     let settings = frames::frame(4, 0, 0, &open);
     let update = frames::frame(8, 0, 0, &(i32::MAX as u32 - 65_535).to_be_bytes());
-    client.write(&[PREFACE, &settings, &update].concat());
+    client.write(&[frames::PREFACE, &settings, &update].concat());
     for stream in 0..STREAMS {
         client.write(&frames::request(2 * stream + 1, true, "/counted"));
     }
@@ -844,7 +802,7 @@ fn streams_of_a_connection_share_what_is_kept_for_sending() {
     // And none stays behind when the peer reads.
     let (mut ended, mut bytes) = (0, 0);
     while ended < STREAMS {
-        let (kind, flags, _, payload) = next_frame(&mut client);
+        let (kind, flags, _, payload) = frames::next(&mut client);
         if kind == 0 {
             bytes += payload.len();
             ended += u32::from(flags & 1);

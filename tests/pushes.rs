@@ -183,6 +183,31 @@ fn a_handle_closes_and_aborts_even_while_a_call_waits() {
 }
 
 #[test]
+fn a_handle_says_gone_before_the_shard_hears_of_the_end() {
+    let lab = Lab::start(no_time_limits());
+    let close_then_abort = |handle: &ConnHandle| {
+        handle.close();
+        handle.abort();
+    };
+    let ends: [fn(&ConnHandle); 3] = [ConnHandle::close, ConnHandle::abort, close_then_abort];
+    for (end, seen) in ends.into_iter().zip([End::Fin, End::Reset, End::Reset]) {
+        let (mut client, mut blocks) = (lab.reached("it"), lab.client());
+        let handle = lab.shared.handle("it");
+        let before = lab.shared.block.came();
+        blocks.send("|");
+        eventually("the shard is blocked", SOON, || lab.shared.block.came() > before);
+        while handle.push(pattern(1_000)).is_ok() {}
+        end(&handle);
+        assert_eq!((handle.is_gone(), handle.push("late")), (true, Err(PushError::Gone)));
+        lab.shared.block.end();
+        assert_eq!(client.end_after_all(), seen);
+        lab.shared.block.begin_again();
+        blocks.reset();
+    }
+    lab.finish();
+}
+
+#[test]
 fn a_handle_of_a_connection_that_ended_is_gone_however_it_ended() {
     let lab = Lab::start(no_time_limits());
     let ends: [fn(Client); 4] = [

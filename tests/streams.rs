@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::client::End;
 use common::{Client, SOON, Streams, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits, Stream};
+use ringserve::{CloseReason, Limits, Stream, StreamHandle};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Longer than anything takes that happens at once.
@@ -618,22 +618,25 @@ fn time_limits_apply_but_for_that_of_calls() {
 }
 
 #[test]
-fn a_handle_pushes_into_a_stream_from_another_thread() {
+fn a_handle_ends_a_stream_from_another_thread() {
     let (says, hears) = told();
     let server = Streams::start(no_time_limits(), move |_| {
         let says = says.lock().unwrap().clone();
         async move |mut stream: Stream| {
+            stream.queue(b"queued");
             says.send(stream.handle()).unwrap();
-            while stream.read_frame().await.unwrap().is_some() {}
+            while stream.read_frame().await.is_ok_and(|frame| frame.is_some()) {}
         }
     });
-    let mut client = server.client();
-    let handle = hear(&hears);
-    handle.push(&b"pushed"[..]).unwrap();
-    assert_eq!(client.read(6), b"pushed");
-    drop(client);
-    let started = Instant::now();
-    eventually("the handle hears of the end", SOON, || handle.is_gone());
-    assert!(started.elapsed() < SOON);
+    let ends: [fn(&StreamHandle); 2] = [StreamHandle::close, StreamHandle::abort];
+    for (ends, seen) in ends.into_iter().zip([End::Fin, End::Reset]) {
+        let mut client = server.client();
+        let handle = hear(&hears);
+        assert_eq!(client.read(6), b"queued");
+        assert!(!handle.is_gone());
+        ends(&handle);
+        assert!(handle.is_gone());
+        assert_eq!(client.end(), seen);
+    }
     server.finish();
 }

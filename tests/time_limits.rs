@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::client::{End, frame};
 use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits};
+use ringserve::{CloseReason, IdleCounts, Limits};
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 
@@ -89,6 +89,23 @@ fn a_call_that_waits_is_not_idle() {
     assert_eq!(waits.end(), End::Fin);
     drop(waits);
     lab.closed_for(CloseReason::IdleTimeout, 2);
+    lab.finish();
+}
+
+#[test]
+fn a_listener_is_idle_where_received_bytes_alone_count() {
+    let limits = Limits { idle: SHORT, idle_counts: IdleCounts::Received, ..no_time_limits() };
+    let lab = Lab::start(limits);
+    let (mut listens, mut talks) = (lab.reached("it"), lab.client());
+    let (handle, started) = (lab.shared.handle("it"), Instant::now());
+    // Each says something or hears something all the time; one of them only hears.
+    while handle.push("tick").is_ok() && listens.read_whole_or_fin(&mut [0; 8]).is_some() {
+        assert_eq!(talks.ask("e"), b"e");
+        assert!(started.elapsed() < common::SOON, "the listener is still there");
+    }
+    lab.closed_for(CloseReason::IdleTimeout, 1);
+    assert_eq!(talks.ask("e"), b"e");
+    drop((listens, talks));
     lab.finish();
 }
 

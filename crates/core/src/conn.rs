@@ -23,7 +23,7 @@ use crate::inbox::Inbox;
 use crate::link::{Block, Link};
 use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
 use crate::wheel::steps_for;
-use crate::{CloseReason, ConnId, Limits, Time};
+use crate::{CloseReason, ConnId, IdleCounts, Limits, Time};
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub(crate) enum Intake {
 pub(crate) struct Times {
     first_frame: u32,
     pub idle: u32,
+    /// Bytes that the peer takes keep a connection from being idle.
+    pub idle_counts_sent: bool,
     /// Between two looks at what the peer took of a send.
     pub write_look: u32,
     linger: u32,
@@ -79,6 +81,7 @@ impl Times {
         Times {
             first_frame: steps(limits.first_frame),
             idle: steps(limits.idle),
+            idle_counts_sent: limits.idle_counts == IdleCounts::Either,
             write_look: write_look(limits),
             linger: steps_for(limits.linger),
             handler: steps(limits.handler),
@@ -206,9 +209,9 @@ pub(crate) struct Conn<S> {
     pub since: Stamp,
     /// When a byte arrived, or the peer was last asked for a sign of life.
     pub heard_at: Stamp,
-    /// When a byte went either way, or a handler finished.
+    /// When a byte came, or a handler finished.
     pub active_at: Stamp,
-    /// When the send in flight began, or was last looked at; in Closing, when that began.
+    /// When the last send began, was looked at or ended; in Closing, when that began.
     pub send_at: Stamp,
 }
 
@@ -323,9 +326,12 @@ impl<S> Conn<S> {
                 next = (left, Due::Close(CloseReason::FirstFrameTimeout));
             }
         }
-        // Nothing is owed while it runs: neither an answer nor the rest of one.
-        if self.is_open() && !self.has_handler() && !self.sending {
-            let left = self.active_at.left(times.idle, now);
+        // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
+        if self.is_open() && !self.has_handler() && !(self.sending && times.idle_counts_sent) {
+            let mut left = self.active_at.left(times.idle, now);
+            if times.idle_counts_sent {
+                left = left.max(self.send_at.left(times.idle, now));
+            }
             if left < next.0 {
                 next = (left, Due::Close(CloseReason::IdleTimeout));
             }

@@ -42,7 +42,7 @@ pub use driver::{
 pub use frame::Frame;
 pub use framing::Payload;
 pub use id::ConnId;
-pub use limits::{LimitError, Limits};
+pub use limits::{IdleCounts, LimitError, Limits};
 pub use link::{Block, Link, Local};
 pub use observer::Observer;
 pub use outbox::Outbox;
@@ -51,7 +51,8 @@ pub use reason::{Actor, CloseReason};
 pub use shard::{Event, Next, Parked, Quota, Shard};
 pub use time::Time;
 
-/// Parts that benchmarks measure one by one. Not for users.
+/// Parts that other crates of this workspace take: the server's timers stand on the wheel, benchmarks measure each one. They
+/// change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::slots::Slots;

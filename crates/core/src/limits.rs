@@ -35,10 +35,10 @@ pub struct Limits {
     /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
     /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Bytes that all connections of one shard hold together in outboxes, in frames that are not handed out and in calls that
-    /// wait. Beyond, those that hold most are closed until the rest is below: in the order of the powers of two of what they
-    /// hold, and of connections that hold less than 4 KiB in one of these only if no other is there. From three
-    /// quarters of it on a connection of which a call waits begins no other, and one that takes no frames is not
+    /// Bytes that all connections of one shard hold together in outboxes, in frames that are not handed out, in calls that
+    /// wait and in the buffers of HTTP. Beyond, those that hold most are closed until the rest is below: in the order of the
+    /// powers of two of what they hold, and of connections that hold less than 4 KiB in one of these only if no other is there.
+    /// From three quarters of it on a connection of which a call waits begins no other, and one that takes no frames is not
     /// received from. At least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`. Default 1 GiB.
     ///
     /// A call that waits counts with the size of its future, about 300 bytes, and with its frame if that is on the heap.
@@ -53,9 +53,12 @@ pub struct Limits {
     /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
     /// seconds, an attacker wants forever.
     pub first_frame: Option<Duration>,
-    /// Time without a byte in either direction, while nothing is owed. Default 10 min, above the 5 min of
-    /// common client pools, so that clients close first.
+    /// Time in which nothing happens that [`idle_counts`](Limits::idle_counts), while no call waits; then the connection is
+    /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
+    /// 10 min, above the 5 min of common client pools, so that clients close first.
     pub idle: Option<Duration>,
+    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends. Default either.
+    pub idle_counts: IdleCounts,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
     pub write_stalled: Option<Duration>,
     /// Bytes a second that a peer takes at least while something is being sent to it, 0 to 1 GiB, measured over 10 s, or over
@@ -116,6 +119,20 @@ const CONNECTION_BYTES: usize = 5 << 10;
 const HELD_MIN: usize = 256 << 10;
 const RECEIVE_BUFFERS_MIN: usize = 16;
 
+/// What keeps a connection from being idle. Neither costs anything for a frame: the time is noted for each completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IdleCounts {
+    /// Bytes from the peer and bytes that it took. A peer that only listens stays for as long as the server has something for it,
+    /// which [`Limits::write_stalled`] sees it take. The limit rests while bytes are being sent.
+    #[default]
+    Either,
+    /// Bytes from the peer alone. One that listens must say something within [`Limits::idle`], if only the answer to
+    /// [`Service::heartbeat`], whatever it is sent. Time in which the server itself holds its input back does not count.
+    ///
+    /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    Received,
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -130,6 +147,7 @@ impl Default for Limits {
             receive_buffer_bytes: 16 << 10,
             first_frame: Some(Duration::from_secs(30)),
             idle: Some(Duration::from_secs(600)),
+            idle_counts: IdleCounts::Either,
             write_stalled: Some(Duration::from_secs(30)),
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,

@@ -55,6 +55,9 @@ pub struct Local {
     outbox_bytes_max: usize,
     /// Bytes queued or in flight over all connections.
     outbox_bytes: Cell<usize>,
+    /// Bytes that services hold for all connections beside that, and whether that grew for one since the turn began.
+    service_bytes: Cell<usize>,
+    service_grew: Cell<bool>,
     /// False while receive memory is short.
     lend: Cell<bool>,
     draining: Cell<bool>,
@@ -78,6 +81,8 @@ impl Local {
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
             outbox_bytes: Cell::new(0),
+            service_bytes: Cell::new(0),
+            service_grew: Cell::new(false),
             lend: Cell::new(true),
             draining: Cell::new(false),
         }
@@ -112,6 +117,15 @@ impl Local {
 
     pub(crate) fn outbox_bytes(&self) -> usize {
         self.outbox_bytes.get()
+    }
+
+    pub(crate) fn service_bytes(&self) -> usize {
+        self.service_bytes.get()
+    }
+
+    #[inline]
+    pub(crate) fn take_service_grew(&self) -> bool {
+        self.service_grew.take()
     }
 
     pub(crate) fn has_dirty(&self) -> bool {
@@ -176,6 +190,8 @@ struct Extra {
     /// ... and those of other calls of the connection.
     more_ready: Vec<Waker>,
     reach: Option<Arc<Reach>>,
+    /// Bytes that the service holds for it.
+    service_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
 }
@@ -219,6 +235,13 @@ impl Link {
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.has(GONE)
+    }
+
+    /// True once the connection takes nothing any more, or its end was asked for, by user code or through its [`Reach`].
+    pub fn is_ending(&self) -> bool {
+        self.has(GONE | CLOSE | ABORT | NOT_FRAMED)
+            || self.has(REACHED)
+                && self.with_extra(|extra| extra.reach.as_ref().is_some_and(|reach| reach.is_gone()))
     }
 
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
@@ -274,18 +297,21 @@ impl Link {
     #[cold]
     fn refuse(&self) {
         self.set(NO_MEMORY | ABORT);
+        self.update_reach();
         self.mark_dirty();
     }
 
     /// Closes after what is queued has left.
     pub fn close(&self) {
         self.set(CLOSE);
+        self.update_reach();
         self.mark_dirty();
     }
 
     /// Resets the connection; what is queued is dropped.
     pub fn abort(&self) {
         self.set(ABORT);
+        self.update_reach();
         self.mark_dirty();
     }
 
@@ -431,6 +457,7 @@ impl Link {
         let make = || Arc::new(Reach::new(self.outbox_bytes(), self.local.outbox_bytes_high, self.is_gone()));
         let reach = self.with_extra(|extra| extra.reach.get_or_insert_with(make).clone());
         self.set(REACHED);
+        self.update_reach();
         // As in `wake_when_ready`: whoever is refused now waits for a send that was started in this turn.
         self.mark_dirty();
         reach
@@ -444,10 +471,40 @@ impl Link {
         self.with_extra(|extra| {
             let Some(reach) = &extra.reach else { return };
             reach.set_outbox_bytes(self.outbox_bytes());
+            if self.has(CLOSE | NOT_FRAMED) {
+                reach.ask_close();
+            }
+            if self.has(ABORT) {
+                reach.ask_abort();
+            }
             if self.is_gone() {
                 reach.set_gone();
             }
         });
+    }
+
+    /// Says how many bytes the service now holds for the connection beside what the shard sees, as in the buffers of a library.
+    /// They count in [`Limits::held_bytes_max`] until the connection ends; beyond it the connections that hold most are closed.
+    /// The first call allocates.
+    pub fn set_service_bytes(&self, bytes: usize) {
+        if self.is_gone() {
+            return;
+        }
+        let before = self.with_extra(|extra| core::mem::replace(&mut extra.service_bytes, bytes));
+        self.local.service_bytes.set(self.local.service_bytes.get() - before + bytes);
+        if bytes > before {
+            // The state machine looks whether that is too much.
+            self.local.service_grew.set(true);
+            self.mark_dirty();
+        }
+    }
+
+    /// What [`set_service_bytes`](Link::set_service_bytes) said last.
+    pub(crate) fn service_bytes(&self) -> usize {
+        let extra = self.extra.take();
+        let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes);
+        self.extra.set(extra);
+        bytes
     }
 
     /// Keeps the connection open when the peer has sent FIN and every frame was handed out, until
@@ -510,6 +567,7 @@ impl Link {
     /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
     pub(crate) fn end(&self) {
         self.seal();
+        self.local.service_bytes.set(self.local.service_bytes.get() - self.service_bytes());
         self.left(self.in_flight.get() as usize);
         if let Some(batch) = self.pending.take() {
             self.local.outbox_bytes.set(self.local.outbox_bytes.get() - batch.len());

@@ -35,8 +35,12 @@ impl Reach {
         }
     }
 
-    /// True once the connection takes nothing any more.
+    /// True once the connection takes nothing any more, or its end was asked for, here or on its shard.
     pub fn is_gone(&self) -> bool {
+        self.has_ended() || self.ends_asked.load(Ordering::Acquire) != 0
+    }
+
+    fn has_ended(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
@@ -51,7 +55,7 @@ impl Reach {
     }
 
     fn ask(&self, end: u8) -> bool {
-        !self.is_gone() && self.ends_asked.fetch_or(end, Ordering::AcqRel) & end == 0
+        !self.has_ended() && self.ends_asked.fetch_or(end, Ordering::AcqRel) & end == 0
     }
 
     /// Announces `bytes` bytes for the outbox. False if it, with what is on the way, is over its high mark: then they
@@ -86,7 +90,8 @@ mod tests {
     #[test]
     fn each_end_is_asked_for_once_and_not_of_who_is_gone() {
         let reach = Reach::new(0, 100, false);
-        assert!(reach.ask_close() && reach.ask_abort());
+        assert!(!reach.is_gone());
+        assert!(reach.ask_close() && reach.is_gone() && reach.ask_abort());
         assert!(!reach.ask_close() && !reach.ask_abort());
         assert!(!Reach::new(0, 100, true).ask_close());
     }

@@ -59,7 +59,7 @@ mod spare;
 #[cfg(test)]
 mod tests;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
@@ -101,7 +101,8 @@ pub trait CodecService: Sized + 'static {
         Ok(())
     }
 
-    /// An item arrived. The next one of the same connection is handed over when this future is done.
+    /// An item arrived. The next one of the same connection is handed over when this future is done. Items that were
+    /// received before the connection was told to end are dropped.
     ///
     /// # Errors
     /// Closes this connection after its queued replies.
@@ -224,7 +225,8 @@ impl<S: CodecService> Service for WithCodec<S> {
                     return Err(Box::new(error));
                 }
             }
-            if state.ended.get() || cx.handle().is_gone() {
+            if cx.block().link.is_ending() {
+                // What was received with the item at hand is not for the service any more.
                 state.bytes.borrow_mut().clear();
                 return Ok(());
             }
@@ -251,8 +253,6 @@ pub struct CodecSession<S: CodecService> {
     codec: RefCell<Option<S::Codec>>,
     /// Received and not decoded. Between two calls in a block of its own, or none.
     bytes: RefCell<BytesMut>,
-    /// The service ended the connection; what was received with the item at hand is not for it.
-    ended: Cell<bool>,
 }
 
 impl<S: CodecService> CodecSession<S> {
@@ -274,18 +274,13 @@ impl<S: CodecService> CodecSession<S> {
 
 impl<S: CodecService> Default for CodecSession<S> {
     fn default() -> CodecSession<S> {
-        CodecSession {
-            user: S::Session::default(),
-            codec: RefCell::default(),
-            bytes: RefCell::default(),
-            ended: Cell::default(),
-        }
+        CodecSession { user: S::Session::default(), codec: RefCell::default(), bytes: RefCell::default() }
     }
 }
 
 impl<S: CodecService> fmt::Debug for CodecSession<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CodecSession").field("ended", &self.ended).finish_non_exhaustive()
+        f.debug_struct("CodecSession").finish_non_exhaustive()
     }
 }
 
@@ -326,18 +321,6 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
     /// The connection's state.
     pub fn session(&self) -> &'a S::Session {
         &self.cx.session().user
-    }
-
-    /// As [`Cx::close`]. Items that were received already are dropped.
-    pub fn close(&self) {
-        self.cx.session().ended.set(true);
-        self.cx.close();
-    }
-
-    /// As [`Cx::abort`].
-    pub fn abort(&self) {
-        self.cx.session().ended.set(true);
-        self.cx.abort();
     }
 }
 

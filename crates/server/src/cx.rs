@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringserve_core::{Block, ConnId, Payload};
+use ringserve_core::{Block, ConnId, Link, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::shard::Shard;
@@ -85,7 +85,7 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// Who is on the other end.
     pub fn peer(&self) -> Peer {
-        Peer { addr: self.block.link.peer(), listener: self.block.link.listener() }
+        Peer::of(&self.block.link)
     }
 
     /// The connection's name on its shard.
@@ -163,6 +163,10 @@ pub struct Peer {
 }
 
 impl Peer {
+    pub(crate) fn of(link: &Link) -> Peer {
+        Peer { addr: link.peer(), listener: link.listener() }
+    }
+
     /// Its address. `None` on a Unix socket, and for a peer that was gone before it could be asked.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr

@@ -1,35 +1,58 @@
 //! User code may panic; the shard may not.
 
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
-/// Runs user code; `None` if it panicked. What the code shares with the shard is written only through `Cell`s and
+/// What a panic said: one word, so that code which does not panic pays nothing for it.
+#[derive(Debug)]
+pub(crate) struct Panicked(Box<Message>);
+
+#[derive(Debug)]
+struct Message(String);
+
+impl Panicked {
+    #[cold]
+    fn new(panic: Box<dyn Any + Send>) -> Panicked {
+        Panicked(Box::new(Message(message_of(panic))))
+    }
+}
+
+impl fmt::Display for Panicked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.0)
+    }
+}
+
+/// What a panic said.
+pub(crate) fn message_of(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    discard_panic(panic);
+    text.unwrap_or_else(|| "no message".to_owned())
+}
+
+/// Runs user code; what it said if it panicked. What the code shares with the shard is written only through `Cell`s and
 /// short `RefCell` borrows that hold no user code, so a panic leaves it whole; the connection it came from is
 /// ended by the caller.
 #[inline]
-pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Option<T> {
-    match catch_unwind(AssertUnwindSafe(code)) {
-        Ok(done) => Some(done),
-        Err(panic) => {
-            discard_panic(panic);
-            None
-        }
-    }
+pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(Panicked::new)
 }
 
 /// Drops what a panic carried, which is user code too.
 #[cold]
-pub(crate) fn discard_panic(panic: Box<dyn Any + Send>) {
+fn discard_panic(panic: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
         std::mem::forget(again);
     }
 }
 
-/// Wakes a task. A waker is user code; false if it panicked, and the task may not have been woken.
+/// Wakes a task. A waker is user code; if it panicked the task may not have been woken.
 #[inline]
-pub(crate) fn wake(waker: Waker) -> bool {
-    guard(move || waker.wake()).is_some()
+pub(crate) fn wake(waker: Waker) -> Result<(), Panicked> {
+    guard(move || waker.wake())
 }
 
 /// Drops a waker, which is user code too, where a panic would meet another one or leave something half done.

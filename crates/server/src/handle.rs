@@ -34,7 +34,7 @@ impl ConnHandle {
         self.id
     }
 
-    /// True once the connection takes nothing any more.
+    /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
     pub fn is_gone(&self) -> bool {
         self.reach.is_gone()
     }
@@ -47,7 +47,8 @@ impl ConnHandle {
     /// # Errors
     /// [`PushError::Full`] if the outbox, with what is on the way to it, is over
     /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), since the peer reads too slowly: the frame is not
-    /// queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection ended.
+    /// queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection ended, or is to
+    /// end.
     pub fn push(&self, payload: impl Into<Bytes>) -> Result<(), PushError> {
         if self.reach.is_gone() {
             return Err(PushError::Gone);
@@ -64,9 +65,9 @@ impl ConnHandle {
         })
     }
 
-    /// Closes the connection after what is queued has left; a handler that waits is dropped then. The connection's
-    /// shard hears of it at its next turn, also when it is this thread's: frames that came before may still be handed
-    /// over. [`Cx::close`](crate::Cx::close) closes at once.
+    /// Closes the connection after what is queued has left; a handler that waits is dropped then. Pushes find it gone at
+    /// once. The connection's shard hears of it at its next turn, also when it is this thread's: frames that came before
+    /// may still be handed over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
         // Asking again and again must not fill the shard's mail.
         if self.reach.ask_close() {
@@ -74,7 +75,7 @@ impl ConnHandle {
         }
     }
 
-    /// Resets the connection, at its shard's next turn.
+    /// Resets the connection, at its shard's next turn. Pushes find it gone at once.
     pub fn abort(&self) {
         if self.reach.ask_abort() {
             let _ = self.remote.send(Mail::Abort { id: self.id });
@@ -93,6 +94,50 @@ impl Eq for ConnHandle {}
 impl fmt::Debug for ConnHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ConnHandle({})", self.id)
+    }
+}
+
+/// Reaches a [`Stream`](crate::Stream) from any thread, as [`ConnHandle`] reaches a connection of frames. It pushes nothing:
+/// a stream has no frames, so bytes from elsewhere could land in the middle of what its owner writes. Bytes for a stream go
+/// to its owner, through a channel or [`Shards`](crate::Shards), and the owner writes them between two messages.
+///
+/// ```compile_fail,E0599
+/// fn push(handle: ringserve_server::StreamHandle) {
+///     let _ = handle.push("into the middle of a message");
+/// }
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct StreamHandle(ConnHandle);
+
+impl StreamHandle {
+    pub(crate) fn new(link: &Link, shard: &Shard) -> StreamHandle {
+        StreamHandle(ConnHandle::new(link, shard))
+    }
+
+    /// The connection's name on its shard.
+    pub fn id(&self) -> ConnId {
+        self.0.id()
+    }
+
+    /// As [`ConnHandle::is_gone`].
+    pub fn is_gone(&self) -> bool {
+        self.0.is_gone()
+    }
+
+    /// As [`ConnHandle::close`]: after what is queued, and not after what the stream's owner has yet to write.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// As [`ConnHandle::abort`].
+    pub fn abort(&self) {
+        self.0.abort();
+    }
+}
+
+impl fmt::Debug for StreamHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamHandle({})", self.id())
     }
 }
 
@@ -115,9 +160,9 @@ impl LocalHandle {
         self.id
     }
 
-    /// True once the connection takes nothing any more.
+    /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
     pub fn is_gone(&self) -> bool {
-        self.block.upgrade().is_none_or(|block| block.link.is_gone())
+        self.block.upgrade().is_none_or(|block| block.link.is_ending())
     }
 
     /// Queues one frame, encoded by the server's framing.
@@ -125,9 +170,9 @@ impl LocalHandle {
     /// # Errors
     /// [`PushError::Full`] if the outbox is over its high mark, since the peer reads too slowly: the frame is
     /// not queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection
-    /// ended.
+    /// ended, or is to end.
     pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
-        let block = self.block.upgrade().filter(|block| !block.link.is_gone()).ok_or(PushError::Gone)?;
+        let block = self.block.upgrade().filter(|block| !block.link.is_ending()).ok_or(PushError::Gone)?;
         if block.link.is_full() {
             return Err(PushError::Full);
         }
@@ -169,7 +214,7 @@ impl fmt::Debug for LocalHandle {
 pub enum PushError {
     /// The peer reads too slowly.
     Full,
-    /// The connection ended.
+    /// The connection ended, or its end was asked for.
     Gone,
 }
 

@@ -36,14 +36,15 @@ mod wake;
 pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;
 pub use ringserve_core::{
-    Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, LimitError, Limits, Outbox, Payload,
+    Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, IdleCounts, LimitError, Limits,
+    Outbox, Payload,
 };
 pub use ringserve_ring::SetupError;
 
 pub use cx::{Cx, Peer};
 pub use driver::Driver;
 pub use error::Error;
-pub use handle::{ConnHandle, LocalHandle, PushError};
+pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use host::Host;
 pub use listen::ListenAddr;
 pub use memory::{UsableMemory, usable_memory};

@@ -3,8 +3,10 @@
 use std::net::SocketAddr;
 
 use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
+use crate::cx::Peer;
+use crate::guard::Panicked;
 use crate::running::Report;
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
@@ -62,7 +64,7 @@ impl LogObserver {
 impl Observer for LogObserver {
     fn opened(&mut self, _now: Time, id: ConnId, peer: Option<SocketAddr>) {
         let what = if self.upstreams { "connected to an upstream" } else { "connection opened" };
-        guarded(|| debug!(shard = self.shard, %id, ?peer, "{what}"));
+        guarded(|| debug!(shard = self.shard, %id, peer = peer.map(display), "{what}"));
     }
 
     fn over_held_bytes_max(&mut self, now: Time, id: ConnId, bytes: usize, held: usize) {
@@ -111,6 +113,19 @@ impl Observer for LogObserver {
             false => info!(shard = self.shard, "accepting again"),
         });
     }
+}
+
+/// User code panicked in `place`, for a connection if it is one's.
+#[cold]
+pub(crate) fn panicked(shard: usize, place: &str, connection: Option<(ConnId, Peer)>, panic: &Panicked) {
+    let what = match (place, connection) {
+        ("waker", _) => "a waker panicked; its task may not have been woken",
+        (_, Some(_)) => "user code panicked; its connection is closed",
+        ("task", None) => "a task on a shard panicked and is dropped",
+        _ => "user code panicked",
+    };
+    let (id, peer) = connection.unzip();
+    guarded(|| error!(shard, place, id = id.map(display), peer = peer.map(display), %panic, "{what}"));
 }
 
 /// What a server did, in its last line.

@@ -237,7 +237,7 @@ impl Remote {
         self.set_room(0);
         for mail in self.inbox.close() {
             // The owner of a payload's bytes may be user code.
-            guard(move || drop(mail));
+            let _ = guard(move || drop(mail));
         }
         self.reports().ended = true;
         self.reported.notify_all();

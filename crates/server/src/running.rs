@@ -1,6 +1,5 @@
 //! A server that runs.
 
-use std::any::Any;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +12,7 @@ use ringserve_core::{Counters, DriverStats};
 
 use crate::accept_queue::AcceptQueue;
 use crate::error::Error;
-use crate::guard::discard_panic;
+use crate::guard::message_of;
 use crate::listen::{ListenAddr, Listening};
 use crate::remote::{Order, Remote};
 use crate::socket_options::OptionWarning;
@@ -218,14 +217,6 @@ impl Running {
             None => Ok(report),
         }
     }
-}
-
-/// What a panic said.
-pub(crate) fn message_of(panic: Box<dyn Any + Send>) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    discard_panic(panic);
-    text.unwrap_or_else(|| "no message".to_owned())
 }
 
 impl Drop for Running {

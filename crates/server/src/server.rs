@@ -289,7 +289,7 @@ impl<F: Framing + Clone + Send> Server<F> {
         let ended = running.wait();
         drop(signals);
         let report = ended?;
-        guard(|| log::stopped(&report));
+        let _ = guard(|| log::stopped(&report));
         Ok(())
     }
 

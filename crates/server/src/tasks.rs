@@ -16,7 +16,7 @@ use ringserve_buf::{has_room_for, try_box};
 use ringserve_core::{Block, ConnId, Frame, Parked};
 
 use crate::cx::Cx;
-use crate::guard::guard;
+use crate::guard::{Panicked, guard};
 use crate::remote::TaskWaker;
 use crate::service::Service;
 use crate::shard::Shard;
@@ -165,19 +165,19 @@ where
         slot.wake.taken();
         let (id, bytes) = (slot.id?, slot.bytes);
         let polled = guard(|| slot.poll());
-        if let Some(None) = polled {
+        if let Ok(None) = polled {
             return None;
         }
         let next = self.unlist(task);
-        let result = match polled.flatten() {
-            Some(result) => {
+        let result = match polled.transpose()? {
+            Ok(result) => {
                 self.release(task);
                 Resumed::Done(result)
             }
-            None => {
+            Err(panicked) => {
                 self.discard(task);
                 self.free.push(task);
-                Resumed::Panicked
+                Resumed::Panicked(panicked)
             }
         };
         Some(Ended { id, result, next, bytes })
@@ -250,7 +250,7 @@ pub(crate) struct Ended<E> {
 /// What became of it.
 pub(crate) enum Resumed<E> {
     Done(Result<(), E>),
-    Panicked,
+    Panicked(Panicked),
 }
 
 impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {

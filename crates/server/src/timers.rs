@@ -16,7 +16,7 @@ use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
-use crate::guard::{discard, wake};
+use crate::guard::{Panicked, discard, wake};
 
 const STEP_SHIFT: u32 = 20;
 
@@ -82,12 +82,12 @@ impl Timers {
     }
 
     /// Wakes the tasks that slept until `now`. False if a waker panicked; the others were woken.
-    pub(crate) fn fire(&self, now: Time) -> bool {
+    pub(crate) fn fire(&self, now: Time) -> Result<(), Panicked> {
         let mut inner = self.inner.borrow_mut();
         if inner.alarms.nobody_sleeps() {
-            return true;
+            return Ok(());
         }
-        let mut all = true;
+        let mut all = Ok(());
         let mut fired = std::mem::take(&mut inner.fired);
         inner.alarms.advance(now, &mut fired);
         for number in fired.drain(..) {
@@ -95,7 +95,7 @@ impl Timers {
             if let Some(waker) = waker {
                 // A waker is anybody's code.
                 drop(inner);
-                all &= wake(waker);
+                all = all.and(wake(waker));
                 inner = self.inner.borrow_mut();
             }
         }
@@ -309,10 +309,10 @@ mod tests {
         let mut task = Context::from_waker(&waker);
         let mut sleep = timers.sleep(Duration::from_secs(3600));
         assert!(Pin::new(&mut sleep).poll(&mut task).is_pending());
-        timers.fire(Time::ZERO + Duration::from_secs(3599));
+        timers.fire(Time::ZERO + Duration::from_secs(3599)).unwrap();
         assert_eq!(woken.0.load(Ordering::SeqCst), 0);
         assert!(timers.next().is_some());
-        timers.fire(Time::ZERO + Duration::from_secs(3601));
+        timers.fire(Time::ZERO + Duration::from_secs(3601)).unwrap();
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
     }
 
@@ -338,9 +338,9 @@ mod tests {
                     assert!(next > timers.now(), "the shard would spin, {age:?} and {time:?}");
                     assert!(next >= sleep.until, "too early, {age:?} and {time:?}");
                     assert!(next - sleep.until <= Duration::from_millis(3), "too late, {age:?} and {time:?}");
-                    timers.fire(Time::from_nanos(next.as_nanos() - 1));
+                    timers.fire(Time::from_nanos(next.as_nanos() - 1)).unwrap();
                     assert_eq!(woken.0.load(Ordering::SeqCst), 0, "too early, {age:?} and {time:?}");
-                    timers.fire(next);
+                    timers.fire(next).unwrap();
                     turns += 1;
                 }
                 assert_eq!(turns, 1, "turns, {age:?} and {time:?}");
@@ -358,9 +358,9 @@ mod tests {
             let waker = if n % 2 == 0 { &bad } else { &good };
             assert!(Pin::new(sleep).poll(&mut Context::from_waker(waker)).is_pending());
         }
-        assert!(!timers.fire(Time::ZERO + Duration::from_secs(9)));
+        assert!(timers.fire(Time::ZERO + Duration::from_secs(9)).is_err());
         assert_eq!(woken.0.load(Ordering::SeqCst), 3);
-        assert!(timers.fire(Time::ZERO + Duration::from_secs(10)));
+        assert!(timers.fire(Time::ZERO + Duration::from_secs(10)).is_ok());
     }
 
     #[test]

@@ -79,6 +79,12 @@ pub struct Sealed {
     pub waiting: usize,
     /// See there.
     pub waiting_since: u64,
+    /// When it was active last.
+    pub active_at: u64,
+    /// A whole frame was received that the service had not seen.
+    pub unseen: bool,
+    /// The kernel had not taken every reply.
+    pub owed: bool,
     /// Half a frame was received.
     pub half: bool,
     /// The peer had sent FIN, and the core had heard of it.

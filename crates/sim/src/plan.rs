@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{Budget, Limits};
+use ringserve_core::{Budget, IdleCounts, Limits};
 
 use crate::bytes::AnyFraming;
 use crate::faults::Rates;
@@ -255,6 +255,8 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
     Limits {
         first_frame: if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) },
         idle,
+        // Of a copy, so that what it draws changes nothing else of a seed.
+        idle_counts: if rng.clone().one_in(3) { IdleCounts::Received } else { IdleCounts::Either },
         write_stalled: if slow && rng.one_in(2) { maybe(rng, 40, 25_000) } else { maybe(rng, 40, 1000) },
         write_bytes_per_second_min: match rng.below(4) {
             0 | 1 => 0,

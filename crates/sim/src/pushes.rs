@@ -73,7 +73,7 @@ impl Pushes {
     fn push(&mut self, state: &mut State, live: &Live, handle: usize) {
         let handle = &mut self.handles[handle];
         let block = find(live, handle.id);
-        let gone = block.is_none_or(|block| block.link.is_gone());
+        let gone = block.is_none_or(|block| block.link.is_ending());
         assert_eq!(handle.reach.is_gone(), gone, "{}: gone, or not", handle.id);
         let Some(block) = block.filter(|_| !gone) else { return state.cover.fault(Fault::PushGone) };
         let bytes = state.rng.spread(1, state.plan.payload_max as u64) as usize;

@@ -163,10 +163,12 @@ pub struct Sock {
     pub untold: bool,
     /// When the kernel last took a byte of a reply.
     pub taken_at: u64,
-    /// When a completion for it last reached the core, or a handler finished.
+    /// When a completion for it that counts last reached the core, or a handler finished.
     pub active_at: u64,
     /// The same as of the start of this turn: time limits are carried out before what the turn brought.
     pub active_before: u64,
+    /// When the server last read nothing of it.
+    pub unread_at: u64,
     /// When and why the service was told that it ended.
     pub ended: Option<(u64, CloseReason)>,
     /// Turns for which it has been open beyond its limits.
@@ -225,6 +227,7 @@ impl Sock {
             taken_at: 0,
             active_at: 0,
             active_before: 0,
+            unread_at: 0,
             ended: None,
             overdue: 0,
             excuses: 0,
@@ -278,13 +281,19 @@ impl Sock {
     /// What is the case at `now`, if it ends.
     pub fn sealed(&self, now: u64, half: bool) -> Sealed {
         let (waiting, waiting_since) = (self.waiting.len(), self.waiting_since);
-        Sealed { at: now, waiting, waiting_since, half, ended: self.fin_heard }
+        let (active_at, unseen) = (self.was_active(now), self.has_unseen());
+        let owed = self.taken < self.owed.len();
+        Sealed { at: now, waiting, waiting_since, active_at, unseen, owed, half, ended: self.fin_heard }
     }
 
-    /// True if nothing is owed by the server: every frame that arrived is answered, every reply has left.
-    pub fn idle_is_fair(&self) -> bool {
-        let waits = self.frames.get(self.seen).is_some_and(|frame| frame.end <= self.arrived);
-        self.taken == self.owed.len() && !waits
+    /// True if bytes arrived that are behind the last frame the service has seen.
+    pub fn has_unseen_bytes(&self) -> bool {
+        self.arrived > self.seen.checked_sub(1).map_or(0, |last| self.frames[last].end)
+    }
+
+    /// True if a whole frame arrived that the service has not seen.
+    fn has_unseen(&self) -> bool {
+        self.frames.get(self.seen).is_some_and(|frame| frame.end <= self.arrived)
     }
 
     /// True if it is allowed any of these.

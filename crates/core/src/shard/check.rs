@@ -20,7 +20,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.conns.invariants();
         self.wheel.invariants();
         assert!(self.current.is_empty(), "bytes of the last completion are left");
-        let (mut inbox_bytes, mut outbox_bytes, mut call_bytes, mut listed) = (0, 0, 0, 0);
+        let (mut inbox_bytes, mut outbox_bytes, mut service_bytes) = (0, 0, 0);
+        let (mut call_bytes, mut listed) = (0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
@@ -65,10 +66,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             assert!(class == 0 || conn.block.is_some(), "listed, and holds nothing: {}", text());
             let keeps = calls + conn.inbox.as_ref().map_or(0, |inbox| inbox.held_bytes());
             assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
+            service_bytes += conn.link().map_or(0, |link| link.service_bytes());
         }
         assert_eq!(inbox_bytes, self.inbox_bytes, "bytes held in inboxes");
         assert_eq!(call_bytes, self.holders.call_bytes(), "bytes held by calls");
         assert_eq!(listed, self.holders.invariants(), "slots that are free are listed");
         assert_eq!(outbox_bytes, self.local.outbox_bytes(), "bytes held in outboxes");
+        assert_eq!(service_bytes, self.local.service_bytes(), "bytes held by services");
     }
 }

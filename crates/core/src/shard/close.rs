@@ -17,7 +17,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return;
         }
         if conn.connecting != Connecting::No {
-            return self.end(id, reason, true);
+            return self.abort(id, reason);
         }
         conn.state = State::Draining;
         conn.reason = Some(Box::new(reason));
@@ -43,20 +43,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// Ends a connection at once, with a reset; queued replies are dropped.
     pub fn abort(&mut self, id: ConnId, reason: CloseReason) {
-        self.end(id, reason, true);
-    }
-
-    pub(super) fn end(&mut self, id: ConnId, reason: CloseReason, aborting: bool) {
         let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.aborting = true;
         if conn.state == State::Closing {
-            if aborting {
-                conn.aborting = true;
-                conn.lingering = false;
-                self.advance_close(id);
-            }
-            return;
+            conn.lingering = false;
+            return self.advance_close(id);
         }
-        conn.aborting = aborting;
         self.drop_input(id);
         self.begin_closing(id, reason);
     }

@@ -63,7 +63,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return self.advance_close(id);
         }
         if let Err(errno) = result {
-            return self.end(id, CloseReason::ConnectFailed(errno), true);
+            return self.abort(id, CloseReason::ConnectFailed(errno));
         }
         let now = Stamp::at(self.now);
         (conn.since, conn.heard_at, conn.active_at) = (now, now, now);

@@ -1,6 +1,6 @@
 //! What connections hold together, and who goes when that is more than may be.
 //!
-//! Connections whose inbox, waiting calls or outbox hold 4 KiB or more are listed by how much that is
+//! Connections whose inbox, waiting calls, service or outbox hold 4 KiB or more are listed by how much that is
 //! ([`Holders`](crate::holders::Holders)). A reply that leaves at once is never held: its connection is listed only if its
 //! send is still in flight after [`SEND_SETTLES`]. So at the limit those go that keep memory, and not the one
 //! that happens to need some.
@@ -29,7 +29,7 @@ pub(super) enum Sends {
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Bytes that all connections hold.
     pub fn held_bytes(&self) -> usize {
-        self.inbox_bytes + self.holders.call_bytes() + self.local.outbox_bytes()
+        self.inbox_bytes + self.holders.call_bytes() + self.local.outbox_bytes() + self.local.service_bytes()
     }
 
     /// Bytes that one connection holds; where its send began just now, without what is queued.
@@ -42,7 +42,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let inbox = conn.inbox.as_ref().map_or(0, |inbox| inbox.held_bytes());
         let counts = which == Sends::All || self.is_settled(conn);
         let outbox = conn.link().filter(|_| counts).map_or(0, |link| link.outbox_bytes());
-        inbox + outbox + self.holders.call_bytes_of(self.conns.index(id))
+        let service = conn.link().map_or(0, |link| link.service_bytes());
+        inbox + outbox + service + self.holders.call_bytes_of(self.conns.index(id))
     }
 
     /// True if a send is in flight, and not since just now.
@@ -60,6 +61,16 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let bytes = self.bytes_of(id, which);
         if !self.holders.list(self.conns.index(id), bytes) {
             self.abort(id, CloseReason::MemoryLimit);
+        }
+    }
+
+    /// What services hold for some of these connections grew.
+    #[cold]
+    pub(super) fn list_holders(&mut self, ids: &[ConnId]) {
+        for id in ids {
+            if self.conns.get(*id).is_some_and(|conn| conn.block.is_some()) {
+                self.list_holder(*id, Sends::Settled);
+            }
         }
     }
 

@@ -54,7 +54,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             ReceiveEnd::Error(errno) => {
                 conn.input_ended = true;
                 if conn.state != State::Closing {
-                    return self.end(id, CloseReason::of_errno(errno), true);
+                    return self.abort(id, CloseReason::of_errno(errno));
                 }
             }
         }

@@ -19,6 +19,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         for id in &dirty {
             self.flush_one(*id);
         }
+        if self.local.take_service_grew() {
+            self.list_holders(&dirty);
+        }
         if self.held_bytes() > self.limits.held_bytes_max {
             self.relieve(&dirty);
         }
@@ -124,7 +127,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let left = block.link.sent_but(batch.len());
         block.link.left(left);
         self.counters.bytes_sent += left as u64;
-        conn.active_at = Stamp::at(self.now);
+        let now = Stamp::at(self.now);
+        let looked_at = core::mem::replace(&mut conn.send_at, now);
         let mut rest = None;
         match end {
             SendEnd::Done => {
@@ -134,13 +138,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             // A write limit asked for it, to see how much the peer takes.
             SendEnd::Stopped if batch.is_empty() => self.local.recycle(batch),
             SendEnd::Stopped => {
-                let now = Stamp::at(self.now);
-                if let Some(reason) = write_limit(&self.limits, &mut batch, left, conn.send_at, now) {
+                if let Some(reason) = write_limit(&self.limits, &mut batch, left, looked_at, now) {
                     return self.abort(id, reason);
                 }
                 rest = Some(batch);
             }
-            SendEnd::Error(errno) => return self.end(id, CloseReason::of_errno(errno), true),
+            SendEnd::Error(errno) => return self.abort(id, CloseReason::of_errno(errno)),
         }
         let waits = conn.held_back || block.link.is_awaited();
         let mut released = false;
@@ -156,10 +159,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 self.events.push_back(Event::Frames(id));
             }
         }
-        // The idle time runs again, unless another send does; and all limits do, if the write limit went off or the peer
-        // was held back until now.
+        // The idle time runs again, unless another send does, or it never rested; and all limits do, if the write limit went
+        // off or the peer was held back until now.
         let sooner =
-            released || !conn.timer.is_set() || i64::from(self.times.idle) < conn.timer.left(conn.active_at);
+            released || !conn.timer.is_set() || i64::from(self.times.idle) < conn.timer.left(conn.send_at);
         let (draining, more) = (conn.state == State::Draining, block.link.has_more());
         match rest {
             Some(batch) => {

@@ -88,6 +88,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     }
                     self.arm(id);
                 }
+                // What it sent may wait where the server does not look at it.
+                Due::Close(CloseReason::IdleTimeout)
+                    if !self.times.idle_counts_sent && (conn.held_back || conn.paused || starved) =>
+                {
+                    conn.active_at = Stamp::at(self.now);
+                    self.arm(id);
+                }
                 Due::Close(reason) => {
                     self.finish(id, reason);
                     // Its last replies may still be on their way, and must not be for ever.

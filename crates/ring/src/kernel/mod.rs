@@ -1,5 +1,5 @@
 //! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
-//! the socket options in `sockopt`.
+//! the socket options in `sockopt` and the descriptor that `hosted` lends.
 //!
 //! What makes it sound, and is relied on by each `SAFETY` comment below:
 //!
@@ -214,8 +214,8 @@ impl SystemKernel {
     #[inline]
     fn push(&mut self, entry: Entry, user_data: u64) {
         let entry = entry.user_data(user_data);
-        // SAFETY: each constructor in `encode` names what its pointers need; `submit`, `cancel_all`, `read_wake` and
-        // `bound` give it, by invariants 1, 2, 4 and 5 of this module.
+        // SAFETY: each constructor in `encode` names what its pointers need; `submit` with what it calls, `is_bound` and
+        // `finish_all` give it, by invariants 1, 2, 4 and 5 of this module.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the submission queue had room");
         self.pushed = self.pushed.wrapping_add(1);

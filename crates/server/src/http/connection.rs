@@ -77,7 +77,8 @@ impl Http {
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
         let mut drain = stream.shard().stopping_begins();
-        let (shard, fate, watch) = (stream.shard().clone(), stream.fate(), Watch::new(self.bounds));
+        let (shard, fate) = (stream.shard().clone(), stream.fate());
+        let watch = Watch::new(self.bounds, Some(stream.fate()));
         let mut stream = Replayed::new(stream, watch.clone());
         let versions = self.options.versions;
         let detected = match versions {

@@ -22,6 +22,13 @@ pub enum HttpVersions {
 
 /// Bounds of HTTP, beside the [`Limits`](crate::Limits) of the connections below.
 ///
+/// What hyper holds for a connection counts in [`Limits::held_bytes_max`](crate::Limits::held_bytes_max): of responses the bytes
+/// that it has not passed on, of what the peer sent at most what was read since the oldest request began that may have an unread
+/// body, and no more than [`buffer_bytes_max`](HttpOptions::buffer_bytes_max), or with HTTP/2
+/// [`connection_window_bytes`](HttpOptions::connection_window_bytes) and [`header_bytes_max`](HttpOptions::header_bytes_max). So
+/// a connection whose body streams for long, as in calls of gRPC that stream, counts with all of that, whether the service
+/// reads or not.
+///
 /// A client of HTTP/1.1 may half-close its connection after its requests (`nc -N`): each request that arrived whole is still
 /// answered, to the last byte. A FIN alone therefore cancels no service; a reset does, at once. A client that never reads
 /// its answer is closed by [`Limits::write_stalled`](crate::Limits::write_stalled).
@@ -75,16 +82,19 @@ pub struct HttpOptions {
     /// Bytes a second that a peer has to send of a request's body while the service waits for it, and to take of a response
     /// while it has to be sent, up to 1 GiB; 0 is no bound. A body that comes too slowly is answered with 408, or its
     /// connection reset where the response began. A response that goes too slowly ends with its connection, or with its
-    /// stream where the peer keeps that stream's window closed. Request bodies are measured with HTTP/1.1; with HTTP/2
-    /// [`answer`](HttpOptions::answer) and [`request`](HttpOptions::request) bound them. Default 240, as
+    /// stream where the peer keeps that stream's window closed. Request bodies are measured one by one with HTTP/1.1.
+    /// With HTTP/2 they are measured together, and [`answer`](HttpOptions::answer) ends those that do not come: hyper gives the
+    /// service its own [`Incoming`](hyper::body::Incoming), which has no stream number, so it cannot be seen which body the
+    /// service waits for and whose bytes arrive. Default 240, as
     /// [`Limits::read_bytes_per_second_min`](crate::Limits::read_bytes_per_second_min).
     pub body_bytes_per_second_min: usize,
     /// Time over which that is measured, 10 ms to an hour; it ends a peer up to two fifths of it late. Default 30 s: a reader
     /// that pauses for less loses nothing.
     pub rate_window: Duration,
     /// Time for the service to begin its response, 10 ms to a year; up to two fifths of
-    /// [`rate_window`](HttpOptions::rate_window) longer and never shorter. Time in which the connection brings a request's body
-    /// at [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) does not count. Then the service's future is
+    /// [`rate_window`](HttpOptions::rate_window) longer and never shorter. Time in which the connection brings
+    /// [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) for each of its requests that has a body and no
+    /// response does not count for them. Then the service's future is
     /// dropped and the peer answered with 503. It bounds clients of HTTP/1.1 that vanish with a FIN, and bodies of HTTP/2 that
     /// stop. More, or `None`, suits long polling and calls of gRPC whose response begins late. Default 60 s, as proxies give
     /// their upstreams.

@@ -19,6 +19,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::HttpOptions;
+use crate::stream::Fate;
 
 /// Ticks in the window of a rate: a peer is seen to be too slow at most a fifth of the window late.
 const TICKS: u32 = 5;
@@ -26,6 +27,9 @@ const TICKS: u32 = 5;
 /// Entries that are looked at for one that is free, before another is made: with as many free ones as used ones that is
 /// mostly enough.
 const LOOKS: usize = 4;
+
+/// What hyper holds is counted in steps of this many bytes, so that a small request changes the account of the shard once.
+const COUNT_STEP: usize = 4096;
 
 /// [`HttpOptions`] in ticks.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +47,8 @@ pub(super) struct Bounds {
     idle: u32,
     /// Bytes of responses that hyper holds for a connection of HTTP/2.
     held_bytes_max: usize,
+    /// The most that hyper holds of what a peer sent: with HTTP/1.1, and with HTTP/2.
+    received_max: [u64; 2],
 }
 
 impl Bounds {
@@ -63,6 +69,10 @@ impl Bounds {
             request: options.request.map_or(u32::MAX, ticks),
             idle: options.http2_idle.map_or(u32::MAX, ticks),
             held_bytes_max: options.connection_send_bytes_max,
+            received_max: [
+                options.buffer_bytes_max as u64,
+                u64::from(options.connection_window_bytes) + u64::from(options.header_bytes_max),
+            ],
         }
     }
 }
@@ -138,6 +148,14 @@ impl Rate {
 /// The counts of one connection.
 pub(super) struct Watch {
     bounds: Bounds,
+    /// The connection whose bytes are counted.
+    fate: Option<Fate>,
+    /// What was read before hyper may hold nothing of any more.
+    held_from: Cell<u64>,
+    /// Where the last read began.
+    read_from: Cell<u64>,
+    /// Bytes that the connection counts as held by hyper.
+    counted: Cell<usize>,
     http2: Cell<bool>,
     /// True exactly when hyper's last read found nothing: it waits for the peer.
     reading: Cell<bool>,
@@ -152,7 +170,7 @@ pub(super) struct Watch {
     cursor: Cell<usize>,
     /// The request that hyper makes a task for next.
     next: Cell<Option<Rc<Watching>>>,
-    /// Bytes of all responses that hyper holds.
+    /// Bytes of all responses that hyper holds, without what HTTP/1.1 copied to its own buffer.
     held: Cell<usize>,
     /// True if a response is held back, since that is too much.
     holds_back: Cell<bool>,
@@ -170,6 +188,8 @@ pub(super) struct Watching {
     connection: Weak<Watch>,
     http2: bool,
     has_body: bool,
+    /// Bytes that were read before its head.
+    read_from: u64,
     /// True once the service answered.
     answered: Cell<bool>,
     /// True while a task of HTTP/2 runs, whose end resets the stream.
@@ -187,9 +207,13 @@ pub(super) struct Watching {
 }
 
 impl Watch {
-    pub(super) fn new(bounds: Bounds) -> Rc<Watch> {
+    pub(super) fn new(bounds: Bounds, fate: Option<Fate>) -> Rc<Watch> {
         Rc::new(Watch {
             bounds,
+            fate,
+            held_from: Cell::default(),
+            read_from: Cell::default(),
+            counted: Cell::default(),
             http2: Cell::default(),
             reading: Cell::default(),
             read: Cell::default(),
@@ -216,8 +240,43 @@ impl Watch {
 
     /// hyper read `bytes`, and waits for more if it found nothing.
     pub(super) fn read(&self, bytes: usize, waits: bool) {
-        self.read.set(self.read.get() + bytes as u64);
         self.reading.set(waits);
+        if bytes == 0 {
+            return;
+        }
+        let read = self.read.get();
+        self.read_from.set(read);
+        self.read.set(read + bytes as u64);
+        if self.http2.get() && self.received_held() >= self.received_max() / 2 {
+            self.find_oldest(&self.requests.borrow());
+        }
+        self.count();
+    }
+
+    /// The most that hyper holds of what the peer sent.
+    fn received_max(&self) -> u64 {
+        self.bounds.received_max[usize::from(self.http2.get())]
+    }
+
+    /// As much of what the peer sent as hyper may hold: what it read since the oldest request began whose body may be there.
+    fn received_held(&self) -> u64 {
+        (self.read.get() - self.held_from.get()).min(self.received_max())
+    }
+
+    fn find_oldest(&self, requests: &[Rc<Watching>]) {
+        let running = requests.iter().filter(|request| request.has_body && Rc::strong_count(request) > 1);
+        let oldest = running.map(|request| request.read_from).min();
+        self.held_from.set(oldest.unwrap_or(self.read_from.get()));
+    }
+
+    /// Counts what hyper holds for the connection, rounded up.
+    fn count(&self) {
+        let held = (self.received_held() as usize + self.held.get()).next_multiple_of(COUNT_STEP);
+        if held != self.counted.replace(held)
+            && let Some(fate) = &self.fate
+        {
+            fate.set_held(held);
+        }
     }
 
     pub(super) fn written(&self, bytes: usize) {
@@ -229,10 +288,15 @@ impl Watch {
         let http2 = self.http2.get();
         self.began.set(true);
         self.input.set(Rate::default());
+        if !http2 {
+            // The one before it is over.
+            self.held_from.set(self.read_from.get());
+        }
         let watching = self.entry(Watching {
             connection: Rc::downgrade(self),
             http2,
             has_body,
+            read_from: self.read_from.get(),
             answered: Cell::default(),
             task: Cell::default(),
             waker: Cell::default(),
@@ -298,8 +362,19 @@ impl Watch {
 
         let mut requests = self.requests.borrow_mut();
         requests.retain(|request| Rc::strong_count(request) > 1);
+        if requests.is_empty() && came == 0 {
+            // At most the start of a head is held, which was counted when it came.
+            self.held_from.set(read);
+            self.count();
+        } else if http2 {
+            self.find_oldest(&requests);
+            self.count();
+        }
+        // Whose bytes came is not known, so they have to be enough for every body that may be on its way.
+        let bodies = requests.iter().filter(|request| request.has_body && !request.answered.get()).count();
+        let enough = came >= bounds.tick_bytes.saturating_mul(bodies as u64);
         for request in requests.iter() {
-            let uploads = request.has_body && came >= bounds.tick_bytes;
+            let uploads = request.has_body && enough;
             let Some(excess) = self.check(request, uploads, outbox) else { continue };
             self.found.set(Some(excess));
             // A second time: whatever was to end it did not.
@@ -403,10 +478,9 @@ impl Watching {
     /// hyper holds more of the body.
     pub(super) fn hold(&self, bytes: usize) {
         self.held.set(self.held.get() + bytes);
-        if self.http2
-            && let Some(connection) = self.connection.upgrade()
-        {
+        if let Some(connection) = self.connection.upgrade() {
             connection.held.set(connection.held.get() + bytes);
+            connection.count();
         }
     }
 
@@ -416,15 +490,13 @@ impl Watching {
         if sent {
             self.sent.set(self.sent.get() + bytes as u64);
         }
-        if !self.http2 {
-            return;
-        }
         if self.held.get() == 0 {
             self.go_on();
         }
         let Some(connection) = self.connection.upgrade() else { return };
         let held = connection.held.get() - bytes;
         connection.held.set(held);
+        connection.count();
         // Half of it: else each byte that leaves would wake all.
         if held <= connection.bounds.held_bytes_max / 2 && connection.holds_back.take() {
             connection.requests.borrow().iter().for_each(|request| request.go_on());
@@ -471,7 +543,7 @@ mod tests {
 
     #[test]
     fn entry_of_a_finished_request_serves_the_next_one() {
-        let watch = Watch::new(bounds());
+        let watch = Watch::new(bounds(), None);
         for _ in 0..1000 {
             watch.begin(false);
         }

@@ -17,11 +17,12 @@ use super::starting::{Heard, Ready, Starting};
 use crate::cores;
 use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use crate::error::Error;
+use crate::guard::{guard, message_of};
 use crate::host::Host;
 use crate::listen::Listening;
 use crate::log::{LogObserver, guarded};
 use crate::remote::{Order, Remote, enter_shard};
-use crate::running::{Running, ShardDeath, ShardEnd, message_of};
+use crate::running::{Running, ShardDeath, ShardEnd};
 use crate::service::MakeService;
 use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
 use crate::tasks::calls;
@@ -285,13 +286,13 @@ where
         let remote = self.remotes[self.index].clone();
         remote.set_driver(waker);
         let shard = Shard::new(self.index, self.shards, remote);
-        let service = match crate::guard::guard(|| (self.factory)(&shard).make()) {
-            Some(Ok(service)) => service,
-            Some(Err(error)) => {
+        let service = match guard(|| (self.factory)(&shard).make()) {
+            Ok(Ok(service)) => service,
+            Ok(Err(error)) => {
                 ready.failed(Error::Factory { shard: self.index, error });
                 return None;
             }
-            None => {
+            Err(_panicked) => {
                 ready.failed(Error::FactoryPanicked { shard: self.index });
                 return None;
             }
@@ -314,8 +315,7 @@ where
         ready.succeeded();
         self.gate.pass();
         let limits = Limits { upstreams_max: self.chosen.upstreams(), ..self.limits };
-        let (admit, limits) = (self.admit, limits);
-        Some(Parts { shard, core, driver, service, admit, others, limits, first_upstream })
+        Some(Parts { shard, core, driver, service, admit: self.admit, others, limits, first_upstream })
     }
 }
 
@@ -362,7 +362,7 @@ pub(super) fn announce(
     info!("driver: {}", chosen.reason());
     info!(
         "limits: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
-         shard, {} MiB held; first frame within {}, idle {}, write stalled {}, at least {} bytes a second written \
+         shard, {} MiB held; times: first frame {}, idle {}, write stalled {}, at least {} bytes a second written \
          and {} read, handler {}, drain {:?}",
         chosen.connections_max(),
         chosen.connections(),

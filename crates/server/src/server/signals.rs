@@ -101,17 +101,18 @@ fn obey(stage: &mut Stage, name: &str) {
         Stage::Starting(interrupter) => {
             interrupter.interrupt();
             *stage = Stage::Interrupted;
-            guard(|| info!("{name}: stopped before it was ready"));
+            let _ = guard(|| info!("{name}: stopped before it was ready"));
         }
         Stage::Interrupted => {}
         Stage::Running { stopper, again } if !*again => {
             *again = true;
             stopper.shutdown();
-            guard(|| info!("{name}: accepting no more, finishing replies; once more to stop at once"));
+            let _ =
+                guard(|| info!("{name}: accepting no more, finishing replies; once more to stop at once"));
         }
         Stage::Running { stopper, .. } => {
             stopper.force();
-            guard(|| warn!("{name}: stopping at once"));
+            let _ = guard(|| warn!("{name}: stopping at once"));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ringserve_core::Address;
 
 use super::{DrainBegins, Draining, LocalTasks};
+use crate::guard::{Panicked, guard};
 use crate::remote::Remote;
 use crate::stream::{Connecting, Requests};
 use crate::timers::{Deadline, Sleep, Timers};
@@ -40,7 +41,7 @@ impl Shard {
         let inner = Inner {
             index,
             count,
-            tasks: LocalTasks::new(remote.clone(), timers.clone()),
+            tasks: LocalTasks::new(index, remote.clone(), timers.clone()),
             timers,
             remote,
             mailboxes: RefCell::default(),
@@ -140,13 +141,13 @@ impl Shard {
         self.inner.stopping.has_begun()
     }
 
-    /// False if a waker of a task that waited for this panicked.
-    pub(crate) fn set_stopping(&self) -> bool {
+    /// Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_stopping(&self) -> Result<(), Panicked> {
         self.inner.stopping.begin()
     }
 
-    /// False if a waker of a task that waited for this panicked.
-    pub(crate) fn set_draining(&self) -> bool {
+    /// Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_draining(&self) -> Result<(), Panicked> {
         self.inner.draining.begin()
     }
 
@@ -166,10 +167,10 @@ impl Shard {
         self.inner.mailboxes.borrow_mut().push(mailbox);
     }
 
-    /// Has messages handled. True if there are more; `None` if a handler panicked, and then there may be.
-    pub(crate) fn read_mailboxes(&self) -> Option<bool> {
+    /// Has messages handled. True if there are more. If a handler panicked, there may be.
+    pub(crate) fn read_mailboxes(&self) -> Result<bool, Panicked> {
         let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
-        let left = crate::guard::guard(|| mailboxes.iter_mut().fold(false, |left, read| read() || left));
+        let left = guard(|| mailboxes.iter_mut().fold(false, |left, read| read() || left));
         let mut new = self.inner.mailboxes.borrow_mut();
         mailboxes.append(&mut new);
         *new = mailboxes;
@@ -179,7 +180,7 @@ impl Shard {
     /// Drops what may hold this handle, so that nothing outlives the shard.
     pub(crate) fn end(&self) {
         let mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
-        let _ = crate::guard::guard(move || drop(mailboxes));
+        let _ = guard(move || drop(mailboxes));
         self.inner.tasks.clear();
     }
 }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use crate::guard::{discard, wake};
+use crate::guard::{Panicked, discard, wake};
 
 /// Whether a shard drains, and whom to tell. Clones are handles on the same.
 #[derive(Clone, Default)]
@@ -32,10 +32,10 @@ impl Draining {
         self.inner.begun.get()
     }
 
-    /// Wakes every task that waits for it. False if a waker panicked; the others were woken.
-    pub(crate) fn begin(&self) -> bool {
+    /// Wakes every task that waits for it. If a waker panicked the others were woken.
+    pub(crate) fn begin(&self) -> Result<(), Panicked> {
         self.inner.begun.set(true);
-        let (mut number, mut all) = (0, true);
+        let (mut number, mut all) = (0, Ok(()));
         loop {
             // One after the other, and nothing is borrowed meanwhile: a waker is user code.
             let waker = match self.inner.waiters.borrow_mut().wakers.get_mut(number) {
@@ -43,7 +43,7 @@ impl Draining {
                 None => return all,
             };
             if let Some(waker) = waker {
-                all &= wake(waker);
+                all = all.and(wake(waker));
             }
             number += 1;
         }
@@ -124,7 +124,7 @@ mod tests {
         }
         assert_eq!(draining.inner.waiters.borrow().wakers.len(), 1);
         let mut wait = draining.wait();
-        draining.begin();
+        draining.begin().unwrap();
         assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 
@@ -138,7 +138,7 @@ mod tests {
         let remote = Remote::new();
         let good = TaskWaker::new(&remote, 7).waker();
         assert!(Pin::new(&mut waits[1]).poll(&mut Context::from_waker(&good)).is_pending());
-        assert!(!draining.begin());
+        assert!(draining.begin().is_err());
         assert!(!remote.fall_asleep(), "the second one was woken");
     }
 }

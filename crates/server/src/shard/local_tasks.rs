@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use tracing::error;
+use ringserve_core::ConnId;
 
-use crate::guard::guard;
-use crate::log::{LineLimit, guarded};
+use crate::cx::Peer;
+use crate::guard::{Panicked, guard};
+use crate::log::{self, LineLimit};
 use crate::remote::{Remote, TaskWaker};
 use crate::timers::Timers;
 
@@ -25,6 +26,7 @@ type Boxed = Pin<Box<dyn Future<Output = ()>>>;
 #[derive(Clone)]
 pub(crate) struct LocalTasks {
     inner: Rc<RefCell<Inner>>,
+    shard: usize,
     remote: Arc<Remote>,
     timers: Timers,
 }
@@ -46,6 +48,8 @@ struct Inner {
     /// Slots without a task, last in, first out.
     free: Vec<u32>,
     panics: LineLimit,
+    /// The connection of the task that panics.
+    panicking: Option<(ConnId, Peer)>,
 }
 
 #[derive(Default)]
@@ -58,8 +62,8 @@ struct Slot {
 }
 
 impl LocalTasks {
-    pub(crate) fn new(remote: Arc<Remote>, timers: Timers) -> LocalTasks {
-        LocalTasks { inner: Rc::default(), remote, timers }
+    pub(crate) fn new(shard: usize, remote: Arc<Remote>, timers: Timers) -> LocalTasks {
+        LocalTasks { inner: Rc::default(), shard, remote, timers }
     }
 
     /// Takes a future in. It is polled at the end of the turn for the first time.
@@ -129,10 +133,10 @@ impl LocalTasks {
         let Some((mut future, waker, before)) = taken else { return };
         let polled = guard(|| future.as_mut().poll(&mut Context::from_waker(&waker)));
         self.inner.borrow_mut().current = before;
-        if polled.is_none() && self.inner.borrow_mut().panics.allows(self.timers.now()) {
-            guarded(|| error!("a task on a shard panicked and is dropped"));
+        if let Err(panicked) = &polled {
+            self.report_panic(panicked);
         }
-        if let Some(Poll::Pending) = polled {
+        if let Ok(Poll::Pending) = polled {
             let mut inner = self.inner.borrow_mut();
             // Unless it aborted itself.
             if let Some(slot) = inner.slot(task) {
@@ -142,6 +146,22 @@ impl LocalTasks {
         }
         self.abort(task);
         let _ = guard(move || drop(future));
+    }
+
+    /// The task that is being polled panics, and is a connection's.
+    pub(crate) fn set_panicking(&self, id: ConnId, peer: Peer) {
+        self.inner.borrow_mut().panicking = Some((id, peer));
+    }
+
+    #[cold]
+    fn report_panic(&self, panicked: &Panicked) {
+        let mut inner = self.inner.borrow_mut();
+        let connection = inner.panicking.take();
+        let allowed = inner.panics.allows(self.timers.now());
+        drop(inner);
+        if allowed {
+            log::panicked(self.shard, "task", connection, panicked);
+        }
     }
 
     /// Drops a task's future, or lets it be dropped once its poll is over. Nothing happens if it is done.
@@ -184,7 +204,7 @@ mod tests {
     use std::future::{pending, poll_fn};
 
     fn tasks() -> LocalTasks {
-        LocalTasks::new(Remote::new(), Timers::new())
+        LocalTasks::new(0, Remote::new(), Timers::new())
     }
 
     /// Counts its drops.

@@ -20,11 +20,12 @@ use ringserve_core::{
     Budget, CloseReason, Completion, ConnId, Driver, Event, Limits, Link, Next, Payload, Socket, Time, Wait,
 };
 use ringserve_ring::trim_heap;
+use tracing::field::display;
 use tracing::{debug, error, warn};
 
 use crate::cx::{Cx, Peer};
-use crate::guard::{guard, wake};
-use crate::log::{LineLimit, LogObserver, guarded};
+use crate::guard::{Panicked, guard, wake};
+use crate::log::{self, LineLimit, LogObserver, guarded};
 use crate::remote::{Mail, Order, Post, Remote};
 use crate::running::ShardReport;
 use crate::service::Service;
@@ -258,8 +259,8 @@ where
 
     /// Works off what the driver brought and hands it what is to do next.
     fn turn(&mut self, completions: &mut Vec<Completion>) {
-        if !self.shard.timers().fire(self.now) {
-            self.report_panic("waker");
+        if let Err(panicked) = self.shard.timers().fire(self.now) {
+            self.report_panic("waker", None, &panicked);
         }
         let called = self.remote.begin_turn(&mut self.post);
         self.core.begin_turn(self.now, completions.len());
@@ -401,26 +402,31 @@ where
                 }
             }
         }
-        if order != Order::Serve && !self.shard.set_draining() {
-            self.report_panic("waker");
+        if order != Order::Serve
+            && let Err(panicked) = self.shard.set_draining()
+        {
+            self.report_panic("waker", None, &panicked);
         }
     }
 
     /// Tells those who wait for it that the drain delay is over.
     #[cold]
     fn tell_stopping(&mut self) {
-        if self.core.has_stopped() && !self.shard.is_stopping() && !self.shard.set_stopping() {
-            self.report_panic("waker");
+        if self.core.has_stopped()
+            && !self.shard.is_stopping()
+            && let Err(panicked) = self.shard.set_stopping()
+        {
+            self.report_panic("waker", None, &panicked);
         }
     }
 
     /// What services of other shards and other threads said.
     fn read_messages(&mut self) {
-        let read = self.shard.read_mailboxes();
-        if read.is_none() {
-            self.report_panic("message");
-        }
-        if read != Some(false) {
+        let left = self.shard.read_mailboxes().unwrap_or_else(|panicked| {
+            self.report_panic("message", None, &panicked);
+            true
+        });
+        if left {
             self.remote.announce_messages();
         }
     }
@@ -441,8 +447,9 @@ where
                         drop(payload);
                     });
                     reach.arrived(bytes);
-                    if pushed.is_none() {
-                        self.report_panic("push");
+                    if let Err(panicked) = pushed {
+                        let peer = self.link(id).map(Peer::of);
+                        self.report_panic("push", peer.map(|peer| (id, peer)), &panicked);
                     }
                 }
                 Mail::Close { id } => {
@@ -517,15 +524,15 @@ where
                 // This half makes none.
                 Event::Connected(_) => {}
                 Event::Wake(id, waker) => {
-                    if !wake(waker) {
-                        self.report_panic("waker");
+                    if let Err(panicked) = wake(waker) {
+                        self.report_panic("waker", self.named(id), &panicked);
                         self.core.abort(id, CloseReason::HandlerPanicked);
                     }
                 }
                 Event::Heartbeat(id) => self.tell(id, "heartbeat", |service, cx| service.heartbeat(cx)),
                 Event::InputEnded(id) => self.tell(id, "input_ended", |service, cx| service.input_ended(cx)),
                 Event::Elsewhere { socket, peer, listener } => self.pass_on(socket, peer, listener),
-                Event::Ended { block, reason, opened, handler, .. } => {
+                Event::Ended { id, block, reason, opened, handler } => {
                     if let Some(task) = handler {
                         self.tasks.cancel(task);
                     }
@@ -535,9 +542,10 @@ where
                             self.service.close(&block.session, reason);
                         }
                     });
+                    let peer = Peer::of(&block.link);
                     let dropped = guard(move || drop(block));
-                    if closed.is_none() || dropped.is_none() {
-                        self.report_panic("close");
+                    if let Err(panicked) = closed.and(dropped) {
+                        self.report_panic("close", Some((id, peer)), &panicked);
                     }
                 }
             }
@@ -548,8 +556,8 @@ where
     #[cold]
     fn tell(&mut self, id: ConnId, place: &str, hook: impl FnOnce(&S, &Cx<'_, S::Session>)) {
         let Some(block) = self.core.block(id).cloned() else { return };
-        if guard(|| hook(&self.service, &Cx::new(&block, &self.shard))).is_none() {
-            self.report_panic(place);
+        if let Err(panicked) = guard(|| hook(&self.service, &Cx::new(&block, &self.shard))) {
+            self.report_panic(place, self.named(id), &panicked);
             self.core.abort(id, CloseReason::HandlerPanicked);
         }
     }
@@ -568,25 +576,30 @@ where
             return self.pass_on(socket, None, peer.listener);
         }
         let admitted = match &self.admit {
-            None => Some(true),
+            None => Ok(true),
             Some(admit) => guard(|| admit(&peer)),
         };
-        if admitted.is_none() {
-            self.report_panic("admit");
-        }
-        let session = if admitted == Some(true) { guard(S::Session::default) } else { None };
+        let session = match admitted {
+            Ok(true) => guard(S::Session::default).map(Some),
+            Ok(false) => Ok(None),
+            Err(panicked) => Err(panicked),
+        };
+        let session = session.unwrap_or_else(|panicked| {
+            self.report_panic("admit", None, &panicked);
+            None
+        });
         let Some(session) = session else { return self.core.refuse(socket) };
         let Some(id) = self.core.admit(socket, peer.addr, peer.listener, session) else { return };
         let Some(block) = self.core.block(id).cloned() else { return };
         match guard(|| self.service.open(&Cx::new(&block, &self.shard))) {
-            Some(Ok(())) => self.core.opened(id),
-            Some(Err(refusal)) => {
+            Ok(Ok(())) => self.core.opened(id),
+            Ok(Err(refusal)) => {
                 let shard = self.shard.index();
                 guarded(|| debug!(shard, %id, %peer, %refusal, "connection refused by open"));
                 self.core.refused(id);
             }
-            None => {
-                self.report_panic("open");
+            Err(panicked) => {
+                self.report_panic("open", Some((id, peer)), &panicked);
                 self.core.abort(id, CloseReason::HandlerPanicked);
             }
         }
@@ -595,9 +608,9 @@ where
     /// Hands frames of one connection to the service, until there is none or a call waits.
     #[inline]
     fn run_frames(&mut self, id: ConnId) {
-        if guard(|| self.call_for_each_frame(id)).is_none() {
+        if let Err(panicked) = guard(|| self.call_for_each_frame(id)) {
             self.tasks.recover();
-            self.panicked(id);
+            self.panicked(id, &panicked);
         }
     }
 
@@ -626,15 +639,22 @@ where
 
     #[cold]
     fn failed(&mut self, id: ConnId, error: S::Error) {
-        let (shard, logs) = (self.shard.index(), self.handler_errors.allows(self.now));
+        let shard = self.shard.index();
+        let peer = self.core.block(id).map(|block| Peer::of(&block.link));
+        // Of several calls that fail the first one ends the connection.
+        let first = self.core.block(id).is_some_and(|block| !block.link.is_gone());
+        let warns = first && self.handler_errors.allows(self.now);
         // Writing the error and dropping it is user code too.
         let done = guard(move || {
-            if logs {
-                warn!(shard, %id, %error, "handler failed, connection closed");
+            let peer = peer.map(display);
+            if warns {
+                warn!(shard, %id, peer, %error, "handler failed, connection closed");
+            } else {
+                debug!(shard, %id, peer, %error, "handler failed");
             }
         });
-        if done.is_none() {
-            self.report_panic("error");
+        if let Err(panicked) = done {
+            self.report_panic("error", self.named(id), &panicked);
         }
         self.core.finish(id, CloseReason::HandlerError);
     }
@@ -666,7 +686,7 @@ where
                     self.work_off();
                 }
                 Resumed::Done(Err(error)) => self.failed(id, error),
-                Resumed::Panicked => self.panicked(id),
+                Resumed::Panicked(panicked) => self.panicked(id, &panicked),
             }
         }
         woken.drain(..polled);
@@ -675,19 +695,19 @@ where
     }
 
     #[cold]
-    fn panicked(&mut self, id: ConnId) {
-        self.report_panic("call");
+    fn panicked(&mut self, id: ConnId, panicked: &Panicked) {
+        self.report_panic("call", self.named(id), panicked);
         self.core.abort(id, CloseReason::HandlerPanicked);
     }
 
-    fn report_panic(&mut self, place: &str) {
+    fn report_panic(&mut self, place: &str, connection: Option<(ConnId, Peer)>, panicked: &Panicked) {
         if self.panics.allows(self.now) {
-            let shard = self.shard.index();
-            let what = match place {
-                "waker" => "a waker panicked; its task may not have been woken",
-                _ => "user code panicked; its connection is closed",
-            };
-            guarded(|| error!(shard, place, "{what}"));
+            log::panicked(self.shard.index(), place, connection, panicked);
         }
+    }
+
+    /// A connection as the log names it, until it ended.
+    fn named(&self, id: ConnId) -> Option<(ConnId, Peer)> {
+        self.core.block(id).map(|block| (id, Peer::of(&block.link)))
     }
 }

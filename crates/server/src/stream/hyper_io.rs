@@ -85,6 +85,11 @@ impl Fate {
         self.block.session.nothing_comes()
     }
 
+    /// Bytes that hyper holds now.
+    pub(crate) fn set_held(&self, bytes: usize) {
+        self.block.link.set_service_bytes(bytes);
+    }
+
     /// Bytes that the kernel has not taken yet.
     pub(crate) fn outbox_bytes(&self) -> usize {
         self.block.link.outbox_bytes()

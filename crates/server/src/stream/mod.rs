@@ -31,7 +31,7 @@ use std::task::{Context, Poll};
 use ringserve_core::{Block, ConnId, Frame, Payload};
 
 use crate::cx::Peer;
-use crate::handle::ConnHandle;
+use crate::handle::StreamHandle;
 use crate::shard::{DrainBegins, Shard};
 
 pub use connecting::Connecting;
@@ -64,7 +64,7 @@ pub(crate) use upstreams::{UPSTREAM, Upstreams};
 /// [`ready`](Stream::ready) wait while the outbox is over
 /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), until it is below
 /// [`outbox_bytes_low`](crate::Limits::outbox_bytes_low). Unlike with a [`Service`](crate::Service), reading goes on
-/// meanwhile: the two directions are independent.
+/// meanwhile: the two directions are independent. Nothing but its owner writes to a stream: a [`StreamHandle`] pushes nothing.
 ///
 /// # The end
 ///
@@ -196,7 +196,7 @@ impl Stream {
 
     /// Who is on the other end, and which of the server's addresses it connected to.
     pub fn peer(&self) -> Peer {
-        Peer { addr: self.block.link.peer(), listener: self.block.link.listener() }
+        Peer::of(&self.block.link)
     }
 
     /// The connection's name on its shard.
@@ -225,9 +225,9 @@ impl Stream {
         self.block.link.outbox_bytes()
     }
 
-    /// A handle to push to this connection from anywhere. The first call for a connection allocates.
-    pub fn handle(&self) -> ConnHandle {
-        ConnHandle::new(&self.block.link, &self.shard)
+    /// A handle to end this connection from anywhere. The first call for a connection allocates.
+    pub fn handle(&self) -> StreamHandle {
+        StreamHandle::new(&self.block.link, &self.shard)
     }
 }
 

@@ -11,7 +11,7 @@ use tracing::warn;
 use super::Stream;
 use super::ended::StreamResult;
 use super::session::Session;
-use crate::cx::Cx;
+use crate::cx::{Cx, Peer};
 use crate::log::{LineLimit, guarded};
 use crate::service::{Refusal, Service};
 use crate::shard::Shard;
@@ -89,25 +89,27 @@ where
     H: AsyncFn(Stream) -> R,
     R: StreamResult,
 {
-    let panics = Panics(block.clone());
+    let panics = Panics(block.clone(), shard.clone());
     let stream = Stream::new(block, shard.clone());
     let result = (handler.handler)(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
-            let id = panics.0.link.id();
-            guarded(|| warn!(shard = shard.index(), %id, %error, "stream failed, connection closed"));
+            let (id, peer) = (panics.0.link.id(), Peer::of(&panics.0.link));
+            guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
         }
         panics.0.link.fail();
     }
 }
 
 /// Resets the connection if its future panics.
-struct Panics(Rc<Block<Session>>);
+struct Panics(Rc<Block<Session>>, Shard);
 
 impl Drop for Panics {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.link.panicked();
+            let link = &self.0.link;
+            self.1.tasks().set_panicking(link.id(), Peer::of(link));
+            link.panicked();
         }
     }
 }

@@ -147,7 +147,7 @@ impl Upstreams {
                 Event::Frames(id) => self.feed(id),
                 Event::Connected(id) => self.connected(id),
                 Event::Wake(id, waker) => {
-                    if !wake(waker) {
+                    if wake(waker).is_err() {
                         self.core.abort(id, CloseReason::HandlerPanicked);
                     }
                 }
@@ -184,7 +184,7 @@ impl Upstreams {
     /// Has the reader read. Its waker is user code: if that panics, the reader is not woken, and the connection ends.
     fn run_reader(&mut self, id: ConnId, session: &Session) -> bool {
         let tasks = self.shard.tasks();
-        let woken = guard(|| session.run_reader(tasks)).is_some();
+        let woken = guard(|| session.run_reader(tasks)).is_ok();
         if !woken {
             self.core.abort(id, CloseReason::HandlerPanicked);
         }

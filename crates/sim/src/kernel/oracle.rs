@@ -1,6 +1,6 @@
 //! What must be true of each connection, judged by what the kernel and the peers know.
 
-use ringserve_core::{CloseHow, CloseReason};
+use ringserve_core::{CloseHow, CloseReason, IdleCounts};
 
 use super::{STEP, State};
 use crate::bytes::AnyFraming;
@@ -164,7 +164,13 @@ impl State {
             PeerReset => sock.may(excuse::RESET | excuse::SYSTEM) || sock.reset,
             BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame),
-            IdleTimeout => over(sock.was_active(now), limits.idle) && idle && sock.idle_is_fair(),
+            // Every frame that had arrived was answered, and every reply had left where what is sent counts.
+            IdleTimeout => {
+                let ends = limits.idle.map(|limit| then.active_at + limit.as_nanos() as u64);
+                let over = ends.is_some_and(|ends| then.at + STEP >= ends);
+                let owed = then.owed && limits.idle_counts == IdleCounts::Either;
+                over && idle && !then.unseen && !owed && sock.taken == sock.owed.len()
+            }
             WriteStalled => {
                 let since = sock.rate.untaken_since(sock.taken);
                 let stalled = since.is_some_and(|since| over(since, limits.write_stalled));

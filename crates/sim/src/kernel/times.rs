@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::Limits;
+use ringserve_core::{IdleCounts, Limits};
 
 use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
@@ -77,17 +77,31 @@ impl State {
             let tag = file.sock;
             let busy = self.socks[tag].untold || self.is_sending(tag);
             let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
+            // Bytes may wait behind a full outbox, or in the kernel.
+            let held_back = busy && self.socks[tag].has_unseen_bytes();
+            let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
+            let reads = self.is_receiving(tag) && !held_back && !starved;
             let sock = &mut self.socks[tag];
+            if !reads {
+                sock.unread_at = now;
+            }
+            // It may be idle although it is sent something.
+            let listens = limits.idle_counts == IdleCounts::Received && sock.clocks.sealed.is_none();
             let over = |from: u64, limit: Option<std::time::Duration>| {
                 limit.is_some_and(|limit| now > from + limit.as_nanos() as u64 + 3 * STEP)
             };
+            let untaken_since = sock.rate.untaken_since(sock.taken).unwrap_or(u64::MAX / 2);
             let overdue = match sock.ended {
                 _ if stopping => false,
                 Some((at, _)) => over(at, Some(limits.linger)),
                 None if !sock.opened => false,
+                None if listens && sock.waiting.is_empty() => {
+                    over(sock.active_at.max(sock.unread_at), limits.idle)
+                        || (busy && over(sock.sent_at, look_after(&limits)))
+                        || (busy && over(untaken_since, limits.write_stalled))
+                }
                 None if busy => {
-                    let since = sock.rate.untaken_since(sock.taken).unwrap_or(u64::MAX / 2);
-                    over(sock.sent_at, look_after(&limits)) || over(since, limits.write_stalled)
+                    over(sock.sent_at, look_after(&limits)) || over(untaken_since, limits.write_stalled)
                 }
                 None if deaf => over(sock.active_at + slots * STEP, Some(RESET_HEARD)),
                 None if !sock.waiting.is_empty() => false,
@@ -123,8 +137,7 @@ impl State {
             return;
         }
         let framed = !matches!(self.plan.framing, AnyFraming::Raw);
-        let seen_to = sock.seen.checked_sub(1).map_or(0, |last| sock.frames[last].end);
-        let half = framed && sock.arrived > seen_to && !self.has_frame(sock);
+        let half = framed && sock.has_unseen_bytes() && !self.has_frame(sock);
         if gone {
             self.socks[tag].clocks.sealed = Some(sock.sealed(now, half));
             return;

@@ -15,7 +15,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringserve_buf::{Pool, PoolConfig};
-use ringserve_core::{Block, Completion, ConnId, Driver, GivesBack, Op, ReceiveEnd, Shard, Time, Wait};
+use ringserve_core::{
+    Block, Completion, ConnId, Driver, GivesBack, IdleCounts, Op, ReceiveEnd, Shard, Time, Wait,
+};
 use ringserve_ring::Uring;
 
 use crate::bytes::TestFraming;
@@ -422,7 +424,9 @@ impl World {
             let sock = &mut state.socks[block.session.tag];
             sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
-            sock.touch(self.now.as_nanos());
+            if bytes > 0 || state.plan.limits.idle_counts == IdleCounts::Either {
+                sock.touch(self.now.as_nanos());
+            }
             if bytes > 0 {
                 sock.clocks.hear(self.now.as_nanos(), bytes, held_back);
             }

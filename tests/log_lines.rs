@@ -1,0 +1,129 @@
+//! What the log says of connections: one line for each that fails, with its peer, and what a panic said.
+//!
+//! The subscriber is the whole process's, so there is one test in this file.
+
+mod common;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::client::frame;
+use common::{Client, On, SOON, eventually, no_time_limits, watch};
+use ringserve::framing::LengthPrefix;
+use ringserve::{CloseReason, Cx, Frame, Limits, Running, Service, Stream};
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// Those of the connection of `client`, and that contain `what`.
+    fn of(&self, client: &Client, what: &str) -> Vec<String> {
+        let peer = format!("peer={}", client.stream.local_addr().unwrap());
+        self.text()
+            .lines()
+            .filter(|line| line.contains(what) && line.contains(&peer))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[track_caller]
+    fn one(&self, client: &Client, what: &str) -> String {
+        eventually("it is logged", SOON, || !self.of(client, what).is_empty());
+        let lines = self.of(client, what);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        lines[0].clone()
+    }
+}
+
+struct Fails;
+
+impl Service for Fails {
+    type Session = ();
+    type Error = &'static str;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), &'static str> {
+        match frame[0] {
+            b'x' => panic!("planted: {}", String::from_utf8_lossy(&frame)),
+            b'X' => {
+                cx.sleep(Duration::from_millis(1)).await;
+                panic!("planted late");
+            }
+            _ => {
+                cx.sleep(Duration::from_millis(20)).await;
+                Err("planted error")
+            }
+        }
+    }
+}
+
+fn frames(limits: Limits) -> Running {
+    let server = On::default().server(limits).framing(LengthPrefix::default());
+    server.start(|_| Fails).expect("the server starts")
+}
+
+#[test]
+fn each_failed_connection_has_one_line_that_names_it() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+        .with_writer(move || writer.clone())
+        .init();
+    // No limit of time is set.
+    let running = frames(Limits { calls_in_flight_max: 4, first_frame: None, ..no_time_limits() });
+    let connect = || Client::connect(running.local_addrs()[0]);
+
+    let mut fails = connect();
+    fails.write(&frame(b"fail").repeat(4));
+    watch::closed_for(&running, CloseReason::HandlerError, 1);
+    let line = lines.one(&fails, "handler failed, connection closed");
+    assert!(line.contains(" WARN ") && line.contains("error=planted error"), "{line}");
+    assert!(line.contains(" id="), "{line}");
+    let failed = lines.text().matches("handler failed, connection closed").count();
+    assert_eq!(failed, 1, "of four calls that fail together");
+
+    for (said, panic) in [(&b"x1 of 1"[..], "panic=planted: x1 of 1"), (b"X", "panic=planted late")] {
+        let mut client = connect();
+        client.write(&frame(said));
+        let line = lines.one(&client, "user code panicked; its connection is closed");
+        assert!(line.contains("ERROR") && line.contains(" id=") && line.contains(panic), "{line}");
+        assert!(line.contains("place=\"call\""), "{line}");
+    }
+    watch::closed_for(&running, CloseReason::HandlerPanicked, 2);
+    common::finish(running);
+
+    let streams = On::default().server(no_time_limits()).start_stream(|_| {
+        async |mut stream: Stream| {
+            let read = stream.read_frame().await;
+            assert!(read.is_err(), "planted in a stream");
+        }
+    });
+    let streams = streams.expect("the server starts");
+    let mut client = Client::connect(streams.local_addrs()[0]);
+    client.write(b"?");
+    let line = lines.one(&client, "user code panicked; its connection is closed");
+    assert!(line.contains(" id=") && line.contains("panic=planted in a stream"), "{line}");
+    common::finish(streams);
+
+    let text = lines.text();
+    let odd: Vec<&str> =
+        text.lines().filter(|line| line.contains("Some(") || line.contains("within off")).collect();
+    assert!(odd.is_empty(), "{odd:#?}");
+    assert!(text.contains("times: first frame off, idle off"), "{text}");
+}
