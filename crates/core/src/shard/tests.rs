@@ -86,6 +86,7 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
         first_frame: Some(Duration::from_secs(3600)),
         idle: None,
         write_stalled: None,
+        write_bytes_per_second_min: 0,
         handler: None,
         ..Limits::default()
     });
