@@ -65,7 +65,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             // only what is queued behind it.
             self.send_awaited = true;
             if conn.link().is_some_and(|link| link.outbox_bytes() >= LISTED_BYTES) {
-                self.watch_send(id);
+                self.watch(id);
             }
             return;
         }
@@ -81,7 +81,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let much = batch.len() >= LISTED_BYTES;
         self.send(id, batch);
         if much {
-            self.watch_send(id);
+            self.watch(id);
         }
     }
 
@@ -166,7 +166,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 // Replies may be queued behind it.
                 self.send_awaited = true;
                 self.send(id, batch);
-                self.watch_send(id);
+                self.watch(id);
             }
             None if more => self.start_send(id),
             None => {}
