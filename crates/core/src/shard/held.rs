@@ -1,30 +1,23 @@
 //! What connections hold together, and who goes when that is more than may be.
 //!
 //! Connections whose inbox, waiting calls, service or outbox hold 4 KiB or more are listed by how much that is
-//! ([`Holders`](crate::holders::Holders)). A reply that leaves at once is never held: its connection is listed only if its
-//! send is still in flight after [`SEND_SETTLES`]. So at the limit those go that keep memory, and not the one
-//! that happens to need some.
+//! ([`Holders`](crate::holders::Holders)). What comes and goes at once is not held: a reply counts once its send has been
+//! in flight for [`SETTLES`], and half a frame once it has been there for as long. So at the limit those go that
+//! keep memory, and not the one that happens to need some.
 
 use super::Shard;
 
-use crate::conn::Conn;
 use crate::framing::Framing;
 use crate::holders::class_of;
 use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Observer};
 
-/// How long a send is in flight until what is queued counts as held: two to three steps, 34 to 50 ms. A send that fits
-/// the kernel's buffer is over within its turn, and is reported within a few of them.
-const SEND_SETTLES: u32 = 3;
+/// After how many steps what is queued or half received counts as held: 34 to 50 ms. A send that fits the kernel's buffer is over
+/// within its turn, and is reported within a few of them; the rest of a frame follows as fast as its peer sends.
+const SETTLES: u32 = 3;
 
-/// Which sends are looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sends {
-    /// Those in flight since some time.
-    Settled,
-    /// All.
-    All,
-}
+/// All counts.
+const AT_ONCE: u32 = 0;
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Bytes that all connections hold.
@@ -32,23 +25,22 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.inbox_bytes + self.holders.call_bytes() + self.local.outbox_bytes() + self.local.service_bytes()
     }
 
-    /// Bytes that one connection holds; where its send began just now, without what is queued.
-    pub fn held_bytes_of(&self, id: ConnId) -> usize {
-        self.bytes_of(id, Sends::Settled)
-    }
-
-    fn bytes_of(&self, id: ConnId, which: Sends) -> usize {
+    /// Bytes that one connection holds, without half a frame and what is queued where these are there for fewer than `steps`
+    /// steps of 17 ms.
+    pub fn held_bytes_of(&self, id: ConnId, steps: u32) -> usize {
         let Some(conn) = self.conns.get(id) else { return 0 };
-        let inbox = conn.inbox.as_ref().map_or(0, |inbox| inbox.held_bytes());
-        let counts = which == Sends::All || self.is_settled(conn);
-        let outbox = conn.link().filter(|_| counts).map_or(0, |link| link.outbox_bytes());
-        let service = conn.link().map_or(0, |link| link.service_bytes());
-        inbox + outbox + service + self.holders.call_bytes_of(self.conns.index(id))
+        let is_old = |since: Stamp| since.left(steps, Stamp::at(self.now)) <= 0;
+        let inbox = conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || is_old(inbox.window_began));
+        let outbox = conn.link().filter(|_| steps == AT_ONCE || (conn.sending && is_old(conn.send_at)));
+        inbox.map_or(0, |inbox| inbox.held_bytes())
+            + outbox.map_or(0, |link| link.outbox_bytes())
+            + conn.link().map_or(0, |link| link.service_bytes())
+            + self.holders.call_bytes_of(self.conns.index(id))
     }
 
-    /// True if a send is in flight, and not since just now.
-    fn is_settled(&self, conn: &Conn<S>) -> bool {
-        conn.sending && conn.send_at.left(SEND_SETTLES, Stamp::at(self.now)) <= 0
+    /// True if what came then must have been listed: it counted after a time, and was seen once more after as long at the latest.
+    pub(super) fn is_old(&self, since: Stamp) -> bool {
+        since.left(2 * SETTLES + 2, Stamp::at(self.now)) <= 0
     }
 
     /// True if so much is held that no connection is to begin what it need not.
@@ -56,9 +48,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.held_bytes() > self.limits.held_bytes_max / 4 * 3
     }
 
-    /// Lists a connection by what it holds, if that may be much.
-    fn list_holder(&mut self, id: ConnId, which: Sends) {
-        let bytes = self.bytes_of(id, which);
+    /// Lists a connection by what it has held for `steps` steps.
+    fn list_holder(&mut self, id: ConnId, steps: u32) {
+        let bytes = self.held_bytes_of(id, steps);
         if !self.holders.list(self.conns.index(id), bytes) {
             self.abort(id, CloseReason::MemoryLimit);
         }
@@ -66,48 +58,57 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// What services hold for some of these connections grew.
     #[cold]
-    pub(super) fn list_holders(&mut self, ids: &[ConnId]) {
+    pub(super) fn watch_services(&mut self, ids: &[ConnId]) {
         for id in ids {
-            if self.conns.get(*id).is_some_and(|conn| conn.block.is_some()) {
-                self.list_holder(*id, Sends::Settled);
+            if self.block(*id).is_some() {
+                self.watch(*id);
             }
         }
     }
 
     /// The inbox or the calls of a connection grew.
     pub(super) fn check_held(&mut self, id: ConnId) {
-        self.list_holder(id, Sends::Settled);
+        self.watch(id);
         if self.held_bytes() > self.limits.held_bytes_max {
             self.relieve(&[id]);
         }
     }
 
-    /// Much is queued for a connection whose send is in flight.
+    /// A connection holds more than before, or may: lists it now, and again once that has settled.
     #[inline(never)]
-    pub(super) fn watch_send(&mut self, id: ConnId) {
-        if self.sends_watched.try_reserve(1).is_ok() {
-            self.sends_watched.push_back((id, Stamp::at(self.now)));
-        } else {
-            self.list_holder(id, Sends::All);
+    pub(super) fn watch(&mut self, id: ConnId) {
+        let (bytes, settled) = (self.held_bytes_of(id, AT_ONCE), self.held_bytes_of(id, SETTLES));
+        if class_of(bytes) > class_of(settled) {
+            if self.watched.try_reserve(1).is_err() {
+                return self.list_holder(id, AT_ONCE);
+            }
+            self.watched.push_back((id, Stamp::at(self.now)));
+            // So that the driver tells of the end of its send.
+            self.send_awaited |= self.is_tight();
         }
-        // So that the driver tells of its end.
-        self.send_awaited |= self.is_tight();
+        self.list_holder(id, SETTLES);
     }
 
-    /// Lists connections whose sends did not end in time.
+    /// Lists connections whose memory was not given back in time, or which have any.
     #[inline(never)]
-    pub(super) fn settle_sends(&mut self, which: Sends) {
+    fn list_settled(&mut self, steps: u32) {
         let now = Stamp::at(self.now);
-        while let Some((id, since)) = self.sends_watched.front().copied() {
-            if which == Sends::Settled && since.left(SEND_SETTLES, now) > 0 {
+        while let Some((id, since)) = self.watched.front().copied() {
+            if since.left(steps, now) > 0 {
                 return;
             }
-            self.sends_watched.pop_front();
-            // A send that began since then is watched by itself.
-            let Some(conn) = self.conns.get(id) else { continue };
-            if conn.block.is_some() && (which == Sends::All || self.is_settled(conn)) {
-                self.list_holder(id, which);
+            self.watched.pop_front();
+            if self.block(id).is_some() {
+                self.list_holder(id, steps);
             }
+        }
+    }
+
+    /// At the end of a turn: what was there before it and stays is held.
+    #[inline]
+    pub(super) fn settle_held(&mut self) {
+        if !self.watched.is_empty() {
+            self.list_settled(SETTLES);
         }
     }
 
@@ -115,25 +116,25 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// which go where none holds much.
     #[cold]
     pub(super) fn relieve(&mut self, grew: &[ConnId]) {
-        let mut which = Sends::Settled;
-        self.settle_sends(which);
+        let mut steps = SETTLES;
+        self.list_settled(steps);
         let mut others = grew.iter().rev();
         while self.held_bytes() > self.limits.held_bytes_max {
-            let heaviest = self.heaviest(which);
-            if heaviest.is_none() && which == Sends::Settled {
-                which = Sends::All;
-                self.settle_sends(which);
+            let heaviest = self.heaviest(steps);
+            if heaviest.is_none() && steps != AT_ONCE {
+                steps = AT_ONCE;
+                self.list_settled(steps);
                 continue;
             }
             let Some(victim) = heaviest.or_else(|| others.next().copied()) else { return };
-            let (bytes, held) = (self.bytes_of(victim, which), self.held_bytes());
+            let (bytes, held) = (self.held_bytes_of(victim, steps), self.held_bytes());
             self.observer.over_held_bytes_max(self.now, victim, bytes, held);
             self.abort(victim, CloseReason::MemoryLimit);
         }
     }
 
     /// The connection that has held most for longest. Those that shrank since they were listed move to where they belong.
-    fn heaviest(&mut self, which: Sends) -> Option<ConnId> {
+    fn heaviest(&mut self, steps: u32) -> Option<ConnId> {
         loop {
             let index = self.holders.heaviest()?;
             let Some(id) = self.conns.id_at(index) else {
@@ -141,15 +142,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 self.holders.forget(index);
                 continue;
             };
-            let bytes = self.bytes_of(id, which);
+            let bytes = self.held_bytes_of(id, steps);
             if class_of(bytes) == self.holders.class(index) {
                 return Some(id);
             }
             // Its node is there, so this cannot fail.
             self.holders.list(index, bytes);
-            if which == Sends::Settled && class_of(self.bytes_of(id, Sends::All)) > class_of(bytes) {
-                // What is queued may settle yet.
-                self.watch_send(id);
+            if class_of(self.held_bytes_of(id, AT_ONCE)) > class_of(bytes) {
+                // What came just now may settle yet.
+                self.watch(id);
             }
         }
     }

@@ -54,7 +54,6 @@ use crate::{
 use accept::Accepting;
 pub use accept::Quota;
 use drain::Drain;
-use held::Sends;
 use work::Work;
 
 /// What the caller has to do.
@@ -163,8 +162,8 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     /// Memory in inboxes.
     inbox_bytes: usize,
     holders: Holders,
-    /// Connections for which much was sent, and when, the oldest first: what they hold counts once it does not leave.
-    sends_watched: VecDeque<(ConnId, Stamp)>,
+    /// Connections that came to hold much, and when, the oldest first: that counts once it has been there for a moment.
+    watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
     /// ... always, since the driver's buffers must not be kept.
@@ -214,7 +213,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             served: VecDeque::new(),
             inbox_bytes: 0,
             holders: Holders::new(),
-            sends_watched: VecDeque::new(),
+            watched: VecDeque::new(),
             short_of_buffers: false,
             copy_always: false,
             drain: None,
@@ -321,9 +320,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// Ends a turn: carries out what user code asked for since the last one, and sends what is queued.
     pub fn end_turn(&mut self) {
-        if !self.sends_watched.is_empty() {
-            self.settle_sends(Sends::Settled);
-        }
+        self.settle_held();
         self.flush();
         if cfg!(debug_assertions) {
             self.invariants();

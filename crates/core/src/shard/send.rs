@@ -20,7 +20,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             self.flush_one(*id);
         }
         if self.local.take_service_grew() {
-            self.list_holders(&dirty);
+            self.watch_services(&dirty);
         }
         if self.held_bytes() > self.limits.held_bytes_max {
             self.relieve(&dirty);
@@ -68,7 +68,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             // only what is queued behind it.
             self.send_awaited = true;
             if conn.link().is_some_and(|link| link.outbox_bytes() >= LISTED_BYTES) {
-                self.watch_send(id);
+                self.watch(id);
             }
             return;
         }
@@ -84,7 +84,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let much = batch.len() >= LISTED_BYTES;
         self.send(id, batch);
         if much {
-            self.watch_send(id);
+            self.watch(id);
         }
     }
 
@@ -169,7 +169,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 // Replies may be queued behind it.
                 self.send_awaited = true;
                 self.send(id, batch);
-                self.watch_send(id);
+                self.watch(id);
             }
             None if more => self.start_send(id),
             None => {}

@@ -636,26 +636,37 @@ fn nearly_full() -> (Tested, Vec<ConnId>) {
 #[test]
 fn a_reply_that_leaves_at_once_ends_who_holds_most_and_not_its_own() {
     let (mut shard, ids) = nearly_full();
-    for (turn, ends) in [(0, vec![ids[4]]), (1, vec![]), (2, vec![ids[0], ids[1]])] {
-        shard.begin_turn(at(1) + Duration::from_millis(turn), 0);
-        // More than any of those who have been holding it, and they go first all the same.
-        for id in &ids[9..] {
-            shard.block(*id).unwrap().link.write(&vec![b'r'; [5_000, 4_000, 6_000][turn as usize]]);
-        }
-        assert_eq!(ended(&mut shard), ends, "turn {turn}");
+    shard.begin_turn(at(2), 0);
+    // More than most of those hold that have been holding it, and they go first all the same.
+    for id in &ids[9..] {
+        shard.block(*id).unwrap().link.write(&[b'r'; 17_000]);
     }
+    assert_eq!(ended(&mut shard), [ids[4], ids[0], ids[1], ids[2]]);
+}
+
+#[test]
+fn half_a_frame_counts_once_the_rest_does_not_follow() {
+    let (mut shard, ids) = nearly_full();
+    shard.begin_turn(at(2), 0);
+    let mut half = Vec::from([0, 0, 0x80, 0]);
+    half.resize(30_000, b'h');
+    receive(&mut shard, ids[9], &half);
+    assert_eq!(ended(&mut shard), [ids[4]]);
+    shard.begin_turn(at(3), 0);
+    receive(&mut shard, ids[10], &half);
+    assert_eq!(ended(&mut shard), [ids[9]], "the rest of it did not come for a second");
 }
 
 #[test]
 fn what_is_queued_counts_once_it_does_not_leave() {
     let (mut shard, ids) = nearly_full();
-    shard.begin_turn(at(1), 0);
+    shard.begin_turn(at(2), 0);
     shard.block(ids[9]).unwrap().link.write(&[b'r'; 9_000]);
     assert_eq!(ended(&mut shard), []);
     // Of two in the same list the one that came first goes; this one is in the next.
     shard.block(ids[9]).unwrap().link.write(&[b'r'; 500]);
     assert_eq!(ended(&mut shard), []);
-    shard.begin_turn(at(2), 0);
+    shard.begin_turn(at(3), 0);
     shard.block(ids[9]).unwrap().link.write(&[b'r'; 60_000]);
     assert_eq!(ended(&mut shard), [ids[9]], "it does not take what was sent a second ago");
 }

@@ -6,13 +6,12 @@ use ringserve_core::{ConnId, Observer, Time};
 
 use super::World;
 use crate::faults::Fault;
-use crate::kernel::STEP;
 
 /// Below that the shard does not compare what connections hold.
 const LISTED: usize = 4096;
 
-/// Nanoseconds for which a send may be in flight without counting as held: what the shard allows, and some steps.
-const SETTLES: u64 = 7 * STEP;
+/// Steps after which what is held is listed at the latest: three until it counts, and three where it was seen before that.
+const SETTLED: u32 = 8;
 
 /// Notes the connections that end since the shard holds too much, with what they and the shard held.
 #[derive(Default)]
@@ -38,11 +37,10 @@ impl World {
         let fault = if class(least) > 0 { Fault::HeavyGoes } else { Fault::LightGoes };
         state.cover.fault(fault);
         for (id, block) in self.live.iter().filter(|(id, _)| self.core.block(*id).is_some()) {
-            let sock = &state.socks[block.session.tag];
             let outbox = block.link.outbox_bytes();
-            let settled = sock.untold && state.now > sock.sent_at + SETTLES && outbox >= LISTED;
-            let holds = self.core.held_bytes_of(*id);
-            let holds = if settled { holds } else { holds.saturating_sub(outbox) };
+            let holds = self.core.held_bytes_of(*id, SETTLED);
+            // Of several small sends that wait no one is listed.
+            let holds = if outbox >= LISTED { holds } else { holds.saturating_sub(outbox) };
             assert!(
                 class(holds) <= class(least),
                 "{id} holds {holds} bytes, {outbox} of them in its outbox, and stays; of {relieved:?} one goes"
