@@ -440,6 +440,31 @@ fn a_connection_alone_has_its_frames_in_one_row() {
 }
 
 #[test]
+fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
+    let limits = Limits { idle: Some(Duration::from_secs(10)), ..Limits::default() };
+    let (mut shard, ids) = with_connections(1, limits);
+    let mut handed = Vec::new();
+    // Beside the news of so many others it has a small batch.
+    shard.begin_turn(at(1), 500);
+    receive_later(&mut shard, ids[0], &empty_frames(40));
+    assert_eq!(shard.take_frames(), Some(ids[0]));
+    frames_of(&mut shard, ids[0], &mut handed);
+    shard.end_turn();
+    // The first of them looks at its receive.
+    for seconds in [20, 60] {
+        assert!(handed.len() < 40, "nothing waits");
+        shard.begin_turn(at(seconds), 500);
+        assert!(matches!(shard.next_event(), Some(Event::Frames(of)) if of == ids[0]));
+        frames_of(&mut shard, ids[0], &mut handed);
+        shard.end_turn();
+        assert_eq!(shard.counters().closed_for(CloseReason::IdleTimeout), 0);
+    }
+    assert_eq!(handed.len(), 40);
+    shard.begin_turn(at(61), 0);
+    assert_eq!(shard.counters().closed_for(CloseReason::IdleTimeout), 1);
+}
+
+#[test]
 fn an_end_behind_exactly_one_batch_is_heard() {
     for frames in [31, 32, 33, 64] {
         let (mut shard, ids) = with_connections(1, Limits::default());
