@@ -79,10 +79,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn watch(&mut self, id: ConnId) {
         let (bytes, settled) = (self.held_bytes_of(id, AT_ONCE), self.held_bytes_of(id, SETTLES));
         if class_of(bytes) > class_of(settled) {
-            if self.watched.try_reserve(1).is_err() {
-                return self.list_holder(id, AT_ONCE);
+            let index = self.conns.index(id);
+            match self.watched.try_reserve(1).ok().and_then(|()| self.holders.watch(index)) {
+                Some(true) => self.watched.push_back((index, Stamp::at(self.now))),
+                Some(false) => {}
+                None => return self.list_holder(id, AT_ONCE),
             }
-            self.watched.push_back((id, Stamp::at(self.now)));
             // So that the driver tells of the end of its send.
             self.send_awaited |= self.is_tight();
         }
@@ -93,13 +95,17 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline(never)]
     fn list_settled(&mut self, steps: u32) {
         let now = Stamp::at(self.now);
-        while let Some((id, since)) = self.watched.front().copied() {
+        while let Some((index, since)) = self.watched.front().copied() {
             if since.left(steps, now) > 0 {
                 return;
             }
             self.watched.pop_front();
-            if self.block(id).is_some() {
-                self.list_holder(id, steps);
+            self.holders.unwatch(index);
+            match self.conns.id_at(index).filter(|id| self.block(*id).is_some()) {
+                Some(id) if steps == AT_ONCE => self.list_holder(id, AT_ONCE),
+                // What is there may be younger than this look at it.
+                Some(id) => self.watch(id),
+                None => {}
             }
         }
     }

@@ -162,8 +162,8 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     /// Memory in inboxes.
     inbox_bytes: usize,
     holders: Holders,
-    /// Connections that came to hold much, and when, the oldest first: that counts once it has been there for a moment.
-    watched: VecDeque<(ConnId, Stamp)>,
+    /// Slots whose connection came to hold much, each once, and when: that counts once it has been there for a moment.
+    watched: VecDeque<(u32, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
     /// ... always, since the driver's buffers must not be kept.

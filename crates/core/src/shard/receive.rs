@@ -23,6 +23,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let now = Stamp::at(self.now);
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         if !conn.is_open() {
+            // The peer still sends as its time to close is over, and its input is being shut down. What was read behind that
+            // opens no window: without a reset the peer would wait for one until the kernel forgets the connection.
+            conn.aborting |= conn.state == State::Closing && conn.receive_stopping && !conn.lingering;
             return;
         }
         conn.active_at = now;
