@@ -52,11 +52,13 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     let (never, nothing) = channel::<()>();
     assert_eq!(nothing.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
     drop(never);
-    assert_eq!(sleeps(), slept, "the shard's thread woke up");
+    // The wheel of timers may turn its third level in that time, which it does every 68 s.
+    let woke = sleeps() - slept;
+    assert!(woke <= 1, "the shard's thread woke up {woke} times");
     let after = lab.report().shards[0].driver;
     // The turn that rested, and the one that answers.
     let turns = after.turns - before.turns;
-    assert!(turns <= 2, "{turns} turns in {QUIET:?}: before {before:?}, after {after:?}");
+    assert!(turns <= 2 + woke, "{turns} turns in {QUIET:?}: before {before:?}, after {after:?}");
     assert_eq!(clients.pop().unwrap().ask("ealive"), b"ealive");
     lab.force();
 }
