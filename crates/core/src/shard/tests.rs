@@ -778,3 +778,28 @@ fn the_last_frame_of_a_block_counts_with_all_that_it_pins() {
     }
     shard.end_turn();
 }
+
+#[test]
+fn tasks_have_their_part_of_each_turn_whatever_peers_send() {
+    let (mut shard, ids) = with_connections(8, Limits::default());
+    let mut tasks = Vec::new();
+    for turn in 0..20 {
+        shard.begin_turn(at(2), 8 * usize::from(turn == 0));
+        let mut handed = Vec::new();
+        if turn == 0 {
+            for id in &ids {
+                receive_later(&mut shard, *id, &empty_frames(15_000));
+                while let Some(Event::Frames(id)) = shard.next_event() {
+                    frames_of(&mut shard, id, &mut handed);
+                }
+            }
+        }
+        while let Some(Event::Frames(id)) = shard.next_event() {
+            frames_of(&mut shard, id, &mut handed);
+        }
+        tasks.push((0..100).take_while(|_| shard.take_call()).count());
+        shard.end_turn();
+        shard.take_ops().for_each(drop);
+    }
+    assert!(tasks.iter().all(|polled| *polled == 100), "{tasks:?}");
+}
