@@ -170,7 +170,7 @@ impl Shard {
     /// Has messages handled. True if there are more. If a handler panicked, there may be.
     pub(crate) fn read_mailboxes(&self) -> Result<bool, Panicked> {
         let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
-        let left = guard(|| mailboxes.iter_mut().fold(false, |left, read| read() || left));
+        let left = guard(|| mailboxes.iter_mut().map(|read| read()).filter(|left| *left).count() > 0);
         let mut new = self.inner.mailboxes.borrow_mut();
         mailboxes.append(&mut new);
         *new = mailboxes;
