@@ -19,7 +19,20 @@ use ringserve::{Cx, Frame, Server, Service, Shards};
 /// Connections that send empty lines without end.
 const FLOODERS: usize = 500;
 
-/// Counts lines, and answers those that are not empty with the number of lines before.
+/// Waits until it is polled again, as it is to be at once.
+async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|cx| match std::mem::replace(&mut yielded, true) {
+        true => Poll::Ready(()),
+        false => {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+/// Counts lines, and answers those that are not empty with the number of lines before; "wait" only after it waited.
 struct Count(Arc<AtomicU64>);
 
 impl Service for Count {
@@ -27,9 +40,16 @@ impl Service for Count {
     type Error = Infallible;
 
     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
-        let before = self.0.fetch_add(1, SeqCst);
+        let mut lines = self.0.fetch_add(1, SeqCst);
+        if *line == *b"wait" {
+            // More often than tasks are polled in one turn.
+            for _ in 0..10 {
+                yield_now().await;
+            }
+            lines = self.0.load(SeqCst);
+        }
         if !line.is_empty() {
-            cx.reply(before.to_string().as_bytes());
+            cx.reply(lines.to_string().as_bytes());
         }
         Ok(())
     }
@@ -43,8 +63,8 @@ fn line(client: &mut Client) -> u64 {
     String::from_utf8(text).unwrap().trim().parse().unwrap()
 }
 
-#[test]
-fn a_ping_waits_for_one_batch_of_each_flooder() {
+/// Runs `ask` while each of the flooders has filled its buffers, and gives it the lines that were handed out so far.
+fn while_others_flood(ask: impl FnOnce(&mut Client, &AtomicU64)) {
     let lines = Arc::new(AtomicU64::new(0));
     let counted = lines.clone();
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).limits(no_time_limits());
@@ -53,7 +73,6 @@ fn a_ping_waits_for_one_batch_of_each_flooder() {
     let mut flooders: Vec<Client> = (0..FLOODERS).map(|_| Client::connect(addr)).collect();
     let mut pinger = Client::connect(addr);
     let (over, full) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut worst = 0;
     thread::scope(|scope| {
         let _over = EndOf(&over);
         let (over, full, flooders) = (&over, &full, &mut flooders);
@@ -73,19 +92,42 @@ fn a_ping_waits_for_one_batch_of_each_flooder() {
             }
         });
         eventually("each flooder has filled its buffers", 4 * SOON, || full.load(SeqCst));
-        for _ in 0..20 {
-            let before = lines.load(SeqCst);
-            pinger.write(b"ping\n");
-            worst = worst.max(line(&mut pinger) - before);
-        }
+        ask(&mut pinger, &lines);
     });
-    eprintln!("a ping waited for {worst} lines at most");
-    // A round of batches of 16 is 8000; then the turns in which the ping was on its way. Without bounds it is millions.
-    assert!(worst < 4 * 16 * FLOODERS as u64, "{worst} lines before a ping");
     // What they sent is not worth the time.
     flooders.into_iter().for_each(Client::reset);
     drop(pinger);
     common::finish(running);
+}
+
+#[test]
+fn a_ping_waits_for_one_batch_of_each_flooder() {
+    while_others_flood(|pinger, lines| {
+        let mut worst = 0;
+        for _ in 0..20 {
+            let before = lines.load(SeqCst);
+            pinger.write(b"ping\n");
+            worst = worst.max(line(pinger) - before);
+        }
+        eprintln!("a ping waited for {worst} lines at most");
+        // A round of batches of 16 is 8000; then the turns in which the ping was on its way. Without bounds it is millions.
+        assert!(worst < 4 * 16 * FLOODERS as u64, "{worst} lines before a ping");
+    });
+}
+
+#[test]
+fn a_call_that_waited_goes_on_while_others_flood() {
+    while_others_flood(|pinger, lines| {
+        let mut worst = 0;
+        for _ in 0..20 {
+            let before = lines.load(SeqCst);
+            pinger.write(b"wait\n");
+            worst = worst.max(line(pinger) - before);
+        }
+        eprintln!("a call that waited did so for {worst} lines at most");
+        // As long as a ping, and the turns until it is polled.
+        assert!(worst < 8 * 16 * FLOODERS as u64, "{worst} lines before a call went on");
+    });
 }
 
 /// Tasks that wait until a line comes, and then count themselves.
@@ -128,15 +170,7 @@ fn tasks_beyond_the_bound_of_a_turn_are_all_polled() {
                 })
                 .await;
                 // Wakes itself while others are left over of the turn.
-                let mut yielded = false;
-                poll_fn(|cx| match std::mem::replace(&mut yielded, true) {
-                    true => Poll::Ready(()),
-                    false => {
-                        cx.waker().wake_by_ref();
-                        Poll::Pending
-                    }
-                })
-                .await;
+                yield_now().await;
                 crowd.through.set(crowd.through.get() + 1);
             });
         }

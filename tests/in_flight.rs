@@ -163,6 +163,25 @@ fn one_that_fails_ends_the_connection_with_all_others() {
 }
 
 #[test]
+fn those_that_fail_together_end_the_connection_with_all_others() {
+    let lab = up_to(8);
+    for (round, (fails, end)) in (1..).zip([("F", End::Fin), ("X", End::Reset)].repeat(5)) {
+        let mut client = lab.client();
+        send_all(&mut client, &["g1", fails, fails, fails]);
+        lab.at_doors(round);
+        lab.parked(3 * round);
+        lab.shared.gate.open();
+        assert_eq!(client.end(), end);
+        drop(client);
+        // All but the one that failed first.
+        let dropped = || lab.shared.dropped.load(SeqCst) == 3 * round;
+        eventually("the others are dropped", SOON, dropped);
+        lab.shared.gate.close();
+    }
+    lab.finish();
+}
+
+#[test]
 fn many_in_flight_on_many_connections_are_each_answered_once() {
     const CLIENTS: usize = 20;
     const CALLS: usize = 600;

@@ -35,6 +35,8 @@ pub(crate) struct Inbox {
     /// When the peer's time for enough of `partial` began, and the bytes that came since.
     pub(crate) window_began: Stamp,
     window_bytes: usize,
+    /// When `partial` began.
+    pub(crate) partial_began: Stamp,
 }
 
 /// The system has no memory for what arrived.
@@ -159,6 +161,7 @@ impl Inbox {
     pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize, now: Stamp) -> Result<(), NoMemory> {
         debug_assert!(self.partial.is_empty());
         self.begin_window(now);
+        self.partial_began = now;
         append(&mut self.partial, bytes)?;
         self.scanned = bytes.len();
         self.missing = missing;

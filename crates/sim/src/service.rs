@@ -284,6 +284,10 @@ fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Fra
                 _ => (1000, 8 * MS),
             };
             parked.due = state.now + state.rng.spread(least, most);
+            if state.plan.calls.is_some() {
+                // Many of them at once.
+                parked.due = parked.due.next_multiple_of(16 * MS);
+            }
             parked.frame = Some(frame);
             return Called::Parked(parked);
         }

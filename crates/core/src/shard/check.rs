@@ -65,7 +65,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             listed += usize::from(class > 0);
             assert!(class == 0 || conn.block.is_some(), "listed, and holds nothing: {}", text());
             let old =
-                conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || self.is_old(inbox.window_began));
+                conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || self.is_old(inbox.partial_began));
             let keeps = calls + old.map_or(0, |inbox| inbox.held_bytes());
             assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
             service_bytes += conn.link().map_or(0, |link| link.service_bytes());

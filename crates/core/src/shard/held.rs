@@ -30,7 +30,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub fn held_bytes_of(&self, id: ConnId, steps: u32) -> usize {
         let Some(conn) = self.conns.get(id) else { return 0 };
         let is_old = |since: Stamp| since.left(steps, Stamp::at(self.now)) <= 0;
-        let inbox = conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || is_old(inbox.window_began));
+        let inbox = conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || is_old(inbox.partial_began));
         let outbox = conn.link().filter(|_| steps == AT_ONCE || (conn.sending && is_old(conn.send_at)));
         inbox.map_or(0, |inbox| inbox.held_bytes())
             + outbox.map_or(0, |link| link.outbox_bytes())
@@ -132,7 +132,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 self.list_settled(steps);
                 continue;
             }
-            let Some(victim) = heaviest.or_else(|| others.next().copied()) else { return };
+            // One that closes already holds nothing.
+            let mut others = others.by_ref().copied().filter(|id| self.block(*id).is_some());
+            let Some(victim) = heaviest.or_else(|| others.next()) else { return };
             let (bytes, held) = (self.held_bytes_of(victim, steps), self.held_bytes());
             self.observer.over_held_bytes_max(self.now, victim, bytes, held);
             self.abort(victim, CloseReason::MemoryLimit);
@@ -157,6 +159,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             if class_of(self.held_bytes_of(id, AT_ONCE)) > class_of(bytes) {
                 // What came just now may settle yet.
                 self.watch(id);
+                if self.holders.class(index) > class_of(bytes) {
+                    // The system has no memory to watch it: it counts now.
+                    return Some(id);
+                }
             }
         }
     }

@@ -683,6 +683,71 @@ fn half_a_frame_counts_once_the_rest_does_not_follow() {
 }
 
 #[test]
+fn half_a_frame_counts_whatever_gives_its_peer_more_time() {
+    let limits = Limits {
+        calls_in_flight_max: 2,
+        frame_bytes_max: 100_000,
+        outbox_bytes_max: 100_000,
+        held_bytes_max: 110_000,
+        ..Limits::default()
+    };
+    let (mut shard, ids) = with_connections(3, limits);
+    let millis = |millis| at(1) + Duration::from_millis(millis);
+    shard.begin_turn(millis(0), 0);
+    let mut half = Vec::from([0, 0, 0x80, 0]);
+    half.resize(20_000, b'h');
+    receive_later(&mut shard, ids[0], &[&empty_frames(1)[..], &half].concat());
+    assert!(shard.take_frames().is_some() && matches!(shard.next_frame(ids[0]), Next::Frame(..)));
+    let parked = shard.handler_parked(ids[0], 7, 0);
+    assert!(matches!(shard.next_frame(ids[0]), Next::Nothing));
+    assert_eq!(ended(&mut shard), []);
+    // From here on the peer has its whole time for the rest.
+    shard.begin_turn(millis(30), 0);
+    shard.handler_done(ids[0], 7, None, parked.bytes);
+    assert!(matches!(shard.next_frame(ids[0]), Next::Nothing));
+    assert_eq!(ended(&mut shard), []);
+    shard.begin_turn(millis(60), 0);
+    assert_eq!(ended(&mut shard), []);
+    shard.begin_turn(at(5), 0);
+    shard.block(ids[1]).unwrap().link.write(&[b'r'; 60_000]);
+    shard.block(ids[2]).unwrap().link.write(&[b'r'; 40_000]);
+    assert_eq!(ended(&mut shard), [ids[0]], "the others' replies leave at once");
+}
+
+#[test]
+fn connection_that_closes_is_not_reset_for_what_others_hold() {
+    let (mut shard, ids) = with_connections(
+        40,
+        Limits {
+            outbox_bytes_max: 3000,
+            outbox_bytes_high: 3000,
+            outbox_bytes_low: 100,
+            frame_bytes_max: 3000,
+            inbox_bytes_high: 3000,
+            held_bytes_max: 100_000,
+            ..Limits::default()
+        },
+    );
+    shard.begin_turn(at(1), 0);
+    // No one holds so much that it is compared.
+    for id in &ids[..34] {
+        shard.block(*id).unwrap().link.write(&[b'r'; 3000]);
+    }
+    shard.block(ids[39]).unwrap().link.close();
+    shard.end_turn();
+    let mut ends = Vec::new();
+    while let Some(event) = shard.next_event() {
+        if let Event::Ended { id, reason, .. } = event {
+            ends.push((id, reason));
+        }
+    }
+    assert_eq!(ends, [(ids[39], CloseReason::Closed), (ids[33], CloseReason::MemoryLimit)]);
+    let ops: Vec<Op> = shard.take_ops().collect();
+    let aborted = |op: &Op| matches!(op, Op::Close { id, .. } | Op::ShutdownInput { id } if *id == ids[39]);
+    assert!(!ops.iter().any(aborted), "{ops:?}");
+}
+
+#[test]
 fn what_is_queued_counts_once_it_does_not_leave() {
     let (mut shard, ids) = nearly_full();
     shard.begin_turn(at(2), 0);
@@ -803,4 +868,29 @@ fn the_last_frame_of_a_block_counts_with_all_that_it_pins() {
         );
     }
     shard.end_turn();
+}
+
+#[test]
+fn tasks_have_their_part_of_each_turn_whatever_peers_send() {
+    let (mut shard, ids) = with_connections(8, Limits::default());
+    let mut tasks = Vec::new();
+    for turn in 0..20 {
+        shard.begin_turn(at(2), 8 * usize::from(turn == 0));
+        let mut handed = Vec::new();
+        if turn == 0 {
+            for id in &ids {
+                receive_later(&mut shard, *id, &empty_frames(15_000));
+                while let Some(Event::Frames(id)) = shard.next_event() {
+                    frames_of(&mut shard, id, &mut handed);
+                }
+            }
+        }
+        while let Some(Event::Frames(id)) = shard.next_event() {
+            frames_of(&mut shard, id, &mut handed);
+        }
+        tasks.push((0..100).take_while(|_| shard.take_call()).count());
+        shard.end_turn();
+        shard.take_ops().for_each(drop);
+    }
+    assert!(tasks.iter().all(|polled| *polled == 100), "{tasks:?}");
 }

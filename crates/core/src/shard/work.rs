@@ -18,6 +18,9 @@ const BATCH_MIN: u32 = 16;
 /// Frames in a row for one connection that is alone. A thousand calls of 25 ns are 25 µs.
 const BATCH_MAX: u32 = 1024;
 
+/// Waiting calls and tasks that go on in a turn in any case, as a part of its calls: peers that send without end take all others.
+const PART_OF_TASKS: u32 = 8;
+
 /// The part of a turn that is for connections that waited, while the driver has more news than it may bring in a turn: those
 /// who are in that queue have no batch yet. Receives of peers that send too much are paused as it is emptied, so it ends.
 const PART_WHILE_CROWDED: u32 = 16;
@@ -27,6 +30,8 @@ pub(super) struct Work {
     calls_max: u32,
     batch_min: u32,
     calls_left: u32,
+    /// Of those that no frame takes.
+    tasks_left: u32,
     /// Frames that a connection may get in this turn.
     batch: u32,
     /// Frames that the connection at hand was granted, and how many of them are left.
@@ -43,7 +48,7 @@ impl Default for Work {
 impl Work {
     /// With other bounds, of 1 at least.
     pub(super) fn bounded(calls_max: u32, batch_min: u32) -> Work {
-        Work { calls_max, batch_min, calls_left: 0, batch: 0, granted: 0, frames_left: 0 }
+        Work { calls_max, batch_min, calls_left: 0, tasks_left: 0, batch: 0, granted: 0, frames_left: 0 }
     }
 
     /// Begins a turn in which at most `connections` want frames.
@@ -51,6 +56,7 @@ impl Work {
         let share = self.calls_max / connections.clamp(1, self.calls_max as usize) as u32;
         self.batch = share.clamp(self.batch_min, BATCH_MAX);
         (self.calls_left, self.frames_left) = (self.calls_max, 0);
+        self.tasks_left = self.calls_max.div_ceil(PART_OF_TASKS);
     }
 
     /// How many of the connections that waited get a batch now, if each uses all of it. `crowded` is true if the driver has
@@ -90,6 +96,10 @@ impl Work {
     pub(super) fn take_call(&mut self) -> bool {
         let calls = self.calls_left + self.frames_left;
         (self.frames_left, self.calls_left) = (0, calls.saturating_sub(1));
-        calls > 0
+        let tasks = self.tasks_left;
+        if calls == 0 {
+            self.tasks_left = tasks.saturating_sub(1);
+        }
+        calls + tasks > 0
     }
 }

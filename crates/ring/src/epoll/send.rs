@@ -42,6 +42,9 @@ impl Epoll {
     pub(super) fn send_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a send") };
         if let Some(batch) = port.batch.take() {
+            // The kernel tells of room only once a third of the socket's buffer is free, of which a slow peer may make less in the
+            // time that it has. So the next send finds out.
+            port.writable = true;
             self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Stopped });
         }
     }

@@ -389,7 +389,9 @@ impl Watch {
         }
         if !requests.is_empty() || !http2 {
             self.idle.set(0);
-            return if requests.is_empty() && outbox == 0 { Next::Pause } else { Next::GoOn };
+            // Once more behind the last bytes, which then count no longer.
+            let rests = requests.is_empty() && outbox == 0 && came == 0;
+            return if rests { Next::Pause } else { Next::GoOn };
         }
         let idle = self.idle.get().saturating_add(1);
         self.idle.set(idle);
@@ -553,5 +555,21 @@ mod tests {
         drop(held);
         assert_eq!(watch.tick(0), Next::Pause);
         assert!(watch.requests.borrow().is_empty());
+    }
+
+    #[test]
+    fn what_was_uploaded_is_not_held_by_a_connection_without_requests() {
+        let watch = Watch::new(bounds(), None);
+        watch.read(100, false);
+        let request = watch.begin(true);
+        for _ in 0..100 {
+            watch.read(16 << 10, false);
+        }
+        drop(request);
+        let mut ticks = 1;
+        while watch.tick(0) != Next::Pause {
+            ticks += 1;
+        }
+        assert_eq!((ticks, watch.counted.get()), (2, 0));
     }
 }

@@ -681,13 +681,12 @@ where
             let Some(Ended { id, result, next, bytes }) = self.tasks.resume(task) else { continue };
             self.core.handler_done(id, task, next, bytes);
             match result {
-                Resumed::Done(Ok(())) => {
-                    self.run_frames(id);
-                    self.work_off();
-                }
+                Resumed::Done(Ok(())) => self.run_frames(id),
                 Resumed::Done(Err(error)) => self.failed(id, error),
                 Resumed::Panicked(panicked) => self.panicked(id, &panicked),
             }
+            // If that ended the connection, its other calls are dropped before one of them is polled and its slot serves another.
+            self.work_off();
         }
         woken.drain(..polled);
         self.post.tasks = woken;

@@ -33,6 +33,11 @@ impl Connect {
     pub(super) fn is_of(&self, tag: usize) -> bool {
         self.tag == tag
     }
+
+    /// True if a cancel did not find it, which is made again.
+    pub(super) fn was_missed(&self) -> bool {
+        self.missed > 0
+    }
 }
 
 impl State {

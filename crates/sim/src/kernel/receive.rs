@@ -372,7 +372,8 @@ impl State {
             // The answer to its cancel is all that is heard of a receive that ended in silence, and of a send that
             // had already left, quietly. One that was missed is looked for again after that answer.
             || self.late.iter().any(|(_, late)| {
-                let missed = self.receives.iter().any(|receive| receive.sock == tag && receive.missed > 0);
+                let missed = self.receives.iter().any(|receive| receive.sock == tag && receive.missed > 0)
+                    || self.connects.iter().any(|connect| connect.is_of(tag) && connect.was_missed());
                 let told = late.ends() || late.stops_a_send() || missed || self.socks[tag].may(excuse::SILENT);
                 told && self.is_of(&late.cqe, tag)
             })

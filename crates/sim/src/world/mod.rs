@@ -242,6 +242,8 @@ impl World {
         let rests = self.state.borrow().rests;
         let gives_back = !rests && self.gives_back > 0 && self.turn.is_multiple_of(self.gives_back);
         if gives_back {
+            // Parked receives are tried once more, whether or not there is a buffer.
+            self.state.borrow_mut().dry_in_a_row = 0;
             self.core.give_back();
         }
         self.core.end_turn();
