@@ -12,10 +12,11 @@ use std::convert::Infallible;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use ringserve::framing::{LengthPrefix, Lines};
-use ringserve::{Cx, Driver, Frame, Limits, Server, Service, SocketOptions};
+use ringserve::{Cx, Driver, Frame, Limits, Server, Service, Shard, SocketOptions};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -41,10 +42,16 @@ struct Args {
     /// What a frame is: a line, whatever arrived, or what a 4-byte length says.
     #[arg(long, value_enum, default_value = "lines")]
     framing: Framing,
-    /// MiB that all connections of a shard may hold together, in lines that are not whole and replies that are not taken: 1 and
-    /// more. Beyond, those that hold most are closed.
-    #[arg(long, default_value_t = 1024, value_name = "MIB")]
-    held: usize,
+    /// MiB that all connections of a shard may hold together, in lines that are not whole, replies that are not taken and calls
+    /// that wait: 1 and more. Beyond, those that hold most are closed. By default it follows the memory of the machine.
+    #[arg(long, value_name = "MIB")]
+    held: Option<usize>,
+    /// Time that each call waits before its reply.
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    wait: u64,
+    /// Calls of a connection that may wait at once, 1 to 65535.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    calls: u16,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -54,13 +61,18 @@ enum Framing {
     Length,
 }
 
-struct Echo;
+struct Echo {
+    wait: Duration,
+}
 
 impl Service for Echo {
     type Session = ();
     type Error = Infallible;
 
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        if !self.wait.is_zero() {
+            cx.sleep(self.wait).await;
+        }
         cx.reply(frame);
         Ok(())
     }
@@ -79,17 +91,23 @@ fn main() -> Result<(), ringserve::Error> {
         (None, Some((first, others))) => others.iter().fold(Server::bind_unix(first), Server::listen_unix),
         (None, None) => Server::bind("127.0.0.1:7000"),
     };
-    let defaults = Limits::default();
-    let held_bytes_max = args.held << 20;
-    let outbox_bytes_max = defaults.outbox_bytes_max.min(held_bytes_max);
-    server = server.driver(args.driver).limits(Limits { held_bytes_max, outbox_bytes_max, ..defaults });
+    server = server.driver(args.driver);
+    // Without limits a server takes those that fit the machine.
+    if args.held.is_some() || args.calls > 1 {
+        let defaults = Limits::default();
+        let held_bytes_max = args.held.map_or(defaults.held_bytes_max, |mib| mib << 20);
+        let outbox_bytes_max = defaults.outbox_bytes_max.min(held_bytes_max);
+        let calls_in_flight_max = args.calls;
+        server = server.limits(Limits { held_bytes_max, outbox_bytes_max, calls_in_flight_max, ..defaults });
+    }
     server = server.sockets(SocketOptions { unix_mode: args.unix_mode, ..SocketOptions::default() });
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
+    let echo = move |_shard: &Shard| Echo { wait: Duration::from_millis(args.wait) };
     match args.framing {
-        Framing::Lines => server.framing(Lines::default()).serve(|_shard| Echo),
-        Framing::Raw => server.serve(|_shard| Echo),
-        Framing::Length => server.framing(LengthPrefix::default()).serve(|_shard| Echo),
+        Framing::Lines => server.framing(Lines::default()).serve(echo),
+        Framing::Raw => server.serve(echo),
+        Framing::Length => server.framing(LengthPrefix::default()).serve(echo),
     }
 }

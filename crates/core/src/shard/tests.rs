@@ -894,3 +894,30 @@ fn tasks_have_their_part_of_each_turn_whatever_peers_send() {
     }
     assert!(tasks.iter().all(|polled| *polled == 100), "{tasks:?}");
 }
+
+#[test]
+fn peer_that_still_sends_when_its_time_is_over_is_reset() {
+    for (still_sends, how) in [(false, CloseHow::Orderly), (true, CloseHow::Abort)] {
+        let linger = Duration::from_secs(1);
+        let (mut shard, id) = with_connection(Limits { linger, ..Limits::default() });
+        let mut turn = |shard: &mut Tested, seconds, completion: Option<Completion>| {
+            shard.begin_turn(at(seconds), 0);
+            completion.into_iter().for_each(|completion| shard.complete(completion));
+            while shard.next_event().is_some() {}
+            shard.end_turn();
+            shard.take_ops().collect::<Vec<Op>>()
+        };
+        shard.finish(id, CloseReason::Closed);
+        assert!(matches!(turn(&mut shard, 1, None)[..], [Op::Shutdown { .. }]));
+        turn(&mut shard, 1, Some(Completion::ShutDown { id }));
+        // Within its time the peer may send what it likes.
+        turn(&mut shard, 1, Some(Completion::Received { id, lease: Lease::copy_of(b"late") }));
+        assert!(matches!(turn(&mut shard, 3, None)[..], [Op::ShutdownInput { .. }]));
+        if still_sends {
+            turn(&mut shard, 3, Some(Completion::Received { id, lease: Lease::copy_of(b"too late") }));
+        }
+        let ended = Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Eof };
+        let ops = turn(&mut shard, 3, Some(ended));
+        assert!(matches!(&ops[..], [Op::Close { how: close, .. }] if *close == how), "{ops:?}");
+    }
+}
