@@ -12,7 +12,7 @@ use common::client::frame;
 use common::{Client, Lab, SOON, eventually, no_time_limits};
 
 /// What each storm takes at least, and what of it may stay.
-const TAKES_MIN: usize = 100 << 20;
+const TAKES_MIN: usize = 64 << 20;
 const STAYS_MAX: usize = 16 << 20;
 
 /// The child: serves until its input ends, and answers each line with the number of its connections.
@@ -67,12 +67,12 @@ impl Server {
     fn weathers(&mut self, name: &str, storm: fn(SocketAddr) -> Vec<Client>) {
         let held = storm(self.addr);
         let (mut most, mut now) = (0, 0);
-        eventually("the storm takes its memory", SOON, || {
+        eventually("the storm takes its memory", 3 * SOON, || {
             most = most.max(self.resident());
             most >= self.before + TAKES_MIN
         });
         drop(held);
-        eventually("the memory is back", SOON, || {
+        eventually("the memory is back", 3 * SOON, || {
             now = self.resident();
             now <= self.before + STAYS_MAX
         });
@@ -83,8 +83,8 @@ impl Server {
 
 /// Peers that ask for much and read nothing of it.
 fn unread_replies(addr: SocketAddr) -> Vec<Client> {
-    let burst = frame(b"b65536").repeat(4);
-    let mut peers: Vec<_> = (0..1500).map(|_| Client::with_small_window(addr)).collect();
+    let burst = frame(b"b65536").repeat(6);
+    let mut peers: Vec<_> = (0..800).map(|_| Client::with_small_window(addr)).collect();
     peers.iter_mut().for_each(|peer| peer.write(&burst));
     peers
 }
