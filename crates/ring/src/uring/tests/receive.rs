@@ -1,0 +1,270 @@
+//! Receives: armed, parked, stopped, and the buffers they fill.
+
+use super::*;
+
+#[test]
+fn a_cancelled_receive_ends_once_though_its_completion_says_more() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::CancelReceive { .. }]));
+    rig.says_bytes(id, 5, F_MORE);
+    rig.says(Kind::CancelReceive, id.bits(), 0, 0);
+    rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, F_MORE);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 got 5", "1.1 Stopped"]);
+    assert_eq!(rig.ring.anomalies(), Anomalies { more_flag: 1, ..Anomalies::default() });
+    rig.ring.submit(Op::Close { id, how: CloseHow::Orderly });
+    rig.turn();
+    rig.says(Kind::Close, id.bits(), 0, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 closed"]);
+}
+
+#[test]
+fn a_receive_that_ended_by_itself_is_armed_again() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    for (res, flags) in [(-libc::ECANCELED, F_MORE), (-libc::EINTR, 0)] {
+        rig.says(Kind::Receive, id.bits(), res, flags);
+        rig.turn();
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::Receive { .. }]));
+    }
+    rig.says_bytes(id, 7, 0);
+    rig.turn();
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { .. }]));
+    assert_eq!(rig.seen(), ["1.1 got 7"]);
+}
+
+#[test]
+fn a_stop_that_meets_the_end_of_the_stream_answers_once() {
+    let mut rig = Rig::new(8);
+    for (generation, natural) in [(1, 0), (2, -libc::ECONNRESET), (3, -libc::ENOBUFS)] {
+        let id = rig.receiving(1, generation);
+        rig.says(Kind::Receive, id.bits(), natural, 0);
+        rig.ring.submit(Op::ReceiveStop { id });
+        rig.says(Kind::CancelReceive, id.bits(), -libc::ENOENT, 0);
+        rig.turn();
+        let seen = rig.seen();
+        assert_eq!(seen.len(), 1, "{seen:?}");
+        rig.ring.submit(Op::Close { id, how: CloseHow::Orderly });
+        rig.turn();
+        rig.says(Kind::Close, id.bits(), 0, 0);
+        rig.turn();
+        assert_eq!(rig.seen().len(), 1);
+    }
+    assert_eq!(rig.ring.anomalies(), Anomalies::default());
+}
+
+#[test]
+fn a_receive_that_ended_in_silence_is_found_by_its_stop() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    rig.ops();
+    missed(&mut rig, Kind::CancelReceive, id.bits(), 5);
+    assert_eq!(rig.seen(), ["1.1 Stopped"]);
+    assert_eq!(rig.ring.anomalies().silent_ends, 1);
+}
+
+#[test]
+fn a_receive_that_a_cancel_missed_is_still_the_connections() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    rig.ops();
+    missed(&mut rig, Kind::CancelReceive, id.bits(), 4);
+    cancelled_again(&mut rig, Kind::CancelReceive, id.bits());
+    assert!(rig.seen().is_empty(), "it may live");
+    rig.says_bytes(id, 3, F_MORE);
+    rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, 0);
+    rig.says(Kind::CancelReceive, id.bits(), 0, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 got 3", "1.1 Stopped"]);
+    assert_eq!(rig.ring.anomalies(), Anomalies::default());
+}
+
+#[test]
+fn the_answer_to_an_earlier_stop_does_not_end_a_later_receive() {
+    let mut rig = Rig::new(8);
+    let id = rig.receiving(1, 1);
+    // The end is reaped before the stop's own answer, which still has to come.
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 Stopped"]);
+    rig.ring.submit(Op::Receive { id });
+    rig.ring.submit(Op::ReceiveStop { id });
+    rig.turn();
+    rig.says(Kind::CancelReceive, id.bits(), -libc::ENOENT, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [""; 0], "the second receive is still in flight");
+    rig.ops();
+    rig.kernel().now += Duration::from_secs(1);
+    rig.turn();
+    assert!(rig.ops().is_empty(), "its own cancel is not answered yet");
+    rig.says(Kind::CancelReceive, id.bits(), 0, 0);
+    rig.says(Kind::Receive, id.bits(), -libc::ECANCELED, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 Stopped"]);
+}
+
+#[test]
+fn receives_without_a_buffer_are_parked_in_order_and_armed_as_buffers_come_back() {
+    let mut rig = Rig::new(2);
+    let ids: Vec<ConnId> = (0..5).map(|slot| rig.receiving(slot, 1)).collect();
+    rig.says_bytes(ids[0], 64, F_MORE);
+    rig.says_bytes(ids[0], 64, F_MORE);
+    for id in &ids {
+        rig.says(Kind::Receive, id.bits(), -libc::ENOBUFS, 0);
+    }
+    rig.turn();
+    assert_eq!(rig.ring.stats().receives_parked, 5);
+    rig.turn();
+    rig.turn();
+    assert!(rig.ops().is_empty(), "there is no buffer to arm any with");
+    rig.out.pop();
+    rig.turn();
+    // The first one took all there was, so the others come before it.
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[1]));
+    // One buffer is there and nobody used it: the next one must not wait for that.
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(rig.kernel().enters.last(), Some(&(0, None)), "it does not block");
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[2]));
+    rig.out.clear();
+    // A parked one that is stopped ends at once and leaves the list.
+    rig.ring.submit(Op::ReceiveStop { id: ids[3] });
+    rig.turn();
+    assert_eq!(rig.seen(), ["3.1 Stopped"]);
+    let armed: Vec<_> = rig.ops().iter().map(RawOp::user_data).collect();
+    assert_eq!(armed, [ids[4], ids[0]].map(|id| Kind::Receive.with(id.bits())));
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(rig.kernel().enters.last(), Some(&(1, None)), "now it blocks");
+}
+
+#[test]
+fn every_buffer_comes_back_once_whatever_its_completion_says() {
+    let mut rig = Rig::new(4);
+    let id = rig.receiving(1, 1);
+    let with_kernel = rig.ring.pool().counts().with_kernel;
+    rig.says_bytes(id, -libc::ECONNRESET, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 Error(104)"]);
+    // Late: there is no receive any more.
+    rig.says_bytes(id, 10, F_MORE);
+    rig.says_bytes(ConnId::new(1, 9), 10, 0);
+    rig.says(Kind::Receive, ConnId::new(900, 1).bits(), -libc::ECANCELED, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), [""; 0]);
+    assert_eq!(rig.ring.anomalies().stale, 3);
+    rig.turn();
+    let counts = rig.ring.pool().counts();
+    assert_eq!((counts.with_kernel, counts.leased), (with_kernel, 0));
+    rig.ring.pool().invariants();
+}
+
+#[test]
+fn bytes_for_a_slots_former_connection_do_not_reach_the_new_one() {
+    let mut rig = Rig::new(4);
+    let old = rig.receiving(1, 1);
+    rig.says(Kind::Receive, old.bits(), 0, 0);
+    rig.turn();
+    rig.ring.submit(Op::Close { id: old, how: CloseHow::Orderly });
+    rig.turn();
+    rig.says(Kind::Close, old.bits(), 0, 0);
+    rig.turn();
+    rig.seen();
+    let new = rig.receiving(1, 2);
+    rig.says_bytes(old, 10, F_MORE);
+    rig.says_bytes(new, 3, F_MORE);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.2 got 3"]);
+    assert_eq!(rig.ring.anomalies().stale, 1);
+}
+
+#[test]
+fn an_incremental_buffer_stays_with_the_kernel_until_it_says_so() {
+    let mut rig = Rig::new(1);
+    let id = rig.receiving(7, 1);
+    let buffer = rig.kernel().provided.pop_front().unwrap();
+    let flags = F_MORE | F_BUFFER | u32::from(buffer) << BUFFER_SHIFT;
+    for (len, more) in [(10, F_BUF_MORE), (20, F_BUF_MORE), (30, 0)] {
+        rig.says(Kind::Receive, id.bits(), len, flags | more);
+        rig.turn();
+        let with_kernel = usize::from(more != 0);
+        let counts = Counts { total: 1, free: 0, with_kernel, leased: 1 - with_kernel };
+        assert_eq!(rig.ring.pool().counts(), counts);
+    }
+    assert_eq!(rig.seen(), ["7.1 got 10", "7.1 got 20", "7.1 got 30"]);
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 1);
+}
+
+#[test]
+fn a_buffer_given_back_while_the_shard_sleeps_wakes_it_if_a_receive_waits() {
+    #[derive(Default)]
+    struct Wakes(std::sync::atomic::AtomicUsize);
+    impl std::task::Wake for Wakes {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let wakes = std::sync::Arc::new(Wakes::default());
+    let count = || wakes.0.load(std::sync::atomic::Ordering::Relaxed);
+    let mut rig = Rig::new(1);
+    rig.ring.pool().wake_when_freed(wakes.clone().into());
+    let (first, second) = (rig.receiving(1, 1), rig.receiving(2, 1));
+    rig.says_bytes(first, 3, F_MORE);
+    rig.turn();
+    rig.ring.wait_for_buffer();
+    rig.out.clear();
+    assert_eq!(count(), 0, "no receive waits");
+    rig.turn();
+    rig.says_bytes(first, 3, F_MORE);
+    rig.says(Kind::Receive, second.bits(), -libc::ENOBUFS, 0);
+    rig.turn();
+    rig.ring.submit_queued(Wait::No).unwrap();
+    rig.ring.wait_for_buffer();
+    assert_eq!(count(), 0);
+    rig.ops();
+    rig.out.clear();
+    assert_eq!(count(), 1);
+    rig.ring.submit_queued(Wait::No).unwrap();
+    assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == second));
+}
+
+#[test]
+fn the_ring_gets_more_buffers_when_it_ran_dry_and_fewer_after_a_quiet_time() {
+    let mut rig = Rig::new(1000);
+    let id = rig.receiving(1, 1);
+    assert_eq!(rig.kernel().provided.len(), 32);
+    rig.says(Kind::Receive, id.bits(), -libc::ENOBUFS, 0);
+    rig.says_bytes(id, 1, F_MORE);
+    rig.kernel().completions.swap(0, 1);
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 64);
+    // The ring has 64 entries, and no more go in.
+    rig.says(Kind::Receive, id.bits(), -libc::ENOBUFS, 0);
+    rig.says_bytes(id, 1, F_MORE);
+    rig.kernel().completions.swap(0, 1);
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 64);
+    for _ in 0..1 << 15 {
+        rig.turn();
+    }
+    for _ in 0..64 {
+        rig.says_bytes(id, 1, F_MORE);
+        rig.turn();
+        rig.out.clear();
+    }
+    rig.turn();
+    assert_eq!(rig.kernel().provided.len(), 32);
+}
