@@ -1,7 +1,7 @@
 //! Servers where io_uring is blocked: epoll serves instead and the log says why, and who demands io_uring is told
 //! the cause and the fix.
 //!
-//! Each case is a process of its own, since a seccomp filter stays. The sysctl cases hold for the whole system, so
+//! Each case is a process apart, since a seccomp filter stays. The sysctl cases hold for the whole system, so
 //! they run only with `RINGSERVE_TEST_SYSCTL=1`, as root.
 
 mod common;

@@ -1,4 +1,4 @@
-//! What peers of HTTP can make a server hold and do: bytes inside of hyper, floods of frames.
+//! What peers of HTTP can make a server hold and do: bytes inside hyper, floods of frames.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! The memory of a server once a storm of connections is over: it returns to the system.
 //!
-//! The server is a process of its own, whose resident memory is nobody else's.
+//! The server is a process apart, so that its resident memory is the server's alone.
 
 mod common;
 

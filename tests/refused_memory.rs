@@ -1,6 +1,6 @@
 //! A process that the system gives no more memory: a connection that needs some ends, and the process lives.
 //!
-//! The server is a process of its own with a limit on its address space.
+//! The server is a process apart with a limit on its address space.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Sandboxes that refuse system calls other than those of io_uring: the server does without them, or says which one it was.
 //!
-//! Each case is a process of its own, since a seccomp filter stays.
+//! Each case is a process apart, since a seccomp filter stays.
 
 mod common;
 

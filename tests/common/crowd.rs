@@ -1,4 +1,4 @@
-//! As many connections as a ring holds here, held by a process of their own: both ends together would be more descriptors
+//! As many connections as a ring holds here, held by another process: both ends together would be more descriptors
 //! than a process may have.
 
 use std::io::{BufRead, Write};

@@ -37,7 +37,7 @@ pub(super) enum Sending {
 pub(super) enum Stop {
     /// It is not.
     No,
-    /// It is being cancelled, to be armed anew: it does not tell what a probe found.
+    /// It is being cancelled, to be armed again: it does not tell what a probe found.
     Restarts,
     /// It was told to.
     Stops,

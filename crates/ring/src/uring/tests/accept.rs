@@ -54,7 +54,7 @@ fn accepting_goes_on_unless_there_is_a_reason_to_stop() {
         panic!("{:?}", rig.out)
     };
     assert_eq!(end, AcceptEnd::Stopped);
-    // A socket nobody waits for is closed.
+    // A socket for which no connect waits is closed.
     rig.says(Kind::Accept, 2, 9, F_MORE);
     rig.ops();
     rig.turn();

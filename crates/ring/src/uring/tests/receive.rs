@@ -133,7 +133,7 @@ fn receives_without_a_buffer_are_parked_in_order_and_armed_as_buffers_come_back(
     rig.turn();
     // The first one took all there was, so the others come before it.
     assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[1]));
-    // One buffer is there and nobody used it: the next one must not wait for that.
+    // One buffer is there that no receive used: the next one must not wait for that.
     rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
     assert_eq!(rig.kernel().enters.last(), Some(&(0, None)), "it does not block");
     assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[2]));
