@@ -162,6 +162,8 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     /// Memory in inboxes.
     inbox_bytes: usize,
     holders: Holders,
+    /// Bytes held beyond which a turn hands out no frame.
+    held_in_turn_max: usize,
     /// Slots whose connection came to hold much, each once, and when: that counts once it has been there for a moment.
     watched: VecDeque<(u32, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
@@ -213,6 +215,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             served: VecDeque::new(),
             inbox_bytes: 0,
             holders: Holders::new(),
+            held_in_turn_max: usize::MAX,
             watched: VecDeque::new(),
             short_of_buffers: false,
             copy_always: false,
@@ -248,6 +251,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let received = self.counters.bytes_received - self.received;
         self.received = self.counters.bytes_received;
         self.work.begin_turn(self.runnable.len() + self.served.len() + completions);
+        // Where the turn before could not relieve, nothing would ever go on.
+        let relieved = self.held_bytes() <= self.limits.held_bytes_max;
+        self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
         if self.is_runnable_left() {
             let Budget { completions: most, bytes } = Budget::default();
             // By what the turn before received: this one's is not known yet.
@@ -298,7 +304,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         let event = self.events.pop_front()?;
         if let Event::Frames(_) = event {
-            self.work.begin_batch();
+            self.begin_batch();
         }
         Some(event)
     }
@@ -308,7 +314,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     pub fn take_frames(&mut self) -> Option<ConnId> {
         let id = self.has_frames.take()?;
-        self.work.begin_batch();
+        self.begin_batch();
         Some(id)
     }
 
@@ -391,7 +397,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// A call that waited is done: call [`next_frame`](Shard::next_frame) again. `next` is the one listed behind
     /// it, which is the first one now if this was; `bytes` is what [`handler_parked`](Shard::handler_parked) answered.
     pub fn handler_done(&mut self, id: ConnId, handler: u32, next: Option<u32>, bytes: usize) {
-        self.work.begin_batch();
+        self.begin_batch();
         let now = Stamp::at(self.now);
         let index = self.conns.index(id);
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
@@ -406,6 +412,16 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             inbox.begin_window(now);
         }
         self.arm(id);
+    }
+
+    /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other
+    /// connections add would come on top, and only the end of the turn relieves.
+    #[inline]
+    fn begin_batch(&mut self) {
+        match self.held_bytes() > self.held_in_turn_max {
+            false => self.work.begin_batch(),
+            true => self.work.refuse_batch(),
+        }
     }
 
     /// True if the turn has room for another call beside frames: one that waited, or a task. It counts; what finds no room

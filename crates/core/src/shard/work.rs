@@ -74,6 +74,13 @@ impl Work {
         (self.frames_left, self.calls_left) = (self.granted, calls - self.granted);
     }
 
+    /// The connection at hand gets nothing in this turn.
+    #[cold]
+    pub(super) fn refuse_batch(&mut self) {
+        self.calls_left += self.frames_left;
+        (self.granted, self.frames_left) = (0, 0);
+    }
+
     /// True if the connection at hand found no room in the turn.
     pub(super) fn is_full(&self) -> bool {
         self.granted == 0
