@@ -12,7 +12,7 @@ use crate::stamp::Stamp;
 const LENT_MAX: usize = 64;
 
 /// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of replies.
-const KEPT_BYTES_MAX: usize = 64 * 1024;
+pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// Bytes on their way to one peer, in order: copied ones in one block, and leases lent in between.
 ///

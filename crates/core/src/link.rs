@@ -15,13 +15,16 @@ use core::task::Waker;
 
 use ringserve_buf::try_box;
 
+use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::{Encoding, Payload};
 use crate::outbox::Outbox;
 use crate::{Batch, CloseReason, ConnId, Limits, Reach};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
-/// of 256 completions are not needed.
-const SPARE_BATCHES_MAX: usize = 256;
+/// of 256 completions are not needed; and no more than an eighth of what connections may hold, which they come on top of.
+fn spare_batches_max(limits: &Limits) -> usize {
+    (limits.held_bytes_max / 8 / KEPT_BYTES_MAX).clamp(1, 256)
+}
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -58,6 +61,7 @@ pub struct Local {
     /// Bytes that services hold for all connections beside that, and whether that grew for one since the turn began.
     service_bytes: Cell<usize>,
     service_grew: Cell<bool>,
+    spare_batches_max: usize,
     /// False while receive memory is short.
     lend: Cell<bool>,
     draining: Cell<bool>,
@@ -83,6 +87,7 @@ impl Local {
             outbox_bytes: Cell::new(0),
             service_bytes: Cell::new(0),
             service_grew: Cell::new(false),
+            spare_batches_max: spare_batches_max(limits),
             lend: Cell::new(true),
             draining: Cell::new(false),
         }
@@ -147,7 +152,7 @@ impl Local {
         // Leases are dropped before the queues are borrowed.
         batch.clear();
         let mut queues = self.queues.borrow_mut();
-        if queues.spare.len() < SPARE_BATCHES_MAX {
+        if queues.spare.len() < self.spare_batches_max {
             queues.spare.push(batch);
         }
     }
