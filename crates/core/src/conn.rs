@@ -148,6 +148,30 @@ const SPREAD_IDLE: u32 = 1024;
 /// a few times (TCP tries after 1, 3 and 7 seconds).
 pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(10);
 
+/// Queues of the shard that a connection is in, at most once in each.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Queued(u8);
+
+impl Queued {
+    /// Bytes are left for a later turn.
+    pub(crate) const RUNNABLE: u8 = 1;
+    /// Whether it holds much is looked at once more.
+    pub(crate) const WATCHED: u8 = 2;
+
+    #[inline]
+    pub(crate) fn is_in(self, queue: u8) -> bool {
+        self.0 & queue != 0
+    }
+
+    pub(crate) fn enter(&mut self, queue: u8) {
+        self.0 |= queue;
+    }
+
+    pub(crate) fn leave(&mut self, queue: u8) {
+        self.0 &= !queue;
+    }
+}
+
 /// What a shard knows of a connection beside its [`Block`].
 pub(crate) struct Conn<S> {
     /// `None` exactly when Closing: the service has it back then.
@@ -186,8 +210,8 @@ pub(crate) struct Conn<S> {
     pub beats: u8,
     /// Calls that wait.
     pub calls: u16,
-    /// On the list of connections with bytes left for the next turn.
-    pub runnable: bool,
+    /// The queues that it is in.
+    pub queued: Queued,
     /// How far the drain of the shard is with it.
     pub intake: Intake,
     /// Closing waits for the peer's FIN.
@@ -238,7 +262,7 @@ impl<S> Conn<S> {
             input_end_told: false,
             beats: 0,
             calls: 0,
-            runnable: false,
+            queued: Queued::default(),
             intake: Intake::On,
             lingering: false,
             aborting: false,

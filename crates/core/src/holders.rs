@@ -37,15 +37,13 @@ struct Node {
     prev: u32,
     next: u32,
     class: Class,
-    /// The slot is to be looked at once more.
-    watched: bool,
     /// Bytes of the connection's calls that wait.
     call_bytes: usize,
 }
 
 impl Default for Node {
     fn default() -> Node {
-        Node { prev: NONE, next: NONE, class: 0, watched: false, call_bytes: 0 }
+        Node { prev: NONE, next: NONE, class: 0, call_bytes: 0 }
     }
 }
 
@@ -92,23 +90,6 @@ impl Holders {
         debug_assert!(bytes <= node.call_bytes, "more is given back than was taken");
         node.call_bytes -= bytes;
         self.call_bytes -= bytes;
-    }
-
-    /// Notes that a slot is looked at once more, whose connection that may be by then. True if it was not noted before; `None`
-    /// if the system has no memory for it.
-    pub(crate) fn watch(&mut self, index: u32) -> Option<bool> {
-        if !self.nodes.grow_to(index) {
-            return None;
-        }
-        let node = self.nodes.get_mut(index)?;
-        Some(!core::mem::replace(&mut node.watched, true))
-    }
-
-    /// A slot was looked at.
-    pub(crate) fn unwatch(&mut self, index: u32) {
-        if let Some(node) = self.nodes.get_mut(index) {
-            node.watched = false;
-        }
     }
 
     /// The list that a connection is in.

@@ -2,7 +2,7 @@
 
 use super::Shard;
 use crate::Observer;
-use crate::conn::{Connecting, State, describe};
+use crate::conn::{Connecting, Queued, State, describe};
 use crate::framing::Framing;
 use crate::holders::class_of;
 
@@ -53,8 +53,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             if let Some(inbox) = &conn.inbox {
                 assert!(conn.is_open(), "input is kept: {}", text());
                 inbox_bytes += inbox.held_bytes();
-                let moves =
-                    conn.has_handler() || conn.held_back || conn.runnable || inbox.waiting_bytes() == 0;
+                let moves = conn.has_handler()
+                    || conn.held_back
+                    || conn.queued.is_in(Queued::RUNNABLE)
+                    || inbox.waiting_bytes() == 0;
                 assert!(moves, "frames wait for nothing: {}", text());
             }
             outbox_bytes += conn.link().map_or(0, |link| link.outbox_bytes());

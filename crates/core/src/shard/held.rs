@@ -5,8 +5,9 @@
 //! in flight for [`SETTLES`], and half a frame once it has been there for as long. So at the limit those go that
 //! keep memory, and not the one that happens to need some.
 
-use super::Shard;
+use super::{QUEUE_KEPT, Shard};
 
+use crate::conn::Queued;
 use crate::framing::Framing;
 use crate::holders::class_of;
 use crate::stamp::Stamp;
@@ -79,11 +80,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn watch(&mut self, id: ConnId) {
         let (bytes, settled) = (self.held_bytes_of(id, AT_ONCE), self.held_bytes_of(id, SETTLES));
         if class_of(bytes) > class_of(settled) {
-            let index = self.conns.index(id);
-            match self.watched.try_reserve(1).ok().and_then(|()| self.holders.watch(index)) {
-                Some(true) => self.watched.push_back((index, Stamp::at(self.now))),
-                Some(false) => {}
-                None => return self.list_holder(id, AT_ONCE),
+            if self.watched.try_reserve(1).is_err() {
+                return self.list_holder(id, AT_ONCE);
+            }
+            if let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.queued.is_in(Queued::WATCHED)) {
+                conn.queued.enter(Queued::WATCHED);
+                self.watched.push_back((id, Stamp::at(self.now)));
             }
             // So that the driver tells of the end of its send.
             self.send_awaited |= self.is_tight();
@@ -95,19 +97,21 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline(never)]
     fn list_settled(&mut self, steps: u32) {
         let now = Stamp::at(self.now);
-        while let Some((index, since)) = self.watched.front().copied() {
+        while let Some((id, since)) = self.watched.front().copied() {
             if since.left(steps, now) > 0 {
                 return;
             }
             self.watched.pop_front();
-            self.holders.unwatch(index);
-            match self.conns.id_at(index).filter(|id| self.block(*id).is_some()) {
-                Some(id) if steps == AT_ONCE => self.list_holder(id, AT_ONCE),
+            let Some(conn) = self.conns.get_mut(id) else { continue };
+            conn.queued.leave(Queued::WATCHED);
+            match conn.block {
+                Some(_) if steps == AT_ONCE => self.list_holder(id, AT_ONCE),
                 // What is there may be younger than this look at it.
-                Some(id) => self.watch(id),
+                Some(_) => self.watch(id),
                 None => {}
             }
         }
+        self.watched.shrink_to(QUEUE_KEPT);
     }
 
     /// At the end of a turn: what was there before it and stays is held.

@@ -40,7 +40,7 @@ use core::task::Waker;
 
 use ringserve_buf::{Lease, Pool};
 
-use crate::conn::{Conn, NO_HANDLER, Times};
+use crate::conn::{Conn, NO_HANDLER, Queued, Times};
 use crate::framing::{FrameError, Framing};
 use crate::holders::Holders;
 use crate::link::{Block, Local};
@@ -55,6 +55,9 @@ use accept::Accepting;
 pub use accept::Quota;
 use drain::Drain;
 use work::Work;
+
+/// Connections for which a queue keeps room once it is empty, however long a crowd made it: 8 to 16 KiB.
+const QUEUE_KEPT: usize = 1024;
 
 /// What the caller has to do.
 #[derive(Debug)]
@@ -164,8 +167,8 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     holders: Holders,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
-    /// Slots whose connection came to hold much, each once, and when: that counts once it has been there for a moment.
-    watched: VecDeque<(u32, Stamp)>,
+    /// Connections that came to hold much, each once, and when: that counts once it has been there for a moment.
+    watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
     /// ... always, since the driver's buffers must not be kept.
@@ -271,9 +274,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.runnable.append(&mut self.served);
         for id in self.runnable.drain(..self.work.batches(crowded).min(self.runnable.len())) {
             if let Some(conn) = self.conns.get_mut(id) {
-                conn.runnable = false;
+                conn.queued.leave(Queued::RUNNABLE);
                 self.events.push_back(Event::Frames(id));
             }
+        }
+        if self.runnable.is_empty() {
+            self.runnable.shrink_to(QUEUE_KEPT);
+            self.served.shrink_to(QUEUE_KEPT);
         }
     }
 
@@ -433,7 +440,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// True if bytes of the connection wait for room in a later turn.
     pub fn is_runnable(&self, id: ConnId) -> bool {
-        self.conns.get(id).is_some_and(|conn| conn.runnable)
+        self.conns.get(id).is_some_and(|conn| conn.queued.is_in(Queued::RUNNABLE))
     }
 
     /// True if no other call of a connection may begin before one that waits is done.

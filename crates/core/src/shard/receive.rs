@@ -5,7 +5,7 @@ use alloc::rc::Rc;
 use ringserve_buf::{Lease, try_box};
 
 use super::{Event, Next, Shard, expect_conn};
-use crate::conn::{Conn, Intake, State};
+use crate::conn::{Conn, Intake, Queued, State};
 use crate::framing::Framing;
 use crate::inbox::{Found, Inbox, cut};
 use crate::link::{Block, Link};
@@ -212,10 +212,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         if let Some(conn) = self.conns.get_mut(id)
             && conn.takes_frames()
-            && !conn.runnable
+            && !conn.queued.is_in(Queued::RUNNABLE)
             && conn.waiting_bytes() > 0
         {
-            conn.runnable = true;
+            conn.queued.enter(Queued::RUNNABLE);
             let queue = if self.work.is_full() { &mut self.runnable } else { &mut self.served };
             queue.push_back(id);
         }

@@ -900,7 +900,7 @@ fn peer_that_still_sends_when_its_time_is_over_is_reset() {
     for (still_sends, how) in [(false, CloseHow::Orderly), (true, CloseHow::Abort)] {
         let linger = Duration::from_secs(1);
         let (mut shard, id) = with_connection(Limits { linger, ..Limits::default() });
-        let mut turn = |shard: &mut Tested, seconds, completion: Option<Completion>| {
+        let turn = |shard: &mut Tested, seconds, completion: Option<Completion>| {
             shard.begin_turn(at(seconds), 0);
             completion.into_iter().for_each(|completion| shard.complete(completion));
             while shard.next_event().is_some() {}

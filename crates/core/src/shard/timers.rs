@@ -4,7 +4,7 @@
 //! limit is worked out anew: so a frame costs no move on the wheel.
 
 use super::{Event, Shard};
-use crate::conn::{Due, RATE_WINDOW};
+use crate::conn::{Due, Queued, RATE_WINDOW};
 use crate::framing::Framing;
 use crate::stamp::{Stamp, Timer};
 use crate::wheel::step_at;
@@ -38,7 +38,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 self.arm(id);
                 continue;
             }
-            if conn.runnable && due.is_the_peers() {
+            if conn.queued.is_in(Queued::RUNNABLE) && due.is_the_peers() {
                 // What the peer sent waits for the shard. It is looked at again once the connection had its batch.
                 self.arm(id);
                 continue;
