@@ -152,7 +152,14 @@ impl Rig {
 
     fn park(&mut self, block: &Conn, frame: Option<Frame>, left: u8) -> Called {
         let room = self.await_room(block);
-        Called::Parked(Box::new(Task { block: block.clone(), frame, left: left % 32, room, next: None, bytes: 0 }))
+        Called::Parked(Box::new(Task {
+            block: block.clone(),
+            frame,
+            left: left % 32,
+            room,
+            next: None,
+            bytes: 0,
+        }))
     }
 
     /// A parked call goes on. True if it is through.

@@ -53,6 +53,7 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
         receive_bytes_max: buffers * receive_buffer_bytes,
         receive_buffer_bytes,
         first_frame: input.pick(&[None, Some(ms(20)), Some(ms(3000))]),
+        idle_counts: ringserve_core::IdleCounts::Either,
         idle: input.pick(&[None, Some(ms(50)), Some(ms(5000))]),
         write_stalled: input.pick(&[None, Some(ms(30)), Some(ms(1000))]),
         handler: has(2).then_some(ms(200)),
