@@ -1,4 +1,4 @@
-//! Answers that take a while, a deadline for each, and an end that cuts nobody off.
+//! Answers that take a while, a deadline for each, and an end that cuts no answer off.
 //!
 //!     cargo run --release --example graceful_shutdown
 //!     nc 127.0.0.1 7000          type 100, 1500 and 60000, then Ctrl-C in the server's terminal
@@ -7,7 +7,7 @@
 //! given up, and `too late` comes in its place. Four requests of a connection may be under way at once, so answers name
 //! their requests.
 //!
-//! SIGTERM or Ctrl-C begins the end: nobody is accepted any more, what has arrived is answered, each of these answers says
+//! SIGTERM or Ctrl-C begins the end: no connection is accepted any more, what has arrived is answered, each of these answers says
 //! goodbye, and connections close when they are owed nothing. What is not done when the drain is over is reset. Then the
 //! program says how many requests it answered, and why its connections ended.
 

@@ -102,7 +102,7 @@ async fn length(mut body: Incoming) -> Result<u64, hyper::Error> {
     Ok(length)
 }
 
-/// A body of so many bytes that are made when there is room for them, and not before.
+/// A body of `left` bytes that are made when there is room for them, and not before.
 struct Made {
     left: u64,
 }

@@ -151,7 +151,7 @@ struct Who {
 }
 
 impl Chat {
-    /// One message for each shard, whoever listens there.
+    /// One message for each shard, also where no client listens.
     fn tell_all(&self, cx: &Cx<'_, Session>, message: impl Fn() -> Message) {
         for shard in 0..self.shards.count() {
             if self.shards.send(shard, message()).is_err() {

@@ -125,7 +125,7 @@ fn main() -> Result<(), ringserve::Error> {
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    // One is for the shards, the other for whoever wants to know.
+    // One is for the shards, the other for the reports.
     let calls = Calls::default().slower_than(Duration::from_secs(1));
     let seen = calls.clone();
     let at_once = args.at_once;

@@ -92,7 +92,7 @@ fn main() -> Result<(), ringserve::Error> {
         connect: Some(Duration::from_secs(args.connect_timeout)),
         // One for each client.
         upstreams_max: 1 << 20,
-        // Whoever speaks first is for the protocol to say.
+        // Which side speaks first is for the protocol to say.
         first_frame: None,
         ..Limits::default()
     };

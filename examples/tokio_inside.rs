@@ -54,14 +54,14 @@ struct Answers {
 }
 
 impl Answers {
-    /// On the shard's thread, inside of its runtime.
+    /// On the shard's thread, inside its runtime.
     fn new(host: Host) -> Answers {
         let (counter, mut questions) = mpsc::channel::<oneshot::Sender<u64>>(100);
         spawn_local(async move {
             let mut count = 0;
             while let Some(answer) = questions.recv().await {
                 count += 1;
-                // Nobody may wait any more.
+                // The asker may have gone on.
                 let _ = answer.send(count);
             }
         });

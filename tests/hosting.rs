@@ -1,4 +1,4 @@
-//! Shards inside of runtimes of tokio's, with things that need one.
+//! Shards inside runtimes of tokio's, with things that need one.
 
 mod common;
 

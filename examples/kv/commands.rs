@@ -23,7 +23,7 @@ pub enum Reach {
 pub struct Spec {
     /// Its name in small letters.
     pub name: &'static str,
-    /// Arguments with the name; at least so many if negative.
+    /// Arguments with the name; negative for a least number.
     pub arity: i64,
     /// Keys it reaches.
     pub reach: Reach,
@@ -38,7 +38,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// True if a request of so many arguments, with the name, is whole.
+    /// True if a request of `args` arguments, the name included, is whole.
     #[inline]
     pub fn fits(&self, args: usize) -> bool {
         let (args, arity) = (args as i64, self.arity);

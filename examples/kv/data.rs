@@ -67,7 +67,7 @@ pub enum Outcome {
     Done,
     /// It is too long to be written in one go.
     Long(Vec<u8>),
-    /// The outbox is full after so many elements.
+    /// The outbox is full after this number of elements.
     Full(usize),
 }
 

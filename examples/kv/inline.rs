@@ -1,4 +1,4 @@
-//! Requests that somebody types: words, with quotes as in a shell.
+//! Requests typed by hand: words, with quotes as in a shell.
 
 use crate::resp;
 

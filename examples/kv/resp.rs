@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   *2\r\n $3\r\nGET\r\n $3\r\nkey\r\n      an array of strings, as every client library sends
-//!   GET key\r\n                             a line, as somebody types it
+//!   GET key\r\n                             a line, as typed by hand
 //! ```
 
 use ringserve::framing::{Decode, EncodeError, FrameError, Framing};

@@ -39,7 +39,7 @@ enum Left {
     Clients(Listed),
     /// Write this as there is room.
     Write(Vec<u8>),
-    /// Write the values after so many.
+    /// Write the values after this number.
     Values(usize),
 }
 

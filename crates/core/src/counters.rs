@@ -41,7 +41,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Connections that ended for this reason. The error inside of a reason does not matter.
+    /// Connections that ended for this reason. The error inside a reason does not matter.
     pub fn closed_for(&self, reason: CloseReason) -> u64 {
         self.closed_by_reason[reason.index()]
     }

@@ -12,7 +12,7 @@ use crate::seam::Kernel;
 use crate::timer::SET_FROM;
 use crate::uring::Uring;
 
-/// A driver whose shard runs inside of an event loop of another kind.
+/// A driver whose shard runs inside an event loop of another kind.
 ///
 /// The order in which nothing is missed: the loop forgets that [`readiness`](Hosted::readiness) was readable, then takes a
 /// [`turn`](Driver::turn), then goes to sleep once [`begin`](Hosted::begin) says that nothing is left.

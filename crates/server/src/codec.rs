@@ -50,7 +50,7 @@
 //! [`CodecService::close`] hears of [`CloseReason::PeerClosedMidFrame`].
 //!
 //! For time limits whatever arrives is a frame: the first byte ends [`Limits::first_frame`], and each one starts
-//! [`Limits::idle`] anew.
+//! [`Limits::idle`] again.
 //!
 //! Between two items of one piece of input replies are given time to leave, so that what
 //! [`Limits`] say about outboxes holds for items too.

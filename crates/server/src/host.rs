@@ -1,4 +1,4 @@
-//! What a shard runs inside of.
+//! The runtime that a shard runs in.
 
 use std::fmt;
 #[cfg(feature = "host-tokio")]
@@ -10,7 +10,7 @@ use ringserve_ring::probe_ring;
 
 use crate::error::Error;
 
-/// What the shards of a server run inside of.
+/// The runtime that the shards of a server run in.
 ///
 /// A runtime costs something for each turn: measured, CPU time for a request grows by some per cent under load, and by more
 /// where a turn brings a single request (docs/PERFORMANCE.md). Services and their handlers are the same on each.
@@ -54,7 +54,7 @@ impl Host {
         Ok(())
     }
 
-    /// Runs a future that the closure makes, both inside of the runtime, until it is done.
+    /// Runs a future that the closure makes, both inside the runtime, until it is done.
     #[cfg(feature = "host-tokio")]
     pub(crate) fn run<T, Fut: Future<Output = T>>(self, make: impl FnOnce() -> Fut) -> io::Result<T> {
         #[cfg(feature = "host-tokio-uring")]
@@ -65,7 +65,7 @@ impl Host {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let local = tokio::task::LocalSet::new();
         let done = local.block_on(&runtime, async { make().await });
-        // Tasks are dropped inside of the runtime; what blocks a thread of its is not waited for.
+        // Tasks are dropped inside the runtime; what blocks a thread of its is not waited for.
         {
             let _inside = runtime.enter();
             drop(local);

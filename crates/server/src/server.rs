@@ -240,7 +240,7 @@ impl<F: Framing + Clone + Send> Server<F> {
         Server { driver, ..self }
     }
 
-    /// What each shard runs inside of: by default nothing. Inside of a runtime of tokio's what needs one works in handlers.
+    /// The runtime that each shard runs in: by default none. Inside a runtime of tokio's what needs one works in handlers.
     pub fn host(self, host: Host) -> Server<F> {
         Server { host, ..self }
     }

@@ -2,7 +2,7 @@
 //!
 //! A slot holds one future that never ends: it takes a frame, calls the service, leaves the result, and waits for
 //! the next frame ([`calls`]). So a call that is done at once, as most are, costs a poll and nothing else: no
-//! allocation, and no future is built anew and moved. A call that waits keeps its slot until it is woken and done,
+//! allocation, and no future is built again and moved. A call that waits keeps its slot until it is woken and done,
 //! and the next frame goes to another slot.
 
 use std::cell::Cell;

@@ -16,7 +16,7 @@ use crate::servers::find;
 /// Compare all servers at all work, and write a report.
 ///
 /// Takes the product on both drivers, the bare loops, and the rivals that are built: --build builds them, and those that
-/// are missing are named and left out. Each server is started anew for each measurement, proves that it echoes right, and
+/// are missing are named and left out. Each server is started again for each measurement, proves that it echoes right, and
 /// runs on one CPU while the generator has others (in lock step they share one). Rounds are interleaved and their order
 /// shuffled. It says at its start how long that takes; with --works and --servers it takes less.
 ///

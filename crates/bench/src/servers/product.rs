@@ -71,7 +71,7 @@ pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
     serve(address, 1, Raw, Driver::Epoll, |_| Echo)
 }
 
-/// Echoes raw bytes on io_uring, inside of a runtime of tokio's.
+/// Echoes raw bytes on io_uring, inside a runtime of tokio's.
 pub(crate) fn raw_on_tokio(address: SocketAddr) -> io::Result<()> {
     serve_hosted(address, Driver::IoUring, Host::Tokio)
 }
@@ -81,7 +81,7 @@ pub(crate) fn raw_on_tokio_uring(address: SocketAddr) -> io::Result<()> {
     serve_hosted(address, Driver::IoUring, Host::TokioUring)
 }
 
-/// Echoes raw bytes on epoll, inside of a runtime of tokio's.
+/// Echoes raw bytes on epoll, inside a runtime of tokio's.
 pub(crate) fn raw_epoll_on_tokio(address: SocketAddr) -> io::Result<()> {
     serve_hosted(address, Driver::Epoll, Host::Tokio)
 }

@@ -1,7 +1,7 @@
 //! Time limits: one timer for each connection, set to its next limit.
 //!
 //! Activity only moves a step number in the connection. The timer stays where it is, and when it goes off the
-//! limit is worked out anew: so a frame costs no move on the wheel.
+//! limit is worked out again: so a frame costs no move on the wheel.
 
 use super::{Event, Shard};
 use crate::conn::{Due, Queued, RATE_WINDOW};

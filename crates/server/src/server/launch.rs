@@ -224,7 +224,7 @@ where
         }
     }
 
-    /// Inside of what it was told to run in.
+    /// Inside the runtime it was told to run in.
     fn host_on<D: Hosted>(
         self,
         waker: Waker,
