@@ -214,6 +214,12 @@ impl Pool {
         Counts { total, free, with_kernel, leased: total - free - with_kernel }
     }
 
+    /// Buffers pinned by a lease and no longer with the kernel.
+    #[inline]
+    pub fn leased(&self) -> usize {
+        self.counts().leased
+    }
+
     /// Buffers taken from the system so far.
     #[inline]
     pub fn total(&self) -> usize {

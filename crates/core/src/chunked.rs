@@ -10,7 +10,7 @@ const CHUNK: usize = 256;
 /// so that a table of a million entries never exists twice.
 #[derive(Debug)]
 pub(crate) struct Chunked<T> {
-    chunks: Vec<Box<[T]>>,
+    chunks: Vec<Box<[T; CHUNK]>>,
 }
 
 impl<T: Default> Chunked<T> {
@@ -23,6 +23,7 @@ impl<T: Default> Chunked<T> {
         self.chunks.len() * CHUNK
     }
 
+    #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         let index = index as usize;
         Some(&self.chunks.get(index / CHUNK)?[index % CHUNK])
@@ -42,7 +43,9 @@ impl<T: Default> Chunked<T> {
                 return false;
             }
             chunk.resize_with(CHUNK, T::default);
-            self.chunks.push(chunk.into_boxed_slice());
+            // Its length is what was asked for, so that an index needs no second check.
+            let Ok(chunk) = chunk.into_boxed_slice().try_into() else { return false };
+            self.chunks.push(chunk);
         }
         true
     }

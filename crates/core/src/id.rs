@@ -41,6 +41,12 @@ impl ConnId {
         self.0 >> Self::SLOT_BITS
     }
 
+    /// The name of the slot's next use.
+    #[inline]
+    pub(crate) fn next_generation(self) -> ConnId {
+        ConnId::new(self.slot(), self.generation() + 1)
+    }
+
     /// Slot and generation as 60 bits.
     #[inline]
     pub fn bits(self) -> u64 {

@@ -48,7 +48,7 @@ pub use observer::Observer;
 pub use outbox::Outbox;
 pub use reach::Reach;
 pub use reason::{Actor, CloseReason};
-pub use shard::{Event, Next, Parked, Quota, Shard};
+pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use time::Time;
 
 /// Parts that other crates of this workspace take: the server's timers stand on the wheel, benchmarks measure each one. They

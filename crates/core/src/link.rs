@@ -49,6 +49,8 @@ const READS_ON: u16 = 512;
 
 /// The system had no memory for a reply: the connection is aborted.
 const NO_MEMORY: u16 = 1024;
+/// The outbox came to be over its high mark, and may still be.
+const OVER_HIGH: u16 = 2048;
 
 /// What the connections of one shard share.
 pub struct Local {
@@ -290,12 +292,18 @@ impl Link {
             batch.roll_back(before);
             self.set(flag);
         }
-        let added = batch.len() - before;
+        let len = batch.len();
         drop(pending);
         core::mem::forget(unfinished);
-        self.local.outbox_bytes.set(self.local.outbox_bytes.get() + added);
-        self.update_reach();
-        self.mark_dirty();
+        let local = &*self.local;
+        local.outbox_bytes.set(local.outbox_bytes.get() + (len - before));
+        if len + self.in_flight.get() as usize > local.outbox_bytes_high {
+            self.set(OVER_HIGH);
+        }
+        if self.flags.get() & (REACHED | DIRTY) != DIRTY {
+            self.update_reach();
+            self.mark_dirty();
+        }
     }
 
     /// The system has no memory for a reply, without which the peer cannot go on.
@@ -384,6 +392,12 @@ impl Link {
     #[inline]
     pub(crate) fn holds_back(&self) -> bool {
         self.is_full() && !self.has(READS_ON)
+    }
+
+    /// True if a frame may have to wait: the outbox was full a moment ago, or the connection is to end.
+    #[inline]
+    pub(crate) fn stops_frames(&self) -> bool {
+        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH)
     }
 
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
@@ -560,6 +574,9 @@ impl Link {
     pub(crate) fn left(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - bytes as u32);
         self.local.outbox_bytes.set(self.local.outbox_bytes.get() - bytes);
+        if self.has(OVER_HIGH) && !self.is_full() {
+            self.clear(OVER_HIGH);
+        }
         self.update_reach();
     }
 

@@ -21,15 +21,15 @@ pub struct Slots<T> {
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// Counts how often the slot was freed.
-    generation: u64,
+    /// The slot's name, or the one it gets next.
+    id: ConnId,
     value: Option<T>,
     next_free: u32,
 }
 
 impl<T> Default for Entry<T> {
     fn default() -> Entry<T> {
-        Entry { generation: 0, value: None, next_free: NONE }
+        Entry { id: ConnId::from_bits(0), value: None, next_free: NONE }
     }
 }
 
@@ -73,7 +73,10 @@ impl<T> Slots<T> {
             return None;
         }
         let entry = self.entries.get_mut(index)?;
-        let id = ConnId::new(self.first + index, entry.generation);
+        if index == self.used {
+            entry.id = ConnId::new(self.first + index, 0);
+        }
+        let id = entry.id;
         entry.value = Some(make(id));
         if index == self.used {
             self.used += 1;
@@ -88,7 +91,7 @@ impl<T> Slots<T> {
     #[inline]
     pub fn get(&self, id: ConnId) -> Option<&T> {
         let entry = self.entries.get(self.index(id))?;
-        if ConnId::new(id.slot(), entry.generation) != id {
+        if entry.id != id {
             return None;
         }
         entry.value.as_ref()
@@ -98,7 +101,7 @@ impl<T> Slots<T> {
     #[inline]
     pub fn get_mut(&mut self, id: ConnId) -> Option<&mut T> {
         let entry = self.entries.get_mut(self.index(id))?;
-        if ConnId::new(id.slot(), entry.generation) != id {
+        if entry.id != id {
             return None;
         }
         entry.value.as_mut()
@@ -110,7 +113,7 @@ impl<T> Slots<T> {
         let index = self.index(id);
         let entry = self.entries.get_mut(index)?;
         let value = entry.value.take();
-        entry.generation += 1;
+        entry.id = id.next_generation();
         entry.next_free = self.free_head;
         self.free_head = index;
         self.len -= 1;
@@ -120,7 +123,7 @@ impl<T> Slots<T> {
     /// The name in the slot at an index, if it is taken.
     pub fn id_at(&self, index: u32) -> Option<ConnId> {
         let entry = self.entries.get(index)?;
-        entry.value.as_ref().map(|_| ConnId::new(self.first + index, entry.generation))
+        entry.value.as_ref().map(|_| entry.id)
     }
 
     /// Slots that may be taken are at indexes below this.

@@ -19,6 +19,7 @@
 //!
 //! Steps are counted in 48 bits, which no clock of 64 bits of nanoseconds exceeds while a step has 2^16 of them or more.
 
+use core::cell::Cell;
 use core::time::Duration;
 
 use crate::Time;
@@ -85,6 +86,8 @@ pub struct Wheel {
     earliest: [[u64; BUCKETS]; LEVELS],
     /// Every step up to this one has fired.
     now: u64,
+    /// What [`next`](Wheel::next) found last, if nothing changed that since, else 0.
+    next: Cell<u64>,
     /// A step is two to the power of this many nanoseconds.
     step_shift: u32,
     /// Steps at which [`advance`](Wheel::advance) stopped.
@@ -115,6 +118,7 @@ impl Wheel {
             levels: 0,
             earliest: [[u64::MAX; BUCKETS]; LEVELS],
             now: 0,
+            next: Cell::new(0),
             #[cfg(test)]
             stops: 0,
         }
@@ -145,7 +149,18 @@ impl Wheel {
     }
 
     /// A time before which no timer goes off; `None` if no timer is set.
+    #[inline]
     pub fn next(&self) -> Option<Time> {
+        let mut next = self.next.get();
+        if next == 0 {
+            next = self.find_next();
+            self.next.set(next);
+        }
+        (next != u64::MAX).then(|| self.time_of(next))
+    }
+
+    /// The step of [`next`](Wheel::next), or the largest number.
+    fn find_next(&self) -> u64 {
         let mut next = u64::MAX;
         let mut levels = self.levels;
         while levels != 0 {
@@ -156,7 +171,13 @@ impl Wheel {
             let ahead = self.occupied[level].rotate_right(first as u32).trailing_zeros() as usize;
             next = next.min(self.earliest[level][(first + ahead) % BUCKETS]);
         }
-        (next != u64::MAX).then(|| self.time_of(next.max(self.now + 1)))
+        next.max(self.now + 1)
+    }
+
+    /// True if [`advance`](Wheel::advance) to `now` may find a timer that goes off.
+    #[inline]
+    pub fn is_due(&self, now: Time) -> bool {
+        self.now < self.step_at(now)
     }
 
     /// Moves on to `now` and puts the slots whose timer went off into `fired`, in the order of their steps.
@@ -170,6 +191,9 @@ impl Wheel {
 
     /// Stops at each step at which a bucket with timers comes round: at most once in each level for each of them.
     fn advance_to(&mut self, target: u64, fired: &mut impl Extend<u32>) {
+        if target >= self.next.get() {
+            self.next.set(0);
+        }
         loop {
             let stop = self.next_stop();
             if stop > target {
@@ -241,6 +265,7 @@ impl Wheel {
     }
 
     fn link(&mut self, slot: u32, deadline: u64) {
+        self.next.set(self.next.get().min(deadline));
         let (level, bucket) = self.place(deadline);
         let head = self.heads[level][bucket];
         if let Some(node) = self.nodes.get_mut(slot) {
@@ -267,6 +292,8 @@ impl Wheel {
     fn unlink(&mut self, slot: u32) {
         let Some(node) = self.nodes.get_mut(slot) else { return };
         let Node { prev, next, bucket, .. } = *node;
+        // It may have been the next one.
+        self.next.set(0);
         *node = Node::default();
         let (level, bucket) = (usize::from(bucket) / BUCKETS, usize::from(bucket) % BUCKETS);
         if let Some(next) = self.nodes.get_mut(next) {

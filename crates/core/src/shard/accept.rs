@@ -10,7 +10,8 @@ use core::time::Duration;
 
 use ringserve_buf::has_room_for;
 
-use super::{Event, Shard};
+use super::Shard;
+use super::turn::Event;
 use crate::conn::Conn;
 use crate::framing::Framing;
 use crate::link::{Block, Link};
@@ -154,7 +155,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let passes_on = self.passes_on();
         if passes_on {
             self.counters.passed_on += 1;
-            self.events.push_back(Event::Elsewhere { socket, peer, listener });
+            self.events.push_back(Event::HandOff { socket, peer, listener });
         }
         passes_on
     }
@@ -233,7 +234,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.give_back();
         self.counters.refused += 1;
         self.ops.push(Op::Refuse { socket });
-        self.serve_waiting();
+        self.retry_accepts();
     }
 
     /// An accepted socket goes to another shard, which has fewer connections, instead of being admitted or refused here.
@@ -241,7 +242,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.asked -= 1;
         self.accepting.give_back();
         self.counters.passed_on += 1;
-        self.serve_waiting();
+        self.retry_accepts();
     }
 
     /// The service accepted an admitted connection: bytes are received from now on.
@@ -264,25 +265,25 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// A slot is free, or a descriptor may be.
-    pub(super) fn room_made(&mut self) {
+    pub(super) fn slot_freed(&mut self) {
         if let Some(retry_at) = &mut self.accepting.retry_at {
             *retry_at = (*retry_at).min(self.now + RETRY / 10);
         }
-        self.serve_waiting();
+        self.retry_accepts();
     }
 
     /// At the start of a turn: whatever is not as it mostly is may have changed since the last one, also on other shards.
     #[inline]
-    pub(super) fn look_at_accepting(&mut self) {
+    pub(super) fn check_accepting(&mut self) {
         let accepting = &self.accepting;
         let room = self.has_room() || self.passes_on();
         let rests = accepting.retry_at.is_some() || !accepting.waiting.is_empty() || !accepting.started;
         if rests || room == accepting.paused {
-            self.serve_waiting();
+            self.retry_accepts();
         }
     }
 
-    pub(super) fn serve_waiting(&mut self) {
+    pub(super) fn retry_accepts(&mut self) {
         while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
             if self.ask(listener, socket, peer) || self.pass_on(listener, socket, peer) {
                 continue;

@@ -2,7 +2,8 @@
 
 use alloc::boxed::Box;
 
-use super::{Event, Shard, expect_conn};
+use super::turn::{Ended, Event};
+use super::{Shard, expect_conn};
 use crate::conn::{Connecting, NO_HANDLER, State};
 use crate::framing::Framing;
 use crate::stamp::Stamp;
@@ -63,7 +64,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
         block.link.end();
         conn.state = State::Closing;
-        let handler = conn.has_handler().then_some(conn.handler);
+        let call = conn.has_handler().then_some(conn.handler);
         (conn.handler, conn.calls, conn.calls_full) = (NO_HANDLER, 0, false);
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.input_ended;
@@ -71,7 +72,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.counters.closed += 1;
         self.counters.closed_by_reason[reason.index()] += 1;
         self.observer.ended(self.now, id, reason);
-        self.events.push_back(Event::Ended { id, block, reason, opened: conn.opened, handler });
+        self.events.push_back(Event::Ended(Ended { id, block, reason, opened: conn.opened, call }));
         self.advance_close(id);
     }
 
@@ -122,6 +123,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.conns.remove(id);
         self.accepting.give_back();
         self.wheel.clear(self.conns.index(id));
-        self.room_made();
+        self.slot_freed();
     }
 }

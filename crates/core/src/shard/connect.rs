@@ -5,7 +5,8 @@ use alloc::rc::Rc;
 
 use ringserve_buf::has_room_for;
 
-use super::{Event, Shard, expect_conn};
+use super::turn::Event;
+use super::{Shard, expect_conn};
 use crate::conn::{Conn, Connecting, State};
 use crate::framing::Framing;
 use crate::link::{Block, Link};

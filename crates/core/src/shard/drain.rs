@@ -151,7 +151,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         };
         self.drain = Some(Drain { stage, newcomers: VecDeque::new() });
         self.stop_listening();
-        self.serve_waiting();
+        self.retry_accepts();
     }
 
     /// True once the shard drains and its [`drain_delay`](crate::Limits::drain_delay) is over: its listeners are closed, or
@@ -286,7 +286,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[cold]
     fn close_if_cut_and_quiet(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
-        if conn.intake == Intake::Cut && conn.is_open() && conn.is_quiet() && self.current.is_empty() {
+        if conn.intake == Intake::Cut && conn.is_open() && conn.is_quiet() {
             self.finish(id, CloseReason::Shutdown);
         }
     }

@@ -1,23 +1,19 @@
 //! Received bytes on their way to the service.
 
-use alloc::rc::Rc;
-
 use ringserve_buf::{Lease, try_box};
 
-use super::{Event, Next, Shard, expect_conn};
-use crate::conn::{Conn, Intake, Queued, State};
+use super::turn::{Event, Lane};
+use super::{Shard, expect_conn};
+use crate::conn::{Conn, Intake, State};
 use crate::framing::Framing;
-use crate::inbox::{Found, Inbox, cut};
-use crate::link::{Block, Link};
+use crate::inbox::Inbox;
+use crate::link::Link;
 use crate::stamp::Stamp;
-use crate::{CloseReason, ConnId, Frame, Observer, Op, ReceiveEnd};
-
-/// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
-const FRAME_BYTES: usize = 96;
+use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
-    pub(super) fn received(&mut self, id: ConnId, lease: Lease) {
-        debug_assert!(self.current.is_empty(), "the last completion was not worked off");
+    #[inline]
+    pub(super) fn received(&mut self, id: ConnId, lease: Lease, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
         self.counters.bytes_received += lease.len() as u64;
         self.has_received = true;
         let now = Stamp::at(self.now);
@@ -32,18 +28,21 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         conn.heard_at = now;
         conn.beats = 0;
         let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
+        let mut batch = None;
         if conn.intake == Intake::Cut && conn.is_cut() {
             drop(lease);
         } else if conn.takes_frames() && conn.waiting_bytes() == 0 {
-            self.current = lease;
-            self.current_id = Some(id);
-            self.weighs_frames = self.short_of_buffers;
-            self.has_frames = Some(id);
+            let plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
+            batch = conn.block.clone().map(|block| (block, lease, plain, !conn.frame_seen));
         } else {
             self.hold(id, lease, false);
         }
         if first_since_armed {
             self.arm(id);
+        }
+        if let Some((block, lease, plain, is_first)) = batch {
+            self.begin_batch();
+            self.hand_out(id, block, lease, plain, is_first, lane);
         }
     }
 
@@ -72,158 +71,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
     }
 
-    /// The next frame of a connection that had [`Event::Frames`](crate::Event::Frames), or whose handler finished. Call it until it
-    /// has none, and between two calls nothing but user code and
-    /// [`handler_parked`](Shard::handler_parked), [`finish`](Shard::finish) and [`abort`](Shard::abort).
-    #[inline]
-    pub fn next_frame(&mut self, id: ConnId) -> Next<S> {
-        loop {
-            let Some(conn) = self.conns.get_mut(id) else { return self.no_frame() };
-            let Some(block) = &conn.block else { return self.no_frame() };
-            if !conn.is_open() || block.link.close_asked() || block.link.abort_asked() {
-                return self.no_frame();
-            }
-            conn.held_back |= block.link.holds_back();
-            if !conn.takes_frames() {
-                self.send_awaited |= conn.held_back && conn.sending;
-                return self.settle(id);
-            }
-            if self.current.is_empty() {
-                if conn.waiting_bytes() == 0 {
-                    // What is left has no bytes, and would go on pinning its buffer.
-                    self.current = Lease::empty();
-                    if conn.inbox.is_some() || conn.input_ended || conn.paused || self.drain.is_some() {
-                        self.out_of_bytes(id);
-                    }
-                    return Next::Nothing;
-                }
-                if self.work.is_batch_over() {
-                    return self.settle(id);
-                }
-                if !self.take_waiting(id) {
-                    return self.no_memory(id);
-                }
-                continue;
-            }
-            if self.work.is_batch_over() {
-                return self.settle(id);
-            }
-            debug_assert_eq!(self.current_id, Some(id), "frames of two connections at once");
-            let max = self.limits.frame_bytes_max;
-            let found = match conn.inbox.take_if(|inbox| inbox.has_partial()) {
-                // Neither there nor counted while the framing runs: a panic in it leaves the accounts right.
-                Some(mut inbox) => {
-                    self.inbox_bytes -= inbox.held_bytes();
-                    let found = inbox.finish(&*self.framing, &mut self.current, max);
-                    self.inbox_bytes += inbox.held_bytes();
-                    conn.inbox = Some(inbox);
-                    self.weighs_frames = true;
-                    found
-                }
-                None => cut(&*self.framing, &mut self.current, max),
-            };
-            match found {
-                Found::Frame(frame) => {
-                    conn.frame_seen = true;
-                    let block = block.clone();
-                    self.work.take_frame();
-                    self.counters.frames += 1;
-                    self.observer.frame(self.now, id, frame.wire().len());
-                    if self.weighs_frames {
-                        return self.weigh(id, frame, block);
-                    }
-                    return Next::Frame(frame, block);
-                }
-                Found::More(missing) => self.begin_partial(id, missing),
-                Found::Bad(error) => {
-                    let block = block.clone();
-                    self.drop_input(id);
-                    return Next::Bad(error, block);
-                }
-                Found::NoMemory => return self.no_memory(id),
-            }
-        }
-    }
-
-    /// Goes on with bytes from the inbox. False if the system has no memory.
-    #[inline(never)]
-    fn take_waiting(&mut self, id: ConnId) -> bool {
-        let Some(inbox) = self.conns.get_mut(id).and_then(|conn| conn.inbox.as_mut()) else { return false };
-        let before = inbox.held_bytes();
-        let taken = inbox.take();
-        self.inbox_bytes -= before - inbox.held_bytes();
-        (self.current, self.current_id, self.weighs_frames) = (taken.unwrap_or_default(), Some(id), true);
-        !self.current.is_empty()
-    }
-
-    #[cold]
-    fn no_memory(&mut self, id: ConnId) -> Next<S> {
-        self.abort(id, CloseReason::MemoryLimit);
-        self.no_frame()
-    }
-
-    /// Looks at what a frame pins. It is copied, so that it pins no more
-    /// than itself, while receive memory is short, and where it would keep what was received behind other calls that wait. What
-    /// it pins of the heap counts if its call waits. `None` if the system has no memory.
-    #[inline(never)]
-    fn weigh(&mut self, id: ConnId, frame: Frame, block: Rc<Block<S>>) -> Next<S> {
-        let calls_wait = self.conns.get(id).is_some_and(Conn::has_handler);
-        let (pinned, wire) = (frame.pinned_bytes(), frame.wire().len());
-        let pooled = frame.is_pooled();
-        if pinned >= 2 * wire && (self.short_of_buffers || (calls_wait && !pooled)) {
-            self.counters.frames_copied += 1;
-            self.frame_bytes = wire + FRAME_BYTES;
-            let skip = frame.as_ptr() as usize - frame.wire().as_ptr() as usize;
-            let Some(copy) = Lease::try_copy_of(frame.wire()) else { return self.no_memory(id) };
-            return Next::Frame(Frame::new(copy, skip, frame.len()), block);
-        }
-        // What is left of the lease goes back to the inbox, which counts all of it, as long as no other call takes it
-        // from there.
-        let counted = !self.current.is_empty() && self.limits.calls_in_flight_max == 1;
-        self.frame_bytes = if pooled || counted { 0 } else { pinned + FRAME_BYTES };
-        Next::Frame(frame, block)
-    }
-
-    /// What is left of the lease is the start of a frame.
-    fn begin_partial(&mut self, id: ConnId, missing: usize) {
-        let lease = core::mem::take(&mut self.current);
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        if conn.inbox.is_none() {
-            conn.inbox = try_box(Inbox::default());
-        }
-        let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
-        if !inbox.has_partial() {
-            let before = inbox.held_bytes();
-            let begun = inbox.begin(&lease, missing, Stamp::at(self.now));
-            self.inbox_bytes = self.inbox_bytes + inbox.held_bytes() - before;
-            if begun.is_err() {
-                return self.abort(id, CloseReason::MemoryLimit);
-            }
-            self.arm(id);
-        }
-        self.check_held(id);
-    }
-
-    /// The connection takes no more frames now: what is left of the lease waits in its inbox.
-    fn settle(&mut self, id: ConnId) -> Next<S> {
-        let lease = core::mem::take(&mut self.current);
-        if !lease.is_empty() {
-            self.hold(id, lease, true);
-        }
-        if let Some(conn) = self.conns.get_mut(id)
-            && conn.takes_frames()
-            && !conn.queued.is_in(Queued::RUNNABLE)
-            && conn.waiting_bytes() > 0
-        {
-            conn.queued.enter(Queued::RUNNABLE);
-            let queue = if self.work.is_full() { &mut self.runnable } else { &mut self.served };
-            queue.push_back(id);
-        }
-        Next::Nothing
-    }
-
     /// Every byte was looked at, and something may wait for that.
-    fn out_of_bytes(&mut self, id: ConnId) {
+    pub(super) fn out_of_bytes(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.inbox.take_if(|inbox| inbox.is_empty());
         if conn.is_cut() {
@@ -268,14 +117,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.finish(id, reason);
     }
 
-    fn no_frame(&mut self) -> Next<S> {
-        self.current = Lease::empty();
-        Next::Nothing
-    }
-
     /// Keeps bytes until the connection takes frames again: behind all others, or before them if they are what
     /// is left of the lease at hand.
-    fn hold(&mut self, id: ConnId, lease: Lease, front: bool) {
+    pub(super) fn hold(&mut self, id: ConnId, lease: Lease, front: bool) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // What the service holds open is held back as ever.
         let cut = conn.is_cut();
@@ -303,9 +147,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// Throws away what was received of a connection and is not a frame yet.
     pub(super) fn drop_input(&mut self, id: ConnId) {
-        if self.current_id == Some(id) {
-            self.current = Lease::empty();
-        }
         if let Some(conn) = self.conns.get_mut(id)
             && let Some(inbox) = conn.inbox.take()
         {

@@ -2,7 +2,8 @@
 
 use alloc::boxed::Box;
 
-use super::{Event, Shard, expect_conn};
+use super::turn::Event;
+use super::{Shard, expect_conn};
 use crate::conn::State;
 use crate::framing::Framing;
 use crate::holders::LISTED_BYTES;

@@ -3,7 +3,8 @@
 //! Activity only moves a step number in the connection. The timer stays where it is, and when it goes off the
 //! limit is worked out again: so a frame costs no move on the wheel.
 
-use super::{Event, Shard};
+use super::Shard;
+use super::turn::Event;
 use crate::conn::{Due, Queued, RATE_WINDOW};
 use crate::framing::Framing;
 use crate::stamp::{Stamp, Timer};

@@ -85,16 +85,16 @@ impl Work {
         self.granted == 0
     }
 
-    /// True if the connection whose batch this is gets no more frames.
+    /// Frames that the connection whose batch this is may still get.
     #[inline]
-    pub(super) fn is_batch_over(&self) -> bool {
-        self.frames_left == 0
+    pub(super) fn frames_left(&self) -> u32 {
+        self.frames_left
     }
 
-    /// A frame is handed out.
+    /// The batch is over, and this many frames of it were not taken.
     #[inline]
-    pub(super) fn take_frame(&mut self) {
-        self.frames_left -= 1;
+    pub(super) fn end_batch(&mut self, left: u32) {
+        self.frames_left = left;
     }
 
     /// True if the turn has room for another call that is no frame, which then counts. It ends the batch.

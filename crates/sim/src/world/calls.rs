@@ -2,20 +2,23 @@
 
 use ringserve_core::{CloseReason, ConnId, Next};
 
-use super::World;
+use super::{Above, Batch, Core};
 use crate::faults::Fault;
 use crate::service::{self, Called, Parked};
 
 /// What a call that waits holds beside its frame: large, so that calls count where memory is tight.
 const CALL_BYTES: usize = 4000;
 
-impl World {
-    pub(super) fn run_frames(&mut self, id: ConnId) {
+impl Above {
+    /// Hands a connection's frames to the service.
+    pub(super) fn call_for_each_frame(&mut self, frames: &mut Batch<'_>) {
+        let id = frames.id();
         loop {
-            let next = self.core.next_frame(id);
-            self.check_relieved();
+            let next = frames.next();
+            self.check_relieved(frames.shard());
             match next {
-                Next::Frame(frame, block) => {
+                Next::Frame(frame) => {
+                    let block = frames.block().clone();
                     let mut state = self.state.borrow_mut();
                     state.log(|| {
                         format!("frame of {} for {id}, connection {}", frame.len(), block.session.tag)
@@ -27,84 +30,90 @@ impl World {
                     );
                     let called = service::call(&mut state, id, &block, frame);
                     drop(state);
-                    let goes_on = self.settle(id, called);
-                    self.check_relieved();
+                    let goes_on = match called {
+                        Called::Parked(parked) => {
+                            let task = self.tasks.add(parked);
+                            let parked = frames.park(task, CALL_BYTES);
+                            self.parked(frames.shard(), id, task, parked);
+                            true
+                        }
+                        called => self.done(frames.shard(), id, called),
+                    };
+                    self.check_relieved(frames.shard());
                     if !goes_on {
                         return;
                     }
                 }
                 Next::Nothing => return,
-                Next::Bad(error, block) => {
-                    service::malformed(&mut self.state.borrow_mut(), &block);
-                    return self.core.finish(id, CloseReason::BadFrame(error));
+                Next::Bad(error) => {
+                    service::malformed(&mut self.state.borrow_mut(), frames.block());
+                    return frames.shard().finish(id, CloseReason::BadFrame(error));
                 }
             }
         }
     }
 
     /// True if the next frame may follow.
-    fn settle(&mut self, id: ConnId, called: Called) -> bool {
+    fn done(&mut self, core: &mut Core, id: ConnId, called: Called) -> bool {
         match called {
             Called::Done => return true,
-            Called::Failed => self.core.finish(id, CloseReason::HandlerError),
-            Called::Panicked => self.core.abort(id, CloseReason::HandlerPanicked),
-            Called::Parked(parked) => {
-                let tag = self.core_block(id).expect("who is called is alive");
-                let state = &mut *self.state.borrow_mut();
-                let sock = &mut state.socks[tag];
-                sock.wants_room += usize::from(parked.wants_room.is_some());
-                let task = self.tasks.add(parked);
-                let parked = self.core.handler_parked(id, task, CALL_BYTES);
-                let next = parked.next;
-                self.tasks.count(task, parked.bytes);
-                assert_eq!(next, sock.waiting.last().copied(), "{id}: another's handler, or none");
-                if next.is_none() {
-                    sock.waiting_since = self.now.as_nanos();
-                } else {
-                    state.cover.fault(Fault::HandlerOverlaps);
-                }
-                sock.waiting.push(task);
-                self.tasks.list(task, next);
-                let many = sock.waiting.len() >= usize::from(state.plan.limits.calls_in_flight_max);
-                sock.calls_full = self.core.calls_are_full(id);
-                let tight = sock.calls_full && !many;
-                assert!(
-                    many <= sock.calls_full || self.core.block(id).is_none(),
-                    "{id}: calls beyond the most"
-                );
-                if tight {
-                    assert!(state.plan.tight_memory, "{id}: no call may begin, and there is memory");
-                    state.cover.fault(Fault::CallsHeldBack);
-                }
-                return true;
-            }
+            Called::Failed => core.finish(id, CloseReason::HandlerError),
+            Called::Panicked => core.abort(id, CloseReason::HandlerPanicked),
+            Called::Parked(_) => unreachable!("a call that waits is not done"),
         }
         false
     }
 
+    /// The shard counts a call that waits.
+    fn parked(&mut self, core: &Core, id: ConnId, task: u32, parked: ringserve_core::Parked) {
+        let tag = self.block_of(id).expect("who is called is alive");
+        let state = &mut *self.state.borrow_mut();
+        let sock = &mut state.socks[tag];
+        let wants_room = self.tasks.get(task).is_some_and(|parked| parked.wants_room.is_some());
+        sock.wants_room += usize::from(wants_room);
+        let next = parked.next;
+        self.tasks.count(task, parked.bytes);
+        assert_eq!(next, sock.waiting.last().copied(), "{id}: another's handler, or none");
+        if next.is_none() {
+            sock.waiting_since = self.now.as_nanos();
+        } else {
+            state.cover.fault(Fault::HandlerOverlaps);
+        }
+        sock.waiting.push(task);
+        self.tasks.list(task, next);
+        let many = sock.waiting.len() >= usize::from(state.plan.limits.calls_in_flight_max);
+        sock.calls_full = core.calls_are_full(id);
+        let tight = sock.calls_full && !many;
+        assert!(many <= sock.calls_full || core.block(id).is_none(), "{id}: calls beyond the most");
+        if tight {
+            assert!(state.plan.tight_memory, "{id}: no call may begin, and there is memory");
+            state.cover.fault(Fault::CallsHeldBack);
+        }
+    }
+
     /// Resumes the handlers whose time has come.
-    pub(super) fn run_tasks(&mut self) {
+    pub(super) fn run_tasks(&mut self, core: &mut Core) {
         for task in 0..self.tasks.len() {
             let due = match self.tasks.get(task) {
                 None => false,
                 Some(Parked { wants_room: Some(flag), .. }) => flag.is_set(),
                 Some(parked) => parked.due <= self.now.as_nanos(),
             };
-            if due && !self.core.take_call() {
+            if due && !core.take_call() {
                 // It is due in the next turn too.
                 return self.state.borrow_mut().cover.fault(Fault::TurnFull);
             }
             if due {
-                self.resume(task);
+                self.resume(core, task);
             }
         }
     }
 
-    fn resume(&mut self, task: u32) {
+    fn resume(&mut self, core: &mut Core, task: u32) {
         self.moved = true;
         let mut parked = self.tasks.run(task);
         let id = parked.id;
-        let tag = self.core_block(id).expect("a handler of a connection that ended");
+        let tag = self.block_of(id).expect("a handler of a connection that ended");
         let shared = self.state.clone();
         let mut borrowed = shared.borrow_mut();
         let state = &mut *borrowed;
@@ -132,11 +141,11 @@ impl World {
         drop(borrowed);
         let (next, bytes) = self.tasks.remove(task);
         self.state.borrow_mut().socks[tag].calls_full = false;
-        self.core.handler_done(id, task, next, bytes);
-        if self.settle(id, called) {
-            self.run_frames(id);
+        core.call_done(id, task, next, bytes);
+        if self.done(core, id, called) {
+            core.run_frames(id, self);
         }
         // Also after a failure: the end of the connection names its first call, which must not run before that.
-        self.work_off();
+        core.dispatch(self);
     }
 }

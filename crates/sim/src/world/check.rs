@@ -2,7 +2,7 @@
 
 use ringserve_core::{CloseReason, Completion, Driver, Wait};
 
-use super::{Outcome, World};
+use super::{Above, Core, Outcome};
 use crate::bytes::AnyFraming;
 use crate::sock::excuse;
 
@@ -14,7 +14,7 @@ const DRAIN_TURNS_MAX: u64 = 60_000;
 /// its time, the timer wheel may wake for nothing; all that is over soon.
 const IDLE_TURNS_MAX: u32 = 100;
 
-impl World {
+impl Above {
     /// A turn that did not wait and led to nothing must not be followed by many like it.
     pub(super) fn check_busy(&mut self, before: u64, brought: bool) {
         let state = self.state.borrow();
@@ -27,7 +27,7 @@ impl World {
     }
 
     /// What must hold after every turn.
-    pub(super) fn check(&mut self) {
+    pub(super) fn check(&mut self, core: &Core) {
         let limits = self.state.borrow().plan.limits.clone();
         for (id, block) in &self.live {
             let bytes = block.link.outbox_bytes();
@@ -36,7 +36,7 @@ impl World {
             let sock = &state.socks[block.session.tag];
             assert!(!sock.may(excuse::PANICKED), "{id} goes on after user code panicked");
             let owes = !sock.waiting.is_empty() || state.has_frame(sock) || bytes > 0;
-            let stays = owes || !sock.opened || block.link.is_gone() || self.core.is_runnable(*id);
+            let stays = owes || !sock.opened || block.link.is_gone() || core.is_runnable(*id);
             assert!(!sock.cut || stays, "{id} is cut, is owed nothing, and stays open");
             let whole = !matches!(state.plan.framing, AnyFraming::Raw);
             let partial = if whole { limits.frame_bytes_max } else { 0 };
@@ -57,12 +57,12 @@ impl World {
         }
         let every = self.state.borrow().plan.check_every;
         if self.turn.is_multiple_of(every) {
-            self.check_all();
+            self.check_all(core);
         }
     }
 
-    pub(super) fn check_all(&mut self) {
-        self.core.check();
+    pub(super) fn check_all(&mut self, core: &Core) {
+        core.check();
         self.driver.invariants();
         self.pool.invariants();
         let mut state = self.state.borrow_mut();
@@ -70,12 +70,12 @@ impl World {
         assert_eq!(self.pool.counts().with_kernel, state.buffers_held(), "buffers with the kernel");
         state.check_limits(self.now.as_nanos());
         if !state.plan.tight_memory {
-            assert_eq!(self.core.counters().closed_for(CloseReason::MemoryLimit), 0, "there was memory");
+            assert_eq!(core.counters().closed_for(CloseReason::MemoryLimit), 0, "there was memory");
         }
     }
 
     /// The shard is done: everything must be back where it was.
-    pub(super) fn end(mut self, mut completions: Vec<Completion>) -> Outcome {
+    pub(super) fn end(mut self, core: Core, mut completions: Vec<Completion>) -> Outcome {
         let budget = self.state.borrow().plan.budget;
         self.pushes.end(&mut self.state.borrow_mut());
         if let Some(elsewhere) = &mut self.elsewhere {
@@ -87,7 +87,7 @@ impl World {
             assert_eq!(turned, Ok(()), "the driver gave up");
         }
         assert!(completions.is_empty(), "completions after the end: {completions:?}");
-        self.check_all();
+        self.check_all(&core);
         self.protocol.check_rest();
         assert!(self.live.is_empty(), "a connection did not end");
         assert!(self.tasks.is_empty(), "a handler is left");
@@ -95,8 +95,8 @@ impl World {
         let counts = self.pool.counts();
         assert_eq!(counts.leased, 0, "receive buffers leaked: {counts:?}");
         let left = usize::from(self.lost.is_some());
-        assert_eq!((self.core.connections(), self.core.left_behind()), (left, left), "slots are taken");
-        let counters = self.core.counters().clone();
+        assert_eq!((core.connections(), core.left_behind()), (left, left), "slots are taken");
+        let counters = core.counters().clone();
         let closed: u64 = counters.closed_by_reason.iter().sum();
         assert_eq!((counters.opened, counters.closed), (closed, closed), "each connection ends once");
         let mut state = self.state.borrow_mut();
@@ -108,7 +108,7 @@ impl World {
         let (cover, hash) = (state.cover.clone(), state.hash);
         drop(state);
         drop(self.driver);
-        drop(self.core);
+        drop(core);
         let counts = self.pool.counts();
         assert_eq!(counts.free, counts.total, "receive buffers are lost: {counts:?}");
         self.pool.invariants();

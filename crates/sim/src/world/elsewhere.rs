@@ -3,11 +3,13 @@
 //! It is a real state machine over nothing: its connections are opened, kept for a while, and aborted. A socket is
 //! under way in a letter, as between threads.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Waker;
 
 use ringserve_buf::Pool;
 use ringserve_core::{
-    CloseReason, Completion, ConnId, Event, Limits, Op, Quota, ReceiveEnd, Shard, Socket, Time,
+    CloseReason, Completion, ConnId, Ended, Frames, Lane, Limits, Op, Quota, ReceiveEnd, Shard, Socket, Time,
 };
 
 use super::Core;
@@ -36,10 +38,12 @@ struct Kept {
     until: u64,
 }
 
+type OtherCore = Shard<usize, AnyFraming, ()>;
+
 /// See the module.
 pub struct Elsewhere {
     plan: plan::Elsewhere,
-    core: Shard<usize, AnyFraming, ()>,
+    core: OtherCore,
     quota: Arc<Quota>,
     letters: Vec<Letter>,
     kept: Vec<Kept>,
@@ -74,13 +78,9 @@ impl Elsewhere {
             state.cover.fault(Fault::PassedAway);
             return state.close_passed(socket);
         }
-        self.post(state, false, socket, listener);
+        post(&mut self.letters, self.plan.mail_max, state, false, socket, listener);
     }
 
-    fn post(&mut self, state: &mut State, back: bool, socket: Socket, listener: u16) {
-        let due = state.now + state.rng.spread(10_000, self.plan.mail_max.max(10_001));
-        self.letters.push(Letter { due, back, socket, listener });
-    }
 
     /// Sockets that come back by now.
     pub fn returned(&mut self, state: &mut State, now: u64) -> Vec<(Socket, u16)> {
@@ -98,87 +98,49 @@ impl Elsewhere {
 
     /// A turn of the other shard, whose clock is ahead by `ahead` nanoseconds.
     pub fn turn(&mut self, state: &mut State, now: Time, ahead: u64) {
-        self.core.begin_turn(Time::from_nanos(now.as_nanos() + ahead), 0);
-        if state.drain_deadline.is_some() && !self.draining {
-            self.draining = true;
-            self.core.drain();
-            // What did not reach it in time goes on to the next shard, which is this one.
-            for letter in &mut self.letters {
-                letter.back |= !state.rng.one_in(4);
-            }
-        }
-        let now = now.as_nanos();
-        let mut index = 0;
-        while index < self.letters.len() {
-            if self.letters[index].back || self.letters[index].due > now {
-                index += 1;
-                continue;
-            }
-            let Letter { socket, listener, .. } = self.letters.remove(index);
-            let tag = state.descriptor(socket.0 as i32);
-            self.core.accepted_elsewhere(listener, socket, Some(address_of(tag)));
-            self.work_off(state);
-        }
-        for kept in &self.kept {
-            if kept.until <= now || self.draining {
-                self.core.abort(kept.id, CloseReason::Aborted);
-            }
-        }
+        let now = Time::from_nanos(now.as_nanos() + ahead);
+        let mut completions = Vec::new();
+        // Its driver answers at once; it is asked until there is nothing more to do.
         loop {
-            self.work_off(state);
-            self.core.end_turn();
+            let mut lane = Other {
+                plan: &self.plan,
+                state,
+                letters: &mut self.letters,
+                kept: &mut self.kept,
+                draining: &mut self.draining,
+            };
+            self.core.turn(now, &mut completions, &mut lane);
             let ops: Vec<Op> = self.core.take_ops().collect();
-            if ops.is_empty() && !self.core.has_events() {
+            if ops.is_empty() {
                 break;
             }
             for op in ops {
-                self.carry_out(state, op);
+                completions.extend(self.carry_out(state, op));
             }
         }
         self.core.check();
     }
 
-    fn work_off(&mut self, state: &mut State) {
-        while let Some(event) = self.core.next_event() {
-            match event {
-                Event::Accepted { socket, peer, listener } => {
-                    let tag = state.descriptor(socket.0 as i32);
-                    assert_eq!(peer, Some(address_of(tag)), "a socket with another's address");
-                    assert_eq!(listener, state.socks[tag].listener, "a socket with another's listener");
-                    if state.rng.one_in(8) {
-                        state.cover.fault(Fault::PassedRefused);
-                        self.core.refuse(socket);
-                        continue;
-                    }
-                    let id = self.core.admit(socket, peer, listener, tag).expect("there is memory");
-                    state.cover.fault(Fault::PassedTaken);
-                    let until = state.now + state.rng.spread(10_000, self.plan.keeps_max);
-                    self.kept.push(Kept { id, tag, until });
-                    self.core.opened(id);
-                }
-                Event::Elsewhere { socket, listener, .. } => self.post(state, true, socket, listener),
-                Event::Ended { .. } => {}
-                other => panic!("the other shard has nothing to do with {other:?}"),
-            }
-        }
-    }
-
-    fn carry_out(&mut self, state: &mut State, op: Op) {
+    fn carry_out(&mut self, state: &mut State, op: Op) -> Option<Completion> {
         match op {
             // Its own file table has it from now on.
             Op::Adopt { id, socket } => {
                 let tag = state.take_passed(socket);
                 assert!(self.kept.iter().any(|kept| kept.id == id && kept.tag == tag), "{id} is not {tag}");
+                None
             }
-            Op::Refuse { socket } => state.close_passed(socket),
-            Op::Receive { .. } => {}
+            Op::Refuse { socket } => {
+                state.close_passed(socket);
+                None
+            }
+            Op::Receive { .. } => None,
             Op::ReceiveStop { id } | Op::ShutdownInput { id } => {
-                self.core.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+                Some(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped })
             }
             Op::Close { id, .. } => {
                 let place = self.kept.iter().position(|kept| kept.id == id).expect("it was adopted");
                 state.drop_passed(self.kept.swap_remove(place).tag);
-                self.core.complete(Completion::Closed { id });
+                Some(Completion::Closed { id })
             }
             other => panic!("the other shard asks for {other:?}"),
         }
@@ -244,5 +206,108 @@ impl Elsewhere {
         }
         assert!(self.core.is_done(), "the other shard has connections left");
         assert_eq!(self.used(), 0, "a connection was not given back");
+    }
+}
+
+/// Puts a socket on its way.
+fn post(
+    letters: &mut Vec<Letter>,
+    mail_max: u64,
+    state: &mut State,
+    back: bool,
+    socket: Socket,
+    listener: u16,
+) {
+    let due = state.now + state.rng.spread(10_000, mail_max.max(10_001));
+    letters.push(Letter { due, back, socket, listener });
+}
+
+/// What stands above the other shard.
+struct Other<'a> {
+    plan: &'a plan::Elsewhere,
+    state: &'a mut State,
+    letters: &'a mut Vec<Letter>,
+    kept: &'a mut Vec<Kept>,
+    draining: &'a mut bool,
+}
+
+impl Lane<usize, AnyFraming> for Other<'_> {
+    fn begin(&mut self, core: &mut OtherCore) {
+        let state = &mut *self.state;
+        if state.drain_deadline.is_some() && !*self.draining {
+            *self.draining = true;
+            core.drain();
+            // What did not reach it in time goes on to the next shard, which is the tested one.
+            for letter in &mut *self.letters {
+                letter.back |= !state.rng.one_in(4);
+            }
+        }
+        let mut index = 0;
+        while index < self.letters.len() {
+            if self.letters[index].back || self.letters[index].due > self.state.now {
+                index += 1;
+                continue;
+            }
+            let Letter { socket, listener, .. } = self.letters.remove(index);
+            let tag = self.state.descriptor(socket.0 as i32);
+            core.accepted_elsewhere(listener, socket, Some(address_of(tag)));
+            core.dispatch(self);
+        }
+    }
+
+    fn accepted(
+        &mut self,
+        core: &mut OtherCore,
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        listener: u16,
+    ) {
+        let state = &mut *self.state;
+        let tag = state.descriptor(socket.0 as i32);
+        assert_eq!(peer, Some(address_of(tag)), "a socket with another's address");
+        assert_eq!(listener, state.socks[tag].listener, "a socket with another's listener");
+        if state.rng.one_in(8) {
+            state.cover.fault(Fault::PassedRefused);
+            return core.refuse(socket);
+        }
+        let id = core.admit(socket, peer, listener, tag).expect("there is memory");
+        state.cover.fault(Fault::PassedTaken);
+        let until = state.now + state.rng.spread(10_000, self.plan.keeps_max);
+        self.kept.push(Kept { id, tag, until });
+        core.opened(id);
+    }
+
+    fn hand_off(&mut self, _: &mut OtherCore, socket: Socket, _: Option<SocketAddr>, listener: u16) {
+        post(self.letters, self.plan.mail_max, self.state, true, socket, listener);
+    }
+
+    fn ended(&mut self, _: &mut OtherCore, _: Ended<usize>) {}
+
+    fn connected(&mut self, _: &mut OtherCore, id: ConnId) {
+        panic!("the other shard connected {id}");
+    }
+
+    fn frames(&mut self, frames: &mut Frames<'_, usize, AnyFraming, ()>) {
+        panic!("the other shard has frames of {}", frames.id());
+    }
+
+    fn heartbeat(&mut self, _: &mut OtherCore, id: ConnId) {
+        panic!("the other shard asks {id} for a sign of life");
+    }
+
+    fn input_ended(&mut self, _: &mut OtherCore, id: ConnId) {
+        panic!("the other shard holds {id} open");
+    }
+
+    fn attend(&mut self, core: &mut OtherCore) {
+        for kept in &*self.kept {
+            if kept.until <= self.state.now || *self.draining {
+                core.abort(kept.id, CloseReason::Aborted);
+            }
+        }
+    }
+
+    fn wake(&mut self, _: &mut OtherCore, id: ConnId, _: Waker) {
+        panic!("a task waits for {id} of the other shard");
     }
 }

@@ -1,108 +1,73 @@
-//! What the shard wants done: connections that come and end, heartbeats, sockets for another shard.
+//! What the shard asks of the service: connections that come and end, heartbeats, sockets for another shard.
 
 use std::net::SocketAddr;
+use std::task::Waker;
 
-use ringserve_core::{ConnId, Event, Socket};
+use ringserve_core::{Completion, ConnId, Ended, Lane, Socket};
 
-use super::World;
+use super::{Above, Batch, Core};
+use crate::bytes::TestFraming;
 use crate::faults::Fault;
 use crate::kernel::address_of;
 use crate::service::{self, Session};
+use super::relieved::Relieved;
 
-impl World {
-    pub(super) fn work_off(&mut self) {
-        while let Some(event) = self.core.next_event() {
-            self.moved = true;
-            match event {
-                Event::Frames(id) => self.run_frames(id),
-                Event::Accepted { socket, peer, .. } => {
-                    let tag = self.state.borrow().descriptor(socket.0 as i32);
-                    assert!(
-                        peer.is_none_or(|peer| peer == address_of(tag)),
-                        "a socket with another's address"
-                    );
-                    self.accept(socket, peer.map(|_| tag).unwrap_or(tag));
-                }
-                Event::Wake(_, waker) => waker.wake(),
-                Event::Connected(id) => self.connected(id),
-                Event::Heartbeat(id) => self.heartbeat(id),
-                Event::InputEnded(id) => self.input_ended(id),
-                Event::Elsewhere { socket, peer, listener } => self.pass_on(socket, peer, listener),
-                Event::Ended { id, block, reason, opened, handler } => {
-                    let state = &mut *self.state.borrow_mut();
-                    let dropped = handler.map_or(Vec::new(), |first| self.tasks.cancel(first));
-                    assert!(dropped.iter().all(|(_, parked)| parked.id == id), "another's handler");
-                    if dropped.len() > 1 {
-                        state.cover.fault(Fault::HandlersDropped);
-                    }
-                    let sock = &mut state.socks[block.session.tag];
-                    let dropped: Vec<_> = dropped.into_iter().map(|(task, _)| task).collect();
-                    let waiting: Vec<_> = sock.waiting.iter().rev().copied().collect();
-                    assert_eq!(dropped, waiting, "{id}: of its parked handlers others are dropped");
-                    assert_eq!(opened, sock.opened, "opened, or not");
-                    service::close(state, &block, reason, self.now.as_nanos());
-                    let sock = &mut state.socks[block.session.tag];
-                    sock.waiting.clear();
-                    sock.calls_full = false;
-                    self.live.retain(|(known, _)| *known != id);
-                    self.old.push(id);
-                }
-            }
-        }
+impl Lane<Session, TestFraming, Relieved> for Above {
+    fn begin(&mut self, core: &mut Core) {
+        self.obey(core);
+        self.look_for_cuts(core);
+        self.read_mail(core);
+        self.looks = true;
     }
 
-    fn accept(&mut self, socket: Socket, tag: usize) {
-        let state = self.state.clone();
-        let mut state = state.borrow_mut();
-        let unusual = state.plan.unusual;
-        if state.rng.chance(unusual / 8) {
-            state.cover.fault(Fault::AdmitRefuses);
-            self.freed_turn = self.turn;
-            return self.core.refuse(socket);
+    fn route(&mut self, core: &mut Core, completion: Completion) -> Option<Completion> {
+        self.check_last(core);
+        self.note(&completion);
+        match &completion {
+            Completion::Sent { id, .. } => self.sent = Some(*id),
+            Completion::Closed { .. } => self.freed_turn = self.turn,
+            _ => {}
         }
-        let listener = state.socks[tag].listener;
-        let session = Session { tag, ..Session::default() };
-        let id = self.core.admit(socket, Some(address_of(tag)), listener, session);
-        let Some(id) = id else {
-            let deadline = state.drain_deadline.unwrap_or(u64::MAX);
-            assert!(state.forced || self.now.as_nanos() >= deadline, "there is memory");
-            return;
-        };
-        if self.stopped_turn != u64::MAX {
-            state.cover.fault(Fault::AdmittedLate);
-        }
-        drop(state);
-        self.open(id, tag);
+        (!self.loses(&completion)).then_some(completion)
     }
 
-    /// A connection is there.
-    fn open(&mut self, id: ConnId, tag: usize) {
-        let state = self.state.clone();
-        let mut state = state.borrow_mut();
-        assert!(self.core.connections() <= state.plan.connections_max, "more connections than there may be");
-        let Some(block) = self.core.block(id).cloned() else { panic!("an admitted connection has a block") };
-        let sock = &mut state.socks[tag];
-        sock.opened_at = self.now.as_nanos();
-        sock.active_at = self.now.as_nanos();
-        sock.taken_at = self.now.as_nanos();
-        sock.clocks.start(self.now.as_nanos());
-        self.live.push((id, block.clone()));
-        if service::open(&mut state, &block) {
-            state.socks[tag].opened = true;
-            self.core.opened(id);
-        } else {
-            self.core.refused(id);
-        }
+    fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, _listener: u16) {
+        self.happened(core);
+        let tag = self.state.borrow().descriptor(socket.0 as i32);
+        assert!(peer.is_none_or(|peer| peer == address_of(tag)), "a socket with another's address");
+        self.accept(core, socket, tag);
     }
 
-    fn connected(&mut self, id: ConnId) {
-        let Some(block) = self.core.block(id) else { panic!("{id} is connected, and has no block") };
+    fn hand_off(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
+        self.happened(core);
+        let state = &mut *self.state.borrow_mut();
+        let tag = state.descriptor(socket.0 as i32);
+        assert!(peer.is_none_or(|peer| peer == address_of(tag)), "a socket with another's address");
+        assert_eq!(listener, state.socks[tag].listener, "a socket with another's listener");
+        assert!(self.stopped_turn >= self.turn, "a shard that closed its listeners passes on");
+        let room = core.slots_left() > 0 && self.freed_turn != self.turn;
+        assert!(!room, "there is room, and a socket is passed on");
+        self.protocol.passed_on(socket);
+        let elsewhere = self.elsewhere.as_mut().expect("there is no other shard");
+        elsewhere.take(state, socket, listener);
+    }
+
+    fn connected(&mut self, core: &mut Core, id: ConnId) {
+        self.happened(core);
+        let Some(block) = core.block(id) else { panic!("{id} is connected, and has no block") };
         let tag = block.session.tag;
-        self.open(id, tag);
+        self.open(core, id, tag);
     }
 
-    fn heartbeat(&mut self, id: ConnId) {
-        let Some(block) = self.core.block(id) else { return };
+    fn frames(&mut self, frames: &mut Batch<'_>) {
+        assert_ne!(self.gone, Some(frames.id()), "a connection is gone, and has frames");
+        self.happened(frames.shard());
+        self.call_for_each_frame(frames);
+    }
+
+    fn heartbeat(&mut self, core: &mut Core, id: ConnId) {
+        self.happened(core);
+        let Some(block) = core.block(id) else { return };
         let state = &mut *self.state.borrow_mut();
         state.log(|| format!("heartbeat of {id}, connection {}", block.session.tag));
         let (limits, sock) = (&state.plan.limits, &mut state.socks[block.session.tag]);
@@ -112,8 +77,9 @@ impl World {
         service::heartbeat(state, block);
     }
 
-    fn input_ended(&mut self, id: ConnId) {
-        let Some(block) = self.core.block(id) else { return };
+    fn input_ended(&mut self, core: &mut Core, id: ConnId) {
+        self.happened(core);
+        let Some(block) = core.block(id) else { return };
         let state = &mut *self.state.borrow_mut();
         let sock = &state.socks[block.session.tag];
         assert!(sock.held && !sock.input_end_told, "{id} is not held open, or was told of its end before");
@@ -127,16 +93,117 @@ impl World {
         }
     }
 
-    fn pass_on(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
+    fn wake(&mut self, core: &mut Core, _id: ConnId, waker: Waker) {
+        self.happened(core);
+        waker.wake();
+    }
+
+    fn ended(&mut self, core: &mut Core, ended: Ended<Session>) {
+        self.happened(core);
+        let Ended { id, block, reason, opened, call } = ended;
         let state = &mut *self.state.borrow_mut();
-        let tag = state.descriptor(socket.0 as i32);
-        assert!(peer.is_none_or(|peer| peer == address_of(tag)), "a socket with another's address");
-        assert_eq!(listener, state.socks[tag].listener, "a socket with another's listener");
-        assert!(self.stopped_turn >= self.turn, "a shard that closed its listeners passes on");
-        let room = self.core.slots_left() > 0 && self.freed_turn != self.turn;
-        assert!(!room, "there is room, and a socket is passed on");
-        self.protocol.passed_on(socket);
-        let elsewhere = self.elsewhere.as_mut().expect("there is no other shard");
-        elsewhere.take(state, socket, listener);
+        let dropped = call.map_or(Vec::new(), |first| self.tasks.cancel(first));
+        assert!(dropped.iter().all(|(_, parked)| parked.id == id), "another's handler");
+        if dropped.len() > 1 {
+            state.cover.fault(Fault::HandlersDropped);
+        }
+        let sock = &mut state.socks[block.session.tag];
+        let dropped: Vec<_> = dropped.into_iter().map(|(task, _)| task).collect();
+        let waiting: Vec<_> = sock.waiting.iter().rev().copied().collect();
+        assert_eq!(dropped, waiting, "{id}: of its parked handlers others are dropped");
+        assert_eq!(opened, sock.opened, "opened, or not");
+        service::close(state, &block, reason, self.now.as_nanos());
+        let sock = &mut state.socks[block.session.tag];
+        sock.waiting.clear();
+        sock.calls_full = false;
+        self.live.retain(|(known, _)| *known != id);
+        self.old.push(id);
+    }
+
+    fn attend(&mut self, core: &mut Core) {
+        self.check_last(core);
+        self.run_tasks(core);
+        self.close_held(core);
+        self.user_code(core);
+        if let Some(id) = self.gone {
+            core.run_frames(id, self);
+            self.gone = None;
+        }
+        // As the shard does: not again before the driver is done with it.
+        let rests = self.state.borrow().rests;
+        self.gives_back_now = !rests && self.gives_back > 0 && self.turn.is_multiple_of(self.gives_back);
+        if self.gives_back_now {
+            // Parked receives are tried once more, whether or not there is a buffer.
+            self.state.borrow_mut().dry_in_a_row = 0;
+            core.give_back();
+        }
+    }
+}
+
+impl Above {
+    /// The shard wants something.
+    fn happened(&mut self, core: &Core) {
+        self.moved = true;
+        self.check_sent(core);
+    }
+
+    /// What the last completion led to is done.
+    fn check_last(&mut self, core: &Core) {
+        self.check_sent(core);
+        if std::mem::take(&mut self.looks) {
+            self.look();
+        }
+    }
+
+    /// The shard heard of a send that is over.
+    fn check_sent(&mut self, core: &Core) {
+        self.check_relieved(core);
+        if let Some(sent) = self.sent.take() {
+            self.look_after(sent);
+        }
+    }
+
+    fn accept(&mut self, core: &mut Core, socket: Socket, tag: usize) {
+        let state = self.state.clone();
+        let mut state = state.borrow_mut();
+        let unusual = state.plan.unusual;
+        if state.rng.chance(unusual / 8) {
+            state.cover.fault(Fault::AdmitRefuses);
+            self.freed_turn = self.turn;
+            return core.refuse(socket);
+        }
+        let listener = state.socks[tag].listener;
+        let session = Session { tag, ..Session::default() };
+        let id = core.admit(socket, Some(address_of(tag)), listener, session);
+        let Some(id) = id else {
+            let deadline = state.drain_deadline.unwrap_or(u64::MAX);
+            assert!(state.forced || self.now.as_nanos() >= deadline, "there is memory");
+            return;
+        };
+        if self.stopped_turn != u64::MAX {
+            state.cover.fault(Fault::AdmittedLate);
+        }
+        drop(state);
+        self.open(core, id, tag);
+    }
+
+    /// A connection is there.
+    fn open(&mut self, core: &mut Core, id: ConnId, tag: usize) {
+        let state = self.state.clone();
+        let mut state = state.borrow_mut();
+        assert!(core.connections() <= state.plan.connections_max, "more connections than there may be");
+        let Some(block) = core.block(id).cloned() else { panic!("an admitted connection has a block") };
+        let sock = &mut state.socks[tag];
+        sock.opened_at = self.now.as_nanos();
+        sock.active_at = self.now.as_nanos();
+        sock.taken_at = self.now.as_nanos();
+        sock.clocks.start(self.now.as_nanos());
+        self.live.push((id, block.clone()));
+        if service::open(&mut state, &block) {
+            state.socks[tag].opened = true;
+            core.opened(id);
+        } else {
+            core.refused(id);
+        }
     }
 }

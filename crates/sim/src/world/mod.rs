@@ -1,8 +1,7 @@
 //! One seed: a shard, its driver and its service over the simulated kernel, from the first connection to the
 //! last buffer.
 //!
-//! The loop is that of the real shard: completions in, events worked off, handlers resumed, one flush,
-//! operations out, one driver turn.
+//! Its turns are those of every shard ([`Shard::turn`]); this one's lane is a service that the seed draws.
 
 mod calls;
 mod check;
@@ -16,7 +15,7 @@ use std::rc::Rc;
 
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{
-    Block, Completion, ConnId, Driver, GivesBack, IdleCounts, Op, ReceiveEnd, Shard, Time, Wait,
+    Block, Completion, ConnId, Driver, Frames, GivesBack, IdleCounts, Op, ReceiveEnd, Shard, Time, Wait,
 };
 use ringserve_ring::Uring;
 
@@ -48,11 +47,19 @@ const CLOCK_NEW: u64 = 1 << 51;
 
 type Core = Shard<Session, TestFraming, Relieved>;
 
+/// A connection's frames.
+type Batch<'a> = Frames<'a, Session, TestFraming, Relieved>;
+
 /// See the module.
 pub struct World {
+    core: Core,
+    above: Above,
+}
+
+/// What stands above the shard, and what the shard stands on.
+struct Above {
     state: Rc<RefCell<State>>,
     driver: Uring<SimKernel>,
-    core: Core,
     pool: Pool,
     protocol: Protocol,
     tasks: Tasks,
@@ -82,8 +89,15 @@ pub struct World {
     idle_turns: u32,
     /// Memory is given back every so many turns; 0 is never.
     gives_back: u64,
+    gives_back_now: bool,
     /// Something came out of this turn.
     moved: bool,
+    /// The oracles have not looked since the turn began.
+    looks: bool,
+    /// The send that the last completion was about.
+    sent: Option<ConnId>,
+    /// A name of a connection that is gone, whose frames are asked for.
+    gone: Option<ConnId>,
 }
 
 /// What a seed leaves.
@@ -144,10 +158,9 @@ impl World {
             core.share_quota(quota);
             other
         });
-        World {
+        let above = Above {
             state,
             driver,
-            core,
             pool,
             protocol: Protocol::default(),
             tasks: Tasks::default(),
@@ -170,94 +183,66 @@ impl World {
             idle_turns: 0,
             // By its number, so that other draws stay as they are.
             gives_back: [0, 0, 50, 9][seed as usize % 4],
+            gives_back_now: false,
             moved: false,
-        }
+            looks: false,
+            sent: None,
+            gone: None,
+        };
+        World { core, above }
     }
 
     /// What happens, for printing it after a violation.
     pub fn state(&self) -> Rc<RefCell<State>> {
-        self.state.clone()
+        self.above.state.clone()
     }
 
     /// Runs until the shard is done.
-    pub fn run(mut self) -> Outcome {
+    pub fn run(self) -> Outcome {
+        let World { mut core, mut above } = self;
         let mut completions = Vec::new();
-        let budget = self.state.borrow().plan.budget;
+        let budget = above.state.borrow().plan.budget;
         loop {
-            self.turn += 1;
-            self.state.borrow_mut().turn = self.turn;
-            self.state.borrow_mut().pass_turn();
-            self.now = Time::from_nanos(self.state.borrow().now);
-            self.moved = !completions.is_empty();
-            self.let_time_pass();
-            self.take_turn(&mut completions);
-            self.check();
-            if self.core.is_done() {
+            above.turn += 1;
+            above.state.borrow_mut().turn = above.turn;
+            above.state.borrow_mut().pass_turn();
+            above.now = Time::from_nanos(above.state.borrow().now);
+            above.moved = !completions.is_empty();
+            above.let_time_pass(&core);
+            above.take_turn(&mut core, &mut completions);
+            above.check(&core);
+            if core.is_done() {
                 break;
             }
-            let wait = self.wait();
-            self.other_shard();
-            let before = self.state.borrow().now;
-            let turned = self.driver.turn(wait, budget, &mut completions);
+            let wait = above.wait(&core);
+            above.other_shard(&mut core);
+            let before = above.state.borrow().now;
+            let turned = above.driver.turn(wait, budget, &mut completions);
             assert_eq!(turned, Ok(()), "the driver gave up");
-            self.check_busy(before, !completions.is_empty());
+            above.check_busy(before, !completions.is_empty());
         }
-        self.end(completions)
+        above.end(core, completions)
     }
+}
 
-    fn take_turn(&mut self, completions: &mut Vec<Completion>) {
+impl Above {
+    fn take_turn(&mut self, core: &mut Core, completions: &mut Vec<Completion>) {
         self.protocol.begin_turn(self.turn);
         // What keeps buffers now may let go of them before the next look.
         if self.pool.available() == 0 {
             self.look();
         }
-        self.core.begin_turn(self.shard_time(), completions.len());
-        self.obey();
-        self.look_for_cuts();
-        self.read_mail();
-        self.work_off();
-        self.look();
-        for completion in completions.drain(..) {
-            self.note(&completion);
-            let sent = if let Completion::Sent { id, .. } = &completion { Some(*id) } else { None };
-            if let Completion::Closed { .. } = &completion {
-                self.freed_turn = self.turn;
-            }
-            if self.loses(&completion) {
-                continue;
-            }
-            self.core.complete(completion);
-            self.check_relieved();
-            self.look_after(sent);
-            if let Some(id) = self.core.take_frames() {
-                self.moved = true;
-                self.run_frames(id);
-            }
-            self.work_off();
-        }
-        self.run_tasks();
-        self.close_held();
-        self.user_code();
-        // As the shard does: not again before the driver is done with it.
-        let rests = self.state.borrow().rests;
-        let gives_back = !rests && self.gives_back > 0 && self.turn.is_multiple_of(self.gives_back);
-        if gives_back {
-            // Parked receives are tried once more, whether or not there is a buffer.
-            self.state.borrow_mut().dry_in_a_row = 0;
-            self.core.give_back();
-        }
-        self.core.end_turn();
-        self.check_relieved();
-        let (held, most) = (self.core.held_bytes(), self.state.borrow().plan.limits.held_bytes_max);
+        core.turn(self.shard_time(), completions, self);
+        self.check_relieved(core);
+        let (held, most) = (core.held_bytes(), self.state.borrow().plan.limits.held_bytes_max);
         assert!(held <= most, "{held} bytes are held after a turn, of {most}");
-        self.work_off();
-        let defers = !self.core.take_send_awaited() && self.state.borrow().plan.defers;
+        let defers = !core.take_send_awaited() && self.state.borrow().plan.defers;
         if defers {
             self.state.borrow_mut().cover.fault(Fault::SendDeferred);
             self.driver.defer_sent();
         }
         self.look();
-        for op in self.core.take_ops() {
+        for op in core.take_ops() {
             if let Op::StopListening { .. } = op {
                 assert!(self.now >= self.stops_at, "a listener is closed before it is time");
                 self.stopped_turn = self.stopped_turn.min(self.turn);
@@ -277,7 +262,7 @@ impl World {
             drop(state);
             self.driver.submit(op);
         }
-        if gives_back || rests {
+        if std::mem::take(&mut self.gives_back_now) || self.state.borrow().rests {
             let came_to = self.driver.give_back();
             self.state.borrow_mut().rests = came_to == GivesBack::Waits;
         }
@@ -286,7 +271,7 @@ impl World {
     }
 
     /// Which connections the drain has cut. Soon it must have cut all that the service does not hold open.
-    fn look_for_cuts(&mut self) {
+    fn look_for_cuts(&mut self, core: &Core) {
         if self.drained_at.is_none() {
             return;
         }
@@ -294,7 +279,7 @@ impl World {
         let looked = self.turn.saturating_sub(self.stopped_turn) > LOOKS_MAX;
         for (id, block) in &self.live {
             let sock = &mut state.socks[block.session.tag];
-            let cut = self.core.is_cut(*id);
+            let cut = core.is_cut(*id);
             assert!(!sock.cut || cut || block.link.is_gone(), "{id} takes bytes again");
             if cut && !sock.cut {
                 assert!(self.now >= self.stops_at, "{id} is cut before it is time");
@@ -318,9 +303,9 @@ impl World {
     }
 
     /// While there is no connection, the shard's clock may jump.
-    fn let_time_pass(&mut self) {
+    fn let_time_pass(&mut self, core: &Core) {
         let state = &mut *self.state.borrow_mut();
-        let quiet = self.core.connections() == 0 && self.drained_at.is_none();
+        let quiet = core.connections() == 0 && self.drained_at.is_none();
         if quiet && state.rng.chance(state.plan.quiet_times) {
             state.cover.fault(Fault::QuietTime);
             self.ahead += state.rng.spread(HOUR, 24 * 40 * HOUR);
@@ -351,20 +336,20 @@ impl World {
     }
 
     /// A send is over: what was held back may not be any more.
-    fn look_after(&mut self, sent: Option<ConnId>) {
-        let Some((_, block)) = self.live.iter().find(|(known, _)| Some(*known) == sent) else { return };
+    fn look_after(&mut self, sent: ConnId) {
+        let Some((_, block)) = self.live.iter().find(|(known, _)| *known == sent) else { return };
         let state = &mut *self.state.borrow_mut();
         if block.link.outbox_bytes() <= state.plan.limits.outbox_bytes_low {
             state.socks[block.session.tag].clocks.release(self.now.as_nanos());
         }
     }
 
-    fn core_block(&self, id: ConnId) -> Option<usize> {
+    fn block_of(&self, id: ConnId) -> Option<usize> {
         self.live.iter().find(|(known, _)| *known == id).map(|(_, block)| block.session.tag)
     }
 
     /// Tells the shard to stop when it is time.
-    fn obey(&mut self) {
+    fn obey(&mut self, core: &mut Core) {
         let mut state = self.state.borrow_mut();
         let now = state.now;
         if self.drained_at.is_none() {
@@ -391,7 +376,7 @@ impl World {
                 state.alarm = state.alarm.min(self.force_at);
             }
             drop(state);
-            return self.core.drain();
+            return core.drain();
         }
         if now >= self.force_at {
             self.force_at = NEVER;
@@ -401,7 +386,7 @@ impl World {
             state.forced = true;
             drop(state);
             self.stops_at = self.stops_at.min(self.now);
-            self.core.force();
+            core.force();
         }
     }
 
@@ -410,7 +395,7 @@ impl World {
         self.protocol.completed(completion);
         let (id, bytes) = match completion {
             Completion::ReceiveEnded { id, end: ReceiveEnd::Eof } => {
-                if let Some(tag) = self.core_block(*id) {
+                if let Some(tag) = self.block_of(*id) {
                     self.state.borrow_mut().socks[tag].fin_heard = true;
                 }
                 return;
@@ -436,8 +421,8 @@ impl World {
     }
 
     /// How long the driver may wait, and when it has to be woken.
-    fn wait(&mut self) -> Wait {
-        let wait = self.core.wait();
+    fn wait(&mut self, core: &Core) -> Wait {
+        let wait = core.wait();
         let mut state = self.state.borrow_mut();
         let mut alarm = self.force_at;
         let mut woken = state.now >= self.force_at;

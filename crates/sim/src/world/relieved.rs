@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use ringserve_core::{ConnId, Observer, Time};
 
-use super::World;
+use super::{Above, Core};
 use crate::faults::Fault;
 
 /// Below that the shard does not compare what connections hold.
@@ -28,17 +28,17 @@ fn class(bytes: usize) -> u32 {
     if bytes < LISTED { 0 } else { bytes.ilog2() }
 }
 
-impl World {
+impl Above {
     /// No connection closes for want of memory while a heavier one stays, nor while there is enough.
-    pub(super) fn check_relieved(&mut self) {
-        let relieved = self.core.observer().0.take();
+    pub(super) fn check_relieved(&mut self, core: &Core) {
+        let relieved = core.observer().0.take();
         let Some(least) = relieved.iter().map(|(_, bytes, _)| *bytes).min() else { return };
         let state = &mut *self.state.borrow_mut();
         let fault = if class(least) > 0 { Fault::HeavyGoes } else { Fault::LightGoes };
         state.cover.fault(fault);
-        for (id, block) in self.live.iter().filter(|(id, _)| self.core.block(*id).is_some()) {
+        for (id, block) in self.live.iter().filter(|(id, _)| core.block(*id).is_some()) {
             let outbox = block.link.outbox_bytes();
-            let holds = self.core.held_bytes_of(*id, SETTLED);
+            let holds = core.held_bytes_of(*id, SETTLED);
             // Of several small sends that wait no one is listed.
             let holds = if outbox >= LISTED { holds } else { holds.saturating_sub(outbox) };
             assert!(

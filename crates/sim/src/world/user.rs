@@ -1,16 +1,16 @@
 //! What happens beside calls: user code that uses handles and names, what other threads and shards send.
 
-use ringserve_core::{CloseReason, ConnId, Next, Parked};
+use ringserve_core::{CloseReason, ConnId, Parked};
 
-use super::World;
+use super::{Above, Core};
 use crate::faults::Fault;
 use crate::kernel::address_of;
 use crate::service::{self, Session};
 use crate::sock::excuse;
 
-impl World {
+impl Above {
     /// What other threads and shards left for this one.
-    pub(super) fn read_mail(&mut self) {
+    pub(super) fn read_mail(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         let now = self.now.as_nanos();
         self.moved |= self.pushes.deliver(state, &self.live, now);
@@ -19,18 +19,18 @@ impl World {
             self.moved = true;
             let tag = state.descriptor(socket.0 as i32);
             self.protocol.passed_back(socket);
-            self.core.accepted_elsewhere(listener, socket, Some(address_of(tag)));
+            core.accepted_elsewhere(listener, socket, Some(address_of(tag)));
         }
     }
 
     /// A turn of the other shard, and what they tell each other.
-    pub(super) fn other_shard(&mut self) {
+    pub(super) fn other_shard(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
-        state.has_room = self.core.slots_left() > 0;
+        state.has_room = core.slots_left() > 0;
         let Some(elsewhere) = &mut self.elsewhere else { return };
         elsewhere.turn(state, self.now, self.ahead);
-        elsewhere.check(self.core.connections());
-        elsewhere.offer_room(state, &mut self.core);
+        elsewhere.check(core.connections());
+        elsewhere.offer_room(state, core);
         if state.has_room && !elsewhere.quota_left() {
             state.cover.fault(Fault::QuotaUsedUp);
         }
@@ -40,7 +40,7 @@ impl World {
     }
 
     /// What tasks of the service do beside its calls: give back frames, push, use names that are old.
-    pub(super) fn user_code(&mut self) {
+    pub(super) fn user_code(&mut self, core: &mut Core) {
         let now = self.now.as_nanos();
         for (_, block) in &self.live {
             let mut kept = block.session.kept.borrow_mut();
@@ -49,7 +49,7 @@ impl World {
             }
         }
         self.pushes.act(&mut self.state.borrow_mut(), &self.live);
-        self.connect();
+        self.connect(core);
         let state = &mut *self.state.borrow_mut();
         if state.plan.unusual == 0 || !state.rng.one_in(32) {
             return;
@@ -65,26 +65,26 @@ impl World {
         if !self.old.is_empty() {
             state.cover.fault(Fault::OldName);
             let id = state.rng.pick(&self.old);
-            assert!(self.core.block(id).is_none(), "{id} is gone, and is found");
-            self.core.finish(id, CloseReason::Closed);
-            let parked = self.core.handler_parked(id, 7, 1000);
+            assert!(core.block(id).is_none(), "{id} is gone, and is found");
+            core.finish(id, CloseReason::Closed);
+            let parked = core.call_parked(id, 7, 1000);
             assert_eq!(parked, Parked { next: None, bytes: 0 }, "{id} is gone, and has a handler");
-            self.core.handler_done(id, 7, None, 0);
-            assert!(matches!(self.core.next_frame(id), Next::Nothing), "{id} is gone, and has a frame");
+            core.call_done(id, 7, None, 0);
+            self.gone = Some(id);
         }
     }
 
     /// The service connects to an upstream, or gives up one that does not answer.
-    fn connect(&mut self) {
+    fn connect(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         self.connecting
-            .retain(|id| self.core.block(*id).is_some_and(|block| !state.socks[block.session.tag].opened));
+            .retain(|id| core.block(*id).is_some_and(|block| !state.socks[block.session.tag].opened));
         if !self.connecting.is_empty() && state.plan.unusual > 0 && state.rng.one_in(16) {
             let id = state.rng.pick(&self.connecting);
-            if let Some(block) = self.core.block(id) {
+            if let Some(block) = core.block(id) {
                 state.cover.fault(Fault::UpstreamGivenUp);
                 state.socks[block.session.tag].excuses |= excuse::ABORTED;
-                self.core.abort(id, CloseReason::Aborted);
+                core.abort(id, CloseReason::Aborted);
                 self.moved = true;
             }
         }
@@ -94,13 +94,13 @@ impl World {
         let Some(tag) = self.upstreams.pop() else { return };
         let session = Session { tag, ..Session::default() };
         self.moved = true;
-        match self.core.connect(address_of(tag).into(), session) {
+        match core.connect(address_of(tag).into(), session) {
             Some(id) => {
                 state.socks[tag].opened_at = self.now.as_nanos();
                 self.connecting.push(id);
             }
             None => {
-                let full = self.core.slots_left() == 0;
+                let full = core.slots_left() == 0;
                 let quota = self.elsewhere.as_ref().is_some_and(|elsewhere| !elsewhere.quota_left());
                 assert!(full || quota || self.drained_at.is_some(), "there is room for an upstream");
                 state.cover.fault(Fault::UpstreamFull);
@@ -109,13 +109,13 @@ impl World {
     }
 
     /// The service closes what it held open, where it is time.
-    pub(super) fn close_held(&mut self) {
+    pub(super) fn close_held(&mut self, core: &Core) {
         let now = self.now.as_nanos();
         let (due, later) = std::mem::take(&mut self.closings).into_iter().partition(|(at, _)| *at <= now);
         self.closings = later;
         let due: Vec<(u64, ConnId)> = due;
         for (_, id) in due {
-            if let Some(block) = self.core.block(id) {
+            if let Some(block) = core.block(id) {
                 self.moved = true;
                 service::close_held(&mut self.state.borrow_mut(), block);
             }

@@ -1,0 +1,82 @@
+//! Calls that wait, as the state machine counts them.
+
+use super::Shard;
+use crate::conn::NO_HANDLER;
+use crate::framing::Framing;
+use crate::stamp::Stamp;
+use crate::{CloseReason, ConnId, Observer};
+
+/// What [`Shard::call_parked`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parked {
+    /// The connection's former first call, behind which the caller lists this one.
+    pub next: Option<u32>,
+    /// Bytes that were counted for the call, which [`Shard::call_done`] takes back.
+    pub bytes: usize,
+}
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// A call of a connection waits, and holds `bytes` of memory. Once as many do as may
+    /// ([`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max)), or memory is tight, no frame is handed out until
+    /// [`call_done`](Shard::call_done). `handler` is the caller's name for the call. [`Ended`](crate::Ended) brings the name of
+    /// the first one back.
+    pub fn call_parked(&mut self, id: ConnId, handler: u32, bytes: usize) -> Parked {
+        let mut bytes = bytes;
+        let index = self.conns.index(id);
+        let Some(conn) = self.conns.get_mut(id) else { return Parked { next: None, bytes: 0 } };
+        let next = conn.has_handler().then_some(conn.handler);
+        if next.is_none() {
+            conn.since = Stamp::at(self.now);
+        }
+        conn.handler = handler;
+        conn.calls += 1;
+        conn.calls_full = conn.calls >= self.limits.calls_in_flight_max;
+        self.arm(id);
+        // A connection that ended during the call, or just now, holds nothing.
+        if self.block(id).is_none() {
+            bytes = 0;
+        } else if !self.holders.add_call(index, bytes) {
+            bytes = 0;
+            self.abort(id, CloseReason::MemoryLimit);
+        } else {
+            self.check_held(id);
+        }
+        if self.is_tight()
+            && let Some(conn) = self.conns.get_mut(id)
+        {
+            conn.calls_full = true;
+        }
+        Parked { next, bytes }
+    }
+
+    /// A call that waited is done: [`run_frames`](Shard::run_frames) hands out further frames. `next` is the one listed behind
+    /// it, which is the first one now if this was; `bytes` is what [`call_parked`](Shard::call_parked) answered.
+    pub fn call_done(&mut self, id: ConnId, handler: u32, next: Option<u32>, bytes: usize) {
+        let now = Stamp::at(self.now);
+        let index = self.conns.index(id);
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
+        self.holders.remove_call(index, bytes);
+        if conn.handler == handler {
+            conn.handler = next.unwrap_or(NO_HANDLER);
+        }
+        conn.calls -= 1;
+        conn.calls_full = false;
+        (conn.since, conn.active_at) = (now, now);
+        if let Some(inbox) = &mut conn.inbox {
+            inbox.begin_window(now);
+        }
+        self.arm(id);
+    }
+
+    /// True if the turn has room for another call beside frames: one that waited, or a task. It counts; what finds no room
+    /// is for the next turn, which must come without a wait.
+    #[inline]
+    pub fn take_call(&mut self) -> bool {
+        self.work.take_call()
+    }
+
+    /// True if no other call of a connection may begin before one that waits is done.
+    pub fn calls_are_full(&self, id: ConnId) -> bool {
+        self.conns.get(id).is_some_and(|conn| conn.calls_full)
+    }
+}

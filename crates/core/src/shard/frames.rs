@@ -1,0 +1,364 @@
+//! A connection's batch of frames, pulled by the lane.
+
+use alloc::rc::Rc;
+
+use ringserve_buf::{Lease, try_box};
+
+use super::turn::Lane;
+use super::{Parked, Shard};
+use crate::conn::{Conn, Queued};
+use crate::framing::{FrameError, Framing};
+use crate::inbox::{Found, Inbox, cut};
+use crate::link::Block;
+use crate::stamp::Stamp;
+use crate::{CloseReason, ConnId, Frame, Observer};
+
+/// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
+const FRAME_BYTES: usize = 96;
+
+/// What [`Frames::next`] found.
+#[derive(Debug)]
+pub enum Next {
+    /// A frame for the service.
+    Frame(Frame),
+    /// Nothing, for now.
+    Nothing,
+    /// The peer broke the framing: let the service say its last words, then call [`Shard::finish`].
+    Bad(FrameError),
+}
+
+/// The frames that a connection may hand out now. What the lane leaves is kept for a later turn.
+///
+/// The common frame lies whole in the lease at hand and is cut off it without a look at the connection: whatever
+/// may stop frames in the middle of a batch shows in the link's flags, or comes through this type.
+pub struct Frames<'a, S, F: Framing, O: Observer> {
+    shard: &'a mut Shard<S, F, O>,
+    id: ConnId,
+    block: Rc<Block<S>>,
+    /// What was received and is not cut yet.
+    lease: Lease,
+    /// Frames that the batch may still hand out, and those that it did.
+    left: u32,
+    handed: u32,
+    /// Whole frames may be cut off the lease without a look at the connection.
+    plain: bool,
+    /// Nothing waits for the end of the lease.
+    ends_plainly: bool,
+    /// Frames at hand lie on the heap, or receive memory is short: what each pins is looked at.
+    weighs: bool,
+    /// No frame of the connection was seen before.
+    is_first: bool,
+    /// Bytes on the heap that the frame handed out last pins, and that nothing else counts. Only if it was looked at.
+    frame_bytes: usize,
+}
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Gives a connection a batch of frames. For one whose call is done, after [`call_done`](Shard::call_done).
+    pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+        self.begin_batch();
+        let Some(conn) = self.conns.get(id) else { return };
+        let Some(block) = conn.block.clone() else { return };
+        let is_first = !conn.frame_seen;
+        self.hand_out(id, block, Lease::empty(), false, is_first, lane);
+    }
+
+    /// Begins a batch with what was received. `plain` is true if nothing but a frame's own bytes and the link can keep it
+    /// from the service.
+    #[inline(always)]
+    pub(super) fn hand_out(
+        &mut self,
+        id: ConnId,
+        block: Rc<Block<S>>,
+        lease: Lease,
+        plain: bool,
+        is_first: bool,
+        lane: &mut (impl Lane<S, F, O> + ?Sized),
+    ) {
+        let left = self.work.frames_left();
+        let weighs = self.short_of_buffers;
+        let ends_plainly = plain;
+        let mut frames = Frames {
+            shard: self,
+            id,
+            block,
+            lease,
+            left,
+            handed: 0,
+            plain: plain && !weighs,
+            ends_plainly,
+            weighs,
+            is_first,
+            frame_bytes: 0,
+        };
+        lane.frames(&mut frames);
+        frames.end();
+    }
+
+    /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other
+    /// connections add would come on top, and only the end of the turn relieves.
+    #[inline]
+    pub(super) fn begin_batch(&mut self) {
+        match self.held_bytes() > self.held_in_turn_max {
+            false => self.work.begin_batch(),
+            true => self.work.refuse_batch(),
+        }
+    }
+}
+
+impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
+    /// The connection.
+    #[inline]
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// Its link and session.
+    #[inline]
+    pub fn block(&self) -> &Rc<Block<S>> {
+        &self.block
+    }
+
+    /// The shard, to end the connection.
+    pub fn shard(&mut self) -> &mut Shard<S, F, O> {
+        self.shard
+    }
+
+    /// The next frame. Between two calls nothing may happen but user code, [`park`](Frames::park) and what ends the
+    /// connection.
+    #[inline]
+    pub fn next(&mut self) -> Next {
+        if self.plain && !self.block.link.stops_frames() {
+            if self.lease.is_empty() {
+                if self.ends_plainly {
+                    return Next::Nothing;
+                }
+            } else if self.left > 0 {
+                let found = cut(&*self.shard.framing, &mut self.lease, self.shard.limits.frame_bytes_max);
+                if let Found::Frame(frame) = found {
+                    self.left -= 1;
+                    self.handed += 1;
+                    self.frame_bytes = 0;
+                    self.shard.observer.frame(self.shard.now, self.id, frame.wire().len());
+                    return Next::Frame(frame);
+                }
+                if let Some(next) = self.not_whole(found) {
+                    return next;
+                }
+            }
+        }
+        self.next_checked()
+    }
+
+    /// The same for what does not lie whole in the lease, or where the connection may hand out none.
+    #[inline(never)]
+    fn next_checked(&mut self) -> Next {
+        loop {
+            let shard = &mut *self.shard;
+            let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
+            let link = &self.block.link;
+            if conn.block.is_none() || !conn.is_open() || link.close_asked() || link.abort_asked() {
+                return self.nothing();
+            }
+            conn.held_back |= link.holds_back();
+            if !conn.takes_frames() {
+                shard.send_awaited |= conn.held_back && conn.sending;
+                return self.requeue();
+            }
+            if self.lease.is_empty() {
+                if conn.waiting_bytes() == 0 {
+                    // What is left has no bytes, and would go on pinning its buffer.
+                    self.lease = Lease::empty();
+                    if conn.inbox.is_some() || conn.input_ended || conn.paused || shard.drain.is_some() {
+                        shard.out_of_bytes(self.id);
+                    }
+                    return Next::Nothing;
+                }
+                if self.left == 0 {
+                    return self.requeue();
+                }
+                if !self.take_waiting() {
+                    return self.no_memory();
+                }
+                continue;
+            }
+            if self.left == 0 {
+                return self.requeue();
+            }
+            let max = shard.limits.frame_bytes_max;
+            let mut finished = false;
+            let found = match conn.inbox.take_if(|inbox| inbox.has_partial()) {
+                // Neither there nor counted while the framing runs: a panic in it leaves the accounts right.
+                Some(mut inbox) => {
+                    shard.inbox_bytes -= inbox.held_bytes();
+                    let found = inbox.finish(&*shard.framing, &mut self.lease, max);
+                    shard.inbox_bytes += inbox.held_bytes();
+                    conn.inbox = Some(inbox);
+                    (self.weighs, finished) = (true, true);
+                    found
+                }
+                None => cut(&*shard.framing, &mut self.lease, max),
+            };
+            let found = match found {
+                Found::Frame(frame) => {
+                    self.left -= 1;
+                    self.handed += 1;
+                    shard.observer.frame(shard.now, self.id, frame.wire().len());
+                    let next = if self.weighs { self.weigh(frame) } else { Next::Frame(frame) };
+                    if finished {
+                        // What is behind it lies in the lease.
+                        self.weighs = self.shard.short_of_buffers || !self.lease.is_pooled();
+                        self.plain = !self.weighs;
+                    }
+                    return next;
+                }
+                other => other,
+            };
+            if let Some(next) = self.not_whole(found) {
+                return next;
+            }
+        }
+    }
+
+    /// No frame was cut. `None` if what is there was kept, and may be looked at again.
+    #[cold]
+    fn not_whole(&mut self, found: Found) -> Option<Next> {
+        self.plain = false;
+        match found {
+            Found::More(missing) => {
+                self.begin_partial(missing);
+                None
+            }
+            Found::Bad(error) => {
+                self.lease = Lease::empty();
+                self.shard.drop_input(self.id);
+                Some(Next::Bad(error))
+            }
+            Found::NoMemory => Some(self.no_memory()),
+            Found::Frame(frame) => Some(Next::Frame(frame)),
+        }
+    }
+
+    /// A call waits, with the frame handed out last, and holds `bytes` of memory beside that. See [`Shard::call_parked`].
+    #[inline]
+    pub fn park(&mut self, call: u32, bytes: usize) -> Parked {
+        self.plain = false;
+        if let Some(conn) = self.shard.conns.get_mut(self.id) {
+            conn.frame_seen = true;
+        }
+        self.shard.call_parked(self.id, call, bytes + self.frame_bytes)
+    }
+
+    /// Goes on with bytes from the inbox. False if the system has no memory.
+    fn take_waiting(&mut self) -> bool {
+        let Some(inbox) = self.shard.conns.get_mut(self.id).and_then(|conn| conn.inbox.as_mut()) else {
+            return false;
+        };
+        let before = inbox.held_bytes();
+        let taken = inbox.take();
+        self.shard.inbox_bytes -= before - inbox.held_bytes();
+        (self.lease, self.weighs) = (taken.unwrap_or_default(), true);
+        !self.lease.is_empty()
+    }
+
+    #[cold]
+    fn no_memory(&mut self) -> Next {
+        self.shard.abort(self.id, CloseReason::MemoryLimit);
+        self.nothing()
+    }
+
+    fn nothing(&mut self) -> Next {
+        self.plain = false;
+        self.lease = Lease::empty();
+        Next::Nothing
+    }
+
+    /// Looks at what a frame pins. It is copied, so that it pins no more
+    /// than itself, while receive memory is short, and where it would keep what was received behind other calls that wait. What
+    /// it pins of the heap counts if its call waits.
+    #[inline(never)]
+    fn weigh(&mut self, frame: Frame) -> Next {
+        let shard = &mut *self.shard;
+        let calls_wait = shard.conns.get(self.id).is_some_and(Conn::has_handler);
+        let (pinned, wire) = (frame.pinned_bytes(), frame.wire().len());
+        let pooled = frame.is_pooled();
+        if pinned >= 2 * wire && (shard.short_of_buffers || (calls_wait && !pooled)) {
+            shard.counters.frames_copied += 1;
+            self.frame_bytes = wire + FRAME_BYTES;
+            let skip = frame.as_ptr() as usize - frame.wire().as_ptr() as usize;
+            let Some(copy) = Lease::try_copy_of(frame.wire()) else { return self.no_memory() };
+            return Next::Frame(Frame::new(copy, skip, frame.len()));
+        }
+        // What is left of the lease goes back to the inbox, which counts all of it, as long as no other call takes it
+        // from there.
+        let counted = !self.lease.is_empty() && shard.limits.calls_in_flight_max == 1;
+        self.frame_bytes = if pooled || counted { 0 } else { pinned + FRAME_BYTES };
+        Next::Frame(frame)
+    }
+
+    /// What is left of the lease is the start of a frame.
+    fn begin_partial(&mut self, missing: usize) {
+        let (shard, id) = (&mut *self.shard, self.id);
+        let lease = core::mem::take(&mut self.lease);
+        let Some(conn) = shard.conns.get_mut(id) else { return };
+        if conn.inbox.is_none() {
+            conn.inbox = try_box(Inbox::default());
+        }
+        let Some(inbox) = &mut conn.inbox else { return shard.abort(id, CloseReason::MemoryLimit) };
+        if !inbox.has_partial() {
+            let before = inbox.held_bytes();
+            let begun = inbox.begin(&lease, missing, Stamp::at(shard.now));
+            shard.inbox_bytes = shard.inbox_bytes + inbox.held_bytes() - before;
+            if begun.is_err() {
+                return shard.abort(id, CloseReason::MemoryLimit);
+            }
+            shard.arm(id);
+        }
+        shard.check_held(id);
+    }
+
+    /// The connection takes no more frames now: what is left of the lease waits in its inbox.
+    fn requeue(&mut self) -> Next {
+        let lease = core::mem::take(&mut self.lease);
+        self.shard.requeue(self.id, lease);
+        self.plain = false;
+        Next::Nothing
+    }
+
+    /// The lane has what it wanted.
+    #[inline(always)]
+    fn end(mut self) {
+        self.shard.work.end_batch(self.left);
+        self.shard.counters.frames += u64::from(self.handed);
+        if !self.lease.is_empty() || (self.is_first && self.handed > 0) {
+            self.end_with_more();
+        }
+    }
+
+    #[cold]
+    fn end_with_more(&mut self) {
+        let Some(conn) = self.shard.conns.get_mut(self.id) else { return };
+        conn.frame_seen |= self.handed > 0;
+        // A connection that was ended has no use for the rest.
+        if conn.is_open() && !self.lease.is_empty() {
+            self.requeue();
+        }
+    }
+}
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Keeps what is left of a connection's batch, and gives it another one later if it may have one.
+    fn requeue(&mut self, id: ConnId, lease: Lease) {
+        if !lease.is_empty() {
+            self.hold(id, lease, true);
+        }
+        if let Some(conn) = self.conns.get_mut(id)
+            && conn.takes_frames()
+            && !conn.queued.is_in(Queued::RUNNABLE)
+            && conn.waiting_bytes() > 0
+        {
+            conn.queued.enter(Queued::RUNNABLE);
+            let queue = if self.work.is_full() { &mut self.runnable } else { &mut self.served };
+            queue.push_back(id);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! One turn of a shard: the loop that servers run, the simulator steps and the fuzzer drives.
+//!
+//! ```text
+//! loop {
+//!     shard.turn(now, &mut completions, &mut lane)
+//!         begin        time limits, accepting again, what was left over; then Lane::begin
+//!         completions  each one changes a connection; Lane::frames for the bytes it brought
+//!         Lane::attend calls and tasks that were woken
+//!         end          all replies of the turn leave together
+//!     for op in shard.take_ops(): driver.submit(op)
+//!     driver.turn(shard.wait(), ..)
+//! }
+//! ```
+//!
+//! What happens to a connection is an [`Event`] in a queue, and the [`Lane`] hears of it once the state machine is
+//! consistent: before the next completion is looked at. So user code may call the shard from each of its hooks.
+
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::task::Waker;
+
+use super::frames::Frames;
+use super::{QUEUE_KEPT, Shard};
+use crate::conn::Queued;
+use crate::framing::Framing;
+use crate::link::Block;
+use crate::{Budget, CloseReason, Completion, ConnId, Observer, Op, Socket, Time, Wait};
+
+/// What a shard asks of what stands above it: a service, its upstreams, a simulated one.
+///
+/// A hook may call any method of the shard. It must not panic; a lane catches the panics of user code.
+#[allow(unused_variables)]
+pub trait Lane<S, F: Framing, O: Observer = ()> {
+    /// Looks at a completion before the shard does. `None` keeps it from the shard.
+    #[inline]
+    fn route(&mut self, shard: &mut Shard<S, F, O>, completion: Completion) -> Option<Completion> {
+        Some(completion)
+    }
+
+    /// A turn began: time limits were carried out, no completion was looked at.
+    #[inline]
+    fn begin(&mut self, shard: &mut Shard<S, F, O>) {}
+
+    /// A peer wants to connect: answer with [`Shard::admit`] and then [`Shard::opened`], or with [`Shard::refuse`].
+    fn accepted(
+        &mut self,
+        shard: &mut Shard<S, F, O>,
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        listener: u16,
+    );
+
+    /// This shard's table is full and another one's is not: hand the socket to it. Comes only after
+    /// [`Shard::set_room_elsewhere`].
+    fn hand_off(
+        &mut self,
+        shard: &mut Shard<S, F, O>,
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        listener: u16,
+    );
+
+    /// A connection that the server made is there: answer with [`Shard::opened`] or [`Shard::finish`].
+    fn connected(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
+
+    /// A connection may have frames: take them with [`Frames::next`]. What is not taken waits for a later turn.
+    fn frames(&mut self, frames: &mut Frames<'_, S, F, O>);
+
+    /// The peer sent nothing for [`Limits::heartbeat`](crate::Limits::heartbeat): ask for a sign of life.
+    fn heartbeat(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
+
+    /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
+    /// ([`Link::hold_open`](crate::Link::hold_open)).
+    fn input_ended(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
+
+    /// A task waited for room in the connection's outbox, or for its end: wake it. The waker is user code; if it panics,
+    /// the task was not woken, and the connection is to be aborted.
+    fn wake(&mut self, shard: &mut Shard<S, F, O>, id: ConnId, waker: Waker);
+
+    /// The service is done with a connection: drop its waiting calls, then tell the service if the connection was
+    /// `opened`, then drop the block.
+    fn ended(&mut self, shard: &mut Shard<S, F, O>, ended: Ended<S>);
+
+    /// Every completion was looked at: resume what was woken. Replies that are queued now leave with this turn.
+    #[inline]
+    fn attend(&mut self, shard: &mut Shard<S, F, O>) {}
+}
+
+/// A connection that ended, for [`Lane::ended`].
+#[derive(Debug)]
+pub struct Ended<S> {
+    /// The connection, whose name is not valid any more for calls from user code.
+    pub id: ConnId,
+    /// Link and session.
+    pub block: Rc<Block<S>>,
+    /// Why.
+    pub reason: CloseReason,
+    /// True if the service accepted it in `open`.
+    pub opened: bool,
+    /// The first of the calls that wait, if there is one.
+    pub call: Option<u32>,
+}
+
+/// What the lane has to hear of.
+#[derive(Debug)]
+pub(crate) enum Event<S> {
+    Accepted { socket: Socket, peer: Option<SocketAddr>, listener: u16 },
+    HandOff { socket: Socket, peer: Option<SocketAddr>, listener: u16 },
+    Connected(ConnId),
+    Frames(ConnId),
+    Heartbeat(ConnId),
+    InputEnded(ConnId),
+    Wake(ConnId, Waker),
+    Ended(Ended<S>),
+}
+
+impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+    /// Takes in what the driver brought and has the lane work it off. `now` must not go back. The first turn starts
+    /// accepting.
+    #[inline]
+    pub fn turn(
+        &mut self,
+        now: Time,
+        completions: &mut Vec<Completion>,
+        lane: &mut (impl Lane<S, F, O> + ?Sized),
+    ) {
+        self.begin(now, completions.len(), lane);
+        for completion in completions.drain(..) {
+            if let Some(completion) = lane.route(self, completion) {
+                self.complete(completion, lane);
+            }
+        }
+        self.end(lane);
+    }
+
+    /// The first part of a [`turn`](Shard::turn), for a shard whose completions come one by one: `completions` of them.
+    #[inline]
+    pub fn begin(&mut self, now: Time, completions: usize, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+        self.begin_turn(now, completions);
+        lane.begin(self);
+        self.dispatch(lane);
+    }
+
+    /// The second part of a [`turn`](Shard::turn), for one completion.
+    #[inline]
+    pub fn complete(&mut self, completion: Completion, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+        match completion {
+            Completion::Received { id, lease } => self.received(id, lease, lane),
+            other => self.changed(other),
+        }
+        self.dispatch(lane);
+    }
+
+    /// The last part of a [`turn`](Shard::turn).
+    #[inline]
+    pub fn end(&mut self, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+        lane.attend(self);
+        self.dispatch(lane);
+        self.end_turn();
+        self.dispatch(lane);
+    }
+
+    /// Tells the lane what happened since it was told last, in the order in which it did.
+    #[inline]
+    pub fn dispatch(&mut self, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+        if !self.events.is_empty() {
+            self.dispatch_all(lane);
+        }
+    }
+
+    #[inline(never)]
+    fn dispatch_all(&mut self, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+        while let Some(event) = self.events.pop_front() {
+            match event {
+                Event::Frames(id) => self.run_frames(id, lane),
+                Event::Accepted { socket, peer, listener } => lane.accepted(self, socket, peer, listener),
+                Event::HandOff { socket, peer, listener } => lane.hand_off(self, socket, peer, listener),
+                Event::Connected(id) => lane.connected(self, id),
+                Event::Heartbeat(id) => lane.heartbeat(self, id),
+                Event::InputEnded(id) => lane.input_ended(self, id),
+                Event::Wake(id, waker) => lane.wake(self, id, waker),
+                Event::Ended(ended) => lane.ended(self, ended),
+            }
+        }
+    }
+
+    pub(super) fn begin_turn(&mut self, now: Time, completions: usize) {
+        debug_assert!(now >= self.now, "time went back");
+        self.now = now;
+        let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
+        self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
+        self.local.set_lend(!self.short_of_buffers);
+        if self.wheel.is_due(now) {
+            self.fire_timers();
+        }
+        self.work.begin_turn(self.runnable.len() + self.served.len() + completions);
+        // Where the turn before could not relieve, nothing would ever go on.
+        let relieved = self.held_bytes() <= self.limits.held_bytes_max;
+        self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
+        let received = self.counters.bytes_received - core::mem::replace(&mut self.received, self.counters.bytes_received);
+        if self.is_runnable_left() {
+            let Budget { completions: most, bytes } = Budget::default();
+            // By what the turn before received: this one's is not known yet.
+            self.take_up(completions >= most || received >= bytes as u64);
+        }
+        if self.drain.is_some() {
+            self.step_drain();
+        }
+        self.check_accepting();
+    }
+
+    /// Gives connections that waited their batches. `crowded` is true if the driver has more news than it brought.
+    #[cold]
+    fn take_up(&mut self, crowded: bool) {
+        self.runnable.append(&mut self.served);
+        for id in self.runnable.drain(..self.work.batches(crowded).min(self.runnable.len())) {
+            if let Some(conn) = self.conns.get_mut(id) {
+                conn.queued.leave(Queued::RUNNABLE);
+                self.events.push_back(Event::Frames(id));
+            }
+        }
+        if self.runnable.is_empty() {
+            self.runnable.shrink_to(QUEUE_KEPT);
+            self.served.shrink_to(QUEUE_KEPT);
+        }
+    }
+
+    #[inline]
+    fn is_runnable_left(&self) -> bool {
+        !self.runnable.is_empty() || !self.served.is_empty()
+    }
+
+    /// Takes in a completion that brings no bytes.
+    #[inline]
+    fn changed(&mut self, completion: Completion) {
+        match completion {
+            Completion::Sent { id, batch, end } => self.sent(id, batch, end),
+            Completion::Received { .. } => debug_assert!(false, "bytes have a way of their own"),
+            Completion::Accepted { listener, socket, peer } => self.accepted(listener, socket, peer),
+            Completion::AcceptEnded { listener, end } => self.accept_ended(listener, end),
+            Completion::Connected { id, result } => self.connected(id, result),
+            Completion::ReceiveEnded { id, end } => self.receive_ended(id, end),
+            Completion::ShutDown { id } => self.shut_down(id),
+            Completion::Closed { id } => self.closed(id),
+        }
+    }
+
+    /// Ends a turn: carries out what user code asked for since the last one, and sends what is queued.
+    #[inline]
+    pub(super) fn end_turn(&mut self) {
+        self.settle_held();
+        self.flush();
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+    }
+
+    /// Takes the operations for the driver, in order.
+    #[inline]
+    pub fn take_ops(&mut self) -> impl Iterator<Item = Op> {
+        self.ops.drain(..)
+    }
+
+    /// True if a send of this turn has something waiting for its end: then the driver's next wait must end with it.
+    /// Otherwise it may report the send with the next other completion ([`Driver::defer_sent`]).
+    ///
+    /// [`Driver::defer_sent`]: crate::Driver::defer_sent
+    #[inline]
+    pub fn take_send_awaited(&mut self) -> bool {
+        core::mem::take(&mut self.send_awaited)
+    }
+
+    /// How long the driver may wait for something to happen.
+    #[inline]
+    pub fn wait(&self) -> Wait {
+        match self.next_turn() {
+            None => Wait::Forever,
+            Some(next) if next <= self.now => Wait::No,
+            Some(next) => Wait::For(next - self.now),
+        }
+    }
+
+    /// When the next turn is due if nothing happens, which may be at once.
+    #[inline]
+    pub fn next_turn(&self) -> Option<Time> {
+        if self.is_runnable_left() || !self.events.is_empty() || self.local.has_dirty() {
+            return Some(self.now);
+        }
+        let mut next = self.wheel.next();
+        if let Some(at) = self.accepting.retry_at(self.now) {
+            next = Some(next.map_or(at, |next| next.min(at)));
+        }
+        if let Some(drain) = &self.drain {
+            let at = if drain.looks() { Some(self.now) } else { drain.next() };
+            next = next.into_iter().chain(at).min();
+        }
+        next
+    }
+}
