@@ -325,7 +325,7 @@ impl<S> Conn<S> {
             && self.inbox.is_none()
             && self
                 .link()
-                .is_none_or(|link| link.pending_bytes() == 0 && !link.has_wishes() && !link.is_held_open())
+                .is_none_or(|link| link.pending_bytes() == 0 && !link.has_requests() && !link.is_held_open())
     }
 
     /// Steps from `now` until the next limit of this connection, which is in `slot`, is over, negative once it has been for

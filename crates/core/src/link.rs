@@ -545,7 +545,7 @@ impl Link {
 
     /// True if user code asked for more than sending what is queued.
     #[inline]
-    pub(crate) fn has_wishes(&self) -> bool {
+    pub(crate) fn has_requests(&self) -> bool {
         self.has(CLOSE | ABORT | NOT_FRAMED)
     }
 
@@ -615,8 +615,12 @@ impl Link {
         self.has(NOT_FRAMED)
     }
 
-    pub(crate) fn clear_dirty(&self) {
-        self.clear(DIRTY);
+    /// Takes the connection off the dirty list. True if user code asked for more than sending what is queued.
+    #[inline]
+    pub(crate) fn take_dirty(&self) -> bool {
+        let flags = self.flags.get();
+        self.flags.set(flags & !DIRTY);
+        flags & (CLOSE | ABORT | NOT_FRAMED) != 0
     }
 
     /// Has the state machine look at the connection at the end of the turn.

@@ -97,7 +97,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // Calls that wait owe an answer, and whoever is done looks here again. And what the service ended before is
         // carried out at the end of the turn, with that as the reason.
-        if conn.has_handler() || conn.link().is_some_and(Link::has_wishes) {
+        if conn.has_handler() || conn.link().is_some_and(Link::has_requests) {
             return;
         }
         if conn.link().is_some_and(Link::is_held_open) {

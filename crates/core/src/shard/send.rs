@@ -34,17 +34,18 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn flush_one(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(link) = conn.link() else { return };
-        link.clear_dirty();
-        let (has_wishes, over_max) = (link.has_wishes(), link.is_over_max());
-        if has_wishes || over_max {
-            return self.obey(id, over_max);
+        let asks_more = link.take_dirty();
+        let over_max = link.is_over_max();
+        if asks_more || over_max {
+            return self.apply_requests(id, over_max);
         }
         self.start_send(id);
         self.close_if_quiet(id);
     }
 
     /// Carries out what user code asked for.
-    fn obey(&mut self, id: ConnId, over_max: bool) {
+    #[cold]
+    fn apply_requests(&mut self, id: ConnId, over_max: bool) {
         let Some(link) = self.conns.get(id).and_then(|conn| conn.link()) else { return };
         if link.abort_asked() {
             self.abort(id, link.end_reason(CloseReason::Aborted));
