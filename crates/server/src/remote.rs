@@ -12,7 +12,7 @@ use bytes::Bytes;
 use ringserve_core::{ConnId, Reach};
 
 use crate::guard::guard;
-use crate::running::ShardReport;
+use crate::stats::ShardReport;
 use crate::wake::{Attention, Brought, Called, Queued, ShardInbox};
 
 thread_local! {

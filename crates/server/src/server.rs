@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use crate::cx::Peer;
 use crate::driver::{Driver, Wanted};
 use crate::error::Error;
 use crate::guard::guard;
@@ -18,6 +17,7 @@ use crate::host::Host;
 use crate::listen::{Binds, Listen};
 use crate::log;
 use crate::memory;
+use crate::peer::Peer;
 use crate::running::Running;
 use crate::service::MakeService;
 use crate::shard::{Admit, Shard};

@@ -28,8 +28,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
 use super::Running;
-use crate::running::ShardReport;
 use crate::service::Service;
+use crate::stats::ShardReport;
 use crate::tasks::Job;
 
 /// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need to leave, and no more

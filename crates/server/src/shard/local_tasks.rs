@@ -8,9 +8,9 @@ use std::task::{Context, Poll, Waker};
 
 use ringserve_core::ConnId;
 
-use crate::cx::Peer;
 use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
+use crate::peer::Peer;
 use crate::remote::{Remote, TaskWaker};
 use crate::timers::Timers;
 

@@ -23,12 +23,13 @@ use ringserve_ring::trim_heap;
 use tracing::field::display;
 use tracing::{debug, error, warn};
 
-use crate::cx::{Cx, Peer};
+use crate::cx::Cx;
 use crate::guard::{Panicked, guard, wake};
 use crate::log::{self, LineLimit, LogObserver, guarded};
+use crate::peer::Peer;
 use crate::remote::{Mail, Order, Post, Remote};
-use crate::running::ShardReport;
 use crate::service::Service;
+use crate::stats::ShardReport;
 use crate::stream::{UPSTREAM, Upstreams};
 use crate::tasks::{Ended, Job, Resumed, Tasks};
 use crate::wake::Attention;

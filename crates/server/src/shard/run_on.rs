@@ -4,8 +4,8 @@ use ringserve_core::{Driver, Limits};
 use super::{Parts, Running, Shard};
 use crate::log::LogObserver;
 use crate::remote::Remote;
-use crate::running::ShardReport;
 use crate::service::Service;
+use crate::stats::ShardReport;
 use crate::tasks::calls;
 
 /// Runs one shard with one listener on this thread, over any driver, until the driver breaks.

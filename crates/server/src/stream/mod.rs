@@ -30,8 +30,8 @@ use std::task::{Context, Poll};
 
 use ringserve_core::{Block, ConnId, Frame, Payload};
 
-use crate::cx::Peer;
 use crate::handle::StreamHandle;
+use crate::peer::Peer;
 use crate::shard::{DrainBegins, Shard};
 
 pub use connecting::Connecting;

@@ -11,8 +11,9 @@ use tracing::warn;
 use super::Stream;
 use super::ended::StreamResult;
 use super::session::Session;
-use crate::cx::{Cx, Peer};
+use crate::cx::Cx;
 use crate::log::{LineLimit, guarded};
+use crate::peer::Peer;
 use crate::service::{Refusal, Service};
 use crate::shard::Shard;
 

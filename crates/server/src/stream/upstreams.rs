@@ -26,8 +26,8 @@ use super::session::Session;
 use crate::guard::{guard, wake};
 use crate::log::LogObserver;
 use crate::remote::TaskWaker;
-use crate::running::UpstreamReport;
 use crate::shard::Shard;
+use crate::stats::UpstreamReport;
 
 /// Set in the number of a woken task if it says that an upstream's bytes were read. The rest is the slot's index.
 pub(crate) const UPSTREAM: u32 = 1 << 30;
