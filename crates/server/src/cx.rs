@@ -10,8 +10,8 @@ use ringserve_core::{Block, ConnId, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
-use crate::shard::Shard;
-use crate::timers::{Deadline, Sleep};
+use crate::shard::handle::Shard;
+use crate::shard::timers::{Deadline, Sleep};
 
 /// The connection a call is for.
 ///

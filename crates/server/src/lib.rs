@@ -19,21 +19,15 @@ mod log;
 mod memory;
 pub mod middleware;
 mod peer;
-mod remote;
 mod running;
 mod server;
 mod service;
 mod shard;
-mod shards;
 mod socket_options;
 mod stats;
 mod stream;
-mod sync;
-mod tasks;
-mod timers;
 #[cfg(feature = "tower")]
 pub mod tower;
-mod wake;
 
 pub use accept_queue::AcceptQueue;
 pub use ringserve_core::framing;
@@ -55,12 +49,13 @@ pub use ringserve_buf::Counts as BufferCounts;
 pub use running::{Running, Stopper};
 pub use server::Server;
 pub use service::{MakeService, Refusal, Service};
-pub use shard::{DrainBegins, Shard};
-pub use shards::{SendError, Shards};
+pub use shard::draining::DrainBegins;
+pub use shard::handle::Shard;
+pub use shard::messages::{SendError, Shards};
+pub use shard::timers::{Deadline, DeadlineElapsed, Sleep};
 pub use socket_options::{KeepAlive, OptionError, OptionWarning, SocketOptions};
 pub use stats::{Report, ShardReport, UpstreamReport};
 pub use stream::{Connecting, CopyError, CopySide, Stream, StreamResult, copy_bidirectional};
-pub use timers::{Deadline, DeadlineElapsed, Sleep};
 
 /// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for
 /// users.
@@ -68,5 +63,5 @@ pub use timers::{Deadline, DeadlineElapsed, Sleep};
 pub mod internals {
     pub use crate::server::{Drivers, start_on, start_stream_on};
     pub use crate::shard::run_on;
-    pub use crate::timers::age_new_shards;
+    pub use crate::shard::timers::age_new_shards;
 }

@@ -11,7 +11,7 @@ use crate::accept_queue::AcceptQueue;
 use crate::error::Error;
 use crate::guard::message_of;
 use crate::listen::{ListenAddr, Listening};
-use crate::remote::{Order, Remote};
+use crate::shard::inbox::{Order, Remote};
 use crate::socket_options::OptionWarning;
 use crate::stats::{Report, ShardReport};
 

@@ -18,7 +18,8 @@ use super::detect::{Detected, Replayed, detect};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{StreamExecutor, Watched};
 use super::{HttpOptions, HttpVersions, ShardTimer, ShardTimerSleep};
-use crate::shard::{DrainBegins, Shard};
+use crate::shard::draining::DrainBegins;
+use crate::shard::handle::Shard;
 use crate::stream::{Fate, Stream};
 
 /// Serves streams of a shard as HTTP. There is one for each shard, as it has the shard's timers.

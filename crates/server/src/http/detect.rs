@@ -10,7 +10,7 @@ use std::time::Duration;
 use hyper::rt::{Read, ReadBufCursor, Write};
 
 use super::watch::Watch;
-use crate::shard::DrainBegins;
+use crate::shard::draining::DrainBegins;
 use crate::stream::Stream;
 
 /// How each connection of HTTP/2 begins. No request of HTTP/1.1 does.

@@ -88,7 +88,7 @@ use hyper::{Request, Response};
 use crate::error::Error;
 use crate::running::Running;
 use crate::server::Server;
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
 use crate::stream::Stream;
 
 pub use connection::{Http, HttpError};

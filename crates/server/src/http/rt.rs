@@ -2,7 +2,7 @@
 
 use hyper::rt::Executor;
 
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
 
 /// Runs hyper's futures on a shard. They need not be `Send`, and end with the shard.
 #[derive(Clone, Debug)]

@@ -22,8 +22,8 @@ use hyper::rt::{Sleep, Timer};
 use ringserve_core::Time;
 
 use crate::guard::{discard, wake};
-use crate::shard::Shard;
-use crate::timers::{Alarms, starting_point};
+use crate::shard::handle::Shard;
+use crate::shard::timers::{Alarms, starting_point};
 
 /// Looks at the timers in a row: a second one where a timer's time came while those of others went off.
 const LOOKS: usize = 2;

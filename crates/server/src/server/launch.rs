@@ -21,11 +21,12 @@ use crate::guard::{guard, message_of};
 use crate::host::Host;
 use crate::listen::Listening;
 use crate::log::{LogObserver, guarded};
-use crate::remote::{Order, Remote, enter_shard};
 use crate::running::{Running, ShardDeath, ShardEnd};
 use crate::service::MakeService;
-use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
-use crate::tasks::calls;
+use crate::shard::calls::calls;
+use crate::shard::handle::Shard;
+use crate::shard::inbox::{Order, Remote, enter_shard};
+use crate::shard::{Admit, Others, Parts, Running as RunningShard};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;

@@ -28,9 +28,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
 use super::Running;
+use super::calls::Job;
 use crate::service::Service;
 use crate::stats::ShardReport;
-use crate::tasks::Job;
 
 /// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need to leave, and no more
 /// than a few thousand frames.

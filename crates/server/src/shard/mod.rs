@@ -1,12 +1,18 @@
 //! One shard at work: driver, state machine and user code, going round.
 
-mod context;
-mod draining;
+pub(crate) mod calls;
+pub(crate) mod draining;
+pub(crate) mod handle;
 #[cfg(feature = "host-tokio")]
 mod hosted;
-mod local_tasks;
+pub(crate) mod inbox;
+pub(crate) mod messages;
 mod run_on;
 mod spare;
+pub(crate) mod spawned;
+mod sync;
+pub(crate) mod timers;
+mod wake;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -23,23 +29,21 @@ use ringserve_ring::trim_heap;
 use tracing::field::display;
 use tracing::{debug, error, warn};
 
+use self::calls::{Ended, Job, Resumed, Tasks};
+use self::inbox::{Mail, Order, Post, Remote};
+use self::wake::Attention;
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard, wake};
 use crate::log::{self, LineLimit, LogObserver, guarded};
 use crate::peer::Peer;
-use crate::remote::{Mail, Order, Post, Remote};
 use crate::service::Service;
 use crate::stats::ShardReport;
 use crate::stream::{UPSTREAM, Upstreams};
-use crate::tasks::{Ended, Job, Resumed, Tasks};
-use crate::wake::Attention;
 
-pub use context::Shard;
-pub use draining::DrainBegins;
-pub(crate) use draining::Draining;
-use spare::{InUse, Spare, Step};
+use self::handle::Shard;
+use self::spare::{InUse, Spare, Step};
+use self::spawned::SPAWNED;
 
-pub(crate) use local_tasks::{LocalTasks, SPAWNED, TaskId};
 pub use run_on::run_on;
 
 /// Decides at accept, before anything is kept for a connection.

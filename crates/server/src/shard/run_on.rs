@@ -1,12 +1,13 @@
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Limits};
 
-use super::{Parts, Running, Shard};
+use super::calls::calls;
+use super::handle::Shard;
+use super::inbox::Remote;
+use super::{Parts, Running};
 use crate::log::LogObserver;
-use crate::remote::Remote;
 use crate::service::Service;
 use crate::stats::ShardReport;
-use crate::tasks::calls;
 
 /// Runs one shard with one listener on this thread, over any driver, until the driver breaks.
 ///

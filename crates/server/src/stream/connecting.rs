@@ -12,7 +12,7 @@ use ringserve_core::{Address, Block, ConnId};
 use super::Stream;
 use super::session::Session;
 use crate::guard::{discard, wake};
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
 
 /// What a shard's code wants of upstreams, until the shard looks at the end of the turn.
 #[derive(Default)]

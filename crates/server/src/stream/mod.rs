@@ -32,7 +32,8 @@ use ringserve_core::{Block, ConnId, Frame, Payload};
 
 use crate::handle::StreamHandle;
 use crate::peer::Peer;
-use crate::shard::{DrainBegins, Shard};
+use crate::shard::draining::DrainBegins;
+use crate::shard::handle::Shard;
 
 pub use connecting::Connecting;
 pub(crate) use connecting::Requests;

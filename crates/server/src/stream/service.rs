@@ -15,7 +15,7 @@ use crate::cx::Cx;
 use crate::log::{LineLimit, guarded};
 use crate::peer::Peer;
 use crate::service::{Refusal, Service};
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
 
 /// Runs `handler` for each connection of a shard.
 pub(crate) struct Streams<H> {

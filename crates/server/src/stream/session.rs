@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use ringserve_buf::Lease;
 use ringserve_core::CloseReason;
 
-use crate::shard::{LocalTasks, TaskId};
+use crate::shard::spawned::{LocalTasks, TaskId};
 
 /// A lease that is kept beyond the turn pins its buffer. One of at least so many bytes which are at least so great a part
 /// of its buffer may; the rest of others is copied. As for replies, which are lent or copied by the same rule.

@@ -25,8 +25,8 @@ use super::connecting::Attempt;
 use super::session::Session;
 use crate::guard::{guard, wake};
 use crate::log::LogObserver;
-use crate::remote::TaskWaker;
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
+use crate::shard::inbox::TaskWaker;
 use crate::stats::UpstreamReport;
 
 /// Set in the number of a woken task if it says that an upstream's bytes were read. The rest is the slot's index.

@@ -19,7 +19,7 @@
 //!
 //! `tests/wake.rs` of this crate checks all interleavings of this file with loom.
 
-use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, PoisonError};
+use super::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, PoisonError};
 
 /// The shard waits in its driver: a call has to reach it there.
 const ASLEEP: u8 = 1 << 7;

@@ -15,11 +15,11 @@ use std::task::{Context, Poll, Waker};
 use ringserve_buf::{has_room_for, try_box};
 use ringserve_core::{Block, ConnId, Frame, Parked};
 
+use super::handle::Shard;
+use super::inbox::TaskWaker;
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
-use crate::remote::TaskWaker;
 use crate::service::Service;
-use crate::shard::Shard;
 
 /// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
 const SPARE_MAX: usize = 1024;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::remote::Remote;
-use crate::shard::Shard;
+use super::handle::Shard;
+use super::inbox::Remote;
 
 /// Messages that may wait for one shard, unless [`Shards::with_capacity`] says otherwise: enough for a burst of a
 /// millisecond from dozens of shards, and 64 K messages of a few words are a few MiB.

@@ -11,9 +11,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use ringserve_core::{ConnId, Reach};
 
+use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
 use crate::stats::ShardReport;
-use crate::wake::{Attention, Brought, Called, Queued, ShardInbox};
 
 thread_local! {
     /// This thread is a shard's.

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use ringserve_core::Address;
 
-use super::{DrainBegins, Draining, LocalTasks};
+use super::draining::{DrainBegins, Draining};
+use super::inbox::Remote;
+use super::spawned::LocalTasks;
+use super::timers::{Deadline, Sleep, Timers};
 use crate::guard::{Panicked, guard};
-use crate::remote::Remote;
 use crate::stream::{Connecting, Requests};
-use crate::timers::{Deadline, Sleep, Timers};
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
 /// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.

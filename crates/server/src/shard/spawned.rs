@@ -8,11 +8,11 @@ use std::task::{Context, Poll, Waker};
 
 use ringserve_core::ConnId;
 
+use super::inbox::{Remote, TaskWaker};
+use super::timers::Timers;
 use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
-use crate::remote::{Remote, TaskWaker};
-use crate::timers::Timers;
 
 /// Set in the number of a woken task if it is one of these.
 pub(crate) const SPAWNED: u32 = 1 << 31;
