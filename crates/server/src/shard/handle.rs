@@ -4,14 +4,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringserve_core::Address;
-
+use super::attempts::Requests;
 use super::draining::{DrainBegins, Draining};
 use super::inbox::Remote;
 use super::spawned::LocalTasks;
 use super::timers::{Deadline, Sleep, Timers};
 use crate::guard::{Panicked, guard};
-use crate::stream::{Connecting, Requests};
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
 /// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.
@@ -67,37 +65,6 @@ impl Shard {
     /// `Rc`s with the service. A panic in it ends it alone.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         let _named = self.inner.tasks.spawn(Box::pin(future));
-    }
-
-    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`](crate::Stream) like an accepted one, and
-    /// dropping it closes it.
-    ///
-    /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket
-    /// options are those of accepted connections ([`SocketOptions`](crate::SocketOptions)). Of the
-    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stalled`, `write_bytes_per_second_min` and `linger` hold, with bounds and
-    /// counters of their own; there is no limit on how long an upstream may be silent.
-    ///
-    /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued
-    /// for them leaves, and they are closed.
-    ///
-    /// ```no_run
-    /// use std::net::SocketAddr;
-    /// use ringserve::{Server, Stream, copy_bidirectional};
-    ///
-    /// # fn main() -> Result<(), ringserve::Error> {
-    /// let upstream: SocketAddr = ([127, 0, 0, 1], 8000).into();
-    /// Server::bind("127.0.0.1:7000").serve_stream(move |_shard| async move |mut client: Stream| {
-    ///     let mut upstream = client.shard().connect(upstream).await?;
-    ///     copy_bidirectional(&mut client, &mut upstream).await.map_err(|broken| broken.error)
-    /// })
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`Limits::connect`](crate::Limits::connect); `ResourceBusy` if
-    /// the shard has [`Limits::upstreams_max`](crate::Limits::upstreams_max) of them.
-    pub fn connect(&self, address: impl Into<Address>) -> Connecting {
-        Connecting::new(address.into(), self)
     }
 
     pub(crate) fn upstream_requests(&self) -> &Requests {

@@ -1,5 +1,6 @@
 //! One shard at work: driver, state machine and user code, going round.
 
+pub(crate) mod attempts;
 pub(crate) mod calls;
 pub(crate) mod draining;
 pub(crate) mod handle;
@@ -8,10 +9,12 @@ mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod messages;
 mod run_on;
+pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;
 mod sync;
 pub(crate) mod timers;
+mod upstreams;
 mod wake;
 
 use std::net::SocketAddr;
@@ -31,6 +34,7 @@ use tracing::{debug, error, warn};
 
 use self::calls::{Ended, Job, Resumed, Tasks};
 use self::inbox::{Mail, Order, Post, Remote};
+use self::upstreams::{UPSTREAM, Upstreams};
 use self::wake::Attention;
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard, wake};
@@ -38,7 +42,6 @@ use crate::log::{self, LineLimit, LogObserver, guarded};
 use crate::peer::Peer;
 use crate::service::Service;
 use crate::stats::ShardReport;
-use crate::stream::{UPSTREAM, Upstreams};
 
 use self::handle::Shard;
 use self::spare::{InUse, Spare, Step};

@@ -9,7 +9,7 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use ringserve_core::Block;
 
 use super::Stream;
-use super::session::Session;
+use crate::shard::session::Session;
 
 impl Read for Stream {
     fn poll_read(

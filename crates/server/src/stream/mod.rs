@@ -17,10 +17,8 @@ mod ended;
 #[cfg(feature = "http")]
 mod hyper_io;
 mod service;
-mod session;
 #[cfg(feature = "tokio")]
 mod tokio_io;
-mod upstreams;
 
 use std::fmt;
 use std::future::poll_fn;
@@ -35,15 +33,13 @@ use crate::peer::Peer;
 use crate::shard::draining::DrainBegins;
 use crate::shard::handle::Shard;
 
+use crate::shard::session::Session;
 pub use connecting::Connecting;
-pub(crate) use connecting::Requests;
 pub use copy::{CopyError, CopySide, copy_bidirectional};
 pub use ended::StreamResult;
 #[cfg(feature = "http")]
 pub(crate) use hyper_io::Fate;
 pub(crate) use service::Streams;
-use session::Session;
-pub(crate) use upstreams::{UPSTREAM, Upstreams};
 
 /// A connection as a stream of bytes, for [`Server::serve_stream`](crate::Server::serve_stream).
 ///

@@ -10,12 +10,12 @@ use tracing::warn;
 
 use super::Stream;
 use super::ended::StreamResult;
-use super::session::Session;
 use crate::cx::Cx;
 use crate::log::{LineLimit, guarded};
 use crate::peer::Peer;
 use crate::service::{Refusal, Service};
 use crate::shard::handle::Shard;
+use crate::shard::session::Session;
 
 /// Runs `handler` for each connection of a shard.
 pub(crate) struct Streams<H> {

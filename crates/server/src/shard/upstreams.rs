@@ -21,12 +21,12 @@ use ringserve_buf::Pool;
 use ringserve_core::framing::Raw;
 use ringserve_core::{CloseReason, Completion, ConnId, Driver, Event, Limits, Link, Next, Time, Wait};
 
-use super::connecting::Attempt;
+use super::attempts::Attempt;
+use super::handle::Shard;
+use super::inbox::TaskWaker;
 use super::session::Session;
 use crate::guard::{guard, wake};
 use crate::log::LogObserver;
-use crate::shard::handle::Shard;
-use crate::shard::inbox::TaskWaker;
 use crate::stats::UpstreamReport;
 
 /// Set in the number of a woken task if it says that an upstream's bytes were read. The rest is the slot's index.

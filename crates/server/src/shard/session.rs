@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use ringserve_buf::Lease;
 use ringserve_core::CloseReason;
 
-use crate::shard::spawned::{LocalTasks, TaskId};
+use super::spawned::{LocalTasks, TaskId};
 
 /// A lease that is kept beyond the turn pins its buffer. One of at least so many bytes which are at least so great a part
 /// of its buffer may; the rest of others is copied. As for replies, which are lent or copied by the same rule.
@@ -30,14 +30,14 @@ pub(crate) struct Session {
     /// The call that waits until everything is read.
     call: Cell<Option<Waker>>,
     /// The connection's future.
-    pub(super) task: Cell<Option<TaskId>>,
+    pub(crate) task: Cell<Option<TaskId>>,
     /// Why the connection ended.
     ended: Cell<Option<CloseReason>>,
 }
 
 impl Session {
     /// Ready if there are bytes, or none will come.
-    pub(super) fn poll_readable(&self, waker: &Waker, tasks: &LocalTasks) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_readable(&self, waker: &Waker, tasks: &LocalTasks) -> Poll<io::Result<()>> {
         if self.has_unread() {
             return Poll::Ready(Ok(()));
         }
@@ -62,7 +62,7 @@ impl Session {
         Poll::Pending
     }
 
-    pub(super) fn end(&self, reason: CloseReason) -> io::Result<()> {
+    pub(crate) fn end(&self, reason: CloseReason) -> io::Result<()> {
         let kind = match reason {
             CloseReason::PeerReset => io::ErrorKind::ConnectionReset,
             CloseReason::System(errno) => return Err(io::Error::from_raw_os_error(errno)),
@@ -83,7 +83,7 @@ impl Session {
         Err(io::Error::new(kind, reason.name()))
     }
 
-    pub(super) fn has_unread(&self) -> bool {
+    pub(crate) fn has_unread(&self) -> bool {
         let unread = self.unread.take();
         let has = !unread.is_empty();
         self.unread.set(unread);
@@ -91,7 +91,7 @@ impl Session {
     }
 
     /// All that is there.
-    pub(super) fn take_unread(&self) -> Lease {
+    pub(crate) fn take_unread(&self) -> Lease {
         let unread = self.unread.take();
         self.all_read();
         unread
@@ -99,7 +99,7 @@ impl Session {
 
     /// Gives what is there to `read`, which says how many bytes it took.
     #[cfg(any(feature = "http", feature = "tokio"))]
-    pub(super) fn read_with(&self, read: impl FnOnce(&[u8]) -> usize) {
+    pub(crate) fn read_with(&self, read: impl FnOnce(&[u8]) -> usize) {
         let mut unread = self.unread.take();
         unread.advance(read(&unread));
         if unread.is_empty() {
@@ -117,13 +117,13 @@ impl Session {
     }
 
     /// More bytes arrived; everything before them was read.
-    pub(super) fn put(&self, lease: Lease) {
+    pub(crate) fn put(&self, lease: Lease) {
         debug_assert!(!self.has_unread(), "a frame came before the last one was read");
         self.unread.set(lease);
     }
 
     /// The reader is not done with what is there: it shall not pin more than it should.
-    pub(super) fn spill(&self) {
+    pub(crate) fn spill(&self) {
         let unread = self.unread.take();
         let pinned = unread.pinned_bytes();
         let small = unread.len() < KEPT_BYTES_MIN || unread.len() * KEPT_SHARE_MIN < pinned;
@@ -133,12 +133,12 @@ impl Session {
     }
 
     /// Wakes this one when everything was read.
-    pub(super) fn wake_when_read(&self, waker: Waker) {
+    pub(crate) fn wake_when_read(&self, waker: Waker) {
         self.call.set(Some(waker));
     }
 
     /// Ready when everything was read.
-    pub(super) fn poll_all_read(&self, task: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_all_read(&self, task: &mut Context<'_>) -> Poll<()> {
         if !self.has_unread() {
             return Poll::Ready(());
         }
@@ -148,23 +148,23 @@ impl Session {
 
     /// True if the peer sent its last byte, or the connection is gone.
     #[cfg(feature = "http")]
-    pub(super) fn nothing_comes(&self) -> bool {
+    pub(crate) fn nothing_comes(&self) -> bool {
         self.input_ended.get() || self.ended.get().is_some()
     }
 
-    pub(super) fn end_input(&self) {
+    pub(crate) fn end_input(&self) {
         self.input_ended.set(true);
     }
 
     /// The connection is gone, and what was not read with it.
-    pub(super) fn set_ended(&self, reason: CloseReason) {
+    pub(crate) fn set_ended(&self, reason: CloseReason) {
         self.ended.set(Some(reason));
         drop(self.unread.take());
         drop(self.call.take());
     }
 
     /// Has the reader read, if it waits: here and now if it is a task of the shard, as it mostly is.
-    pub(super) fn run_reader(&self, tasks: &LocalTasks) {
+    pub(crate) fn run_reader(&self, tasks: &LocalTasks) {
         if !self.reader_waits.replace(false) {
             return;
         }
