@@ -62,6 +62,6 @@ pub use stream::{Connecting, CopyError, CopySide, Stream, StreamResult, copy_bid
 #[doc(hidden)]
 pub mod internals {
     pub use crate::server::{Drivers, start_on, start_stream_on};
-    pub use crate::shard::run_on;
     pub use crate::shard::timers::age_new_shards;
+    pub use crate::shard::turns::run_on;
 }

@@ -18,8 +18,8 @@ use crate::host::Host;
 use crate::listen::{ListenAddr, Listening};
 use crate::running::Running;
 use crate::service::MakeService;
-use crate::shard::Others;
 use crate::shard::handle::Shard;
+use crate::shard::state::Others;
 use crate::stream::{Stream, StreamResult, Streams};
 
 /// Where a server listens, and how each of its shards makes its driver.

@@ -26,7 +26,7 @@ use crate::service::MakeService;
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Order, Remote, enter_shard};
-use crate::shard::{Admit, Others, Parts, Running as RunningShard};
+use crate::shard::state::{Admit, Others, Parts, Running as RunningShard};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;

@@ -27,8 +27,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
-use super::Running;
 use super::calls::Job;
+use super::state::Running;
 use crate::service::Service;
 use crate::stats::ShardReport;
 
