@@ -85,9 +85,9 @@ use hyper::body::{Body, Incoming};
 use hyper::service::Service;
 use hyper::{Request, Response};
 
-use crate::error::Error;
-use crate::running::Running;
-use crate::server::Server;
+use crate::server::builder::Server;
+use crate::server::error::Error;
+use crate::server::running::Running;
 use crate::shard::handle::Shard;
 use crate::stream::Stream;
 

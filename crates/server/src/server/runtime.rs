@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[cfg(feature = "host-tokio-uring")]
 use ringserve_ring::probe_ring;
 
-use crate::error::Error;
+use super::error::Error;
 
 /// The runtime that the shards of a server run in.
 ///

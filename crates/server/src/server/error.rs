@@ -8,8 +8,8 @@ use ringserve_core::LimitError;
 use ringserve_ring::SetupError;
 use rustix::io::Errno;
 
-use crate::listen::ListenAddr;
-use crate::socket_options::OptionError;
+use super::listen::ListenAddr;
+use super::socket_options::OptionError;
 
 /// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
 /// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.

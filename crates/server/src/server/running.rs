@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::accept_queue::AcceptQueue;
-use crate::error::Error;
+use super::accept_queue::AcceptQueue;
+use super::error::Error;
+use super::listen::{ListenAddr, Listening};
+use super::socket_options::OptionWarning;
 use crate::guard::message_of;
-use crate::listen::{ListenAddr, Listening};
 use crate::shard::inbox::{Order, Remote};
-use crate::socket_options::OptionWarning;
 use crate::stats::{Report, ShardReport};
 
 /// How a shard ended: what it did, or why it ended by itself.

@@ -1,39 +1,32 @@
 //! Building and starting a server.
 
-mod driven;
-mod launch;
-mod signals;
-mod starting;
-
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use crate::driver::{Driver, Wanted};
-use crate::error::Error;
+use super::driver::{Driver, Wanted};
+use super::error::Error;
+use super::launch::{Plan, announce, cpus_to_pin, descriptors};
+use super::listen::{Binds, Listen};
+use super::memory;
+use super::running::Running;
+use super::runtime::Host;
+use super::signals::StopSignals;
+use super::socket_options::SocketOptions;
+use super::starting::Starting;
 use crate::guard::guard;
-use crate::host::Host;
-use crate::listen::{Binds, Listen};
 use crate::log;
-use crate::memory;
 use crate::peer::Peer;
-use crate::running::Running;
 use crate::service::MakeService;
 use crate::shard::handle::Shard;
 use crate::shard::state::Admit;
-use crate::socket_options::SocketOptions;
 use crate::stream::{Stream, StreamResult, Streams};
-use launch::{Plan, announce, cpus_to_pin, descriptors};
 use ringserve_core::Limits;
 use ringserve_core::framing::{Framing, Raw};
-use signals::StopSignals;
-use starting::Starting;
-
-pub use driven::{Drivers, start_on, start_stream_on};
 
 /// Shards at most: beyond, something is wrong with the number.
-const SHARDS_MAX: usize = 1024;
+pub(super) const SHARDS_MAX: usize = 1024;
 
 /// A server to be. `F` is the framing of all its connections.
 ///
@@ -54,18 +47,18 @@ const SHARDS_MAX: usize = 1024;
 /// ```
 #[must_use = "a server does nothing until it is started"]
 pub struct Server<F = Raw> {
-    binds: Binds,
-    framing: F,
-    limits: Limits,
+    pub(super) binds: Binds,
+    pub(super) framing: F,
+    pub(super) limits: Limits,
     /// They are the program's own.
     limits_given: bool,
-    shards: Option<usize>,
+    pub(super) shards: Option<usize>,
     pin: Option<bool>,
     share_port: bool,
-    driver: Driver,
-    sockets: SocketOptions,
-    incremental: bool,
-    admit: Option<Admit>,
+    pub(super) driver: Driver,
+    pub(super) sockets: SocketOptions,
+    pub(super) incremental: bool,
+    pub(super) admit: Option<Admit>,
     host: Host,
 }
 
@@ -149,7 +142,7 @@ impl Server<Raw> {
     }
 
     /// A call waits here as long as its bytes are unread, which may be for ever, and keeps their order.
-    fn for_streams(mut self) -> Server<Raw> {
+    pub(super) fn for_streams(mut self) -> Server<Raw> {
         self.limits.handler = None;
         self.limits.calls_in_flight_max = 1;
         self

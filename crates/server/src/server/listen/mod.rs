@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 pub use addr::ListenAddr;
 
-use crate::error::Error;
-use crate::socket_options::{OptionWarning, SocketOptions, Warnings};
+use crate::server::error::Error;
+use crate::server::socket_options::{OptionWarning, SocketOptions, Warnings};
 use unix::UnixFile;
 
 /// Listeners at most: beyond, something is wrong with the list.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::error::Error;
+use crate::server::error::Error;
 
 /// How long a port may stay taken by a process that was just killed: with 1000 connections 8 ms were seen.
 pub(super) const RETRY_FOR: Duration = Duration::from_millis(250);

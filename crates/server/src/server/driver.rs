@@ -12,8 +12,8 @@ use ringserve_ring::{
 };
 use socket2::SockRef;
 
-use crate::error::Error;
-use crate::socket_options::SocketOptions;
+use super::error::Error;
+use super::socket_options::SocketOptions;
 
 /// The environment variable by which an operator decides where the program leaves it to [`Driver::Auto`].
 const VARIABLE: &str = "RINGSERVE_DRIVER";
