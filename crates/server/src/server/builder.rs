@@ -13,7 +13,7 @@ use super::memory;
 use super::running::Running;
 use super::runtime::Host;
 use super::signals::StopSignals;
-use super::socket_options::SocketOptions;
+use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
 use crate::guard::guard;
 use crate::log;

@@ -13,7 +13,7 @@ use ringserve_ring::{
 use socket2::SockRef;
 
 use super::error::Error;
-use super::socket_options::SocketOptions;
+use super::socket_options::options::SocketOptions;
 
 /// The environment variable by which an operator decides where the program leaves it to [`Driver::Auto`].
 const VARIABLE: &str = "RINGSERVE_DRIVER";

@@ -9,7 +9,7 @@ use ringserve_ring::SetupError;
 use rustix::io::Errno;
 
 use super::listen::ListenAddr;
-use super::socket_options::OptionError;
+use super::socket_options::check::OptionError;
 
 /// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
 /// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::accept_queue::AcceptQueue;
 use super::error::Error;
 use super::listen::{ListenAddr, Listening};
-use super::socket_options::OptionWarning;
+use super::socket_options::apply::OptionWarning;
 use crate::guard::message_of;
 use crate::shard::inbox::{Order, Remote};
 use crate::stats::{Report, ShardReport};

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 pub use addr::ListenAddr;
 
 use crate::server::error::Error;
-use crate::server::socket_options::{OptionWarning, SocketOptions, Warnings};
+use crate::server::socket_options::apply::{OptionWarning, Warnings};
+use crate::server::socket_options::options::SocketOptions;
 use unix::UnixFile;
 
 /// Listeners at most: beyond, something is wrong with the list.

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::ip::{RETRY_FOR, process_name};
 use super::{Listen, ListenAddr};
 use crate::server::error::Error;
-use crate::server::socket_options::Warnings;
+use crate::server::socket_options::apply::Warnings;
 
 /// Bytes of a path, or of an abstract name, at most: `sun_path` has 108, one of which is a zero.
 const NAME_BYTES_MAX: usize = 107;

@@ -11,7 +11,8 @@ use std::time::Duration;
 use ringserve_ring::TcpOption;
 use socket2::{Socket, TcpKeepalive};
 
-use super::{KeepAlive, OptionError, SocketOptions};
+use super::check::OptionError;
+use super::options::{KeepAlive, SocketOptions};
 
 /// A socket option that has not the effect it was set for. As text the cause and, where there is one, the fix, as
 /// `send_buffer_bytes 8388608 was cut to 4194304 by net.core.wmem_max; raise that to have more`.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::{KeepAlive, SocketOptions};
+use super::options::{KeepAlive, SocketOptions};
 
 /// Which option is wrong, or was refused by the kernel.
 #[derive(Debug)]
