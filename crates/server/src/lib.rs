@@ -35,7 +35,7 @@ pub use ringserve_buf::Counts as BufferCounts;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::error::Error;
-pub use server::listen::ListenAddr;
+pub use server::listen::addr::ListenAddr;
 pub use server::memory::{UsableMemory, usable_memory};
 pub use server::running::{Running, Stopper};
 pub use server::runtime::Host;

@@ -8,7 +8,8 @@ use std::thread;
 use super::driver::{Driver, Wanted};
 use super::error::Error;
 use super::launch::{Plan, announce, cpus_to_pin, descriptors};
-use super::listen::{Binds, Listen};
+use super::listen::addr::Binds;
+use super::listen::sockets::Listen;
 use super::memory;
 use super::running::Running;
 use super::runtime::Host;
@@ -311,7 +312,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     where
         Make: MakeService,
     {
-        let addrs = self.binds.all()?;
+        let addrs = self.binds.all().map_err(Error::Address)?;
         self.limits.check().map_err(Error::Limits)?;
         self.sockets.check().map_err(Error::SocketOption)?;
         let parallelism = thread::available_parallelism().map_or(1, usize::from);

@@ -13,7 +13,8 @@ use super::builder::{SHARDS_MAX, Server};
 use super::driver::Wanted;
 use super::error::Error;
 use super::launch::{OneShard, Plan, give_up};
-use super::listen::{ListenAddr, Listening};
+use super::listen::addr::ListenAddr;
+use super::listen::sockets::Listening;
 use super::running::Running;
 use super::runtime::Host;
 use super::starting::Starting;
@@ -65,7 +66,7 @@ where
     F: Framing + Clone + Send,
     Make: MakeService,
 {
-    let addrs = server.binds.all()?;
+    let addrs = server.binds.all().map_err(Error::Address)?;
     server.limits.check().map_err(Error::Limits)?;
     let shards = server.shards.unwrap_or(1);
     if !(1..=SHARDS_MAX).contains(&shards) {

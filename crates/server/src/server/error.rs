@@ -8,7 +8,7 @@ use ringserve_core::LimitError;
 use ringserve_ring::SetupError;
 use rustix::io::Errno;
 
-use super::listen::ListenAddr;
+use super::listen::addr::ListenAddr;
 use super::socket_options::check::OptionError;
 
 /// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`

@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use super::error::Error;
-use super::listen::Listening;
+use super::listen::sockets::Listening;
 use super::running::{Running, ShardDeath, ShardEnd};
 use super::runtime::Host;
 use super::starting::{Heard, Ready, Starting};

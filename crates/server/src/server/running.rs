@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::accept_queue::AcceptQueue;
 use super::error::Error;
-use super::listen::{ListenAddr, Listening};
+use super::listen::addr::ListenAddr;
+use super::listen::sockets::Listening;
 use super::socket_options::apply::OptionWarning;
 use crate::guard::message_of;
 use crate::shard::inbox::{Order, Remote};

@@ -20,10 +20,11 @@ use rustix::process::geteuid;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tracing::{info, warn};
 
+use super::addr::ListenAddr;
 use super::ip::{RETRY_FOR, process_name};
-use super::{Listen, ListenAddr};
 use crate::server::error::Error;
 use crate::server::socket_options::apply::Warnings;
+use crate::server::socket_options::options::SocketOptions;
 
 /// Bytes of a path, or of an abstract name, at most: `sun_path` has 108, one of which is a zero.
 const NAME_BYTES_MAX: usize = 107;
@@ -34,38 +35,36 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long another server may hold the directory, which takes it as long as a start at a path that is in use.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 
-impl Listen<'_> {
-    /// The one listener of a path, and its file. Abstract names have none.
-    pub(super) fn unix(
-        &self,
-        path: &Path,
-        warnings: &mut Warnings,
-    ) -> Result<(Socket, Option<UnixFile>), Error> {
-        let place = Place { path };
-        let failed = |error| place.failed(error);
-        let addr = place.address().map_err(failed)?;
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
-        self.options.warn_of_unix(warnings);
-        let listen = || socket.listen(self.options.listen_backlog()).map_err(failed);
-        if place.is_abstract() {
-            place.bind_name(&socket, &addr)?;
-            listen()?;
-            return Ok((socket, None));
-        }
-        let _lock = lock(directory(path));
-        place.make_room(&addr)?;
-        socket.bind(&addr).map_err(|error| failed(place.explained(error)))?;
-        let keeps_it = socket.try_clone().map_err(failed)?;
-        let file = UnixFile::new(path, keeps_it).map_err(failed)?;
-        if let Some(mode) = self.options.unix_mode {
-            // Nobody is connected before it listens, so nobody who may not gets in.
-            fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
-            let given = fs::symlink_metadata(path).map_err(failed)?.mode() & 0o777;
-            warnings.unix_mode(mode, given);
-        }
+/// The one listener of a path, and its file. Abstract names have none.
+pub(super) fn listen(
+    path: &Path,
+    options: &SocketOptions,
+    warnings: &mut Warnings,
+) -> Result<(Socket, Option<UnixFile>), Error> {
+    let place = Place { path };
+    let failed = |error| place.failed(error);
+    let addr = place.address().map_err(failed)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+    options.warn_of_unix(warnings);
+    let listen = || socket.listen(options.listen_backlog()).map_err(failed);
+    if place.is_abstract() {
+        place.bind_name(&socket, &addr)?;
         listen()?;
-        Ok((socket, Some(file)))
+        return Ok((socket, None));
     }
+    let _lock = lock(directory(path));
+    place.make_room(&addr)?;
+    socket.bind(&addr).map_err(|error| failed(place.explained(error)))?;
+    let keeps_it = socket.try_clone().map_err(failed)?;
+    let file = UnixFile::new(path, keeps_it).map_err(failed)?;
+    if let Some(mode) = options.unix_mode {
+        // Nobody is connected before it listens, so nobody who may not gets in.
+        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+        let given = fs::symlink_metadata(path).map_err(failed)?.mode() & 0o777;
+        warnings.unix_mode(mode, given);
+    }
+    listen()?;
+    Ok((socket, Some(file)))
 }
 
 /// Where to listen.
