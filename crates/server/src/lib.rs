@@ -48,7 +48,10 @@ pub use shard::handle::Shard;
 pub use shard::messages::{SendError, Shards};
 pub use shard::timers::{Deadline, DeadlineElapsed, Sleep};
 pub use stats::{Report, ShardReport, UpstreamReport};
-pub use stream::{Connecting, CopyError, CopySide, Stream, StreamResult, copy_bidirectional};
+pub use stream::byte_stream::Stream;
+pub use stream::connecting::Connecting;
+pub use stream::copy::{CopyError, CopySide, copy_bidirectional};
+pub use stream::service::StreamResult;
 
 /// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for
 /// users.

@@ -20,7 +20,8 @@ use super::watched::{StreamExecutor, Watched};
 use super::{HttpOptions, HttpVersions, ShardTimer, ShardTimerSleep};
 use crate::shard::draining::DrainBegins;
 use crate::shard::handle::Shard;
-use crate::stream::{Fate, Stream};
+use crate::stream::byte_stream::Stream;
+use crate::stream::hyper_io::Fate;
 
 /// Serves streams of a shard as HTTP. There is one for each shard, as it has the shard's timers.
 #[derive(Debug)]

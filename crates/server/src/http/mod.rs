@@ -89,7 +89,7 @@ use crate::server::builder::Server;
 use crate::server::error::Error;
 use crate::server::running::Running;
 use crate::shard::handle::Shard;
-use crate::stream::Stream;
+use crate::stream::byte_stream::Stream;
 
 pub use connection::{Http, HttpError};
 pub use options::{HttpOptions, HttpVersions};

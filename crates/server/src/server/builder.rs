@@ -22,7 +22,8 @@ use crate::peer::Peer;
 use crate::service::MakeService;
 use crate::shard::handle::Shard;
 use crate::shard::state::Admit;
-use crate::stream::{Stream, StreamResult, Streams};
+use crate::stream::byte_stream::Stream;
+use crate::stream::service::{StreamResult, Streams};
 use ringserve_core::Limits;
 use ringserve_core::framing::{Framing, Raw};
 

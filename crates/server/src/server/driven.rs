@@ -21,7 +21,8 @@ use super::starting::Starting;
 use crate::service::MakeService;
 use crate::shard::handle::Shard;
 use crate::shard::state::Others;
-use crate::stream::{Stream, StreamResult, Streams};
+use crate::stream::byte_stream::Stream;
+use crate::stream::service::{StreamResult, Streams};
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use ringserve_core::Address;
 
-use super::Stream;
+use super::byte_stream::Stream;
 use crate::shard::attempts::{Attempt, Progress};
 use crate::shard::handle::Shard;
 

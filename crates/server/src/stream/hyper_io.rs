@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use ringserve_core::Block;
 
-use super::Stream;
+use super::byte_stream::Stream;
 use crate::shard::session::Session;
 
 impl Read for Stream {
