@@ -15,9 +15,10 @@ use hyper::{Request, Response};
 use tracing::debug;
 
 use super::detect::{Detected, Replayed, detect};
+use super::options::{HttpOptions, HttpVersions};
+use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{StreamExecutor, Watched};
-use super::{HttpOptions, HttpVersions, ShardTimer, ShardTimerSleep};
 use crate::shard::draining::DrainBegins;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;

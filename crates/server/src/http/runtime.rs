@@ -1,4 +1,4 @@
-//! How hyper sleeps.
+//! How hyper spawns and sleeps.
 //!
 //! hyper wants timers that are `Send`, and a shard's are not. So these are a wheel of their own behind a lock, which only
 //! the shard's thread takes as long as nobody carries a sleep away, and a task of the shard sleeps for all of them:
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use hyper::rt::{Sleep, Timer};
+use hyper::rt::{Executor, Sleep, Timer};
 use ringserve_core::Time;
 
 use crate::guard::{discard, wake};
@@ -27,6 +27,25 @@ use crate::shard::timers::{Alarms, starting_point};
 
 /// Looks at the timers in a row: a second one where a timer's time came while those of others went off.
 const LOOKS: usize = 2;
+
+/// Runs hyper's futures on a shard. They need not be `Send`, and end with the shard.
+#[derive(Clone, Debug)]
+pub struct ShardExecutor {
+    shard: Shard,
+}
+
+impl ShardExecutor {
+    /// An executor on `shard`.
+    pub fn new(shard: &Shard) -> ShardExecutor {
+        ShardExecutor { shard: shard.clone() }
+    }
+}
+
+impl<F: Future<Output = ()> + 'static> Executor<F> for ShardExecutor {
+    fn execute(&self, future: F) {
+        self.shard.spawn(future);
+    }
+}
 
 /// Timers of a shard for hyper. A timer goes off up to about a millisecond late and never early. Clones are handles on the
 /// same ones.
