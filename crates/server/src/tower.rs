@@ -53,7 +53,7 @@ use bytes::Bytes;
 use ringserve_core::{ConnId, Frame};
 
 use crate::cx::Cx;
-use crate::middleware::Permits;
+use crate::middleware::permits::Permits;
 use crate::peer::Peer;
 use crate::service::Service;
 
