@@ -55,11 +55,10 @@
 //! Between two items of one piece of input replies are given time to leave, so that what
 //! [`Limits`] say about outboxes holds for items too.
 
-mod spare;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
@@ -72,7 +71,11 @@ pub use tokio_util::codec::{Decoder, Encoder};
 use crate::cx::Cx;
 use crate::service::{Refusal, Service};
 
-use spare::Spare;
+/// A new buffer has as much room as one receive fills by default.
+const ROOM_BYTES: usize = 16 * 1024;
+
+/// A buffer that is kept for the next use has at most this much, as a shard's batches do.
+const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// The start of an item is copied out of the shard's buffer up to this size, and waits in a block of its own: that is
 /// cheap, and the buffer, which is larger as a rule, serves others.
@@ -335,5 +338,27 @@ impl<'a, S: CodecService> Deref for CodecCx<'a, S> {
 impl<S: CodecService> fmt::Debug for CodecCx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("CodecCx").field(self.cx).finish()
+    }
+}
+
+/// A buffer of a shard, while no connection uses it.
+#[derive(Default)]
+struct Spare(Cell<BytesMut>);
+
+impl Spare {
+    /// An empty buffer with room for so many bytes.
+    fn take(&self, bytes: usize) -> BytesMut {
+        let (mut buffer, room) = (self.0.take(), bytes.max(ROOM_BYTES));
+        if buffer.try_reclaim(room) { buffer } else { BytesMut::with_capacity(room) }
+    }
+
+    /// Keeps a buffer, unless it grew large or parts of it are still used by items.
+    fn keep(&self, mut buffer: BytesMut) {
+        buffer.clear();
+        // Its capacity says what is left behind the parts that were split off; this asks for the whole.
+        let is_large = buffer.try_reclaim(KEPT_BYTES_MAX + 1);
+        if !is_large && buffer.try_reclaim(ROOM_BYTES) {
+            self.0.set(buffer);
+        }
     }
 }
