@@ -20,18 +20,18 @@ mod stream;
 #[cfg(feature = "tower")]
 pub mod tower;
 
+pub use ringserve_buf::Counts as BufferCounts;
 pub use ringserve_core::framing;
 pub use ringserve_core::{
     Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, IdleCounts, LimitError, Limits,
     Outbox, Payload,
 };
 pub use ringserve_ring::SetupError;
-pub use server::accept_queue::AcceptQueue;
 
 pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use peer::Peer;
-pub use ringserve_buf::Counts as BufferCounts;
+pub use server::accept_queue::AcceptQueue;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::error::Error;
