@@ -2,16 +2,16 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringserve_core::{Block, ConnId, Link, Payload};
+use ringserve_core::{Block, ConnId, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
-use crate::shard::Shard;
-use crate::timers::{Deadline, Sleep};
+use crate::peer::Peer;
+use crate::shard::handle::Shard;
+use crate::shard::timers::{Deadline, Sleep};
 
 /// The connection a call is for.
 ///
@@ -152,38 +152,5 @@ impl<'a, S: 'static> Cx<'a, S> {
 impl<S> fmt::Debug for Cx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Cx").field(&self.block.link).finish()
-    }
-}
-
-/// The other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    pub(crate) addr: Option<SocketAddr>,
-    pub(crate) listener: u16,
-}
-
-impl Peer {
-    pub(crate) fn of(link: &Link) -> Peer {
-        Peer { addr: link.peer(), listener: link.listener() }
-    }
-
-    /// Its address. `None` on a Unix socket, and for a peer that was gone before it could be asked.
-    pub fn addr(&self) -> Option<SocketAddr> {
-        self.addr
-    }
-
-    /// Which of the server's listeners it connected to, in the order of
-    /// [`Running::listeners`](crate::Running::listeners).
-    pub fn listener(&self) -> usize {
-        usize::from(self.listener)
-    }
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.addr {
-            Some(addr) => addr.fmt(f),
-            None => f.write_str("unknown"),
-        }
     }
 }

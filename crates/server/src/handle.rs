@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ringserve_core::{Block, ConnId, Link, Payload, Reach};
 
-use crate::remote::{Mail, Remote};
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
+use crate::shard::inbox::{Mail, Remote};
 
 /// Reaches a connection from any thread, as long as it lives: from its own shard, from another one, from a thread that
 /// is no shard. A clone costs two reference counts. It keeps neither the connection open nor its slot: once the

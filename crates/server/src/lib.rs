@@ -2,38 +2,25 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod accept_queue;
 #[cfg(feature = "codec")]
 pub mod codec;
-mod cores;
 mod cx;
-mod driver;
-mod error;
 mod guard;
 mod handle;
-mod host;
 #[cfg(feature = "http")]
 pub mod http;
-mod listen;
 mod log;
-mod memory;
 pub mod middleware;
-mod remote;
-mod running;
+mod peer;
 mod server;
 mod service;
 mod shard;
-mod shards;
-mod socket_options;
+mod stats;
 mod stream;
-mod sync;
-mod tasks;
-mod timers;
 #[cfg(feature = "tower")]
 pub mod tower;
-mod wake;
 
-pub use accept_queue::AcceptQueue;
+pub use ringserve_buf::Counts as BufferCounts;
 pub use ringserve_core::framing;
 pub use ringserve_core::{
     Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, IdleCounts, LimitError, Limits,
@@ -41,28 +28,36 @@ pub use ringserve_core::{
 };
 pub use ringserve_ring::SetupError;
 
-pub use cx::{Cx, Peer};
-pub use driver::Driver;
-pub use error::Error;
+pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
-pub use host::Host;
-pub use listen::ListenAddr;
-pub use memory::{UsableMemory, usable_memory};
-pub use ringserve_buf::Counts as BufferCounts;
-pub use running::{Report, Running, ShardReport, Stopper, UpstreamReport};
-pub use server::Server;
+pub use peer::Peer;
+pub use server::accept_queue::AcceptQueue;
+pub use server::builder::Server;
+pub use server::driver::Driver;
+pub use server::error::Error;
+pub use server::listen::addr::ListenAddr;
+pub use server::memory::{UsableMemory, usable_memory};
+pub use server::running::{Running, Stopper};
+pub use server::runtime::Host;
+pub use server::socket_options::apply::OptionWarning;
+pub use server::socket_options::check::OptionError;
+pub use server::socket_options::options::{KeepAlive, SocketOptions};
 pub use service::{MakeService, Refusal, Service};
-pub use shard::{DrainBegins, Shard};
-pub use shards::{SendError, Shards};
-pub use socket_options::{KeepAlive, OptionError, OptionWarning, SocketOptions};
-pub use stream::{Connecting, CopyError, CopySide, Stream, StreamResult, copy_bidirectional};
-pub use timers::{Deadline, DeadlineElapsed, Sleep};
+pub use shard::draining::DrainBegins;
+pub use shard::handle::Shard;
+pub use shard::messages::{SendError, Shards};
+pub use shard::timers::{Deadline, DeadlineElapsed, Sleep};
+pub use stats::{Report, ShardReport, UpstreamReport};
+pub use stream::byte_stream::Stream;
+pub use stream::connecting::Connecting;
+pub use stream::copy::{CopyError, CopySide, copy_bidirectional};
+pub use stream::service::StreamResult;
 
 /// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for
 /// users.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::server::{Drivers, start_on, start_stream_on};
-    pub use crate::shard::run_on;
-    pub use crate::timers::age_new_shards;
+    pub use crate::server::driven::{Drivers, start_on, start_stream_on};
+    pub use crate::shard::timers::age_new_shards;
+    pub use crate::shard::turns::run_on;
 }

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
 use tracing::{debug, error, info, warn};
 
-use crate::cx::Peer;
 use crate::guard::Panicked;
-use crate::running::Report;
+use crate::peer::Peer;
+use crate::stats::Report;
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
 pub(crate) use ringserve_ring::guarded;

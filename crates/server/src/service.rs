@@ -126,3 +126,29 @@ impl<S: Service, E: Into<Box<dyn std::error::Error + Send + Sync>>> MakeService 
         self.map_err(Into::into)
     }
 }
+
+/// The methods of a service beside `call`, all handed to the field `service`.
+macro_rules! delegate_to_service {
+    () => {
+        fn open(&self, cx: &$crate::Cx<'_, Self::Session>) -> Result<(), $crate::Refusal> {
+            self.service.open(cx)
+        }
+
+        fn malformed(&self, cx: &$crate::Cx<'_, Self::Session>, error: &$crate::framing::FrameError) {
+            self.service.malformed(cx, error);
+        }
+
+        fn heartbeat(&self, cx: &$crate::Cx<'_, Self::Session>) {
+            self.service.heartbeat(cx);
+        }
+
+        fn input_ended(&self, cx: &$crate::Cx<'_, Self::Session>) {
+            self.service.input_ended(cx);
+        }
+
+        fn close(&self, session: &Self::Session, reason: $crate::CloseReason) {
+            self.service.close(session, reason);
+        }
+    };
+}
+pub(crate) use delegate_to_service;

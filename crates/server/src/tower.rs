@@ -52,8 +52,9 @@ use std::task::Poll;
 use bytes::Bytes;
 use ringserve_core::{ConnId, Frame};
 
-use crate::cx::{Cx, Peer};
-use crate::middleware::Permits;
+use crate::cx::Cx;
+use crate::middleware::permits::Permits;
+use crate::peer::Peer;
 use crate::service::Service;
 
 /// A frame and where it came from.

@@ -2,7 +2,6 @@ use std::convert::Infallible;
 
 use tokio_util::codec::LinesCodec;
 
-use super::spare::KEPT_BYTES_MAX;
 use super::*;
 
 struct Nothing;

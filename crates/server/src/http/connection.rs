@@ -15,11 +15,14 @@ use hyper::{Request, Response};
 use tracing::debug;
 
 use super::detect::{Detected, Replayed, detect};
+use super::options::{HttpOptions, HttpVersions};
+use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{StreamExecutor, Watched};
-use super::{HttpOptions, HttpVersions, ShardTimer, ShardTimerSleep};
-use crate::shard::{DrainBegins, Shard};
-use crate::stream::{Fate, Stream};
+use crate::shard::draining::DrainBegins;
+use crate::shard::handle::Shard;
+use crate::stream::byte_stream::Stream;
+use crate::stream::hyper_io::Fate;
 
 /// Serves streams of a shard as HTTP. There is one for each shard, as it has the shard's timers.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use std::time::Duration;
 use hyper::rt::{Read, ReadBufCursor, Write};
 
 use super::watch::Watch;
-use crate::shard::DrainBegins;
-use crate::stream::Stream;
+use crate::shard::draining::DrainBegins;
+use crate::stream::byte_stream::Stream;
 
 /// How each connection of HTTP/2 begins. No request of HTTP/1.1 does.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -37,7 +37,7 @@
 //!   error that a service returns closes its connection with HTTP/1.1; with HTTP/2 hyper resets that one stream and tells
 //!   nobody.
 //!
-//! All [`Limits`](crate::Limits) of a [`Stream`] hold.
+//! All [`Limits`](crate::Limits) of a [`Stream`](crate::Stream) hold.
 //!
 //! # When more is wanted
 //!
@@ -66,122 +66,18 @@
 //! # }
 //! ```
 //!
-//! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with settings of one's own; a [`Stream`]
-//! is what such a builder serves, as it implements hyper's `Read` and `Write`. The bounds behind the head of a request
+//! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with settings of one's own; a
+//! [`Stream`](crate::Stream) is what such a builder serves, as it implements hyper's `Read` and `Write`. The bounds behind the head of a request
 //! ([`HttpOptions::answer`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 
 mod connection;
 mod detect;
 mod options;
-mod rt;
-mod timer;
+mod runtime;
+mod serve;
 mod watch;
 mod watched;
 
-use std::error::Error as StdError;
-use std::rc::Rc;
-
-use hyper::body::{Body, Incoming};
-use hyper::service::Service;
-use hyper::{Request, Response};
-
-use crate::error::Error;
-use crate::running::Running;
-use crate::server::Server;
-use crate::shard::Shard;
-use crate::stream::Stream;
-
 pub use connection::{Http, HttpError};
 pub use options::{HttpOptions, HttpVersions};
-pub use rt::ShardExecutor;
-pub use timer::{ShardTimer, ShardTimerSleep};
-
-impl Server {
-    /// Serves HTTP/1.1 and HTTP/2, and waits as [`serve`](Server::serve) does. `factory` is called on each shard's thread and
-    /// makes its hyper service. See [the module](crate::http).
-    ///
-    /// # Errors
-    /// Those of [`serve`](Server::serve).
-    pub fn serve_http<S, B>(self, factory: impl Fn(&Shard) -> S + Send + Sync + 'static) -> Result<(), Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        self.serve_http_with(HttpOptions::default(), factory)
-    }
-
-    /// As [`serve_http`](Server::serve_http), with options.
-    ///
-    /// # Errors
-    /// Those of [`serve`](Server::serve), and [`Error::Limits`] if [`HttpOptions::check`] refuses the options.
-    pub fn serve_http_with<S, B>(
-        self,
-        options: HttpOptions,
-        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<(), Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        options.check().map_err(Error::Limits)?;
-        self.serve_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
-    }
-
-    /// Starts a server of HTTP/1.1 and HTTP/2 on threads of its own. See [`serve_http`](Server::serve_http) and
-    /// [`start`](Server::start).
-    ///
-    /// # Errors
-    /// Those of [`start`](Server::start).
-    pub fn start_http<S, B>(
-        self,
-        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<Running, Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        self.start_http_with(HttpOptions::default(), factory)
-    }
-
-    /// As [`start_http`](Server::start_http), with options.
-    ///
-    /// # Errors
-    /// Those of [`start`](Server::start), and [`Error::Limits`] if [`HttpOptions::check`] refuses the options.
-    pub fn start_http_with<S, B>(
-        self,
-        options: HttpOptions,
-        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<Running, Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        options.check().map_err(Error::Limits)?;
-        self.start_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
-    }
-}
-
-/// What a shard does with each of its connections.
-fn handler<S, B>(http: Http, service: S) -> impl AsyncFn(Stream) -> Result<(), HttpError> + 'static
-where
-    S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-    S::Future: 'static,
-    S::Error: Into<Box<dyn StdError + Send + Sync>>,
-    B: Body + 'static,
-    B::Error: Into<Box<dyn StdError + Send + Sync>>,
-{
-    let service = Rc::new(service);
-    async move |stream| http.serve(stream, service.clone()).await
-}
+pub use runtime::{ShardExecutor, ShardTimer, ShardTimerSleep};

@@ -6,7 +6,7 @@ use hyper::server::conn::{http1, http2};
 
 use ringserve_core::LimitError;
 
-use super::{ShardExecutor, ShardTimer};
+use super::runtime::{ShardExecutor, ShardTimer};
 
 /// Which protocols a server speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use std::rc::{Rc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use super::HttpOptions;
-use crate::stream::Fate;
+use super::options::HttpOptions;
+use crate::stream::hyper_io::Fate;
 
 /// Ticks in the window of a rate: a peer is seen to be too slow at most a fifth of the window late.
 const TICKS: u32 = 5;

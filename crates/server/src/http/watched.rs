@@ -13,7 +13,7 @@ use hyper::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
 
 use super::watch::{Excess, Watch, Watching};
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
 
 /// A service each of whose requests is watched.
 pub(super) struct Watched<S> {

@@ -1,9 +1,8 @@
 //! A bound on the calls in flight.
 
-use super::delegate_to_service;
 use super::permits::Permits;
 use crate::cx::Cx;
-use crate::service::Service;
+use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
 
 /// Lets so many calls of a shard be in flight at once; further ones wait, first in, first out.

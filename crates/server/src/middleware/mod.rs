@@ -41,38 +41,10 @@
 mod calls;
 mod concurrency_limit;
 mod observe;
-mod permits;
+pub(crate) mod permits;
 mod timeout;
 
 pub use calls::{CallCounts, Calls, ShardCalls};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use observe::{CallEnd, CallObserver, Observe};
-#[cfg(feature = "tower")]
-pub(crate) use permits::Permits;
 pub use timeout::{Timeout, TimeoutError};
-
-/// The methods of a service beside `call`, all handed to the field `service`.
-macro_rules! delegate_to_service {
-    () => {
-        fn open(&self, cx: &$crate::Cx<'_, Self::Session>) -> Result<(), $crate::Refusal> {
-            self.service.open(cx)
-        }
-
-        fn malformed(&self, cx: &$crate::Cx<'_, Self::Session>, error: &$crate::framing::FrameError) {
-            self.service.malformed(cx, error);
-        }
-
-        fn heartbeat(&self, cx: &$crate::Cx<'_, Self::Session>) {
-            self.service.heartbeat(cx);
-        }
-
-        fn input_ended(&self, cx: &$crate::Cx<'_, Self::Session>) {
-            self.service.input_ended(cx);
-        }
-
-        fn close(&self, session: &Self::Session, reason: $crate::CloseReason) {
-            self.service.close(session, reason);
-        }
-    };
-}
-use delegate_to_service;

@@ -4,9 +4,8 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 
-use super::delegate_to_service;
 use crate::cx::Cx;
-use crate::service::Service;
+use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
 
 /// Tells `observer` of each call of a service: when it begins, when it has to wait, and how it ends.

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::delegate_to_service;
 use crate::cx::Cx;
-use crate::service::Service;
+use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
 
 /// Gives each call so much time, and drops it then, which closes its connection with a [`TimeoutError::Elapsed`].

@@ -9,17 +9,20 @@ use ringserve_core::framing::{Framing, Raw};
 use ringserve_core::{Driver, Socket};
 use ringserve_ring::{UringConfig, Waker};
 
+use super::builder::{SHARDS_MAX, Server};
+use super::driver::Wanted;
+use super::error::Error;
 use super::launch::{OneShard, Plan, give_up};
+use super::listen::addr::ListenAddr;
+use super::listen::sockets::Listening;
+use super::running::Running;
+use super::runtime::Host;
 use super::starting::Starting;
-use super::{SHARDS_MAX, Server};
-use crate::driver::Wanted;
-use crate::error::Error;
-use crate::host::Host;
-use crate::listen::{ListenAddr, Listening};
-use crate::running::Running;
 use crate::service::MakeService;
-use crate::shard::{Others, Shard};
-use crate::stream::{Stream, StreamResult, Streams};
+use crate::shard::handle::Shard;
+use crate::shard::state::Others;
+use crate::stream::byte_stream::Stream;
+use crate::stream::service::{StreamResult, Streams};
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {
@@ -64,7 +67,7 @@ where
     F: Framing + Clone + Send,
     Make: MakeService,
 {
-    let addrs = server.binds.all()?;
+    let addrs = server.binds.all().map_err(Error::Address)?;
     server.limits.check().map_err(Error::Limits)?;
     let shards = server.shards.unwrap_or(1);
     if !(1..=SHARDS_MAX).contains(&shards) {

@@ -13,19 +13,20 @@ use ringserve_ring::{Epoll, Hosted, Uring, Waker};
 use socket2::SockRef;
 use tracing::{error, info, warn};
 
+use super::cpu;
+use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
+use super::error::Error;
+use super::listen::sockets::Listening;
+use super::running::{Running, ShardDeath, ShardEnd};
+use super::runtime::Host;
 use super::starting::{Heard, Ready, Starting};
-use crate::cores;
-use crate::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
-use crate::error::Error;
 use crate::guard::{guard, message_of};
-use crate::host::Host;
-use crate::listen::Listening;
 use crate::log::{LogObserver, guarded};
-use crate::remote::{Order, Remote, enter_shard};
-use crate::running::{Running, ShardDeath, ShardEnd};
 use crate::service::MakeService;
-use crate::shard::{Admit, Others, Parts, Running as RunningShard, Shard};
-use crate::tasks::calls;
+use crate::shard::calls::calls;
+use crate::shard::handle::Shard;
+use crate::shard::inbox::{Order, Remote, enter_shard};
+use crate::shard::state::{Admit, Others, Parts, Running as RunningShard};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
@@ -191,7 +192,7 @@ where
     /// On the shard's own thread: makes driver and service, says so, and serves.
     pub(super) fn run(mut self, ready: Ready) -> ShardEnd {
         if let Some(cpu) = self.cpu
-            && let Err(error) = cores::pin_to(cpu)
+            && let Err(error) = cpu::pin_to(cpu)
         {
             warn!(shard = self.index, cpu, %error, "shard runs unpinned");
         }
@@ -329,7 +330,7 @@ const DESCRIPTORS_UNKNOWN: u64 = 1024;
 
 /// Raises the limit on descriptors and checks that it suffices. Returns it.
 pub(super) fn descriptors(shards: usize, addrs: usize) -> Result<u64, Error> {
-    let (before, limit) = cores::raise_descriptor_limit().unwrap_or_else(|error| {
+    let (before, limit) = cpu::raise_descriptor_limit().unwrap_or_else(|error| {
         warn!("RLIMIT_NOFILE cannot be found out ({error}); it is taken to be {DESCRIPTORS_UNKNOWN}");
         (DESCRIPTORS_UNKNOWN, DESCRIPTORS_UNKNOWN)
     });
@@ -342,8 +343,8 @@ pub(super) fn descriptors(shards: usize, addrs: usize) -> Result<u64, Error> {
 
 /// The CPU of each shard, or none.
 pub(super) fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
-    let cpus = cores::cpus();
-    let fits = cpus.len() == shards && !cores::has_quota();
+    let cpus = cpu::cpus();
+    let fits = cpus.len() == shards && !cpu::has_quota();
     if pin.unwrap_or(fits) { cpus.into_iter().cycle().take(shards).collect() } else { Vec::new() }
 }
 

@@ -10,10 +10,10 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{info, warn};
 
+use super::error::Error;
+use super::running::{Running, Stopper};
 use super::starting::Interrupter;
-use crate::error::Error;
 use crate::guard::guard;
-use crate::running::{Running, Stopper};
 
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::error::Error;
+use super::error::Error;
 
 /// What happens while a server starts.
 enum Progress {

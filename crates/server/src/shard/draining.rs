@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_keeps_no_other_from_being_woken() {
-        use crate::remote::{Remote, TaskWaker};
+        use crate::shard::inbox::{Remote, TaskWaker};
         let draining = Draining::default();
         let mut waits = [draining.wait(), draining.wait()];
         let bad = crate::guard::tests::bomb();

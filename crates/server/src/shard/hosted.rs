@@ -27,10 +27,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
-use super::Running;
-use crate::running::ShardReport;
+use super::calls::Job;
+use super::state::Running;
 use crate::service::Service;
-use crate::tasks::Job;
+use crate::stats::ShardReport;
 
 /// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need to leave, and no more
 /// than a few thousand frames.

@@ -1,93 +1,48 @@
 //! From a wish to be connected to an upstream to its stream.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
-use ringserve_core::{Address, Block, ConnId};
+use ringserve_core::Address;
 
-use super::Stream;
-use super::session::Session;
-use crate::guard::{discard, wake};
-use crate::shard::Shard;
+use super::byte_stream::Stream;
+use crate::shard::attempts::{Attempt, Progress};
+use crate::shard::handle::Shard;
 
-/// What a shard's code wants of upstreams, until the shard looks at the end of the turn.
-#[derive(Default)]
-pub(crate) struct Requests {
-    asked: RefCell<Vec<Rc<Attempt>>>,
-    given_up: RefCell<Vec<ConnId>>,
-    /// There is something in either.
-    some: Cell<bool>,
-}
-
-impl Requests {
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.some.get()
-    }
-
-    fn ask(&self, attempt: Rc<Attempt>) {
-        self.asked.borrow_mut().push(attempt);
-        self.some.set(true);
-    }
-
-    fn give_up(&self, id: ConnId) {
-        self.given_up.borrow_mut().push(id);
-        self.some.set(true);
-    }
-
-    pub(super) fn take(&self) -> (Vec<Rc<Attempt>>, Vec<ConnId>) {
-        self.some.set(false);
-        (self.asked.take(), self.given_up.take())
-    }
-}
-
-/// What a future and its shard share of one connect.
-pub(super) struct Attempt {
-    progress: Cell<Progress>,
-    waker: Cell<Option<Waker>>,
-}
-
-#[derive(Default)]
-enum Progress {
-    Asked(Address),
-    Connecting(ConnId),
-    Done(io::Result<Rc<Block<Session>>>),
-    /// The future has it, or is gone.
-    #[default]
-    Over,
-}
-
-impl Attempt {
-    /// The shard begins: where to, unless nobody waits any more.
-    pub(super) fn address(&self) -> Option<Address> {
-        match self.progress.take() {
-            Progress::Asked(address) => Some(address),
-            other => {
-                self.progress.set(other);
-                None
-            }
-        }
-    }
-
-    pub(super) fn begun(&self, id: ConnId) {
-        self.progress.set(Progress::Connecting(id));
-    }
-
-    pub(super) fn done(&self, result: io::Result<Rc<Block<Session>>>) {
-        self.progress.set(Progress::Done(result));
-        if let Some(waker) = self.waker.take() {
-            // If it panics, the task that waits is not woken; its stream is closed when it is dropped.
-            let _ = wake(waker);
-        }
-    }
-}
-
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        discard(self.waker.take());
+impl Shard {
+    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`](crate::Stream) like an accepted one, and
+    /// dropping it closes it.
+    ///
+    /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket
+    /// options are those of accepted connections ([`SocketOptions`](crate::SocketOptions)). Of the
+    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stalled`, `write_bytes_per_second_min` and `linger` hold, with bounds and
+    /// counters of their own; there is no limit on how long an upstream may be silent.
+    ///
+    /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued
+    /// for them leaves, and they are closed.
+    ///
+    /// ```no_run
+    /// use std::net::SocketAddr;
+    /// use ringserve::{Server, Stream, copy_bidirectional};
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// let upstream: SocketAddr = ([127, 0, 0, 1], 8000).into();
+    /// Server::bind("127.0.0.1:7000").serve_stream(move |_shard| async move |mut client: Stream| {
+    ///     let mut upstream = client.shard().connect(upstream).await?;
+    ///     copy_bidirectional(&mut client, &mut upstream).await.map_err(|broken| broken.error)
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`Limits::connect`](crate::Limits::connect); `ResourceBusy` if
+    /// the shard has [`Limits::upstreams_max`](crate::Limits::upstreams_max) of them.
+    pub fn connect(&self, address: impl Into<Address>) -> Connecting {
+        Connecting::new(address.into(), self)
     }
 }
 
@@ -99,7 +54,7 @@ pub struct Connecting {
 }
 
 impl Connecting {
-    pub(crate) fn new(address: Address, shard: &Shard) -> Connecting {
+    fn new(address: Address, shard: &Shard) -> Connecting {
         let attempt =
             Rc::new(Attempt { progress: Cell::new(Progress::Asked(address)), waker: Cell::default() });
         shard.upstream_requests().ask(attempt.clone());

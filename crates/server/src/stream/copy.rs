@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use super::Stream;
+use super::byte_stream::Stream;
 
 /// Copies what each of two streams receives to the other, until both have ended. The end of one direction is passed on as
 /// FIN, and the other direction goes on. Whoever reads slowly slows the other end down.

@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use ringserve_core::Block;
 
-use super::Stream;
-use super::session::Session;
+use super::byte_stream::Stream;
+use crate::shard::session::Session;
 
 impl Read for Stream {
     fn poll_read(

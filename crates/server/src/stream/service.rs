@@ -1,20 +1,47 @@
-//! The service beneath a stream.
+//! The service beneath a stream, and what its future may return.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
+use std::fmt;
 use std::future::poll_fn;
 use std::rc::Rc;
 
 use ringserve_core::{Block, CloseReason, Frame};
 use tracing::warn;
 
-use super::Stream;
-use super::ended::StreamResult;
-use super::session::Session;
-use crate::cx::{Cx, Peer};
+use super::byte_stream::Stream;
+use crate::cx::Cx;
 use crate::log::{LineLimit, guarded};
+use crate::peer::Peer;
 use crate::service::{Refusal, Service};
-use crate::shard::Shard;
+use crate::shard::handle::Shard;
+use crate::shard::session::Session;
+
+/// What the future of a [`Stream`](crate::Stream) may return: nothing, or a `Result` whose error is logged and closes the
+/// connection as [`HandlerError`](crate::CloseReason::HandlerError).
+pub trait StreamResult {
+    /// Why it failed.
+    type Error: fmt::Display;
+
+    /// The error, if there is one.
+    fn error(self) -> Option<Self::Error>;
+}
+
+impl StreamResult for () {
+    type Error = Infallible;
+
+    fn error(self) -> Option<Self::Error> {
+        None
+    }
+}
+
+impl<T, E: fmt::Display> StreamResult for Result<T, E> {
+    type Error = E;
+
+    fn error(self) -> Option<E> {
+        self.err()
+    }
+}
 
 /// Runs `handler` for each connection of a shard.
 pub(crate) struct Streams<H> {

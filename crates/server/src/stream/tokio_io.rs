@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::Stream;
+use super::byte_stream::Stream;
 
 impl AsyncRead for Stream {
     fn poll_read(

@@ -1,0 +1,364 @@
+//! Services over the codecs of [`tokio_util::codec`], so that codecs which exist can be used as they are. With the
+//! feature `codec`, which is off by default.
+//!
+//! A [`CodecService`] says which codec and what happens to an item; [`WithCodec`] makes a [`Service`] of it. The
+//! server keeps its default framing, [`Raw`](ringserve_core::framing::Raw): the codec finds the boundaries.
+//!
+//! ```no_run
+//! use ringserve::Server;
+//! use ringserve::codec::{CodecCx, CodecService, WithCodec};
+//! use tokio_util::codec::{LinesCodec, LinesCodecError};
+//!
+//! struct Echo;
+//!
+//! impl CodecService for Echo {
+//!     type Codec = LinesCodec;
+//!     type Session = ();
+//!     type Error = LinesCodecError;
+//!
+//!     fn codec(&self) -> LinesCodec {
+//!         LinesCodec::new_with_max_length(8192)
+//!     }
+//!
+//!     async fn call(&self, cx: &CodecCx<'_, Self>, line: String) -> Result<(), LinesCodecError> {
+//!         cx.reply(line)
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! Server::bind("127.0.0.1:7000").serve(|_shard| WithCodec::new(Echo))
+//! # }
+//! ```
+//!
+//! # What it costs
+//!
+//! Received bytes are copied once, into the `BytesMut` that a decoder takes from, and encoded replies once, into
+//! the outbox: nothing is lent. What the codec itself copies and allocates comes on top, as a `String` for each
+//! line above. A framing of this crate, or [one's own](ringserve_core::framing::Framing), does without all that.
+//!
+//! A connection that waits between two items holds no buffer, but the codec.
+//!
+//! # What is bounded, and what ends a connection
+//!
+//! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`]. They do not count towards
+//! [`Limits::held_bytes_max`]. A codec that makes room for what a peer claims, as
+//! `LengthDelimitedCodec` does, allocates before the bound can act: set the codec's own limit too.
+//!
+//! An error of the decoder, or too many bytes, goes to [`CodecService::malformed`] for last words, then the
+//! connection is closed for [`CloseReason::HandlerError`]: for the server the codec is part of the service.
+//! `Decoder::decode_eof` is not called; what a peer left unfinished at its end is dropped, and
+//! [`CodecService::close`] hears of [`CloseReason::PeerClosedMidFrame`].
+//!
+//! For time limits whatever arrives is a frame: the first byte ends [`Limits::first_frame`], and each one starts
+//! [`Limits::idle`] again.
+//!
+//! Between two items of one piece of input replies are given time to leave, so that what
+//! [`Limits`] say about outboxes holds for items too.
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+
+use bytes::BytesMut;
+use ringserve_core::{CloseReason, Frame, Limits};
+
+pub use tokio_util::codec::{Decoder, Encoder};
+
+use crate::cx::Cx;
+use crate::service::{Refusal, Service};
+
+/// A new buffer has as much room as one receive fills by default.
+const ROOM_BYTES: usize = 16 * 1024;
+
+/// A buffer that is kept for the next use has at most this much, as a shard's batches do.
+const KEPT_BYTES_MAX: usize = 64 * 1024;
+
+/// The start of an item is copied out of the shard's buffer up to this size, and waits in a block of its own: that is
+/// cheap, and the buffer, which is larger as a rule, serves others.
+const SMALL_BYTES_MAX: usize = 4 * 1024;
+
+/// What a server does with the items of a codec. Like [`Service`], of which each method is explained there.
+pub trait CodecService: Sized + 'static {
+    /// Makes items of bytes, and bytes of items. Each connection has its own.
+    type Codec: Decoder<Error: fmt::Display> + 'static;
+
+    /// State of one connection.
+    type Session: Default + 'static;
+
+    /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
+    type Error: fmt::Display;
+
+    /// A codec for one connection. It is asked for when the first bytes come or the first reply is made.
+    fn codec(&self) -> Self::Codec;
+
+    /// A connection was accepted.
+    ///
+    /// # Errors
+    /// A [`Refusal`] closes it.
+    fn open(&self, cx: &CodecCx<'_, Self>) -> Result<(), Refusal> {
+        let _ = cx;
+        Ok(())
+    }
+
+    /// An item arrived. The next one of the same connection is handed over when this future is done. Items that were
+    /// received before the connection was told to end are dropped.
+    ///
+    /// # Errors
+    /// Closes this connection after its queued replies.
+    fn call(
+        &self,
+        cx: &CodecCx<'_, Self>,
+        item: <Self::Codec as Decoder>::Item,
+    ) -> impl Future<Output = Result<(), Self::Error>>;
+
+    /// The peer sent what is no item. Last words may be written; then the connection is closed.
+    fn malformed(&self, cx: &CodecCx<'_, Self>, error: &CodecError<<Self::Codec as Decoder>::Error>) {
+        let _ = (cx, error);
+    }
+
+    /// The connection ended. If the peer ended it in the middle of an item the reason is
+    /// [`CloseReason::PeerClosedMidFrame`], which counters and log, who know no items, show as `peer_closed`.
+    fn close(&self, session: &Self::Session, reason: CloseReason) {
+        let _ = (session, reason);
+    }
+}
+
+/// Why bytes are not an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodecError<E> {
+    /// More bytes than [`WithCodec::bytes_max`] wait to become an item.
+    TooLarge {
+        /// Bytes that wait.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// The decoder refused them.
+    Malformed(E),
+}
+
+impl<E: fmt::Display> fmt::Display for CodecError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CodecError::TooLarge { bytes, max } => {
+                write!(f, "{bytes} bytes are no whole item, and bytes_max of the service is {max}")
+            }
+            CodecError::Malformed(error) => write!(f, "malformed item: {error}"),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> std::error::Error for CodecError<E> {}
+
+/// A [`Service`] made of a [`CodecService`]. See the [module](self).
+pub struct WithCodec<S> {
+    service: S,
+    bytes_max: usize,
+    /// For what is received.
+    spare_in: Spare,
+    /// For what is encoded.
+    spare_out: Spare,
+}
+
+impl<S: CodecService> WithCodec<S> {
+    /// With at most as many bytes for an item as [`Limits::frame_bytes_max`] has by default, 1 MiB.
+    pub fn new(service: S) -> WithCodec<S> {
+        WithCodec {
+            service,
+            bytes_max: Limits::default().frame_bytes_max,
+            spare_in: Spare::default(),
+            spare_out: Spare::default(),
+        }
+    }
+
+    /// The most bytes of a connection that wait to become an item. A connection can make the server hold this much,
+    /// and up to twice as much memory. What is received together, a buffer as a rule, comes on top for a moment.
+    ///
+    /// # Panics
+    /// If it is 0: then nothing could ever wait.
+    pub fn bytes_max(self, bytes_max: usize) -> WithCodec<S> {
+        assert!(bytes_max > 0, "bytes_max is 0; it must be at least 1");
+        WithCodec { bytes_max, ..self }
+    }
+
+    /// The next item of what was received. If there is none, the buffer goes back to the shard, unless much waits
+    /// in it.
+    fn next(&self, state: &CodecSession<S>) -> Decoded<S::Codec> {
+        let mut bytes = state.bytes.borrow_mut();
+        let found = state.with_codec(&self.service, |codec| codec.decode(&mut bytes));
+        let found = found.map_err(CodecError::Malformed)?;
+        if found.is_none() && bytes.len() > self.bytes_max {
+            return Err(CodecError::TooLarge { bytes: bytes.len(), max: self.bytes_max });
+        }
+        if found.is_none() && bytes.len() <= SMALL_BYTES_MAX {
+            let rest = BytesMut::from(&bytes[..]);
+            self.spare_in.keep(std::mem::replace(&mut bytes, rest));
+        }
+        Ok(found)
+    }
+}
+
+/// An item, if it is whole.
+type Decoded<C> = Result<Option<<C as Decoder>::Item>, CodecError<<C as Decoder>::Error>>;
+
+impl<S: CodecService> Service for WithCodec<S> {
+    type Session = CodecSession<S>;
+    type Error = Box<dyn fmt::Display>;
+
+    fn open(&self, cx: &Cx<'_, CodecSession<S>>) -> Result<(), Refusal> {
+        self.service.open(&CodecCx { cx, with: self })
+    }
+
+    async fn call(&self, cx: &Cx<'_, CodecSession<S>>, frame: Frame) -> Result<(), Self::Error> {
+        let state = cx.session();
+        state.take_in(&frame, &self.spare_in);
+        // A call that waits pins no receive buffer.
+        drop(frame);
+        let cx = &CodecCx { cx, with: self };
+        loop {
+            match self.next(state) {
+                Ok(Some(item)) => self.service.call(cx, item).await.map_err(|error| Box::new(error) as _)?,
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    self.service.malformed(cx, &error);
+                    return Err(Box::new(error));
+                }
+            }
+            if cx.block().link.is_ending() {
+                // What was received with the item at hand is not for the service any more.
+                state.bytes.borrow_mut().clear();
+                return Ok(());
+            }
+            cx.ready().await;
+        }
+    }
+
+    fn close(&self, state: &CodecSession<S>, reason: CloseReason) {
+        let unfinished = reason == CloseReason::PeerClosed && !state.bytes.borrow().is_empty();
+        let reason = if unfinished { CloseReason::PeerClosedMidFrame } else { reason };
+        self.service.close(&state.user, reason);
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for WithCodec<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WithCodec").field(&self.service).finish()
+    }
+}
+
+/// What [`WithCodec`] keeps for a connection: the codec, what is not an item yet, and the user's session.
+pub struct CodecSession<S: CodecService> {
+    user: S::Session,
+    codec: RefCell<Option<S::Codec>>,
+    /// Received and not decoded. Between two calls in a block of its own, or none.
+    bytes: RefCell<BytesMut>,
+}
+
+impl<S: CodecService> CodecSession<S> {
+    fn with_codec<R>(&self, service: &S, work: impl FnOnce(&mut S::Codec) -> R) -> R {
+        work(self.codec.borrow_mut().get_or_insert_with(|| service.codec()))
+    }
+
+    /// Adds received bytes to those that wait.
+    fn take_in(&self, received: &[u8], spare: &Spare) {
+        let mut bytes = self.bytes.borrow_mut();
+        if bytes.len() <= SMALL_BYTES_MAX {
+            let mut room = spare.take(bytes.len() + received.len());
+            room.extend_from_slice(&bytes);
+            *bytes = room;
+        }
+        bytes.extend_from_slice(received);
+    }
+}
+
+impl<S: CodecService> Default for CodecSession<S> {
+    fn default() -> CodecSession<S> {
+        CodecSession { user: S::Session::default(), codec: RefCell::default(), bytes: RefCell::default() }
+    }
+}
+
+impl<S: CodecService> fmt::Debug for CodecSession<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CodecSession").finish_non_exhaustive()
+    }
+}
+
+/// The connection a call is for: a [`Cx`] whose replies are items, with everything else a `Cx` has.
+///
+/// What is pushed through [`handle`](Cx::handle) from elsewhere is not encoded: push the encoded bytes.
+pub struct CodecCx<'a, S: CodecService> {
+    cx: &'a Cx<'a, CodecSession<S>>,
+    with: &'a WithCodec<S>,
+}
+
+impl<'a, S: CodecService> CodecCx<'a, S> {
+    /// Queues one item, encoded by the connection's codec.
+    ///
+    /// # Errors
+    /// The encoder's. Nothing is queued then.
+    pub fn reply<I>(&self, item: I) -> Result<(), <S::Codec as Encoder<I>>::Error>
+    where
+        S::Codec: Encoder<I>,
+    {
+        let mut bytes = self.with.spare_out.take(0);
+        let encoded = self.with_codec(|codec| codec.encode(item, &mut bytes));
+        if encoded.is_ok() {
+            self.cx.write(&bytes);
+        }
+        self.with.spare_out.keep(bytes);
+        encoded
+    }
+
+    /// Reaches the connection's codec, to change how it goes on.
+    ///
+    /// # Panics
+    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecCx::reply) does.
+    pub fn with_codec<R>(&self, work: impl FnOnce(&mut S::Codec) -> R) -> R {
+        self.cx.session().with_codec(&self.with.service, work)
+    }
+
+    /// The connection's state.
+    pub fn session(&self) -> &'a S::Session {
+        &self.cx.session().user
+    }
+}
+
+impl<'a, S: CodecService> Deref for CodecCx<'a, S> {
+    type Target = Cx<'a, CodecSession<S>>;
+
+    fn deref(&self) -> &Cx<'a, CodecSession<S>> {
+        self.cx
+    }
+}
+
+impl<S: CodecService> fmt::Debug for CodecCx<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CodecCx").field(self.cx).finish()
+    }
+}
+
+/// A buffer of a shard, while no connection uses it.
+#[derive(Default)]
+struct Spare(Cell<BytesMut>);
+
+impl Spare {
+    /// An empty buffer with room for so many bytes.
+    fn take(&self, bytes: usize) -> BytesMut {
+        let (mut buffer, room) = (self.0.take(), bytes.max(ROOM_BYTES));
+        if buffer.try_reclaim(room) { buffer } else { BytesMut::with_capacity(room) }
+    }
+
+    /// Keeps a buffer, unless it grew large or parts of it are still used by items.
+    fn keep(&self, mut buffer: BytesMut) {
+        buffer.clear();
+        // Its capacity says what is left behind the parts that were split off; this asks for the whole.
+        let is_large = buffer.try_reclaim(KEPT_BYTES_MAX + 1);
+        if !is_large && buffer.try_reclaim(ROOM_BYTES) {
+            self.0.set(buffer);
+        }
+    }
+}

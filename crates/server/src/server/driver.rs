@@ -1,0 +1,287 @@
+//! Which driver a server runs on.
+
+use std::env;
+use std::fmt;
+use std::str::FromStr;
+
+use ringserve_buf::PoolConfig;
+use ringserve_core::{Address, ConnId, Limits};
+use ringserve_ring::{
+    BeforeConnect, EpollConfig, Resource, ResourceLimit, SetupError, Uring, UringConfig, probe, probe_epoll,
+    try_apart,
+};
+use socket2::SockRef;
+
+use super::error::Error;
+use super::socket_options::options::SocketOptions;
+
+/// The environment variable by which an operator decides where the program leaves it to [`Driver::Auto`].
+const VARIABLE: &str = "RINGSERVE_DRIVER";
+
+/// Which driver a server runs on. Services cannot tell them apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Driver {
+    /// io_uring where it works, found out by trying, else epoll. The environment variable `RINGSERVE_DRIVER` set to
+    /// `io_uring` or `epoll` decides instead.
+    #[default]
+    Auto,
+    /// io_uring, or the server does not start and says why.
+    IoUring,
+    /// epoll, for hosts that block io_uring. There each connection costs a descriptor, so `RLIMIT_NOFILE` bounds
+    /// them.
+    Epoll,
+}
+
+impl FromStr for Driver {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Driver, String> {
+        match name {
+            "auto" => Ok(Driver::Auto),
+            "io_uring" => Ok(Driver::IoUring),
+            "epoll" => Ok(Driver::Epoll),
+            other => Err(format!("{other} is no driver; choose auto, io_uring or epoll")),
+        }
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Driver::Auto => "auto",
+            Driver::IoUring => "io_uring",
+            Driver::Epoll => "epoll",
+        })
+    }
+}
+
+/// The driver that was chosen, and how each shard makes its own.
+#[derive(Clone)]
+pub(crate) struct Chosen {
+    pub(crate) kind: ChosenKind,
+    reason: String,
+    sizes: Sizes,
+}
+
+/// How many connections there may be.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Of a shard, accepted.
+    connections: usize,
+    /// ... and to upstreams, whose slots are behind those.
+    upstreams: usize,
+    /// Of all shards together, accepted.
+    connections_max: usize,
+}
+
+impl Sizes {
+    fn slots(self) -> u32 {
+        (self.connections + self.upstreams) as u32
+    }
+}
+
+#[derive(Clone)]
+pub(crate) enum ChosenKind {
+    Uring(UringConfig),
+    Epoll(EpollConfig),
+}
+
+/// What the choice depends on.
+pub(crate) struct Wanted<'a> {
+    pub(crate) driver: Driver,
+    pub(crate) incremental: bool,
+    pub(crate) shards: usize,
+    /// The soft limit on descriptors.
+    pub(crate) descriptors: u64,
+    pub(crate) limits: &'a Limits,
+    pub(crate) sockets: &'a SocketOptions,
+}
+
+impl Wanted<'_> {
+    pub(crate) fn choose(&self) -> Result<Chosen, Error> {
+        match self.driver {
+            Driver::IoUring => self.uring("asked for by the program"),
+            Driver::Epoll => self.epoll("asked for by the program").map_err(Error::Driver),
+            Driver::Auto => match env::var(VARIABLE).as_deref() {
+                Err(_) | Ok("" | "auto") => self.uring("it works here").or_else(|error| match error {
+                    Error::Driver(uring) => self
+                        .epoll(&format!("io_uring cannot be used: {uring}"))
+                        .map_err(|epoll| Error::NoDriver { uring, epoll }),
+                    other => Err(other),
+                }),
+                Ok("io_uring") => self.uring("asked for by RINGSERVE_DRIVER"),
+                Ok("epoll") => self.epoll("asked for by RINGSERVE_DRIVER").map_err(Error::Driver),
+                Ok(other) => Err(Error::NoSuchDriver(other.to_owned())),
+            },
+        }
+    }
+
+    fn pool(&self) -> PoolConfig {
+        PoolConfig {
+            buffer_bytes: self.limits.receive_buffer_bytes,
+            buffers_max: self.limits.receive_buffers_max(),
+            poison: false,
+        }
+    }
+
+    fn uring(&self, why: &str) -> Result<Chosen, Error> {
+        let found = probe().map_err(Error::Driver)?;
+        let (config, sizes) = self.uring_config(found.direct_descriptors);
+        // It was tried with small queues.
+        let queues = format!("queues {}/{}", config.submission_entries, config.completion_entries);
+        let found = found.description.split(", ").skip(2).collect::<Vec<_>>().join(", ");
+        self.try_all(&config)?;
+        let reason = format!("io_uring ({why}); {queues}, {found}");
+        Ok(Chosen { kind: ChosenKind::Uring(config), reason, sizes })
+    }
+
+    /// For drivers of the caller's: what a ring would have, whether or not there are rings here.
+    pub(crate) fn driven(&self) -> (UringConfig, Chosen) {
+        let (config, sizes) = self.uring_config(true);
+        let kind = ChosenKind::Uring(config.clone());
+        (config, Chosen { kind, reason: "given by the program".to_owned(), sizes })
+    }
+
+    /// A shard's ring, and how many connections there may be.
+    fn uring_config(&self, direct_descriptors: bool) -> (UringConfig, Sizes) {
+        let sizes = if direct_descriptors { self.in_tables() } else { self.in_descriptors() };
+        let config = UringConfig {
+            connections: sizes.slots(),
+            before_connect: self.before_connect(),
+            pool: self.pool(),
+            plain_descriptors: !direct_descriptors,
+            incremental: self.incremental,
+            ..UringConfig::default()
+        };
+        (config, sizes)
+    }
+
+    /// Where each shard has a table. It may be as large as the limit on descriptors, and costs 8 bytes of kernel memory an
+    /// entry from the start. The kernel spreads connections evenly, so four times a shard's share is room enough.
+    fn in_tables(&self) -> Sizes {
+        let max = self.limits.connections_max;
+        let table = usize::try_from(self.descriptors).unwrap_or(usize::MAX).min(TABLE_MAX);
+        let upstreams = self.limits.upstreams_max.min(table / 2);
+        let most = max.min(table - upstreams);
+        let connections = most.min(max.div_ceil(self.shards).saturating_mul(4));
+        Sizes { connections, upstreams, connections_max: max.min(most.saturating_mul(self.shards)) }
+    }
+
+    /// Where each connection costs a descriptor of the process; one shard may come to hold them all.
+    fn in_descriptors(&self) -> Sizes {
+        let own = DESCRIPTORS_PER_SHARD * self.shards as u64;
+        let spare = usize::try_from(self.descriptors.saturating_sub(own)).unwrap_or(usize::MAX);
+        let connections = self.limits.connections_max.min(spare).clamp(1, SLOTS_MAX / 2);
+        let upstreams = self.limits.upstreams_max.min(SLOTS_MAX / 2);
+        Sizes { connections, upstreams, connections_max: connections }
+    }
+
+    /// Options for sockets that connect.
+    fn before_connect(&self) -> BeforeConnect {
+        let options = self.sockets.clone();
+        BeforeConnect::new(move |socket, address| match address {
+            Address::Ip(_) => Ok(options.set_before_connect(&SockRef::from(&socket))?),
+            _ => Ok(()),
+        })
+    }
+
+    /// Where little memory may be locked, makes the rings of all shards once: what was tried was smaller.
+    fn try_all(&self, config: &UringConfig) -> Result<(), Error> {
+        let enough = |limit| limit >= LOCKED_BYTES * self.shards as u64;
+        if ResourceLimit::of(Resource::LockedMemory).is_ok_and(|limit| limit.soft.is_none_or(enough)) {
+            return Ok(());
+        }
+        try_apart(|| {
+            let rings: Result<Vec<_>, _> = (0..self.shards).map(|_| Uring::new(config, Vec::new())).collect();
+            rings.map(drop)
+        })
+        .map_err(Error::Driver)
+    }
+
+    fn epoll(&self, why: &str) -> Result<Chosen, SetupError> {
+        probe_epoll()?;
+        let sizes = self.in_descriptors();
+        let (connections, before_connect) = (sizes.slots(), self.before_connect());
+        let config = EpollConfig { connections, pool: self.pool(), before_connect };
+        let reason = format!(
+            "epoll ({why}); each connection costs a descriptor, so RLIMIT_NOFILE, {}, bounds them",
+            self.descriptors
+        );
+        Ok(Chosen { kind: ChosenKind::Epoll(config), reason, sizes })
+    }
+}
+
+impl Chosen {
+    /// Accepted connections that a shard can hold. Slots of upstreams follow.
+    pub(crate) fn connections(&self) -> usize {
+        self.sizes.connections
+    }
+
+    /// Connections to upstreams that a shard can hold.
+    pub(crate) fn upstreams(&self) -> usize {
+        self.sizes.upstreams
+    }
+
+    /// Accepted connections that all shards hold together.
+    pub(crate) fn connections_max(&self) -> usize {
+        self.sizes.connections_max
+    }
+
+    /// For the log: which driver, and why.
+    pub(crate) fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+/// Entries of a ring's file table at most, in Linux since 5.13 (`IORING_MAX_FIXED_FILES`).
+const TABLE_MAX: usize = 1 << 20;
+
+/// Slots of a shard at most.
+const SLOTS_MAX: usize = ConnId::SLOTS_MAX as usize;
+
+/// Memory a shard's ring locks, rounded up: about 170 KiB were seen.
+const LOCKED_BYTES: u64 = 1 << 20;
+
+/// Descriptors a shard needs beside its listeners: ring or epoll instance, eventfd, timerfd, sockets on their way
+/// to being connections.
+pub(crate) const DESCRIPTORS_PER_SHARD: u64 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(descriptors: u64, shards: usize, limits: Limits) -> Sizes {
+        let sockets = SocketOptions::default();
+        let wanted = Wanted {
+            driver: Driver::Auto,
+            incremental: false,
+            shards,
+            descriptors,
+            limits: &limits,
+            sockets: &sockets,
+        };
+        let (config, sizes) = wanted.uring_config(true);
+        assert_eq!(config.connections as usize, sizes.connections + sizes.upstreams);
+        sizes
+    }
+
+    #[test]
+    fn a_table_is_no_larger_than_descriptors_and_the_kernel_allow() {
+        let unlimited = Limits { connections_max: 16 << 20, ..Limits::default() };
+        let of = |descriptors| sizes(descriptors, 1, unlimited.clone()).slots();
+        assert_eq!([of(20_000), of(u64::MAX)], [20_000, 1 << 20]);
+    }
+
+    #[test]
+    fn upstreams_have_their_part_of_a_table_and_never_more_than_half() {
+        let of = |descriptors, connections_max, upstreams_max| {
+            let sizes = sizes(descriptors, 2, Limits { connections_max, upstreams_max, ..Limits::default() });
+            (sizes.connections, sizes.upstreams, sizes.connections_max)
+        };
+        assert_eq!(of(20_000, 1_000_000, 1024), (18_976, 1024, 37_952));
+        assert_eq!(of(20_000, 100, 1024), (100, 1024, 100));
+        assert_eq!(of(1000, 1_000_000, 1024), (500, 500, 1000));
+        assert_eq!(of(1000, 1_000_000, 0), (1000, 0, 2000));
+    }
+}

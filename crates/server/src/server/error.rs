@@ -1,0 +1,186 @@
+//! Why a server does not start, or ended.
+
+use std::fmt;
+use std::fs;
+use std::io;
+
+use ringserve_core::LimitError;
+use ringserve_ring::SetupError;
+use rustix::io::Errno;
+
+use super::listen::addr::ListenAddr;
+use super::socket_options::check::OptionError;
+
+/// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
+/// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
+#[non_exhaustive]
+pub enum Error {
+    /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is none, or one
+    /// is given twice.
+    Address(io::Error),
+    /// A limit is out of range, or two contradict each other.
+    Limits(LimitError),
+    /// A socket option is out of range, or the kernel refused it.
+    SocketOption(OptionError),
+    /// The number of shards is 0 or above 1024.
+    Shards(usize),
+    /// Somebody listens there already.
+    AddressInUse {
+        /// The address.
+        addr: ListenAddr,
+        /// Who, if it could be found out.
+        holder: Option<String>,
+    },
+    /// A listener cannot be made.
+    Listen {
+        /// The address.
+        addr: ListenAddr,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// `RLIMIT_NOFILE` is too low for this many shards.
+    Descriptors {
+        /// The soft limit, after it was raised to the hard one.
+        limit: u64,
+        /// Descriptors needed at least.
+        needed: u64,
+    },
+    /// The driver asked for cannot be used.
+    Driver(SetupError),
+    /// Neither driver can be used.
+    NoDriver {
+        /// Why not io_uring.
+        uring: SetupError,
+        /// Why not epoll.
+        epoll: SetupError,
+    },
+    /// `RINGSERVE_DRIVER` names no driver.
+    NoSuchDriver(String),
+    /// The factory did not make a service.
+    Factory {
+        /// The shard it was for.
+        shard: usize,
+        /// What it returned.
+        error: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The factory panicked.
+    FactoryPanicked {
+        /// The shard it was for.
+        shard: usize,
+    },
+    /// The runtime of a shard cannot be made ([`Server::host`](crate::Server::host)).
+    Host {
+        /// The shard it was for.
+        shard: usize,
+        /// What the runtime said.
+        error: io::Error,
+    },
+    /// A thread cannot be started.
+    Thread(io::Error),
+    /// Signals cannot be handled.
+    Signals(io::Error),
+    /// A shard ended by itself: its driver broke.
+    Broken {
+        /// The shard.
+        shard: usize,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// A shard panicked, which is a bug in this framework.
+    ShardPanicked {
+        /// The shard.
+        shard: usize,
+        /// What the panic said.
+        message: String,
+    },
+    /// SIGINT or SIGTERM came before every shard was ready. [`Server::serve`](crate::Server::serve) returns `Ok` then.
+    Interrupted,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Address(error) => write!(f, "the address to listen on cannot be used: {error}"),
+            Error::Limits(error) => write!(f, "limits: {error}"),
+            Error::SocketOption(error) => write!(f, "socket options: {error}"),
+            Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
+            Error::AddressInUse { addr, holder } => {
+                write!(f, "{addr} is in use")?;
+                if let Some(holder) = holder {
+                    write!(f, " by {holder}")?;
+                }
+                match addr {
+                    ListenAddr::Ip(_) => {
+                        write!(
+                            f,
+                            ": stop that, choose another address, or set share_port(true) on both to share it"
+                        )
+                    }
+                    ListenAddr::Unix(_) => {
+                        write!(f, ": stop that, or choose another path; one cannot be shared")
+                    }
+                }
+            }
+            Error::Listen { addr, error } => {
+                write!(f, "cannot listen on {addr}: {error}")?;
+                // Other calls that are refused, as by a sandbox, say so themselves.
+                let denied = error.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
+                if denied && addr.as_ip().is_some_and(|addr| is_privileged(addr.port())) {
+                    write!(f, "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE")?;
+                }
+                Ok(())
+            }
+            Error::Descriptors { limit, needed } => write!(
+                f,
+                "RLIMIT_NOFILE is {limit} and at least {needed} descriptors are needed: raise it (ulimit -n, \
+                 LimitNOFILE= in systemd, --ulimit nofile= in docker) or set fewer shards"
+            ),
+            Error::Driver(error) => write!(f, "{error}"),
+            Error::NoDriver { uring, epoll } => {
+                write!(f, "no driver can be used. io_uring: {uring}. epoll: {epoll}")
+            }
+            Error::NoSuchDriver(name) => {
+                write!(f, "RINGSERVE_DRIVER is {name}; it must be auto, io_uring or epoll")
+            }
+            Error::Factory { shard, error } => write!(f, "no service for shard {shard}: {error}"),
+            Error::FactoryPanicked { shard } => write!(f, "the factory panicked for shard {shard}"),
+            Error::Host { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
+            Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
+            Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),
+            Error::Broken { shard, error } => write!(f, "the driver of shard {shard} broke: {error}"),
+            Error::ShardPanicked { shard, message } => {
+                write!(
+                    f,
+                    "shard {shard} panicked outside of user code: {message}; this is a bug, please report it"
+                )
+            }
+            Error::Interrupted => f.write_str("the server was told to stop before it was ready"),
+        }
+    }
+}
+
+/// True if a port is below `net.ipv4.ip_unprivileged_port_start`.
+fn is_privileged(port: u16) -> bool {
+    let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap_or_default();
+    port < start.trim().parse().unwrap_or(1024)
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Address(error) | Error::Listen { error, .. } | Error::Thread(error) => Some(error),
+            Error::Signals(error) | Error::Broken { error, .. } | Error::Host { error, .. } => Some(error),
+            Error::Limits(error) => Some(error),
+            Error::SocketOption(error) => Some(error),
+            Error::Driver(error) | Error::NoDriver { epoll: error, .. } => Some(error),
+            Error::Factory { error, .. } => Some(&**error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Where a server listens: the addresses it is given, and a socket for each shard and address.
+
+pub(crate) mod addr;
+mod ip;
+pub(crate) mod sockets;
+mod unix;

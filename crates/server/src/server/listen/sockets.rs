@@ -1,0 +1,170 @@
+//! Listening sockets: for each shard one for each address, and the checks that nobody else listens there.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use super::addr::ListenAddr;
+use super::ip;
+use super::unix::{self, UnixFile};
+use crate::server::error::Error;
+use crate::server::socket_options::apply::{OptionWarning, Warnings};
+use crate::server::socket_options::options::SocketOptions;
+
+/// What listens, beside the sockets: the rest that a running server keeps.
+#[derive(Default)]
+pub(crate) struct Listening {
+    /// With the real ports.
+    pub(crate) addrs: Vec<ListenAddr>,
+    /// The IP addresses of them.
+    pub(crate) ips: Vec<SocketAddr>,
+    pub(crate) warnings: Vec<OptionWarning>,
+    /// Removed when this is dropped.
+    _files: Vec<UnixFile>,
+}
+
+impl Listening {
+    pub(crate) fn new(
+        addrs: Vec<ListenAddr>,
+        warnings: Vec<OptionWarning>,
+        files: Vec<UnixFile>,
+    ) -> Listening {
+        let ips = addrs.iter().filter_map(ListenAddr::as_ip).collect();
+        Listening { addrs, ips, warnings, _files: files }
+    }
+}
+
+/// How listeners are made.
+pub(crate) struct Listen<'a> {
+    pub(crate) shards: usize,
+    pub(crate) share_port: bool,
+    pub(crate) options: &'a SocketOptions,
+    /// The CPU of each shard, or none.
+    pub(crate) cpus: &'a [usize],
+}
+
+impl Listen<'_> {
+    /// For each shard its listeners, in the order of the addresses.
+    pub(crate) fn at(&self, addrs: &[ListenAddr]) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
+        // All are looked at before the first one listens: 127.0.0.1:7000 and 0.0.0.0:7000 do not stand in each other's way.
+        if !self.share_port {
+            for addr in addrs.iter().filter_map(ListenAddr::as_ip).filter(|addr| addr.port() != 0) {
+                ip::refuse_second_instance(addr, is_v6_only(addr, addrs))?;
+            }
+        }
+        let mut by_shard: Vec<Vec<OwnedFd>> = (0..self.shards).map(|_| Vec::new()).collect();
+        let (mut local_addrs, mut files) = (Vec::new(), Vec::new());
+        let mut warnings = Warnings::default();
+        self.options.warn_beforehand(!self.cpus.is_empty(), &mut warnings);
+        if self.share_port && addrs.iter().any(|addr| addr.as_ip().is_some()) {
+            warnings.shared_port();
+        }
+        for addr in addrs {
+            match addr {
+                ListenAddr::Ip(ip) => {
+                    let v6_only = is_v6_only(*ip, addrs);
+                    local_addrs.push(self.ip(*ip, v6_only, &mut by_shard, &mut warnings)?.into());
+                }
+                ListenAddr::Unix(path) => {
+                    let (socket, file) = unix::listen(path, self.options, &mut warnings)?;
+                    for shard in &mut by_shard {
+                        let error = |error| Error::Listen { addr: addr.clone(), error };
+                        // One queue for all: there is no SO_REUSEPORT here.
+                        shard.push(socket.try_clone().map_err(error)?.into());
+                    }
+                    files.extend(file);
+                    local_addrs.push(addr.clone());
+                }
+            }
+        }
+        Ok((by_shard, Listening::new(local_addrs, warnings.all(), files)))
+    }
+
+    /// A listener for each shard. Returns the address with its port.
+    fn ip(
+        &self,
+        addr: SocketAddr,
+        v6_only: bool,
+        by_shard: &mut [Vec<OwnedFd>],
+        warnings: &mut Warnings,
+    ) -> Result<SocketAddr, Error> {
+        // The first one finds a port if 0 was asked for; the others join it.
+        let mut local = addr;
+        for (n, shard) in by_shard.iter_mut().enumerate() {
+            let failed = |error| Error::Listen { addr: local.into(), error };
+            let socket = ip::bind(local, v6_only).map_err(failed)?;
+            let cpu = self.cpus.get(n).copied();
+            self.options.set_on_tcp(&socket, cpu, warnings).map_err(Error::SocketOption)?;
+            socket.listen(self.options.listen_backlog()).map_err(failed)?;
+            local = ip::local_addr(&socket).map_err(failed)?;
+            shard.push(socket.into());
+        }
+        Ok(local)
+    }
+}
+
+/// `[::]` takes IPv4 as well, unless the same server has a listener of its own for it.
+fn is_v6_only(addr: SocketAddr, all: &[ListenAddr]) -> bool {
+    let is_own_v4 = |other: &SocketAddr| other.is_ipv4() && other.port() == addr.port() && addr.port() != 0;
+    matches!(addr.ip(), IpAddr::V6(ip) if ip.is_unspecified())
+        && all.iter().filter_map(ListenAddr::as_ip).any(|other| is_own_v4(&other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn listen(
+        addrs: &[ListenAddr],
+        shards: usize,
+        share_port: bool,
+    ) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
+        Listen { shards, share_port, options: &SocketOptions::default(), cpus: &[] }.at(addrs)
+    }
+
+    fn any_port() -> Vec<ListenAddr> {
+        vec![ListenAddr::Ip(([127, 0, 0, 1], 0).into())]
+    }
+
+    #[test]
+    fn all_shards_share_the_port_the_first_one_found() {
+        let (by_shard, listening) = listen(&any_port(), 3, false).unwrap();
+        assert_eq!((by_shard.len(), by_shard[2].len(), listening.addrs.len()), (3, 1, 1));
+        assert_ne!(listening.ips[0].port(), 0);
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_refused_with_its_holder_even_if_it_would_be_shared() {
+        let (_held, listening) = listen(&any_port(), 1, false).unwrap();
+        let error = listen(&listening.addrs, 1, false).err().unwrap().to_string();
+        let me = format!("is in use by process {}", std::process::id());
+        assert!(error.contains(&me), "{error}");
+        assert!(listen(&listening.addrs, 1, true).is_ok());
+    }
+
+    #[test]
+    fn a_port_held_by_another_kind_of_program_is_refused_too() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = other.local_addr().unwrap();
+        assert!(matches!(listen(&[addr.into()], 1, false), Err(Error::AddressInUse { .. })));
+    }
+
+    #[test]
+    fn the_wildcard_of_ipv6_leaves_ipv4_to_a_listener_that_has_its_port() {
+        let addrs = |list: &[&str]| -> Vec<ListenAddr> {
+            list.iter().map(|addr| ListenAddr::Ip(addr.parse().unwrap())).collect()
+        };
+        let wildcard = "[::]:7000".parse().unwrap();
+        for (others, v6_only) in [
+            (&["0.0.0.0:7000"][..], true),
+            (&["127.0.0.1:7000"], true),
+            (&["0.0.0.0:7001"], false),
+            (&["[::1]:7000"], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_v6_only(wildcard, &addrs(others)), v6_only, "{others:?}");
+        }
+        assert!(!is_v6_only("[::1]:7000".parse().unwrap(), &addrs(&["0.0.0.0:7000"])));
+        assert!(!is_v6_only("[::]:0".parse().unwrap(), &addrs(&["0.0.0.0:0"])));
+    }
+}

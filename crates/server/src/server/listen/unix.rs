@@ -1,0 +1,260 @@
+//! Unix sockets: one listener that all shards share, and its file.
+//!
+//! Who finds a file decides by asking it: a connection that is refused proves that nobody listens there any more. Between
+//! that and the new file nobody else may do the same, or one of two servers that start at once would remove the file of
+//! the other; so both lock the directory meanwhile, with `flock(2)`, which leaves nothing behind.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use ringserve_ring::peer_process;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use socket2::{Domain, SockAddr, Socket, Type};
+use tracing::{info, warn};
+
+use super::addr::ListenAddr;
+use super::ip::{RETRY_FOR, process_name};
+use crate::server::error::Error;
+use crate::server::socket_options::apply::Warnings;
+use crate::server::socket_options::options::SocketOptions;
+
+/// Bytes of a path, or of an abstract name, at most: `sun_path` has 108, one of which is a zero.
+const NAME_BYTES_MAX: usize = 107;
+
+/// Less often than with a port: each look is a connection to whoever listens.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long another server may hold the directory, which takes it as long as a start at a path that is in use.
+const LOCK_WITHIN: Duration = Duration::from_secs(2);
+
+/// The one listener of a path, and its file. Abstract names have none.
+pub(super) fn listen(
+    path: &Path,
+    options: &SocketOptions,
+    warnings: &mut Warnings,
+) -> Result<(Socket, Option<UnixFile>), Error> {
+    let place = Place { path };
+    let failed = |error| place.failed(error);
+    let addr = place.address().map_err(failed)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+    options.warn_of_unix(warnings);
+    let listen = || socket.listen(options.listen_backlog()).map_err(failed);
+    if place.is_abstract() {
+        place.bind_name(&socket, &addr)?;
+        listen()?;
+        return Ok((socket, None));
+    }
+    let _lock = lock(directory(path));
+    place.make_room(&addr)?;
+    socket.bind(&addr).map_err(|error| failed(place.explained(error)))?;
+    let keeps_it = socket.try_clone().map_err(failed)?;
+    let file = UnixFile::new(path, keeps_it).map_err(failed)?;
+    if let Some(mode) = options.unix_mode {
+        // Nobody is connected before it listens, so nobody who may not gets in.
+        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+        let given = fs::symlink_metadata(path).map_err(failed)?.mode() & 0o777;
+        warnings.unix_mode(mode, given);
+    }
+    listen()?;
+    Ok((socket, Some(file)))
+}
+
+/// Where to listen.
+struct Place<'a> {
+    path: &'a Path,
+}
+
+/// Who is at a socket file.
+enum Found {
+    Nobody,
+    Somebody(Option<String>),
+}
+
+impl Place<'_> {
+    fn addr(&self) -> ListenAddr {
+        ListenAddr::Unix(self.path.to_owned())
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        Error::Listen { addr: self.addr(), error }
+    }
+
+    fn in_use(&self, holder: Option<String>) -> Error {
+        Error::AddressInUse { addr: self.addr(), holder }
+    }
+
+    fn is_abstract(&self) -> bool {
+        self.path.as_os_str().as_bytes().first() == Some(&b'@')
+    }
+
+    fn address(&self) -> io::Result<SockAddr> {
+        let mut name = self.path.as_os_str().as_bytes().to_vec();
+        let (what, len) = match self.is_abstract() {
+            true => ("name", name.len() - 1),
+            false => ("path", name.len()),
+        };
+        let wrong = |text| Err(io::Error::new(ErrorKind::InvalidInput, text));
+        if len == 0 {
+            return wrong(format!("the {what} is empty"));
+        }
+        if len > NAME_BYTES_MAX {
+            let hint = if what == "path" { "; a relative path may be shorter" } else { "" };
+            return wrong(format!(
+                "the {what} has {len} bytes and a Unix socket's has {NAME_BYTES_MAX} at most{hint}"
+            ));
+        }
+        if name.contains(&0) {
+            return wrong(format!("the {what} has a zero byte in it"));
+        }
+        if self.is_abstract() {
+            name[0] = 0;
+        }
+        SockAddr::unix(OsStr::from_bytes(&name))
+    }
+
+    /// Binds an abstract name, which is gone with its last socket.
+    fn bind_name(&self, socket: &Socket, addr: &SockAddr) -> Result<(), Error> {
+        let started = Instant::now();
+        loop {
+            match socket.bind(addr) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() != ErrorKind::AddrInUse => return Err(self.failed(error)),
+                Err(_) if started.elapsed() < RETRY_FOR => sleep(LOOK_EVERY),
+                Err(_) => {
+                    let holder = match who_is_at(addr) {
+                        Ok(Found::Somebody(holder)) => holder,
+                        _ => None,
+                    };
+                    return Err(self.in_use(holder));
+                }
+            }
+        }
+    }
+
+    /// Removes the file of a server that is gone, and nothing else.
+    fn make_room(&self, addr: &SockAddr) -> Result<(), Error> {
+        let started = Instant::now();
+        loop {
+            match fs::symlink_metadata(self.path) {
+                // If its directory is not there either, the bind will say so.
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(self.failed(self.explained(error))),
+                Ok(file) if !file.file_type().is_socket() => {
+                    let text = "a file that is no socket is there already; it is left alone";
+                    return Err(self.failed(io::Error::new(ErrorKind::AlreadyExists, text)));
+                }
+                Ok(_) => {}
+            }
+            match who_is_at(addr) {
+                Ok(Found::Nobody) => {
+                    return match fs::remove_file(self.path) {
+                        Err(error) if error.kind() != ErrorKind::NotFound => {
+                            Err(self.failed(self.explained(error)))
+                        }
+                        _ => {
+                            info!(
+                                "{} was left behind by a server that is gone, and is replaced",
+                                self.addr()
+                            );
+                            Ok(())
+                        }
+                    };
+                }
+                Ok(Found::Somebody(_)) if started.elapsed() < RETRY_FOR => sleep(LOOK_EVERY),
+                Ok(Found::Somebody(holder)) => return Err(self.in_use(holder)),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(self.failed(self.explained(error))),
+            }
+        }
+    }
+
+    /// With what is to be done about it.
+    fn explained(&self, error: io::Error) -> io::Error {
+        let dir = directory(self.path).display();
+        let text = match error.kind() {
+            ErrorKind::NotFound => format!("{error}: there is no directory {dir}"),
+            ErrorKind::NotADirectory => format!("{error}: {dir} is no directory"),
+            ErrorKind::PermissionDenied => format!(
+                "{error}: user {} may not make the socket in {dir}, or not see who is at it",
+                geteuid().as_raw()
+            ),
+            _ => return error,
+        };
+        io::Error::new(error.kind(), text)
+    }
+}
+
+/// Asks by connecting, without waiting.
+fn who_is_at(addr: &SockAddr) -> io::Result<Found> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(addr) {
+        Ok(()) => {
+            let pid = peer_process(&socket);
+            Ok(Found::Somebody(pid.map(process_name)))
+        }
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::CONNREFUSED) => Ok(Found::Nobody),
+            // Its queue is full; it is of another kind.
+            Some(Errno::AGAIN | Errno::PROTOTYPE) => Ok(Found::Somebody(None)),
+            _ => Err(error),
+        },
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Keeps other servers from looking at files of the directory. Best effort: it must be readable, and the file system must
+/// know locks.
+fn lock(dir: &Path) -> Option<File> {
+    let file = File::open(dir).ok()?;
+    let started = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(file),
+            Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_WITHIN => sleep(Duration::from_millis(1)),
+            Err(_) => return None,
+        }
+    }
+}
+
+/// The file of a Unix socket, removed when this is dropped, unless another one is in its place.
+pub(crate) struct UnixFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    /// As long as it is open no other file has this number.
+    _socket: Socket,
+}
+
+impl UnixFile {
+    fn new(path: &Path, socket: Socket) -> io::Result<UnixFile> {
+        let file = fs::symlink_metadata(path)?;
+        // The current directory may be another one at the end.
+        let path = std::path::absolute(path)?;
+        Ok(UnixFile { path, device: file.dev(), inode: file.ino(), _socket: socket })
+    }
+}
+
+impl Drop for UnixFile {
+    fn drop(&mut self) {
+        let _lock = lock(directory(&self.path));
+        let Ok(file) = fs::symlink_metadata(&self.path) else { return };
+        if (file.dev(), file.ino()) != (self.device, self.inode) {
+            return;
+        }
+        if let Err(error) = fs::remove_file(&self.path) {
+            warn!("unix:{} stays behind: {error}", self.path.display());
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! A server: what it is told, how it starts, what is held of it while it runs, and how it ends.
+
+pub(crate) mod accept_queue;
+pub(crate) mod builder;
+mod cpu;
+pub(crate) mod driven;
+pub(crate) mod driver;
+pub(crate) mod error;
+mod launch;
+pub(crate) mod listen;
+pub(crate) mod memory;
+pub(crate) mod running;
+pub(crate) mod runtime;
+mod signals;
+pub(crate) mod socket_options;
+mod starting;

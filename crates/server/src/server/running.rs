@@ -1,0 +1,189 @@
+//! A server that runs.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::accept_queue::AcceptQueue;
+use super::error::Error;
+use super::listen::addr::ListenAddr;
+use super::listen::sockets::Listening;
+use super::socket_options::apply::OptionWarning;
+use crate::guard::message_of;
+use crate::shard::inbox::{Order, Remote};
+use crate::stats::{Report, ShardReport};
+
+/// How a shard ended: what it did, or why it ended by itself.
+pub(crate) type ShardEnd = Result<ShardReport, ShardDeath>;
+
+/// Why a shard ended by itself.
+#[derive(Debug)]
+pub(crate) enum ShardDeath {
+    /// The `errno` of its driver.
+    Driver(i32),
+    /// What its loop panicked with.
+    Panicked(String),
+}
+
+impl ShardDeath {
+    pub(crate) fn error(&self, shard: usize) -> Error {
+        match self {
+            ShardDeath::Driver(errno) => Error::Broken { shard, error: io::Error::from_raw_os_error(*errno) },
+            ShardDeath::Panicked(message) => Error::ShardPanicked { shard, message: message.clone() },
+        }
+    }
+}
+
+/// How long [`Running::report`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
+/// milliseconds, and a page of figures may wait a moment for one that does not.
+const REPORT_WITHIN: Duration = Duration::from_millis(250);
+
+/// A server that runs on threads of its own. Dropping it stops the server at once and waits for its threads.
+#[must_use = "dropping it stops the server"]
+pub struct Running {
+    remotes: Vec<Arc<Remote>>,
+    threads: Vec<JoinHandle<ShardEnd>>,
+    /// Dropped after the threads ended: then the files of Unix sockets go.
+    listening: Listening,
+}
+
+impl Running {
+    pub(crate) fn new(
+        listening: Listening,
+        remotes: Vec<Arc<Remote>>,
+        threads: Vec<JoinHandle<ShardEnd>>,
+    ) -> Running {
+        Running { remotes, threads, listening }
+    }
+
+    /// Where the server listens, with the real ports: each address and each Unix socket, in the order in which they were
+    /// given. [`Peer::listener`](crate::Peer::listener) counts in this list.
+    pub fn listeners(&self) -> &[ListenAddr] {
+        &self.listening.addrs
+    }
+
+    /// The IP addresses of [`listeners`](Running::listeners), with the real ports.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.listening.ips
+    }
+
+    /// Socket options that have not the effect they were set for, as [`SocketOptions`](crate::SocketOptions) says. The log
+    /// has them at warning level.
+    pub fn option_warnings(&self) -> &[OptionWarning] {
+        &self.listening.warnings
+    }
+
+    /// What waits to be accepted at each IP address, in the order of [`local_addrs`](Running::local_addrs), and what the
+    /// kernel dropped there. Unix sockets are not in it: the kernel tells nothing of their queues, and nothing is lost
+    /// there, since a peer that finds one full waits in `connect`, or is told `EAGAIN` if it does not want to wait.
+    ///
+    /// # Errors
+    /// If `/proc/net` cannot be read.
+    pub fn accept_queues(&self) -> io::Result<Vec<AcceptQueue>> {
+        self.listening.ips.iter().map(|addr| AcceptQueue::of(*addr)).collect()
+    }
+
+    /// Begins to shut down, after [`Limits::drain_delay`](crate::Limits::drain_delay): the listeners are closed, frames that
+    /// had arrived whole are answered, no further call begins, and connections are closed as soon as nothing is owed. Half a
+    /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
+    /// [`Limits::drain`](crate::Limits::drain) the rest is reset. Returns at once; [`wait`](Running::wait) waits for the end.
+    pub fn shutdown(&self) {
+        self.order(Order::Drain);
+    }
+
+    /// Resets every connection and stops. What the kernel does not end within 5 s is left behind, and said in the log.
+    pub fn force(&self) {
+        self.order(Order::Force);
+    }
+
+    fn order(&self, order: Order) {
+        for remote in &self.remotes {
+            remote.order(order);
+        }
+    }
+
+    /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
+    /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
+    /// [marked as stale](ShardReport::stale). So every shard is in every report, and counters never fall.
+    ///
+    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
+    /// ones there are. Called again a moment later it returns those that were asked for.
+    pub fn report(&self) -> Report {
+        let deadline = Instant::now() + REPORT_WITHIN;
+        let mut report = Report::default();
+        let asked: Vec<u64> = self.remotes.iter().map(|remote| remote.ask_report()).collect();
+        for (remote, number) in self.remotes.iter().zip(asked) {
+            report.add(remote.latest_report(number, deadline));
+        }
+        report
+    }
+
+    /// Something that can shut the server down from another thread.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { remotes: self.remotes.clone() }
+    }
+
+    /// Waits until the server has shut down.
+    ///
+    /// # Errors
+    /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
+    /// drain, and the error is returned once they are done.
+    pub fn wait(mut self) -> Result<Report, Error> {
+        let mut report = Report::default();
+        let mut failed = None;
+        for (shard, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
+            match thread.join().unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic)))) {
+                Ok(shard) => report.add(shard),
+                Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(report),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.force();
+            for thread in self.threads.drain(..) {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("listeners", &self.listening.addrs).finish_non_exhaustive()
+    }
+}
+
+/// Shuts a server down from any thread.
+#[derive(Clone)]
+pub struct Stopper {
+    remotes: Vec<Arc<Remote>>,
+}
+
+impl Stopper {
+    /// As [`Running::shutdown`].
+    pub fn shutdown(&self) {
+        self.remotes.iter().for_each(|remote| remote.order(Order::Drain));
+    }
+
+    /// As [`Running::force`].
+    pub fn force(&self) {
+        self.remotes.iter().for_each(|remote| remote.order(Order::Force));
+    }
+}
+
+impl fmt::Debug for Stopper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stopper")
+    }
+}

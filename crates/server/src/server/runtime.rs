@@ -1,0 +1,111 @@
+//! The runtime that a shard runs in.
+
+use std::fmt;
+#[cfg(feature = "host-tokio")]
+use std::io;
+use std::str::FromStr;
+
+#[cfg(feature = "host-tokio-uring")]
+use ringserve_ring::probe_ring;
+
+use super::error::Error;
+
+/// The runtime that the shards of a server run in.
+///
+/// A runtime costs something for each turn: measured, CPU time for a request grows by some per cent under load, and by more
+/// where a turn brings a single request (docs/PERFORMANCE.md). Services and their handlers are the same on each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Host {
+    /// Nothing: the shard waits in its driver. What needs tokio does not work in handlers; what needs a waker alone, such as
+    /// tokio's channels and locks, does.
+    #[default]
+    Own,
+    /// A current-thread runtime of tokio's for each shard, on the shard's thread, with time and I/O enabled. In the factory,
+    /// in handlers and in tasks of the shard everything of tokio's works: `tokio::time`, `tokio::net`, `spawn`,
+    /// `spawn_local`, `spawn_blocking`, and what stands on them, as clients of databases do. Cargo feature `host-tokio`.
+    #[cfg(feature = "host-tokio")]
+    Tokio,
+    /// The runtime of tokio-uring for each shard, which is one of tokio's too: its files work in handlers. It has a ring of
+    /// its own, so it needs io_uring, also where the server runs on epoll. Cargo feature `host-tokio-uring`.
+    #[cfg(feature = "host-tokio-uring")]
+    TokioUring,
+}
+
+impl Host {
+    const ALL: &[Host] = &[
+        Host::Own,
+        #[cfg(feature = "host-tokio")]
+        Host::Tokio,
+        #[cfg(feature = "host-tokio-uring")]
+        Host::TokioUring,
+    ];
+
+    /// Refuses what cannot be made here.
+    ///
+    /// # Errors
+    /// Names the cause and the fix.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        #[cfg(feature = "host-tokio-uring")]
+        if self == Host::TokioUring {
+            let why = |error| io::Error::other(format!("tokio-uring needs io_uring: {error}"));
+            return probe_ring().map_err(|error| Error::Host { shard: 0, error: why(error) });
+        }
+        Ok(())
+    }
+
+    /// Runs a future that the closure makes, both inside the runtime, until it is done.
+    #[cfg(feature = "host-tokio")]
+    pub(crate) fn run<T, Fut: Future<Output = T>>(self, make: impl FnOnce() -> Fut) -> io::Result<T> {
+        #[cfg(feature = "host-tokio-uring")]
+        if self == Host::TokioUring {
+            let runtime = tokio_uring::Runtime::new(&tokio_uring::builder())?;
+            return Ok(runtime.block_on(async { make().await }));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let local = tokio::task::LocalSet::new();
+        let done = local.block_on(&runtime, async { make().await });
+        // Tasks are dropped inside the runtime; what blocks a thread of its is not waited for.
+        {
+            let _inside = runtime.enter();
+            drop(local);
+        }
+        runtime.shutdown_background();
+        Ok(done)
+    }
+}
+
+impl FromStr for Host {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Host, String> {
+        let found = Host::ALL.iter().find(|host| host.to_string() == name);
+        let names = || Host::ALL.iter().map(Host::to_string).collect::<Vec<_>>().join(", ");
+        found.copied().ok_or_else(|| format!("{name} is no host; choose one of {}", names()))
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Host::Own => "own",
+            #[cfg(feature = "host-tokio")]
+            Host::Tokio => "tokio",
+            #[cfg(feature = "host-tokio-uring")]
+            Host::TokioUring => "tokio-uring",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_named_as_it_is_shown() {
+        for host in Host::ALL {
+            assert_eq!(host.to_string().parse(), Ok(*host));
+        }
+        assert!("go".parse::<Host>().unwrap_err().starts_with("go is no host; choose one of own"));
+    }
+}

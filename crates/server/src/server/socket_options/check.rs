@@ -1,0 +1,174 @@
+//! Values out of range, and what the kernel refuses.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use super::options::{KeepAlive, SocketOptions};
+
+/// Which option is wrong, or was refused by the kernel.
+#[derive(Debug)]
+pub struct OptionError {
+    name: &'static str,
+    value: String,
+    why: Why,
+}
+
+#[derive(Debug)]
+enum Why {
+    Range(&'static str),
+    Refused {
+        error: io::Error,
+        /// What would not be refused.
+        hint: Option<String>,
+    },
+}
+
+impl OptionError {
+    pub(super) fn refused(name: &'static str, value: String, error: io::Error) -> OptionError {
+        let sandboxed = matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported);
+        let hint = sandboxed.then(|| {
+            "most likely a seccomp profile or another sandbox refuses it: allow setsockopt in it".to_owned()
+        });
+        OptionError { name, value, why: Why::Refused { error, hint } }
+    }
+
+    pub(super) fn with_hint(mut self, text: Option<String>) -> OptionError {
+        if let Why::Refused { hint, .. } = &mut self.why {
+            *hint = text;
+        }
+        self
+    }
+
+    pub(super) fn io_kind(&self) -> Option<io::ErrorKind> {
+        match &self.why {
+            Why::Range(_) => None,
+            Why::Refused { error, .. } => Some(error.kind()),
+        }
+    }
+
+    /// The option's name in [`SocketOptions`].
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// The kernel's error, if it was the kernel that refused.
+impl From<OptionError> for io::Error {
+    fn from(error: OptionError) -> io::Error {
+        match error.why {
+            Why::Refused { error, .. } => error,
+            Why::Range(_) => io::Error::new(io::ErrorKind::InvalidInput, error),
+        }
+    }
+}
+
+impl fmt::Display for OptionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OptionError { name, value, why } = self;
+        match why {
+            Why::Range(range) => write!(f, "{name} is {value}; it must be {range}"),
+            Why::Refused { error, hint } => {
+                write!(f, "the kernel refused {name} = {value}: {error}")?;
+                hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for OptionError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.why {
+            Why::Range(_) => None,
+            Why::Refused { error, .. } => Some(error),
+        }
+    }
+}
+
+/// Refuses a value out of range.
+fn fits(
+    name: &'static str,
+    ok: bool,
+    value: impl fmt::Display,
+    range: &'static str,
+) -> Result<(), OptionError> {
+    if ok { Ok(()) } else { Err(OptionError { name, value: value.to_string(), why: Why::Range(range) }) }
+}
+
+/// The kernel takes a signed number.
+fn positive(name: &'static str, value: Option<u32>) -> Result<(), OptionError> {
+    let value = value.unwrap_or(1);
+    fits(name, (1..=i32::MAX as u32).contains(&value), value, "1 to 2147483647")
+}
+
+/// The kernel doubles it, in a signed number.
+fn buffer(name: &'static str, bytes: Option<u32>) -> Result<(), OptionError> {
+    let bytes = bytes.unwrap_or(1);
+    fits(name, (1..=1 << 30).contains(&bytes), bytes, "1 to 1073741824")
+}
+
+fn seconds(name: &'static str, time: Duration) -> Result<(), OptionError> {
+    fits(name, (1..=32767).contains(&time.as_secs()), format_args!("{time:?}"), "1 s to 32767 s")
+}
+
+impl SocketOptions {
+    /// Refuses values out of range.
+    ///
+    /// # Errors
+    /// The first one found.
+    pub fn check(&self) -> Result<(), OptionError> {
+        positive("backlog", Some(self.backlog))?;
+        if let Some(KeepAlive { idle, interval, probes }) = self.keep_alive {
+            seconds("keep_alive.idle", idle)?;
+            seconds("keep_alive.interval", interval)?;
+            fits("keep_alive.probes", (1..=127).contains(&probes), probes, "1 to 127")?;
+        }
+        if let Some(time) = self.user_timeout {
+            let ok = (1..=u128::from(u32::MAX >> 1)).contains(&time.as_millis());
+            fits("user_timeout", ok, format_args!("{time:?}"), "1 ms to 24 days")?;
+        }
+        positive("not_sent_bytes_max", self.not_sent_bytes_max)?;
+        buffer("send_buffer_bytes", self.send_buffer_bytes)?;
+        buffer("receive_buffer_bytes", self.receive_buffer_bytes)?;
+        positive("fast_open", self.fast_open)?;
+        if let Some(time) = self.defer_accept {
+            seconds("defer_accept", time)?;
+        }
+        if let Some(name) = &self.congestion {
+            // Longer ones are cut by the kernel, which may then know them.
+            let ok = (1..=15).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+            fits("congestion", ok, format_args!("{name:?}"), "1 to 15 ASCII letters")?;
+        }
+        let mode = self.unix_mode.unwrap_or(0);
+        fits("unix_mode", mode <= 0o777, format_args!("0o{mode:o}"), "0 to 0o777")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_out_of_range_is_named() {
+        let text = |options: SocketOptions| options.check().unwrap_err().to_string();
+        let options = SocketOptions { backlog: 0, ..SocketOptions::default() };
+        assert_eq!(text(options), "backlog is 0; it must be 1 to 2147483647");
+        let keep_alive = Some(KeepAlive { interval: Duration::from_millis(10), ..KeepAlive::default() });
+        let options = SocketOptions { keep_alive, ..SocketOptions::default() };
+        assert!(text(options).starts_with("keep_alive.interval is 10ms"));
+        let options = SocketOptions { send_buffer_bytes: Some(u32::MAX), ..SocketOptions::default() };
+        assert_eq!(text(options), "send_buffer_bytes is 4294967295; it must be 1 to 1073741824");
+        let options = SocketOptions { receive_buffer_bytes: Some(0), ..SocketOptions::default() };
+        assert!(text(options).starts_with("receive_buffer_bytes is 0"));
+        let options = SocketOptions { fast_open: Some(0), ..SocketOptions::default() };
+        assert!(text(options).starts_with("fast_open is 0"));
+        let options = SocketOptions { defer_accept: Some(Duration::ZERO), ..SocketOptions::default() };
+        assert_eq!(text(options), "defer_accept is 0ns; it must be 1 s to 32767 s");
+        for name in ["", "sixteen letters!", "a b"] {
+            let options = SocketOptions { congestion: Some(name.into()), ..SocketOptions::default() };
+            assert_eq!(text(options), format!("congestion is {name:?}; it must be 1 to 15 ASCII letters"));
+        }
+        let options = SocketOptions { unix_mode: Some(0o1777), ..SocketOptions::default() };
+        assert_eq!(text(options), "unix_mode is 0o1777; it must be 0 to 0o777");
+    }
+}

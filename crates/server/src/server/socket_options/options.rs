@@ -1,0 +1,114 @@
+//! The options, with their ranges and defaults.
+
+use std::time::Duration;
+
+/// Options of the server's sockets. They are set on the listeners, and Linux hands them on to each accepted socket, so
+/// they cost nothing for a connection. Each is read back at the start: what the kernel refuses is an error, and what it
+/// cuts or rounds is logged with the value it gave, and kept in
+/// [`Running::option_warnings`](crate::Running::option_warnings).
+///
+/// Unix sockets take `backlog` and `unix_mode` alone: the others are TCP's, and the buffers of an accepted Unix socket are
+/// as large as `net.core.wmem_default` and `net.core.rmem_default` say, whatever its listener had.
+///
+/// ```
+/// use ringserve::SocketOptions;
+///
+/// let options = SocketOptions { keep_alive: None, ..SocketOptions::default() };
+/// assert!(options.no_delay);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Connections that may wait to be accepted, for each shard and address, and of a Unix socket for all shards together, 1
+    /// to 2^31 - 1. The kernel cuts it to `net.core.somaxconn` (4096 by default). Default 4096.
+    pub backlog: u32,
+    /// `TCP_NODELAY`: small replies leave at once. Replies leave in batches already, so waiting for more would only add
+    /// delay. Default on.
+    pub no_delay: bool,
+    /// `SO_KEEPALIVE`: the kernel asks silent peers for a sign of life, so that one that vanished without a FIN is
+    /// noticed even where the idle limit is off. Default as [`KeepAlive::default`].
+    pub keep_alive: Option<KeepAlive>,
+    /// `TCP_USER_TIMEOUT`: how long sent bytes, or probes, may stay without acknowledgement before the kernel gives the
+    /// connection up; in milliseconds, at least 1 ms. Without it that takes about 15 minutes. Default 180 s: longer than
+    /// an outage a user sits through, and the time that all probes of [`KeepAlive::default`] take.
+    ///
+    /// It decides for silent connections too: once a peer was silent for so long, the first probe without an answer ends
+    /// the connection, whatever [`KeepAlive::probes`] says. Where that leaves fewer probes, a warning at start says so.
+    pub user_timeout: Option<Duration>,
+    /// `TCP_NOTSENT_LOWAT`: bytes that the kernel takes for a connection beyond what is on the wire. It bounds what a
+    /// slow reader costs in kernel memory, where the send buffer may grow to megabytes (`net.ipv4.tcp_wmem`); what is
+    /// beyond stays in the outbox, where it counts against its marks. Default 128 KiB.
+    pub not_sent_bytes_max: Option<u32>,
+    /// `SO_SNDBUF`: bytes of each connection's send buffer, 1 to 2^30. The kernel takes `net.core.wmem_max` at most and some
+    /// 2 KiB at least, and counts its bookkeeping beside it, for which it doubles the number. **This turns its tuning off**,
+    /// which lets the buffer grow up to `net.ipv4.tcp_wmem` with what the path can carry, and is mostly better: set it to
+    /// bound the kernel's memory, not for speed. Default: tuned.
+    pub send_buffer_bytes: Option<u32>,
+    /// `SO_RCVBUF`: bytes of each connection's receive buffer, 1 to 2^30; as above, with `net.core.rmem_max`, 1 KiB and
+    /// `net.ipv4.tcp_rmem`. It also bounds the window that peers see, from the first packet on. Default: tuned.
+    pub receive_buffer_bytes: Option<u32>,
+    /// `TCP_FASTOPEN`: how many connections may be served, for each shard and address, before their handshake is over: a peer
+    /// that was here before sends its first bytes with its first packet and saves a round trip. 1 to 2^31 - 1; the kernel
+    /// cuts it to `net.core.somaxconn`, and it needs a `net.ipv4.tcp_fastopen` of 2, or 3 for both directions, where 1 is the
+    /// default. Such a packet may be repeated by the network, so the first request must be one that may come twice.
+    /// Default off.
+    pub fast_open: Option<u32>,
+    /// `TCP_DEFER_ACCEPT`: a connection is not accepted before its first bytes came, so that one that says nothing costs the
+    /// server nothing; 1 s to 9 h. After that time the kernel accepts it all the same, as soon as its peer answers once more.
+    /// It counts in repetitions of its answer, after 1 s, 3 s, 7 s and so on, and takes the next of these times. For
+    /// protocols in which the peer speaks first: where the server does, its greeting would come late. Default off.
+    pub defer_accept: Option<Duration>,
+    /// `TCP_CONGESTION`: the congestion control of each connection, 1 to 15 ASCII letters, as `cubic` or `bbr`. It must be
+    /// in `net.ipv4.tcp_available_congestion_control`, and for a process without `CAP_NET_ADMIN` in
+    /// `net.ipv4.tcp_allowed_congestion_control`. Default: `net.ipv4.tcp_congestion_control`.
+    pub congestion: Option<String>,
+    /// `SO_INCOMING_CPU`: each shard's listener takes the connections whose first packet was handled on the CPU that the
+    /// shard is pinned to, where by default the kernel spreads them evenly. It needs shards that are pinned
+    /// ([`Server::pin`](crate::Server::pin)) and Linux 6.2; before, the kernel seldom looks at it. It helps where the network
+    /// card has a receive queue for each CPU (RSS, or RPS) and its interrupts stay there: then a connection's packets and
+    /// its shard share a cache. Where few CPUs handle all packets, as on most virtual machines with one queue, few shards get all
+    /// connections: look at [`Report::skew`](crate::Report::skew). Connections from a CPU without a shard are
+    /// spread. Default off.
+    pub incoming_cpu: bool,
+    /// The permissions of the files of Unix sockets, 0 to 0o777, set before anybody can connect: to connect takes permission
+    /// to write. Default: 0o777 less the process's umask. Abstract names have none: whoever shares the network namespace
+    /// may connect.
+    pub unix_mode: Option<u32>,
+}
+
+/// When the kernel asks a silent peer for a sign of life. The kernel counts whole seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Silence before the first probe (`TCP_KEEPIDLE`), 1 s to 32767 s. Default 120 s: below the 350 s at which the
+    /// load balancers of large clouds forget a connection.
+    pub idle: Duration,
+    /// Time between probes (`TCP_KEEPINTVL`), 1 s to 32767 s. Default 15 s.
+    pub interval: Duration,
+    /// Probes without an answer until the connection is given up (`TCP_KEEPCNT`), 1 to 127. Default 4. There are fewer
+    /// where [`SocketOptions::user_timeout`] is over before.
+    pub probes: u32,
+}
+
+impl Default for SocketOptions {
+    fn default() -> SocketOptions {
+        SocketOptions {
+            backlog: 4096,
+            no_delay: true,
+            keep_alive: Some(KeepAlive::default()),
+            user_timeout: Some(Duration::from_secs(180)),
+            not_sent_bytes_max: Some(128 << 10),
+            send_buffer_bytes: None,
+            receive_buffer_bytes: None,
+            fast_open: None,
+            defer_accept: None,
+            congestion: None,
+            incoming_cpu: false,
+            unix_mode: None,
+        }
+    }
+}
+
+impl Default for KeepAlive {
+    fn default() -> KeepAlive {
+        KeepAlive { idle: Duration::from_secs(120), interval: Duration::from_secs(15), probes: 4 }
+    }
+}

@@ -1,0 +1,89 @@
+//! Attempts to connect to upstreams: what a shard's code asked for, and how far each came.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::task::Waker;
+
+use ringserve_core::{Address, Block, ConnId};
+
+use super::session::Session;
+use crate::guard::{discard, wake};
+
+/// What a shard's code wants of upstreams, until the shard looks at the end of the turn.
+#[derive(Default)]
+pub(crate) struct Requests {
+    asked: RefCell<Vec<Rc<Attempt>>>,
+    given_up: RefCell<Vec<ConnId>>,
+    /// There is something in either.
+    some: Cell<bool>,
+}
+
+impl Requests {
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.some.get()
+    }
+
+    pub(crate) fn ask(&self, attempt: Rc<Attempt>) {
+        self.asked.borrow_mut().push(attempt);
+        self.some.set(true);
+    }
+
+    pub(crate) fn give_up(&self, id: ConnId) {
+        self.given_up.borrow_mut().push(id);
+        self.some.set(true);
+    }
+
+    pub(crate) fn take(&self) -> (Vec<Rc<Attempt>>, Vec<ConnId>) {
+        self.some.set(false);
+        (self.asked.take(), self.given_up.take())
+    }
+}
+
+/// What a future and its shard share of one connect.
+pub(crate) struct Attempt {
+    pub(crate) progress: Cell<Progress>,
+    pub(crate) waker: Cell<Option<Waker>>,
+}
+
+/// How far it came.
+#[derive(Default)]
+pub(crate) enum Progress {
+    Asked(Address),
+    Connecting(ConnId),
+    Done(io::Result<Rc<Block<Session>>>),
+    /// The future has it, or is gone.
+    #[default]
+    Over,
+}
+
+impl Attempt {
+    /// The shard begins: where to, unless nobody waits any more.
+    pub(crate) fn address(&self) -> Option<Address> {
+        match self.progress.take() {
+            Progress::Asked(address) => Some(address),
+            other => {
+                self.progress.set(other);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn begun(&self, id: ConnId) {
+        self.progress.set(Progress::Connecting(id));
+    }
+
+    pub(crate) fn done(&self, result: io::Result<Rc<Block<Session>>>) {
+        self.progress.set(Progress::Done(result));
+        if let Some(waker) = self.waker.take() {
+            // If it panics, the task that waits is not woken; its stream is closed when it is dropped.
+            let _ = wake(waker);
+        }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        discard(self.waker.take());
+    }
+}

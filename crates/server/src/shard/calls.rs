@@ -1,0 +1,284 @@
+//! Handlers' futures, in recycled slots.
+//!
+//! A slot holds one future that never ends: it takes a frame, calls the service, leaves the result, and waits for
+//! the next frame ([`calls`]). So a call that is done at once, as most are, costs a poll and nothing else: no
+//! allocation, and no future is built again and moved. A call that waits keeps its slot until it is woken and done,
+//! and the next frame goes to another slot.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ringserve_buf::{has_room_for, try_box};
+use ringserve_core::{Block, ConnId, Frame, Parked};
+
+use super::handle::Shard;
+use super::inbox::TaskWaker;
+use crate::cx::Cx;
+use crate::guard::{Panicked, guard};
+use crate::service::Service;
+
+/// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
+const SPARE_MAX: usize = 1024;
+
+/// The two counts of an `Rc` or an `Arc`.
+const COUNTS: usize = 2 * size_of::<usize>();
+
+/// What the allocator takes for a block: its own word, in steps of 16, 32 at least (glibc's).
+const fn allocated(bytes: usize) -> usize {
+    let block = (bytes + size_of::<usize>()).next_multiple_of(16);
+    match bytes {
+        0 => 0,
+        _ if block < 32 => 32,
+        _ => block,
+    }
+}
+
+/// What goes into a slot's future, and what comes out. Frame and connection lie apart, since each is moved the
+/// way it was written: a processor waits when it reads in one piece what it just wrote in several.
+pub(crate) struct Job<S: Service> {
+    block: Cell<Option<Rc<Block<S::Session>>>>,
+    frame: Cell<Frame>,
+    result: Cell<Option<Result<(), S::Error>>>,
+    shard: Shard,
+}
+
+/// Calls the service for one frame after the other. A function, so that its future has a name as a type parameter.
+pub(crate) async fn calls<S: Service>(service: Rc<S>, job: Rc<Job<S>>) {
+    loop {
+        let block = poll_fn(|_| match job.block.take() {
+            Some(block) => Poll::Ready(block),
+            None => Poll::Pending,
+        })
+        .await;
+        let result = service.call(&Cx::new(&block, &job.shard), job.frame.take()).await;
+        job.result.set(Some(result));
+    }
+}
+
+/// The slots. `Make` makes a slot's future.
+pub(crate) struct Tasks<S: Service, Make, Fut> {
+    service: Rc<S>,
+    make: Make,
+    slots: Vec<Option<Slot<S, Fut>>>,
+    /// Slots without a call, last in, first out.
+    free: Vec<u32>,
+    shard: Shard,
+}
+
+struct Slot<S: Service, Fut> {
+    future: Pin<Box<Fut>>,
+    job: Rc<Job<S>>,
+    wake: Arc<TaskWaker>,
+    waker: Waker,
+    /// The connection of the call that waits here.
+    id: Option<ConnId>,
+    /// Bytes that the state machine counts for that call.
+    bytes: usize,
+    /// That connection's other calls that wait, in a list.
+    prev: Option<u32>,
+    next: Option<u32>,
+}
+
+impl<S, Make, Fut> Tasks<S, Make, Fut>
+where
+    S: Service,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    pub(crate) fn new(service: Rc<S>, make: Make, shard: Shard) -> Tasks<S, Make, Fut> {
+        Tasks { service, make, slots: Vec::new(), free: Vec::new(), shard }
+    }
+
+    /// Calls the service. `Err` with the slot's number if the call waits, or with `None` if the system has no memory for it.
+    ///
+    /// # Panics
+    /// If the call does; [`recover`](Tasks::recover) must be called then.
+    #[inline(always)]
+    pub(crate) fn start(
+        &mut self,
+        id: ConnId,
+        block: Rc<Block<S::Session>>,
+        frame: Frame,
+    ) -> Result<Result<(), S::Error>, Option<u32>> {
+        let task = match self.free.last() {
+            Some(task) => *task,
+            None => self.grow().ok_or(None)?,
+        };
+        let slot = match &mut self.slots[task as usize] {
+            Some(slot) => slot,
+            empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task).ok_or(None)?),
+        };
+        slot.job.frame.set(frame);
+        slot.job.block.set(Some(block));
+        slot.poll().ok_or_else(|| {
+            slot.id = Some(id);
+            self.free.pop();
+            Some(task)
+        })
+    }
+
+    /// Bytes of memory that a call holds while it waits, beside its frame.
+    pub(crate) const fn call_bytes(&self) -> usize {
+        allocated(size_of::<Fut>())
+            + allocated(size_of::<Job<S>>() + COUNTS)
+            + allocated(size_of::<TaskWaker>() + COUNTS)
+            + size_of::<Option<Slot<S, Fut>>>()
+            + size_of::<u32>()
+    }
+
+    /// Lists a call that waits before its connection's others, of which `parked.next` is the first.
+    pub(crate) fn list(&mut self, task: u32, parked: Parked) {
+        let Parked { next, bytes } = parked;
+        if let Some(slot) = self.slot(task) {
+            (slot.next, slot.bytes) = (next, bytes);
+        }
+        if let Some(slot) = next.and_then(|next| self.slot(next)) {
+            slot.prev = Some(task);
+        }
+    }
+
+    fn slot(&mut self, task: u32) -> Option<&mut Slot<S, Fut>> {
+        self.slots.get_mut(task as usize)?.as_mut()
+    }
+
+    /// Takes a call off its connection's list. Returns the one behind it.
+    fn unlist(&mut self, task: u32) -> Option<u32> {
+        let slot = self.slot(task)?;
+        let (prev, next) = (slot.prev.take(), slot.next.take());
+        if let Some(slot) = prev.and_then(|prev| self.slot(prev)) {
+            slot.next = next;
+        }
+        if let Some(slot) = next.and_then(|next| self.slot(next)) {
+            slot.prev = prev;
+        }
+        next
+    }
+
+    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
+    pub(crate) fn resume(&mut self, task: u32) -> Option<Ended<S::Error>> {
+        let slot = self.slots.get_mut(task as usize)?.as_mut()?;
+        // Also when there is no call: the next one here must be woken again.
+        slot.wake.taken();
+        let (id, bytes) = (slot.id?, slot.bytes);
+        let polled = guard(|| slot.poll());
+        if let Ok(None) = polled {
+            return None;
+        }
+        let next = self.unlist(task);
+        let result = match polled.transpose()? {
+            Ok(result) => {
+                self.release(task);
+                Resumed::Done(result)
+            }
+            Err(panicked) => {
+                self.discard(task);
+                self.free.push(task);
+                Resumed::Panicked(panicked)
+            }
+        };
+        Some(Ended { id, result, next, bytes })
+    }
+
+    /// Drops a connection's calls that wait, `first` and those listed behind it.
+    pub(crate) fn cancel(&mut self, first: u32) {
+        let mut task = Some(first);
+        while let Some(number) = task {
+            let Some(slot) = self.slot(number).filter(|slot| slot.id.is_some()) else { return };
+            task = slot.next;
+            self.discard(number);
+            self.free.push(number);
+        }
+    }
+
+    /// After a panic in [`start`](Tasks::start): drops the call that was under way.
+    pub(crate) fn recover(&mut self) {
+        if let Some(task) = self.free.last() {
+            self.discard(*task);
+        }
+    }
+
+    /// Drops what is kept for further calls.
+    pub(crate) fn give_back(&mut self) {
+        for task in std::mem::take(&mut self.free) {
+            self.discard(task);
+            self.free.push(task);
+        }
+    }
+
+    fn discard(&mut self, task: u32) {
+        let slot = self.slots[task as usize].take();
+        let _ = guard(move || drop(slot));
+    }
+
+    /// One slot more. `None` if the system has no memory for it.
+    #[cold]
+    fn grow(&mut self) -> Option<u32> {
+        self.slots.try_reserve(1).ok()?;
+        // Every slot may be free at once.
+        self.free.try_reserve(self.slots.len() + 1 - self.free.len()).ok()?;
+        let task = self.slots.len() as u32;
+        self.slots.push(None);
+        self.free.push(task);
+        Some(task)
+    }
+
+    fn release(&mut self, task: u32) {
+        if let Some(slot) = &mut self.slots[task as usize] {
+            slot.id = None;
+        }
+        if self.free.len() >= SPARE_MAX {
+            self.slots[task as usize] = None;
+        }
+        self.free.push(task);
+    }
+}
+
+/// A call that was woken and does not wait any more.
+pub(crate) struct Ended<E> {
+    pub id: ConnId,
+    pub result: Resumed<E>,
+    /// The connection's call that was listed behind it.
+    pub next: Option<u32>,
+    /// Bytes that the state machine counted for it.
+    pub bytes: usize,
+}
+
+/// What became of it.
+pub(crate) enum Resumed<E> {
+    Done(Result<(), E>),
+    Panicked(Panicked),
+}
+
+impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
+    /// `None` if the system has no memory for it.
+    #[cold]
+    fn new<Make>(service: &Rc<S>, make: &Make, shard: &Shard, task: u32) -> Option<Slot<S, Fut>>
+    where
+        Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    {
+        if !has_room_for::<Job<S>>() || !has_room_for::<TaskWaker>() {
+            return None;
+        }
+        let job = Rc::new(Job {
+            block: Cell::default(),
+            frame: Cell::default(),
+            result: Cell::default(),
+            shard: shard.clone(),
+        });
+        let wake = TaskWaker::new(shard.remote(), task);
+        let waker = wake.waker();
+        let future = Box::into_pin(try_box(make(service.clone(), job.clone()))?);
+        Some(Slot { future, job, wake, waker, id: None, bytes: 0, prev: None, next: None })
+    }
+
+    /// The result, if the call is done.
+    #[inline]
+    fn poll(&mut self) -> Option<Result<(), S::Error>> {
+        let _never_ready = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
+        self.job.result.take()
+    }
+}

@@ -1,0 +1,64 @@
+//! Memory that a shard gives back when it needs it no more.
+
+use std::rc::Rc;
+
+use ringserve_core::Driver;
+use ringserve_core::framing::Framing;
+use ringserve_ring::trim_heap;
+
+use super::calls::Job;
+use super::inbox::Order;
+use super::spare::{InUse, Step};
+use super::state::Running;
+use crate::service::Service;
+
+/// Chunks that are given back in one turn: half a millisecond.
+const TRIMMED_MAX: usize = 8;
+
+impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
+where
+    S: Service,
+    F: Framing,
+    D: Driver,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    /// What is needed now, and the bytes that were moved since the start.
+    #[cold]
+    fn in_use(&self) -> (InUse, u64) {
+        let (pool, counters) = (self.driver.pool().counts(), self.core.counters());
+        let needs = InUse {
+            connections: self.core.connections(),
+            held_bytes: self.core.held_bytes(),
+            buffers: pool.total,
+            idle_buffers: pool.total - pool.leased,
+        };
+        (needs, counters.bytes_received + counters.bytes_sent)
+    }
+
+    /// Takes note of what is needed, and gives memory back, step by step.
+    #[cold]
+    pub(super) fn look_at_spare(&mut self) {
+        let (needs, moved) = self.in_use();
+        self.spare.note(self.now, needs, moved);
+        match self.spare.step() {
+            Step::None if self.order != Order::Serve || !self.spare.is_due(self.now) => {}
+            Step::None if !self.spare.begins(self.now, needs, moved) => {}
+            // Receives that are stopped in this turn are found so in the next.
+            Step::None => {
+                self.tasks.give_back();
+                self.core.give_back();
+                if let Some(upstreams) = &mut self.upstreams {
+                    upstreams.give_back();
+                }
+            }
+            Step::Ring => self.spare.ring(self.driver.give_back()),
+            Step::Chunks if self.driver.pool().trim(1, TRIMMED_MAX) > 0 => {}
+            Step::Chunks => {
+                trim_heap();
+                let (needs, moved) = self.in_use();
+                self.spare.done(self.now, needs, moved);
+            }
+        }
+    }
+}

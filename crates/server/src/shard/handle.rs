@@ -1,0 +1,160 @@
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::attempts::Requests;
+use super::draining::{DrainBegins, Draining};
+use super::inbox::Remote;
+use super::spawned::LocalTasks;
+use super::timers::{Deadline, Sleep, Timers};
+use crate::guard::{Panicked, guard};
+
+/// A shard as the code on its own thread sees it: its factory, and handlers by way of
+/// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.
+#[derive(Clone)]
+pub struct Shard {
+    inner: Rc<Inner>,
+}
+
+/// Handles messages that other shards left, as many as a turn has room for. True if there are more.
+pub(crate) type ReadMailbox = Box<dyn FnMut() -> bool>;
+
+struct Inner {
+    index: usize,
+    count: usize,
+    tasks: LocalTasks,
+    timers: Timers,
+    remote: Arc<Remote>,
+    mailboxes: RefCell<Vec<ReadMailbox>>,
+    draining: Draining,
+    /// Its [`drain_delay`](crate::Limits::drain_delay) is over.
+    stopping: Draining,
+    upstreams: Requests,
+}
+
+impl Shard {
+    pub(crate) fn new(index: usize, count: usize, remote: Arc<Remote>) -> Shard {
+        let timers = Timers::new();
+        let inner = Inner {
+            index,
+            count,
+            tasks: LocalTasks::new(index, remote.clone(), timers.clone()),
+            timers,
+            remote,
+            mailboxes: RefCell::default(),
+            draining: Draining::default(),
+            stopping: Draining::default(),
+            upstreams: Requests::default(),
+        };
+        Shard { inner: Rc::new(inner) }
+    }
+
+    /// Which shard this is, from 0.
+    pub fn index(&self) -> usize {
+        self.inner.index
+    }
+
+    /// How many shards the server has.
+    pub fn count(&self) -> usize {
+        self.inner.count
+    }
+
+    /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
+    /// `Rc`s with the service. A panic in it ends it alone.
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        let _named = self.inner.tasks.spawn(Box::pin(future));
+    }
+
+    pub(crate) fn upstream_requests(&self) -> &Requests {
+        &self.inner.upstreams
+    }
+
+    /// Waits for so long, up to about a millisecond longer and never shorter.
+    pub fn sleep(&self, time: Duration) -> Sleep {
+        self.inner.timers.sleep(time)
+    }
+
+    /// Runs a future for so long at most, and drops it then. One that does not wait costs no timer and no look at the
+    /// clock.
+    ///
+    /// # Errors
+    /// [`DeadlineElapsed`](crate::DeadlineElapsed) if the time was over first.
+    #[inline]
+    pub fn deadline<F: Future>(&self, time: Duration, future: F) -> Deadline<'_, F> {
+        Deadline::new(&self.inner.timers, time, future)
+    }
+
+    /// True once the server was told to shut down, also while it goes on as before for
+    /// [`Limits::drain_delay`](crate::Limits::drain_delay): what a readiness probe should answer by.
+    pub fn is_draining(&self) -> bool {
+        self.inner.draining.has_begun()
+    }
+
+    /// Waits until the server is told to shut down; at once if it was already, also while it goes on as before for
+    /// [`Limits::drain_delay`](crate::Limits::drain_delay). For tasks and [streams](crate::Stream) that have to
+    /// say goodbye: a drain waits for what is owed, up to [`Limits::drain`](crate::Limits::drain).
+    pub fn drain_begins(&self) -> DrainBegins {
+        self.inner.draining.wait()
+    }
+
+    /// Waits until the drain delay is over: until then connections are served as before.
+    #[cfg(feature = "http")]
+    pub(crate) fn stopping_begins(&self) -> DrainBegins {
+        self.inner.stopping.wait()
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.inner.stopping.has_begun()
+    }
+
+    /// Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_stopping(&self) -> Result<(), Panicked> {
+        self.inner.stopping.begin()
+    }
+
+    /// Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_draining(&self) -> Result<(), Panicked> {
+        self.inner.draining.begin()
+    }
+
+    pub(crate) fn remote(&self) -> &Arc<Remote> {
+        &self.inner.remote
+    }
+
+    pub(crate) fn tasks(&self) -> &LocalTasks {
+        &self.inner.tasks
+    }
+
+    pub(crate) fn timers(&self) -> &Timers {
+        &self.inner.timers
+    }
+
+    pub(crate) fn add_mailbox(&self, mailbox: ReadMailbox) {
+        self.inner.mailboxes.borrow_mut().push(mailbox);
+    }
+
+    /// Has messages handled. True if there are more. If a handler panicked, there may be.
+    pub(crate) fn read_mailboxes(&self) -> Result<bool, Panicked> {
+        let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
+        let left = guard(|| mailboxes.iter_mut().fold(false, |left, read| left | read()));
+        let mut new = self.inner.mailboxes.borrow_mut();
+        mailboxes.append(&mut new);
+        *new = mailboxes;
+        left
+    }
+
+    /// Drops what may hold this handle, so that nothing outlives the shard.
+    pub(crate) fn end(&self) {
+        let mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
+        let _ = guard(move || drop(mailboxes));
+        self.inner.tasks.clear();
+    }
+}
+
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shard").field("index", &self.index()).field("count", &self.count()).finish()
+    }
+}

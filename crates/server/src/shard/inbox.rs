@@ -1,0 +1,366 @@
+//! A shard as other threads see it: what they leave for it, what it was told to do, what it last said of itself.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use ringserve_core::{ConnId, Reach};
+
+use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
+use crate::guard::guard;
+use crate::stats::ShardReport;
+
+thread_local! {
+    /// This thread is a shard's.
+    static IS_SHARD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is a shard's from now on.
+pub(crate) fn enter_shard() {
+    IS_SHARD.set(true);
+}
+
+/// True on the thread of a shard, of any server: it must not be blocked.
+fn is_on_shard() -> bool {
+    // Not there any more in a destructor of another thread-local, which no shard runs in its turns.
+    IS_SHARD.try_with(Cell::get).unwrap_or(false)
+}
+
+/// What a shard was told to do. Later ones replace earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Order {
+    Serve = 0,
+    Drain = 1,
+    Force = 2,
+}
+
+/// What other threads want of a shard.
+pub(crate) enum Mail {
+    /// One frame for a connection.
+    Push { id: ConnId, reach: Arc<Reach>, payload: Bytes },
+    /// The end of a connection, after what is queued.
+    Close { id: ConnId },
+    /// The end of a connection, at once.
+    Abort { id: ConnId },
+    /// A socket for which another shard had no room.
+    Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
+}
+
+impl Mail {
+    /// What a push counts as on its way: the entry too, so that empty ones are bounded as well.
+    pub(crate) fn bytes_of(payload: &Bytes) -> usize {
+        payload.len() + size_of::<Mail>()
+    }
+}
+
+/// What came for a shard since its last turn began.
+pub(crate) type Post = Brought<Mail>;
+
+/// A shard as other threads see it.
+pub(crate) struct Remote {
+    inbox: ShardInbox<Mail>,
+    order: AtomicU8,
+    /// Connections the shard's table has room for.
+    room: AtomicUsize,
+    driver: OnceLock<ringserve_ring::Waker>,
+    /// Wakes the shard instead of its driver, where that does not block.
+    #[cfg(feature = "host-tokio")]
+    host: Mutex<Option<Waker>>,
+    reports: Mutex<Reports>,
+    reported: Condvar,
+}
+
+/// Reports asked for and answered, both counted.
+#[derive(Default)]
+struct Reports {
+    asked: u64,
+    answered: u64,
+    last: ShardReport,
+    /// The shard ended without a last report: no other one comes.
+    ended: bool,
+}
+
+impl Remote {
+    pub(crate) fn new() -> Arc<Remote> {
+        Arc::new(Remote {
+            inbox: ShardInbox::new(),
+            order: AtomicU8::new(Order::Serve as u8),
+            room: AtomicUsize::new(0),
+            driver: OnceLock::new(),
+            #[cfg(feature = "host-tokio")]
+            host: Mutex::default(),
+            reports: Mutex::default(),
+            reported: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn set_driver(&self, waker: ringserve_ring::Waker) {
+        let _ = self.driver.set(waker);
+    }
+
+    /// Tells the shard something, unless it was told more already.
+    pub(crate) fn order(&self, order: Order) {
+        self.order.fetch_max(order as u8, Ordering::SeqCst);
+        self.call(Attention::ORDER);
+    }
+
+    pub(crate) fn ordered(&self) -> Order {
+        match self.order.load(Ordering::SeqCst) {
+            0 => Order::Serve,
+            1 => Order::Drain,
+            _ => Order::Force,
+        }
+    }
+
+    /// Asks for a report, and returns the number by which [`latest_report`](Remote::latest_report) knows it.
+    pub(crate) fn ask_report(&self) -> u64 {
+        let mut reports = self.reports();
+        reports.asked += 1;
+        let number = reports.asked;
+        drop(reports);
+        self.call(Attention::REPORT);
+        number
+    }
+
+    /// A report made after that number was asked for, if it comes before the deadline; else the last one there is, marked
+    /// as stale. A shard's own thread does not wait for it.
+    pub(crate) fn latest_report(&self, number: u64, deadline: Instant) -> ShardReport {
+        let mut reports = self.reports();
+        let waits = !is_on_shard();
+        while waits && reports.answered < number && !reports.ended {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
+            reports = self.reported.wait_timeout(reports, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        ShardReport { stale: reports.answered < number, ..reports.last.clone() }
+    }
+
+    /// On the shard: answers all that asked so far.
+    pub(crate) fn report(&self, report: ShardReport) {
+        let mut reports = self.reports();
+        reports.answered = reports.asked;
+        reports.last = report;
+        self.reported.notify_all();
+    }
+
+    /// On the shard: its last report, for those who still wait and those who will ask.
+    pub(crate) fn last_report(&self, report: ShardReport) {
+        let mut reports = self.reports();
+        reports.answered = u64::MAX;
+        reports.last = report;
+        self.reported.notify_all();
+    }
+
+    fn reports(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// On the shard, when user code did something outside of a turn, which only a hosted shard's can.
+    #[inline]
+    pub(crate) fn wake_if_asleep(&self) {
+        // It is this thread that falls asleep.
+        if self.inbox.is_asleep() {
+            self.call(Attention::TOUCHED);
+        }
+    }
+
+    /// What [`wake_if_asleep`](Remote::wake_if_asleep) does, as a waker.
+    #[cfg(feature = "host-tokio")]
+    pub(crate) fn outside(self: &Arc<Remote>) -> Waker {
+        Waker::from(Arc::new(Outside(self.clone())))
+    }
+
+    /// From now on this one wakes the shard.
+    #[cfg(feature = "host-tokio")]
+    pub(crate) fn set_host(&self, waker: &Waker) {
+        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *host {
+            Some(host) => host.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+
+    /// True if that is so, and it was woken.
+    #[cfg(feature = "host-tokio")]
+    fn wake_host(&self) -> bool {
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        host.map(Waker::wake).is_some()
+    }
+
+    /// On the shard's own thread this finds the shard awake and costs no system call, unless it is hosted.
+    fn call(&self, what: Attention) {
+        self.rouse(self.inbox.call(what));
+    }
+
+    fn rouse(&self, called: Called) {
+        if called == Called::Awake {
+            return;
+        }
+        #[cfg(feature = "host-tokio")]
+        if self.wake_host() {
+            return;
+        }
+        if let Some(driver) = self.driver.get() {
+            driver.wake();
+        }
+    }
+
+    /// True if the shard may wait: nothing came since [`begin_turn`](Remote::begin_turn).
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.inbox.fall_asleep()
+    }
+
+    /// Adds the tasks that were woken since the turn began to `woken`.
+    #[inline]
+    pub(crate) fn take_woken(&self, woken: &mut Vec<u32>) {
+        self.inbox.take_tasks(woken);
+    }
+
+    /// On the shard: what came since the last turn began. What was brought is added to `post`.
+    #[inline]
+    pub(crate) fn begin_turn(&self, post: &mut Post) -> Attention {
+        self.inbox.begin_turn(post)
+    }
+
+    /// Leaves mail for the shard. It comes back if the shard ended.
+    pub(crate) fn send(&self, mail: Mail) -> Result<(), Mail> {
+        self.inbox.send(mail).map(|called| self.rouse(called))
+    }
+
+    /// The shard ended. What was left for it is dropped.
+    pub(crate) fn close(&self) {
+        self.set_room(0);
+        for mail in self.inbox.close() {
+            // The owner of a payload's bytes may be user code.
+            let _ = guard(move || drop(mail));
+        }
+        self.reports().ended = true;
+        self.reported.notify_all();
+    }
+
+    /// A mailbox of the shard has messages.
+    pub(crate) fn announce_messages(&self) {
+        self.call(Attention::MESSAGES);
+    }
+
+    /// On the shard: how many connections its table has room for.
+    pub(crate) fn set_room(&self, room: usize) {
+        if self.room.load(Ordering::Relaxed) != room {
+            self.room.store(room, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed)
+    }
+
+    /// Another shard passes a connection on to this one; until it looks, there is room for one less.
+    pub(crate) fn take_room(&self) {
+        let _ = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
+    }
+}
+
+/// See [`Remote::outside`].
+#[cfg(feature = "host-tokio")]
+struct Outside(Arc<Remote>);
+
+#[cfg(feature = "host-tokio")]
+impl Wake for Outside {
+    fn wake(self: Arc<Self>) {
+        self.0.wake_if_asleep();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake_if_asleep();
+    }
+}
+
+/// Wakes one task of a shard.
+pub(crate) struct TaskWaker {
+    remote: Arc<Remote>,
+    task: u32,
+    queued: Queued,
+}
+
+impl TaskWaker {
+    pub(crate) fn new(remote: &Arc<Remote>, task: u32) -> Arc<TaskWaker> {
+        Arc::new(TaskWaker { remote: remote.clone(), task, queued: Queued::new() })
+    }
+
+    /// The task is about to be polled: wakes from now on count again.
+    pub(crate) fn taken(&self) {
+        self.queued.taken();
+    }
+
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(self.clone())
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.queued.list() {
+            self.remote.rouse(self.remote.inbox.wake_task(self.task));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_woken_twice_is_listed_once_and_keeps_the_shard_awake() {
+        let (remote, mut post) = (Remote::new(), Post::default());
+        let task = TaskWaker::new(&remote, 7);
+        let waker = task.waker();
+        waker.wake_by_ref();
+        waker.wake_by_ref();
+        assert!(!remote.fall_asleep());
+        assert!(remote.begin_turn(&mut post).has(Attention::TASKS));
+        assert_eq!(post.tasks, [7]);
+        task.taken();
+        assert!(remote.fall_asleep());
+    }
+
+    #[test]
+    fn taking_tasks_leaves_everything_else_to_the_next_turn() {
+        let (remote, mut woken) = (Remote::new(), Vec::new());
+        TaskWaker::new(&remote, 7).waker().wake();
+        remote.take_woken(&mut woken);
+        assert_eq!(woken, [7]);
+        assert!(remote.fall_asleep(), "nothing else came");
+        remote.begin_turn(&mut Post::default());
+        for (call, what) in [
+            (
+                (|remote: &Remote| drop(remote.send(Mail::Close { id: ConnId::new(1, 1) }))) as fn(&Remote),
+                Attention::LETTERS,
+            ),
+            (Remote::announce_messages, Attention::MESSAGES),
+            (|remote| remote.order(Order::Drain), Attention::ORDER),
+            (|remote| _ = remote.ask_report(), Attention::REPORT),
+        ] {
+            call(&remote);
+            remote.take_woken(&mut Vec::new());
+            assert!(!remote.fall_asleep(), "the next turn looks");
+            assert!(remote.begin_turn(&mut Post::default()).has(what));
+        }
+    }
+
+    #[test]
+    fn an_order_is_never_taken_back() {
+        let remote = Remote::new();
+        remote.order(Order::Force);
+        remote.order(Order::Drain);
+        assert_eq!(remote.ordered(), Order::Force);
+    }
+}

@@ -1,0 +1,136 @@
+//! What a shard at work consists of: driver, state machine and user code.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use ringserve_core::framing::Framing;
+use ringserve_core::{ConnId, Driver, Limits, Link, Socket, Time};
+
+use super::calls::{Job, Tasks};
+use super::handle::Shard;
+use super::inbox::{Order, Post, Remote};
+use super::spare::Spare;
+use super::upstreams::Upstreams;
+use crate::guard::Panicked;
+use crate::log::{self, LineLimit, LogObserver};
+use crate::peer::Peer;
+use crate::service::Service;
+
+/// Decides at accept, before anything is kept for a connection.
+pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
+
+/// What a shard needs to start.
+pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
+    pub shard: Shard,
+    pub core: ringserve_core::Shard<S::Session, F, LogObserver>,
+    pub driver: D,
+    pub service: S,
+    pub admit: Option<Admit>,
+    pub others: Option<Others<D>>,
+    /// The limits, and the number of the first slot that is an upstream's.
+    pub limits: Limits,
+    pub first_upstream: u32,
+}
+
+/// The shards of the server, for one that passes connections on.
+pub(crate) struct Others<D> {
+    /// All of them, this one too.
+    pub remotes: Arc<[Arc<Remote>]>,
+    /// Takes an accepted socket from the driver.
+    pub hand_over: fn(&mut D, Socket) -> Option<OwnedFd>,
+    /// Gives one to it.
+    pub take_over: fn(&mut D, OwnedFd) -> Socket,
+}
+
+/// A shard at work. `Make` makes the future that calls the service, and `Fut` is that future.
+pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
+    pub(super) shard: Shard,
+    pub(super) core: ringserve_core::Shard<S::Session, F, LogObserver>,
+    pub(super) driver: D,
+    pub(super) service: Rc<S>,
+    pub(super) tasks: Tasks<S, Make, Fut>,
+    pub(super) remote: Arc<Remote>,
+    pub(super) admit: Option<Admit>,
+    pub(super) others: Option<Others<D>>,
+    pub(super) limits: Limits,
+    pub(super) first_upstream: u32,
+    /// Connections that the server made, once it made one.
+    pub(super) upstreams: Option<Box<Upstreams>>,
+    /// Wakes the shard, if it is hosted.
+    pub(super) outside: Option<Waker>,
+    pub(super) order: Order,
+    pub(super) post: Post,
+    pub(super) now: Time,
+    pub(super) spare: Spare,
+    pub(super) handler_errors: LineLimit,
+    pub(super) panics: LineLimit,
+}
+
+impl<S: Service, F: Framing, D: Driver, Make, Fut> Drop for Running<S, F, D, Make, Fut> {
+    fn drop(&mut self) {
+        self.remote.close();
+        self.shard.end();
+    }
+}
+
+impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
+where
+    S: Service,
+    F: Framing,
+    D: Driver,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    pub(crate) fn new(mut parts: Parts<S, F, D>, make: Make) -> Self {
+        if !parts.driver.may_lend_beyond_turn() {
+            parts.core.copy_frames();
+        }
+        let service = Rc::new(parts.service);
+        Running {
+            core: parts.core,
+            driver: parts.driver,
+            tasks: Tasks::new(service.clone(), make, parts.shard.clone()),
+            service,
+            remote: parts.shard.remote().clone(),
+            shard: parts.shard,
+            admit: parts.admit,
+            others: parts.others,
+            limits: parts.limits,
+            first_upstream: parts.first_upstream,
+            upstreams: None,
+            outside: None,
+            order: Order::Serve,
+            post: Post::default(),
+            now: Time::ZERO,
+            spare: Spare::new(),
+            handler_errors: LineLimit::default(),
+            panics: LineLimit::default(),
+        }
+    }
+
+    /// A connection of either kind, as pushes reach it.
+    pub(super) fn link(&self, id: ConnId) -> Option<&Link> {
+        match &self.upstreams {
+            Some(upstreams) if upstreams.owns(id) => upstreams.link(id),
+            _ => self.core.block(id).map(|block| &block.link),
+        }
+    }
+
+    /// A connection as the log names it, until it ended.
+    pub(super) fn named(&self, id: ConnId) -> Option<(ConnId, Peer)> {
+        self.core.block(id).map(|block| (id, Peer::of(&block.link)))
+    }
+
+    pub(super) fn report_panic(
+        &mut self,
+        place: &str,
+        connection: Option<(ConnId, Peer)>,
+        panicked: &Panicked,
+    ) {
+        if self.panics.allows(self.now) {
+            log::panicked(self.shard.index(), place, connection, panicked);
+        }
+    }
+}

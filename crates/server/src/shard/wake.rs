@@ -1,0 +1,201 @@
+//! Sleeping and waking across threads: a shard's inbox, and the word that says what came and whether the shard sleeps.
+//!
+//! ```text
+//!              begin_turn: takes the word               fall_asleep: the word is empty
+//!   CALLED ─────────────────────────────────▶ AWAKE ──────────────────────────────────▶ ASLEEP
+//!     ▲                                        │ ▲                                       │ │
+//!     ├────────────────────────────────────────┘ └───────────────────────────────────────┘ │
+//!     │ call                                       begin_turn: its driver returned          │
+//!     └──────────────────────────────────────────────────────────────────────────────────────┘
+//!       call: this caller, and no other, rouses the shard
+//! ```
+//!
+//! * AWAKE is a word without bits, ASLEEP the bit of that name alone, CALLED any word with a bit of [`Attention`].
+//! * A caller writes what it brings, then sets its bit. The shard takes the word, then what was brought. So what came before
+//!   the word was taken is seen in that turn, and what comes after keeps the shard from falling asleep.
+//! * A caller that finds the shard asleep rouses it before it does anything else: no wake-up waits for the end of a turn, or in
+//!   a driver. A caller may block right after its call, and its shard may end, and the other shard still runs.
+//! * Of several callers that find the shard asleep the first one rouses it: the others see its bit.
+//!
+//! `tests/wake.rs` of this crate checks all interleavings of this file with loom.
+
+use super::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, PoisonError};
+
+/// The shard waits in its driver: a call has to reach it there.
+const ASLEEP: u8 = 1 << 7;
+
+/// What a shard has to look at in its turn: a set of the constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attention(u8);
+
+impl Attention {
+    /// Tasks were woken.
+    pub(crate) const TASKS: Attention = Attention(1);
+    /// Letters came.
+    pub(crate) const LETTERS: Attention = Attention(1 << 1);
+    /// A mailbox has messages.
+    pub(crate) const MESSAGES: Attention = Attention(1 << 2);
+    /// The server's order changed.
+    pub(crate) const ORDER: Attention = Attention(1 << 3);
+    /// A report is asked for.
+    pub(crate) const REPORT: Attention = Attention(1 << 4);
+    /// User code changed something of its own shard outside of a turn.
+    pub(crate) const TOUCHED: Attention = Attention(1 << 5);
+
+    /// True if one of `what` is in it.
+    #[inline]
+    pub(crate) fn has(self, what: Attention) -> bool {
+        self.0 & what.0 != 0
+    }
+}
+
+/// What other threads bring to a shard. `L` is a letter.
+pub(crate) struct ShardInbox<L> {
+    word: AtomicU8,
+    brought: Mutex<Brought<L>>,
+}
+
+/// What was brought since the shard last looked.
+pub(crate) struct Brought<L> {
+    /// Tasks to poll.
+    pub(crate) tasks: Vec<u32>,
+    pub(crate) letters: Vec<L>,
+    /// The shard ended and takes nothing more.
+    closed: bool,
+}
+
+impl<L> Default for Brought<L> {
+    fn default() -> Brought<L> {
+        Brought { tasks: Vec::new(), letters: Vec::new(), closed: false }
+    }
+}
+
+/// Whether the shard slept: then its caller has to rouse it, by whatever its driver waits for.
+#[must_use = "a shard that is not roused sleeps on"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Called {
+    /// It runs, or another caller rouses it.
+    Awake,
+    /// It sleeps, and this caller rouses it.
+    Asleep,
+}
+
+impl<L> ShardInbox<L> {
+    pub(crate) fn new() -> ShardInbox<L> {
+        ShardInbox { word: AtomicU8::new(0), brought: Mutex::new(Brought::default()) }
+    }
+
+    /// Asks for attention. What is to be seen then was written before.
+    #[inline]
+    pub(crate) fn call(&self, what: Attention) -> Called {
+        match self.word.fetch_or(what.0, Ordering::AcqRel) {
+            ASLEEP => Called::Asleep,
+            _ => Called::Awake,
+        }
+    }
+
+    /// Has a task polled.
+    pub(crate) fn wake_task(&self, task: u32) -> Called {
+        self.brought().tasks.push(task);
+        self.call(Attention::TASKS)
+    }
+
+    /// Leaves a letter.
+    ///
+    /// # Errors
+    /// The letter comes back if the shard ended.
+    pub(crate) fn send(&self, letter: L) -> Result<Called, L> {
+        let mut brought = self.brought();
+        if brought.closed {
+            return Err(letter);
+        }
+        brought.letters.push(letter);
+        drop(brought);
+        Ok(self.call(Attention::LETTERS))
+    }
+
+    /// On the shard, as its turn begins: takes the word, and adds what was brought to `brought`, behind what the last turn
+    /// left there.
+    #[inline]
+    pub(crate) fn begin_turn(&self, brought: &mut Brought<L>) -> Attention {
+        // A turn that follows another one without sleep and without a call, as most do under load, changes nothing here.
+        if self.word.load(Ordering::Relaxed) == 0 {
+            return Attention(0);
+        }
+        let called = Attention(self.word.swap(0, Ordering::AcqRel));
+        if called.has(Attention(Attention::TASKS.0 | Attention::LETTERS.0)) {
+            let mut here = self.brought();
+            move_all(&mut here.tasks, &mut brought.tasks);
+            move_all(&mut here.letters, &mut brought.letters);
+        }
+        called
+    }
+
+    /// On the shard, within its turn: adds the tasks that were woken since to `tasks`. The rest is
+    /// left for the next turn, and keeps the shard awake until then.
+    #[inline]
+    pub(crate) fn take_tasks(&self, tasks: &mut Vec<u32>) {
+        if Attention(self.word.load(Ordering::Relaxed)).has(Attention::TASKS) {
+            self.word.fetch_and(!Attention::TASKS.0, Ordering::AcqRel);
+            move_all(&mut self.brought().tasks, tasks);
+        }
+    }
+
+    /// On the shard, before it waits. False if something came since [`begin_turn`](ShardInbox::begin_turn): then it must
+    /// not wait.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.word.compare_exchange(0, ASLEEP, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// On the shard's thread: true between [`fall_asleep`](ShardInbox::fall_asleep) and the next turn, as long as nothing
+    /// came.
+    #[inline]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == ASLEEP
+    }
+
+    /// The shard ended: it takes no letter from now on. Returns those that were left, which may hold user code.
+    pub(crate) fn close(&self) -> Vec<L> {
+        let mut brought = self.brought();
+        brought.closed = true;
+        std::mem::take(&mut brought.letters)
+    }
+
+    fn brought(&self) -> MutexGuard<'_, Brought<L>> {
+        self.brought.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A swap where it can be one, so that both lists keep their room.
+#[cold]
+fn move_all<T>(from: &mut Vec<T>, to: &mut Vec<T>) {
+    if to.is_empty() {
+        std::mem::swap(from, to);
+    } else {
+        to.append(from);
+    }
+}
+
+/// Keeps a task from being listed twice.
+pub(crate) struct Queued {
+    is: AtomicBool,
+}
+
+impl Queued {
+    pub(crate) fn new() -> Queued {
+        Queued { is: AtomicBool::new(false) }
+    }
+
+    /// True for the first one since [`taken`](Queued::taken), who lists the task.
+    #[inline]
+    pub(crate) fn list(&self) -> bool {
+        !self.is.swap(true, Ordering::AcqRel)
+    }
+
+    /// The task is about to be polled: wakes from now on count again.
+    #[inline]
+    pub(crate) fn taken(&self) {
+        // A swap and not a store: what a caller that found the task listed wrote before is seen by the poll.
+        self.is.swap(false, Ordering::AcqRel);
+    }
+}

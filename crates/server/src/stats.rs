@@ -1,0 +1,95 @@
+//! What a server and its shards report of themselves.
+
+use ringserve_buf::Counts as BufferCounts;
+use ringserve_core::{Counters, DriverStats};
+
+/// What a shard did since its start, and what it holds.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ShardReport {
+    /// What happened to connections.
+    pub counters: Counters,
+    /// Connections now, closing ones included.
+    pub connections: usize,
+    /// What happened to connections that the shard made ([`Shard::connect`](crate::Shard::connect)).
+    pub upstreams: UpstreamReport,
+    /// What the driver did.
+    pub driver: DriverStats,
+    /// Where the receive buffers are.
+    pub buffers: BufferCounts,
+    /// True if the shard did not answer when it was asked: all of the above is what it said the last time. A handler blocks
+    /// it, or [`Running::report`](crate::Running::report) was called on a shard's own thread.
+    pub stale: bool,
+}
+
+/// Connections to upstreams: what happened to them, and how many there are. `opened` counts those that were tried; those
+/// that failed are counted as closed for [`ConnectFailed`](crate::CloseReason::ConnectFailed) or
+/// [`ConnectTimeout`](crate::CloseReason::ConnectTimeout). [`Counters::frames`] counts pieces as they were received.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct UpstreamReport {
+    /// What happened to them.
+    pub counters: Counters,
+    /// Connections now, closing ones and those on their way included.
+    pub connections: usize,
+}
+
+/// What a server did since its start, and what it holds.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// The sum of all shards' counters.
+    pub counters: Counters,
+    /// Connections of all shards.
+    pub connections: usize,
+    /// Those of all shards to upstreams.
+    pub upstreams: UpstreamReport,
+    /// Each shard's own.
+    pub shards: Vec<ShardReport>,
+}
+
+impl Report {
+    /// How unevenly connections are spread over the shards: those that came to the shard with most, divided by the mean of
+    /// all. 1 is even, and the number of shards means that one of them got all. `None` for a single shard and before the
+    /// first connection. With few connections chance alone makes it large: 16 on four shards come out at about 1.5, a
+    /// thousand at 1.06.
+    pub fn skew(&self) -> Option<f64> {
+        let most = self.shards.iter().map(|shard| shard.counters.opened).max()?;
+        let all: u64 = self.shards.iter().map(|shard| shard.counters.opened).sum();
+        let mean = all as f64 / self.shards.len() as f64;
+        (self.shards.len() > 1 && all > 0).then(|| most as f64 / mean)
+    }
+
+    /// The numbers of the shards whose figures are [stale](ShardReport::stale).
+    pub fn stale_shards(&self) -> impl Iterator<Item = usize> {
+        self.shards.iter().enumerate().filter(|(_, shard)| shard.stale).map(|(index, _)| index)
+    }
+
+    pub(crate) fn add(&mut self, shard: ShardReport) {
+        self.counters += &shard.counters;
+        self.connections += shard.connections;
+        self.upstreams.counters += &shard.upstreams.counters;
+        self.upstreams.connections += shard.upstreams.connections;
+        self.shards.push(shard);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skew_is_the_busiest_shard_over_the_mean() {
+        let skew = |opened: &[u64]| {
+            let mut report = Report::default();
+            for count in opened {
+                let mut shard = ShardReport::default();
+                shard.counters.opened = *count;
+                report.add(shard);
+            }
+            report.skew()
+        };
+        assert_eq!((skew(&[10, 10]), skew(&[30, 10]), skew(&[0, 12, 0])), (Some(1.0), Some(1.5), Some(3.0)));
+        assert_eq!((skew(&[]), skew(&[7]), skew(&[0, 0])), (None, None, None));
+    }
+}

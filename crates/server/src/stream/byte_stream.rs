@@ -1,0 +1,220 @@
+//! A connection as a stream of bytes, as its owner holds it.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use ringserve_core::{Block, ConnId, Frame, Payload};
+
+use crate::handle::StreamHandle;
+use crate::peer::Peer;
+use crate::shard::draining::DrainBegins;
+use crate::shard::handle::Shard;
+use crate::shard::session::Session;
+
+/// A connection as a stream of bytes, for [`Server::serve_stream`](crate::Server::serve_stream).
+///
+/// With the cargo feature `tokio` it is an `AsyncRead` and an `AsyncWrite` of tokio's, so whatever speaks a protocol over
+/// those runs on a shard: hyper, tungstenite, tonic. It needs no tokio runtime and is not `Send`.
+///
+/// An idle stream costs about 340 bytes beside what every connection costs, and what its future holds: mostly its buffers.
+///
+/// # Reading
+///
+/// [`read_frame`](Stream::read_frame) gives what arrived, without a copy; `AsyncRead` copies. Both end with the peer's
+/// FIN, after which writing goes on. A reader that does not read holds up at most one received frame; what comes behind
+/// it is received up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and then TCP holds the peer back.
+///
+/// # Writing
+///
+/// Bytes are queued, and all of a turn leave together in one send; nothing has to be flushed, and `poll_flush` is ready
+/// at once: it does not wait for the peer. `AsyncWrite`, [`write_all`](Stream::write_all) and
+/// [`ready`](Stream::ready) wait while the outbox is over
+/// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), until it is below
+/// [`outbox_bytes_low`](crate::Limits::outbox_bytes_low). Unlike with a [`Service`](crate::Service), reading goes on
+/// meanwhile: the two directions are independent. Nothing but its owner writes to a stream: a [`StreamHandle`] pushes nothing.
+///
+/// # The end
+///
+/// Dropping the stream closes the connection once what is queued has left. [`end_writing`](Stream::end_writing), and
+/// `poll_shutdown`, send FIN and leave reading open. When the connection ends otherwise (a reset, a limit, the end of
+/// [`Limits::drain`](crate::Limits::drain)) its future is polled once more, so that it sees the error, and dropped if it
+/// waits again. A stream that was moved elsewhere stays: reads and writes give the error.
+pub struct Stream {
+    pub(super) block: Rc<Block<Session>>,
+    pub(super) shard: Shard,
+}
+
+impl Stream {
+    pub(super) fn new(block: Rc<Block<Session>>, shard: Shard) -> Stream {
+        Stream { block, shard }
+    }
+
+    /// What arrived and was not read: up to a receive buffer as it lies there, or more if the reader was slow. `None`
+    /// after the peer's last byte.
+    ///
+    /// A frame that is kept pins its receive buffer; see [`Frame`].
+    ///
+    /// # Errors
+    /// If the connection ended: `ConnectionReset` if the peer, `TimedOut` if a time limit, `ConnectionAborted` if
+    /// somebody else did it.
+    pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
+        poll_fn(|task| self.poll_read_frame(task)).await
+    }
+
+    /// As [`read_frame`](Stream::read_frame). The task that polled last is woken.
+    ///
+    /// # Errors
+    /// Those of [`read_frame`](Stream::read_frame).
+    pub fn poll_read_frame(&mut self, task: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
+        let session = &self.block.session;
+        session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| {
+            let unread = session.take_unread();
+            let len = unread.len();
+            (len > 0).then(|| Frame::new(unread, 0, len))
+        })
+    }
+
+    /// Queues bytes, whatever is queued already. It never waits and never fails: what is queued for a connection that
+    /// ended goes nowhere, as what was queued just before does. A [`Frame`] of 4 KiB or more is lent, not copied.
+    ///
+    /// More than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) queued closes the connection, so whoever
+    /// writes without end awaits [`ready`](Stream::ready) in between.
+    pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
+        self.block.link.reply(bytes.into());
+    }
+
+    /// Queues all of `bytes`, piece by piece as there is room.
+    ///
+    /// # Errors
+    /// `BrokenPipe` if the connection ended, or [`end_writing`](Stream::end_writing) was called.
+    pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = poll_fn(|task| self.poll_put(task, bytes)).await?;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+
+    /// Waits until the outbox is below its high mark; at once if it is.
+    ///
+    /// # Errors
+    /// `BrokenPipe` if the connection ended, or [`end_writing`](Stream::end_writing) was called.
+    pub async fn ready(&self) -> io::Result<()> {
+        poll_fn(|task| self.poll_room(task).map_ok(|_| ())).await
+    }
+
+    /// The bytes there is room for, at least 1.
+    pub(super) fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let link = &self.block.link;
+        if link.writing_ended() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        match link.outbox_room() {
+            0 => {
+                link.wake_when_ready(task.waker());
+                Poll::Pending
+            }
+            room => Poll::Ready(Ok(room)),
+        }
+    }
+
+    /// Queues as much as there is room for, at least one byte.
+    pub(super) fn poll_put(&self, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_room(task).map_ok(|room| {
+            let len = bytes.len().min(room);
+            self.block.link.write(&bytes[..len]);
+            len
+        })
+    }
+
+    /// The same with several pieces.
+    #[cfg(any(feature = "http", feature = "tokio"))]
+    pub(super) fn poll_put_all(
+        &self,
+        task: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_room(task).map_ok(|room| {
+            let mut left = room;
+            for piece in pieces {
+                let len = piece.len().min(left);
+                self.block.link.write(&piece[..len]);
+                left -= len;
+                if left == 0 {
+                    break;
+                }
+            }
+            room - left
+        })
+    }
+
+    /// Sends FIN after what is queued. Reading goes on.
+    pub fn end_writing(&self) {
+        self.block.link.end_writing();
+    }
+
+    /// Resets the connection. What is queued is dropped.
+    pub fn abort(&self) {
+        self.block.link.abort();
+    }
+
+    /// Closes the connection after what is queued, since an upstream that it needs refused, stalled or broke: it is counted as
+    /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). With [`abort`](Stream::abort) after it the
+    /// connection is reset instead, for the same reason: so that nobody takes what came so far for all of it.
+    pub fn upstream_failed(&self) {
+        self.block.link.upstream_failed();
+    }
+
+    /// Who is on the other end, and which of the server's addresses it connected to.
+    pub fn peer(&self) -> Peer {
+        Peer::of(&self.block.link)
+    }
+
+    /// The connection's name on its shard.
+    pub fn id(&self) -> ConnId {
+        self.block.link.id()
+    }
+
+    /// The shard this connection lives on: to spawn, to sleep.
+    pub fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    /// True once the server shuts down.
+    pub fn is_draining(&self) -> bool {
+        self.shard.is_draining()
+    }
+
+    /// Waits until the server shuts down. The drain waits for this connection until the stream is dropped, up to
+    /// [`Limits::drain`](crate::Limits::drain): so one that may have nothing to do for long watches this, and ends.
+    pub fn drain_begins(&self) -> DrainBegins {
+        self.shard.drain_begins()
+    }
+
+    /// Bytes that the kernel has not taken yet.
+    pub fn outbox_bytes(&self) -> usize {
+        self.block.link.outbox_bytes()
+    }
+
+    /// A handle to end this connection from anywhere. The first call for a connection allocates.
+    pub fn handle(&self) -> StreamHandle {
+        StreamHandle::new(&self.block.link, &self.shard)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !self.block.link.is_gone() {
+            self.block.link.close();
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(&self.block.link).finish()
+    }
+}
