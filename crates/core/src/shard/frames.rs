@@ -123,6 +123,16 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         self.shard
     }
 
+    /// Ends the connection. See [`Shard::finish`].
+    pub fn finish(&mut self, reason: CloseReason) {
+        self.shard.finish(self.id, reason);
+    }
+
+    /// Resets the connection. See [`Shard::abort`].
+    pub fn abort(&mut self, reason: CloseReason) {
+        self.shard.abort(self.id, reason);
+    }
+
     /// The next frame. Between two calls nothing may happen but user code, [`park`](Frames::park) and what ends the
     /// connection.
     #[inline]

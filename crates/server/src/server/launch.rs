@@ -26,7 +26,7 @@ use crate::service::MakeService;
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Order, Remote, enter_shard};
-use crate::shard::state::{Admit, Others, Parts, Running as RunningShard};
+use crate::shard::state::{Admit, Others, Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
@@ -244,7 +244,7 @@ where
                     async move {
                         let Some(ready) = ready else { return Ok(Default::default()) };
                         match self.prepare(waker, driver, others, listeners, ready) {
-                            Some(parts) => RunningShard::new(parts, calls::<Make::Service>)
+                            Some(parts) => ShardLoop::new(parts, calls::<Make::Service>)
                                 .run_hosted()
                                 .await
                                 .map_err(ShardDeath::Driver),
@@ -270,7 +270,7 @@ where
         ready: Ready,
     ) -> ShardEnd {
         match self.prepare(waker, driver, others, listeners, ready) {
-            Some(parts) => RunningShard::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver),
+            Some(parts) => ShardLoop::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver),
             None => Ok(Default::default()),
         }
     }

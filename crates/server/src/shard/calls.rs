@@ -101,7 +101,7 @@ where
     pub(crate) fn start(
         &mut self,
         id: ConnId,
-        block: Rc<Block<S::Session>>,
+        block: &Rc<Block<S::Session>>,
         frame: Frame,
     ) -> Result<Result<(), S::Error>, Option<u32>> {
         let task = match self.free.last() {
@@ -113,7 +113,7 @@ where
             empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task).ok_or(None)?),
         };
         slot.job.frame.set(frame);
-        slot.job.block.set(Some(block));
+        slot.job.block.set(Some(block.clone()));
         slot.poll().ok_or_else(|| {
             slot.id = Some(id);
             self.free.pop();
@@ -159,7 +159,7 @@ where
     }
 
     /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
-    pub(crate) fn resume(&mut self, task: u32) -> Option<Ended<S::Error>> {
+    pub(crate) fn resume(&mut self, task: u32) -> Option<CallEnd<S::Error>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is no call: the next one here must be woken again.
         slot.wake.taken();
@@ -180,7 +180,7 @@ where
                 Resumed::Panicked(panicked)
             }
         };
-        Some(Ended { id, result, next, bytes })
+        Some(CallEnd { id, result, next, bytes })
     }
 
     /// Drops a connection's calls that wait, `first` and those listed behind it.
@@ -238,7 +238,7 @@ where
 }
 
 /// A call that was woken and does not wait any more.
-pub(crate) struct Ended<E> {
+pub(crate) struct CallEnd<E> {
     pub id: ConnId,
     pub result: Resumed<E>,
     /// The connection's call that was listed behind it.

@@ -1,71 +1,60 @@
 //! What a turn brings to the service: newcomers, frames, calls that were woken, ends.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
+use std::task::Waker;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{CloseReason, ConnId, Driver, Event, Next, Socket};
+use ringserve_core::{CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
 
-use super::calls::{Ended, Job, Resumed};
+use super::calls::{CallEnd, Job, Resumed};
+use super::inbox::Order;
 use super::spawned::SPAWNED;
-use super::state::Running;
+use super::state::{Core, ServiceLane, named};
 use super::upstreams::UPSTREAM;
+use super::wake::Attention;
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard, wake};
-use crate::log::guarded;
+use crate::log::{LogObserver, guarded};
 use crate::peer::Peer;
 use crate::service::Service;
 
-impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
+/// How often a turn polls those who were woken, by others of the same turn as a rule: one task hands its result to
+/// another, which sends it. Four, since HTTP/2 with a task for each request needs two, and a task that wakes itself without
+/// end must not keep the shard from its sockets. What others want of connections is for the next turn.
+const WAKE_ROUNDS: usize = 4;
+
+impl<S, D, Make, Fut> ServiceLane<S, D, Make, Fut>
 where
     S: Service,
-    F: Framing,
     D: Driver,
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
+    /// Has a connection's frames called for, one after the other.
     #[inline]
-    pub(super) fn work_off(&mut self) {
-        if self.core.has_events() {
-            self.work_off_all();
-        }
-    }
-
-    fn work_off_all(&mut self) {
-        while let Some(event) = self.core.next_event() {
-            match event {
-                Event::Frames(id) => self.run_frames(id),
-                Event::Accepted { socket, peer, listener } => {
-                    let peer = Peer { addr: peer, listener };
-                    self.accept(socket, peer);
-                }
-                // This half makes none.
-                Event::Connected(_) => {}
-                Event::Wake(id, waker) => {
-                    if let Err(panicked) = wake(waker) {
-                        self.report_panic("waker", self.named(id), &panicked);
-                        self.core.abort(id, CloseReason::HandlerPanicked);
+    fn call_for_each_frame<F: Framing>(&mut self, frames: &mut Frames<'_, S::Session, F, LogObserver>) {
+        loop {
+            match frames.next() {
+                Next::Frame(frame) => match self.tasks.start(frames.id(), frames.block(), frame) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => {
+                        let id = frames.id();
+                        return self.failed(frames.shard(), id, error);
                     }
-                }
-                Event::Heartbeat(id) => self.tell(id, "heartbeat", |service, cx| service.heartbeat(cx)),
-                Event::InputEnded(id) => self.tell(id, "input_ended", |service, cx| service.input_ended(cx)),
-                Event::Elsewhere { socket, peer, listener } => self.pass_on(socket, peer, listener),
-                Event::Ended { id, block, reason, opened, handler } => {
-                    if let Some(task) = handler {
-                        self.tasks.cancel(task);
+                    Err(None) => return frames.abort(CloseReason::MemoryLimit),
+                    Err(Some(task)) => {
+                        let parked = frames.park(task, self.tasks.call_bytes());
+                        self.tasks.list(task, parked);
                     }
-                    // Apart, since a panic in the drop would meet one of the hook.
-                    let closed = guard(|| {
-                        if opened {
-                            self.service.close(&block.session, reason);
-                        }
-                    });
-                    let peer = Peer::of(&block.link);
-                    let dropped = guard(move || drop(block));
-                    if let Err(panicked) = closed.and(dropped) {
-                        self.report_panic("close", Some((id, peer)), &panicked);
-                    }
+                },
+                Next::Nothing => return,
+                Next::Bad(error) => {
+                    guarded(|| debug!(shard = self.shard.index(), id = %frames.id(), %error, "bad frame"));
+                    self.service.malformed(&Cx::new(frames.block(), &self.shard), &error);
+                    return frames.finish(CloseReason::BadFrame(error));
                 }
             }
         }
@@ -73,19 +62,25 @@ where
 
     /// Calls a hook of the service for a connection.
     #[cold]
-    fn tell(&mut self, id: ConnId, place: &str, hook: impl FnOnce(&S, &Cx<'_, S::Session>)) {
-        let Some(block) = self.core.block(id).cloned() else { return };
+    fn notify<F: Framing>(
+        &mut self,
+        core: &mut Core<S, F>,
+        id: ConnId,
+        place: &str,
+        hook: impl FnOnce(&S, &Cx<'_, S::Session>),
+    ) {
+        let Some(block) = core.block(id).cloned() else { return };
         if let Err(panicked) = guard(|| hook(&self.service, &Cx::new(&block, &self.shard))) {
-            self.report_panic(place, self.named(id), &panicked);
-            self.core.abort(id, CloseReason::HandlerPanicked);
+            self.report_panic(place, named(core, id), &panicked);
+            core.abort(id, CloseReason::HandlerPanicked);
         }
     }
 
-    fn accept(&mut self, socket: Socket, peer: Peer) {
+    fn accept<F: Framing>(&mut self, core: &mut Core<S, F>, socket: Socket, peer: Peer) {
         // From a Unix socket, which all shards accept from, or of a peer that is gone, which does no harm.
-        if peer.addr.is_none() && self.is_ahead() {
-            self.core.given_away();
-            return self.pass_on(socket, None, peer.listener);
+        if peer.addr.is_none() && self.is_ahead(core) {
+            core.given_away();
+            return self.hand_off_to_another(socket, None, peer.listener);
         }
         let admitted = match &self.admit {
             None => Ok(true),
@@ -100,61 +95,29 @@ where
             self.report_panic("admit", None, &panicked);
             None
         });
-        let Some(session) = session else { return self.core.refuse(socket) };
-        let Some(id) = self.core.admit(socket, peer.addr, peer.listener, session) else { return };
-        let Some(block) = self.core.block(id).cloned() else { return };
+        let Some(session) = session else { return core.refuse(socket) };
+        let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
+        let Some(block) = core.block(id).cloned() else { return };
         match guard(|| self.service.open(&Cx::new(&block, &self.shard))) {
-            Ok(Ok(())) => self.core.opened(id),
+            Ok(Ok(())) => core.opened(id),
             Ok(Err(refusal)) => {
                 let shard = self.shard.index();
                 guarded(|| debug!(shard, %id, %peer, %refusal, "connection refused by open"));
-                self.core.refused(id);
+                core.refused(id);
             }
             Err(panicked) => {
                 self.report_panic("open", Some((id, peer)), &panicked);
-                self.core.abort(id, CloseReason::HandlerPanicked);
-            }
-        }
-    }
-
-    /// Hands frames of one connection to the service, until there is none or a call waits.
-    #[inline]
-    pub(super) fn run_frames(&mut self, id: ConnId) {
-        if let Err(panicked) = guard(|| self.call_for_each_frame(id)) {
-            self.tasks.recover();
-            self.panicked(id, &panicked);
-        }
-    }
-
-    #[inline]
-    fn call_for_each_frame(&mut self, id: ConnId) {
-        loop {
-            match self.core.next_frame(id) {
-                Next::Frame(frame, block) => match self.tasks.start(id, block, frame) {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => return self.failed(id, error),
-                    Err(None) => return self.core.abort(id, CloseReason::MemoryLimit),
-                    Err(Some(task)) => {
-                        let parked = self.core.handler_parked(id, task, self.tasks.call_bytes());
-                        self.tasks.list(task, parked);
-                    }
-                },
-                Next::Nothing => return,
-                Next::Bad(error, block) => {
-                    guarded(|| debug!(shard = self.shard.index(), %id, %error, "bad frame"));
-                    self.service.malformed(&Cx::new(&block, &self.shard), &error);
-                    return self.core.finish(id, CloseReason::BadFrame(error));
-                }
+                core.abort(id, CloseReason::HandlerPanicked);
             }
         }
     }
 
     #[cold]
-    fn failed(&mut self, id: ConnId, error: S::Error) {
+    fn failed<F: Framing>(&mut self, core: &mut Core<S, F>, id: ConnId, error: S::Error) {
         let shard = self.shard.index();
-        let peer = self.core.block(id).map(|block| Peer::of(&block.link));
+        let peer = core.block(id).map(|block| Peer::of(&block.link));
         // Of several calls that fail the first one ends the connection.
-        let first = self.core.block(id).is_some_and(|block| !block.link.is_gone());
+        let first = core.block(id).is_some_and(|block| !block.link.is_gone());
         let warns = first && self.handler_errors.allows(self.now);
         // Writing the error and dropping it is user code too.
         let done = guard(move || {
@@ -166,17 +129,17 @@ where
             }
         });
         if let Err(panicked) = done {
-            self.report_panic("error", self.named(id), &panicked);
+            self.report_panic("error", named(core, id), &panicked);
         }
-        self.core.finish(id, CloseReason::HandlerError);
+        core.finish(id, CloseReason::HandlerError);
     }
 
     /// Polls tasks that were woken, as many as the turn has room for.
-    pub(super) fn run_woken(&mut self) {
+    pub(super) fn run_woken<F: Framing>(&mut self, core: &mut Core<S, F>) {
         let mut woken = std::mem::take(&mut self.post.tasks);
         let mut polled = 0;
         for &task in &woken {
-            if !self.core.take_call() {
+            if !core.take_call() {
                 break;
             }
             polled += 1;
@@ -190,15 +153,15 @@ where
                 }
                 continue;
             }
-            let Some(Ended { id, result, next, bytes }) = self.tasks.resume(task) else { continue };
-            self.core.handler_done(id, task, next, bytes);
+            let Some(CallEnd { id, result, next, bytes }) = self.tasks.resume(task) else { continue };
+            core.call_done(id, task, next, bytes);
             match result {
-                Resumed::Done(Ok(())) => self.run_frames(id),
-                Resumed::Done(Err(error)) => self.failed(id, error),
-                Resumed::Panicked(panicked) => self.panicked(id, &panicked),
+                Resumed::Done(Ok(())) => core.run_frames(id, self),
+                Resumed::Done(Err(error)) => self.failed(core, id, error),
+                Resumed::Panicked(panicked) => self.panicked(core, id, &panicked),
             }
             // If that ended the connection, its other calls are dropped before one of them is polled and its slot serves another.
-            self.work_off();
+            core.dispatch(self);
         }
         woken.drain(..polled);
         self.post.tasks = woken;
@@ -206,8 +169,124 @@ where
     }
 
     #[cold]
-    fn panicked(&mut self, id: ConnId, panicked: &Panicked) {
-        self.report_panic("call", self.named(id), panicked);
-        self.core.abort(id, CloseReason::HandlerPanicked);
+    fn panicked<F: Framing>(&mut self, core: &mut Core<S, F>, id: ConnId, panicked: &Panicked) {
+        self.report_panic("call", named(core, id), panicked);
+        core.abort(id, CloseReason::HandlerPanicked);
+    }
+}
+
+impl<S, F, D, Make, Fut> Lane<S::Session, F, LogObserver> for ServiceLane<S, D, Make, Fut>
+where
+    S: Service,
+    F: Framing,
+    D: Driver,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    #[inline]
+    fn route(&mut self, _: &mut Core<S, F>, completion: Completion) -> Option<Completion> {
+        match &mut self.upstreams {
+            None => Some(completion),
+            Some(upstreams) => upstreams.route(completion),
+        }
+    }
+
+    #[inline]
+    fn begin(&mut self, core: &mut Core<S, F>) {
+        if let Err(panicked) = self.shard.timers().fire(self.now) {
+            self.report_panic("waker", None, &panicked);
+        }
+        self.called = self.remote.begin_turn(&mut self.post);
+        if self.called.has(Attention::ORDER) {
+            self.apply_orders(core);
+        }
+        if self.order != Order::Serve {
+            self.notify_stopping(core);
+        }
+        if self.called.has(Attention::MESSAGES) {
+            self.read_messages();
+        }
+        if !self.post.letters.is_empty() {
+            self.read_letters(core);
+        }
+    }
+
+    fn accepted(
+        &mut self,
+        core: &mut Core<S, F>,
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        listener: u16,
+    ) {
+        self.accept(core, socket, Peer { addr: peer, listener });
+    }
+
+    fn hand_off(&mut self, _: &mut Core<S, F>, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
+        self.hand_off_to_another(socket, peer, listener);
+    }
+
+    /// A service makes its connections on the upstreams' lane.
+    fn connected(&mut self, _: &mut Core<S, F>, _: ConnId) {}
+
+    #[inline]
+    fn frames(&mut self, frames: &mut Frames<'_, S::Session, F, LogObserver>) {
+        if let Err(panicked) = guard(|| self.call_for_each_frame(frames)) {
+            self.tasks.recover();
+            let id = frames.id();
+            self.panicked(frames.shard(), id, &panicked);
+        }
+    }
+
+    fn heartbeat(&mut self, core: &mut Core<S, F>, id: ConnId) {
+        self.notify(core, id, "heartbeat", |service, cx| service.heartbeat(cx));
+    }
+
+    fn input_ended(&mut self, core: &mut Core<S, F>, id: ConnId) {
+        self.notify(core, id, "input_ended", |service, cx| service.input_ended(cx));
+    }
+
+    fn wake(&mut self, core: &mut Core<S, F>, id: ConnId, waker: Waker) {
+        if let Err(panicked) = wake(waker) {
+            self.report_panic("waker", named(core, id), &panicked);
+            core.abort(id, CloseReason::HandlerPanicked);
+        }
+    }
+
+    fn ended(&mut self, _: &mut Core<S, F>, ended: Ended<S::Session>) {
+        let Ended { id, block, reason, opened, call } = ended;
+        if let Some(task) = call {
+            self.tasks.cancel(task);
+        }
+        // Apart, since a panic in the drop would meet one of the hook.
+        let closed = guard(|| {
+            if opened {
+                self.service.close(&block.session, reason);
+            }
+        });
+        let peer = Peer::of(&block.link);
+        let dropped = guard(move || drop(block));
+        if let Err(panicked) = closed.and(dropped) {
+            self.report_panic("close", Some((id, peer)), &panicked);
+        }
+    }
+
+    #[inline]
+    fn attend(&mut self, core: &mut Core<S, F>) {
+        for _ in 0..WAKE_ROUNDS {
+            if self.post.tasks.is_empty() {
+                self.remote.take_woken(&mut self.post.tasks);
+            }
+            if self.post.tasks.is_empty() && !self.shard.tasks().has_new() {
+                break;
+            }
+            self.run_woken(core);
+            if !self.post.tasks.is_empty() {
+                break;
+            }
+        }
+        let grown = core.held_bytes() >> 20;
+        if self.spare.is_concerned(core.connections(), self.driver.pool().total(), grown) {
+            self.check_spare(core);
+        }
     }
 }

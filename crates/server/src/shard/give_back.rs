@@ -9,27 +9,26 @@ use ringserve_ring::trim_heap;
 use super::calls::Job;
 use super::inbox::Order;
 use super::spare::{InUse, Step};
-use super::state::Running;
+use super::state::{Core, ServiceLane};
 use crate::service::Service;
 
 /// Chunks that are given back in one turn: half a millisecond.
 const TRIMMED_MAX: usize = 8;
 
-impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
+impl<S, D, Make, Fut> ServiceLane<S, D, Make, Fut>
 where
     S: Service,
-    F: Framing,
     D: Driver,
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
     /// What is needed now, and the bytes that were moved since the start.
     #[cold]
-    fn in_use(&self) -> (InUse, u64) {
-        let (pool, counters) = (self.driver.pool().counts(), self.core.counters());
+    fn in_use<F: Framing>(&self, core: &Core<S, F>) -> (InUse, u64) {
+        let (pool, counters) = (self.driver.pool().counts(), core.counters());
         let needs = InUse {
-            connections: self.core.connections(),
-            held_bytes: self.core.held_bytes(),
+            connections: core.connections(),
+            held_bytes: core.held_bytes(),
             buffers: pool.total,
             idle_buffers: pool.total - pool.leased,
         };
@@ -38,8 +37,8 @@ where
 
     /// Takes note of what is needed, and gives memory back, step by step.
     #[cold]
-    pub(super) fn look_at_spare(&mut self) {
-        let (needs, moved) = self.in_use();
+    pub(super) fn check_spare<F: Framing>(&mut self, core: &mut Core<S, F>) {
+        let (needs, moved) = self.in_use(core);
         self.spare.note(self.now, needs, moved);
         match self.spare.step() {
             Step::None if self.order != Order::Serve || !self.spare.is_due(self.now) => {}
@@ -47,7 +46,7 @@ where
             // Receives that are stopped in this turn are found so in the next.
             Step::None => {
                 self.tasks.give_back();
-                self.core.give_back();
+                core.give_back();
                 if let Some(upstreams) = &mut self.upstreams {
                     upstreams.give_back();
                 }
@@ -56,7 +55,7 @@ where
             Step::Chunks if self.driver.pool().trim(1, TRIMMED_MAX) > 0 => {}
             Step::Chunks => {
                 trim_heap();
-                let (needs, moved) = self.in_use();
+                let (needs, moved) = self.in_use(core);
                 self.spare.done(self.now, needs, moved);
             }
         }

@@ -28,7 +28,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
 use super::calls::Job;
-use super::state::Running;
+use super::state::ShardLoop;
 use crate::service::Service;
 use crate::stats::ShardReport;
 
@@ -64,7 +64,7 @@ impl Waits {
     }
 }
 
-impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
+impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
 where
     S: Service,
     F: Framing,
@@ -72,18 +72,18 @@ where
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
-    /// As [`run`](Running::run), on a runtime of tokio's.
+    /// As [`run`](ShardLoop::run), on a runtime of tokio's.
     pub(crate) async fn run_hosted(mut self) -> Result<ShardReport, i32> {
         let mut waits = match self.waits() {
             Ok(waits) => waits,
             Err(error) => return Err(errno(&error)),
         };
-        let outside = self.remote.outside();
+        let outside = self.lane.remote.outside();
         self.core.local().wake_when_dirty(outside.clone());
-        self.shard.timers().wake_when_set(outside.clone());
-        self.driver.pool().wake_when_freed(outside.clone());
+        self.lane.shard.timers().wake_when_set(outside.clone());
+        self.lane.driver.pool().wake_when_freed(outside.clone());
         // For upstreams, once there are any.
-        self.outside = Some(outside);
+        self.lane.outside = Some(outside);
         // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
         let end = tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await;
         end.inspect_err(|_| self.broken())
@@ -92,7 +92,7 @@ where
     fn waits(&mut self) -> io::Result<Waits> {
         let breath = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Waits {
-            readiness: watch(self.driver.readiness()?)?,
+            readiness: watch(self.lane.driver.readiness()?)?,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
             ends: None,
             look: true,
@@ -102,7 +102,7 @@ where
     }
 
     fn poll_turns(&mut self, waits: &mut Waits, task: &mut Context<'_>) -> Poll<Result<ShardReport, i32>> {
-        self.remote.set_host(task.waker());
+        self.lane.remote.set_host(task.waker());
         while let Poll::Ready(readable) = waits.readiness.poll_read_ready(task) {
             match readable {
                 Ok(mut readable) => readable.clear_ready(),
@@ -115,15 +115,15 @@ where
         }
         for _ in 0..TURNS {
             if std::mem::take(&mut waits.look) {
-                self.driver.turn(Wait::No, Budget::default(), &mut waits.completions)?;
+                self.lane.driver.turn(Wait::No, Budget::default(), &mut waits.completions)?;
             }
-            self.now = self.shard.timers().now();
+            self.lane.now = self.lane.shard.timers().now();
             self.turn(&mut waits.completions);
             if self.is_done() {
                 return Poll::Ready(Ok(self.ended()));
             }
             let wait = self.wait();
-            let something = self.driver.begin()?;
+            let something = self.lane.driver.begin()?;
             waits.look = something || wait == Wait::No;
             if !waits.look && self.sleeps(waits, wait, task) {
                 return Poll::Pending;
@@ -138,7 +138,7 @@ where
     /// False if the time is over.
     fn sleeps(&self, waits: &mut Waits, wait: Wait, task: &mut Context<'_>) -> bool {
         let Wait::For(time) = wait else { return true };
-        let ends = self.now + time;
+        let ends = self.lane.now + time;
         if waits.ends.is_some_and(|set| set <= ends + SLACK) {
             return true;
         }

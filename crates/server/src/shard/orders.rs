@@ -1,13 +1,10 @@
 //! What a turn does with orders, messages and mail: what other threads want.
 
-use std::rc::Rc;
-
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Payload};
 
-use super::calls::Job;
 use super::inbox::{Mail, Order};
-use super::state::Running;
+use super::state::{Core, ServiceLane};
 use crate::guard::guard;
 use crate::peer::Peer;
 use crate::service::Service;
@@ -15,15 +12,8 @@ use crate::service::Service;
 /// What other threads want of connections is carried out for at most so many orders in a turn: 1 ms of short pushes.
 const LETTERS_IN_A_TURN: usize = 4096;
 
-impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
-where
-    S: Service,
-    F: Framing,
-    D: Driver,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
-    Fut: Future<Output = ()>,
-{
-    pub(super) fn obey(&mut self) {
+impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
+    pub(super) fn apply_orders<F: Framing>(&mut self, core: &mut Core<S, F>) {
         let order = self.remote.ordered();
         if order == self.order {
             return;
@@ -31,9 +21,9 @@ where
         self.order = order;
         match order {
             Order::Serve => {}
-            Order::Drain => self.core.drain(),
+            Order::Drain => core.drain(),
             Order::Force => {
-                self.core.force();
+                core.force();
                 if let Some(upstreams) = &mut self.upstreams {
                     upstreams.force();
                 }
@@ -46,10 +36,10 @@ where
         }
     }
 
-    /// Tells those who wait for it that the drain delay is over.
+    /// Tells the tasks that wait for it that the drain delay is over.
     #[cold]
-    pub(super) fn tell_stopping(&mut self) {
-        if self.core.has_stopped()
+    pub(super) fn notify_stopping<F: Framing>(&mut self, core: &Core<S, F>) {
+        if core.has_stopped()
             && !self.shard.is_stopping()
             && let Err(panicked) = self.shard.set_stopping()
         {
@@ -69,7 +59,7 @@ where
     }
 
     /// What other threads want of connections, as much as a turn has room for.
-    pub(super) fn read_mail(&mut self) {
+    pub(super) fn read_letters<F: Framing>(&mut self, core: &mut Core<S, F>) {
         let mut mails = std::mem::take(&mut self.post.letters);
         for mail in mails.drain(..LETTERS_IN_A_TURN.min(mails.len())) {
             match mail {
@@ -78,31 +68,31 @@ where
                     // The framing encodes it, and the owner of the bytes drops them: user code. A connection that missed a
                     // frame for that is reset at the end of the turn.
                     let pushed = guard(|| {
-                        if let Some(link) = self.link(id) {
+                        if let Some(link) = self.link(core, id) {
                             link.reply(Payload::Bytes(&payload));
                         }
                         drop(payload);
                     });
                     reach.arrived(bytes);
                     if let Err(panicked) = pushed {
-                        let peer = self.link(id).map(Peer::of);
+                        let peer = self.link(core, id).map(Peer::of);
                         self.report_panic("push", peer.map(|peer| (id, peer)), &panicked);
                     }
                 }
                 Mail::Close { id } => {
-                    if let Some(link) = self.link(id) {
+                    if let Some(link) = self.link(core, id) {
                         link.close();
                     }
                 }
                 Mail::Abort { id } => {
-                    if let Some(link) = self.link(id) {
+                    if let Some(link) = self.link(core, id) {
                         link.abort();
                     }
                 }
                 Mail::Socket { socket, peer, listener } => {
                     if let Some(others) = &self.others {
                         let socket = (others.take_over)(&mut self.driver, socket);
-                        self.core.accepted_elsewhere(listener, socket, peer);
+                        core.accepted_elsewhere(listener, socket, peer);
                     }
                 }
             }

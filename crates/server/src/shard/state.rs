@@ -13,6 +13,7 @@ use super::handle::Shard;
 use super::inbox::{Order, Post, Remote};
 use super::spare::Spare;
 use super::upstreams::Upstreams;
+use super::wake::Attention;
 use crate::guard::Panicked;
 use crate::log::{self, LineLimit, LogObserver};
 use crate::peer::Peer;
@@ -24,7 +25,7 @@ pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 /// What a shard needs to start.
 pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
     pub shard: Shard,
-    pub core: ringserve_core::Shard<S::Session, F, LogObserver>,
+    pub core: Core<S, F>,
     pub driver: D,
     pub service: S,
     pub admit: Option<Admit>,
@@ -44,10 +45,19 @@ pub(crate) struct Others<D> {
     pub take_over: fn(&mut D, OwnedFd) -> Socket,
 }
 
-/// A shard at work. `Make` makes the future that calls the service, and `Fut` is that future.
-pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
+/// The state machine below a service.
+pub(crate) type Core<S, F> = ringserve_core::Shard<<S as Service>::Session, F, LogObserver>;
+
+/// A shard at work: the state machine, and what stands above and below it.
+pub(crate) struct ShardLoop<S: Service, F: Framing, D: Driver, Make, Fut> {
+    pub(super) core: Core<S, F>,
+    pub(super) lane: ServiceLane<S, D, Make, Fut>,
+}
+
+/// The service's lane: what a turn does with newcomers, frames, woken calls and the wishes of other threads. `Make` makes the
+/// future that calls the service, and `Fut` is that future.
+pub(crate) struct ServiceLane<S: Service, D: Driver, Make, Fut> {
     pub(super) shard: Shard,
-    pub(super) core: ringserve_core::Shard<S::Session, F, LogObserver>,
     pub(super) driver: D,
     pub(super) service: Rc<S>,
     pub(super) tasks: Tasks<S, Make, Fut>,
@@ -61,6 +71,8 @@ pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
     /// Wakes the shard, if it is hosted.
     pub(super) outside: Option<Waker>,
     pub(super) order: Order,
+    /// What the turn has to look at.
+    pub(super) called: Attention,
     pub(super) post: Post,
     pub(super) now: Time,
     pub(super) spare: Spare,
@@ -68,14 +80,14 @@ pub(crate) struct Running<S: Service, F: Framing, D: Driver, Make, Fut> {
     pub(super) panics: LineLimit,
 }
 
-impl<S: Service, F: Framing, D: Driver, Make, Fut> Drop for Running<S, F, D, Make, Fut> {
+impl<S: Service, D: Driver, Make, Fut> Drop for ServiceLane<S, D, Make, Fut> {
     fn drop(&mut self) {
         self.remote.close();
         self.shard.end();
     }
 }
 
-impl<S, F, D, Make, Fut> Running<S, F, D, Make, Fut>
+impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
 where
     S: Service,
     F: Framing,
@@ -88,8 +100,7 @@ where
             parts.core.copy_frames();
         }
         let service = Rc::new(parts.service);
-        Running {
-            core: parts.core,
+        let lane = ServiceLane {
             driver: parts.driver,
             tasks: Tasks::new(service.clone(), make, parts.shard.clone()),
             service,
@@ -102,25 +113,32 @@ where
             upstreams: None,
             outside: None,
             order: Order::Serve,
+            called: Attention::NONE,
             post: Post::default(),
             now: Time::ZERO,
             spare: Spare::new(),
             handler_errors: LineLimit::default(),
             panics: LineLimit::default(),
-        }
+        };
+        ShardLoop { core: parts.core, lane }
     }
+}
 
+/// A connection as the log names it, until it ended.
+pub(super) fn named<S, F: Framing>(
+    core: &ringserve_core::Shard<S, F, LogObserver>,
+    id: ConnId,
+) -> Option<(ConnId, Peer)> {
+    core.block(id).map(|block| (id, Peer::of(&block.link)))
+}
+
+impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
     /// A connection of either kind, as pushes reach it.
-    pub(super) fn link(&self, id: ConnId) -> Option<&Link> {
+    pub(super) fn link<'a, F: Framing>(&'a self, core: &'a Core<S, F>, id: ConnId) -> Option<&'a Link> {
         match &self.upstreams {
             Some(upstreams) if upstreams.owns(id) => upstreams.link(id),
-            _ => self.core.block(id).map(|block| &block.link),
+            _ => core.block(id).map(|block| &block.link),
         }
-    }
-
-    /// A connection as the log names it, until it ended.
-    pub(super) fn named(&self, id: ConnId) -> Option<(ConnId, Peer)> {
-        self.core.block(id).map(|block| (id, Peer::of(&block.link)))
     }
 
     pub(super) fn report_panic(

@@ -13,13 +13,16 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
 use ringserve_buf::Pool;
 use ringserve_core::framing::Raw;
-use ringserve_core::{CloseReason, Completion, ConnId, Driver, Event, Limits, Link, Next, Time, Wait};
+use ringserve_core::{
+    CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Limits, Link, Next, Socket, Time, Wait,
+};
 
 use super::attempts::Attempt;
 use super::handle::Shard;
@@ -32,13 +35,21 @@ use crate::stats::UpstreamReport;
 /// Set in the number of a woken task if it says that an upstream's bytes were read. The rest is the slot's index.
 pub(crate) const UPSTREAM: u32 = 1 << 30;
 
-/// See the module.
+/// Their state machine.
+type Core = ringserve_core::Shard<Session, Raw, LogObserver>;
+
+/// A shard's connections to upstreams.
 pub(crate) struct Upstreams {
-    core: ringserve_core::Shard<Session, Raw, LogObserver>,
-    /// The number of the first slot.
-    first: u32,
+    core: Core,
+    lane: UpstreamLane,
     max: usize,
     closing: bool,
+}
+
+/// What stands above their state machine: attempts, and the readers of streams.
+struct UpstreamLane {
+    /// The number of the first slot.
+    first: u32,
     shard: Shard,
     attempts: HashMap<ConnId, Rc<Attempt>>,
     /// By index of the slot: what goes on once everything was read.
@@ -69,32 +80,34 @@ impl Upstreams {
         let mut core =
             ringserve_core::Shard::new(limits, max, 0, Raw, pool, LogObserver::upstreams(shard.index()));
         core.number_from(first);
-        let (shard, attempts, readers) = (shard.clone(), HashMap::new(), Vec::new());
-        Upstreams { core, first, max, closing: false, shard, attempts, readers }
+        let lane =
+            UpstreamLane { first, shard: shard.clone(), attempts: HashMap::new(), readers: Vec::new() };
+        Upstreams { core, lane, max, closing: false }
     }
 
     /// True if it is a name of an upstream's connection.
     #[inline]
     pub(crate) fn owns(&self, id: ConnId) -> bool {
-        id.slot() >= self.first
+        id.slot() >= self.lane.first
     }
 
-    pub(crate) fn begin_turn(&mut self, now: Time, completions: usize) {
-        self.core.begin_turn(now, completions);
-        self.work_off();
+    /// Begins a turn in which `completions` completions come, of accepted connections too.
+    pub(crate) fn begin(&mut self, now: Time, completions: usize) {
+        self.core.begin(now, completions, &mut self.lane);
     }
 
-    pub(crate) fn complete(&mut self, completion: Completion) {
-        self.core.complete(completion);
-        if let Some(id) = self.core.take_frames() {
-            self.feed(id);
+    /// Takes a completion if it is one of theirs.
+    pub(crate) fn route(&mut self, completion: Completion) -> Option<Completion> {
+        if !completion.id().is_some_and(|id| self.owns(id)) {
+            return Some(completion);
         }
-        self.work_off();
+        self.core.complete(completion, &mut self.lane);
+        None
     }
 
     /// Begins what was asked for, and gives up what nobody waits for.
     fn serve(&mut self) {
-        let (asked, given_up) = self.shard.upstream_requests().take();
+        let (asked, given_up) = self.lane.shard.upstream_requests().take();
         for id in given_up {
             self.core.abort(id, CloseReason::Aborted);
         }
@@ -103,7 +116,7 @@ impl Upstreams {
             match self.core.connect(address, Session::default()) {
                 Some(id) => {
                     attempt.begun(id);
-                    self.attempts.insert(id, attempt);
+                    self.lane.attempts.insert(id, attempt);
                 }
                 None => attempt.done(Err(self.no_room())),
             }
@@ -122,10 +135,9 @@ impl Upstreams {
     }
 
     /// Ends the turn, and hands operations to the driver. True if something waits for a send of it.
-    pub(crate) fn end_turn(&mut self, driver: &mut impl Driver) -> bool {
+    pub(crate) fn end(&mut self, driver: &mut impl Driver) -> bool {
         self.serve();
-        self.core.end_turn();
-        self.work_off();
+        self.core.end(&mut self.lane);
         for op in self.core.take_ops() {
             driver.submit(op);
         }
@@ -141,101 +153,17 @@ impl Upstreams {
         self.core.wait()
     }
 
-    fn work_off(&mut self) {
-        while let Some(event) = self.core.next_event() {
-            match event {
-                Event::Frames(id) => self.feed(id),
-                Event::Connected(id) => self.connected(id),
-                Event::Wake(id, waker) => {
-                    if wake(waker).is_err() {
-                        self.core.abort(id, CloseReason::HandlerPanicked);
-                    }
-                }
-                Event::InputEnded(id) => {
-                    let Some(block) = self.core.block(id).cloned() else { continue };
-                    block.session.end_input();
-                    self.run_reader(id, &block.session);
-                }
-                Event::Ended { id, block, reason, .. } => match self.attempts.remove(&id) {
-                    Some(attempt) => attempt.done(Err(why_not(&block.session, reason))),
-                    None => {
-                        block.session.set_ended(reason);
-                        self.run_reader(id, &block.session);
-                        // The last owner may be user code.
-                        let _ = guard(move || drop(block));
-                    }
-                },
-                // There is no listener, and no heartbeat.
-                Event::Accepted { .. } | Event::Elsewhere { .. } | Event::Heartbeat(_) => {}
-            }
-        }
-    }
-
-    fn connected(&mut self, id: ConnId) {
-        let Some(block) = self.core.block(id).cloned() else { return };
-        block.link.hold_open();
-        block.link.read_on();
-        self.core.opened(id);
-        if let Some(attempt) = self.attempts.remove(&id) {
-            attempt.done(Ok(block));
-        }
-    }
-
-    /// Has the reader read. Its waker is user code: if that panics, the reader is not woken, and the connection ends.
-    fn run_reader(&mut self, id: ConnId, session: &Session) -> bool {
-        let tasks = self.shard.tasks();
-        let woken = guard(|| session.run_reader(tasks)).is_ok();
-        if !woken {
-            self.core.abort(id, CloseReason::HandlerPanicked);
-        }
-        woken
-    }
-
-    /// Hands what arrived to the reader, piece by piece, until that is not done with one.
-    fn feed(&mut self, id: ConnId) {
-        while let Next::Frame(frame, block) = self.core.next_frame(id) {
-            let session = &block.session;
-            session.put(frame.into_lease());
-            if !self.run_reader(id, session) {
-                return;
-            }
-            if session.has_unread() {
-                session.spill();
-                let index = id.slot() - self.first;
-                session.wake_when_read(self.reader(index));
-                let parked = self.core.handler_parked(id, index, 0);
-                if let Some(Some(reader)) = self.readers.get_mut(index as usize) {
-                    reader.bytes = parked.bytes;
-                }
-            }
-        }
-    }
-
-    /// What wakes [`resume`](Upstreams::resume) for a slot.
-    fn reader(&mut self, index: u32) -> Waker {
-        if self.readers.len() <= index as usize {
-            self.readers.resize_with(index as usize + 1, || None);
-        }
-        let reader = self.readers[index as usize].get_or_insert_with(|| {
-            let wake = TaskWaker::new(self.shard.remote(), index | UPSTREAM);
-            let waker = wake.waker();
-            Reader { wake, waker, bytes: 0 }
-        });
-        reader.wake.taken();
-        reader.waker.clone()
-    }
-
     /// The bytes of a slot's connection were read.
     pub(crate) fn resume(&mut self, index: u32) {
-        let Some(Some(reader)) = self.readers.get(index as usize) else { return };
+        let Some(Some(reader)) = self.lane.readers.get(index as usize) else { return };
         reader.wake.taken();
         let bytes = reader.bytes;
         let Some(id) = self.core.id_at(index) else { return };
         // The slot may be another's by now.
         if self.core.block(id).is_some_and(|block| !block.session.has_unread()) {
-            self.core.handler_done(id, index, None, bytes);
-            self.feed(id);
-            self.work_off();
+            self.core.call_done(id, index, None, bytes);
+            self.core.run_frames(id, &mut self.lane);
+            self.core.dispatch(&mut self.lane);
         }
     }
 
@@ -282,6 +210,100 @@ impl Upstreams {
     pub(crate) fn report(&self) -> UpstreamReport {
         UpstreamReport { counters: self.core.counters().clone(), connections: self.core.connections() }
     }
+}
+
+impl UpstreamLane {
+    /// Has the reader read. Its waker is user code: if that panics, the reader is not woken, and the connection ends.
+    fn run_reader(&mut self, core: &mut Core, id: ConnId, session: &Session) -> bool {
+        let tasks = self.shard.tasks();
+        let woken = guard(|| session.run_reader(tasks)).is_ok();
+        if !woken {
+            core.abort(id, CloseReason::HandlerPanicked);
+        }
+        woken
+    }
+
+    /// What wakes [`resume`](Upstreams::resume) for a slot.
+    fn reader(&mut self, index: u32) -> Waker {
+        if self.readers.len() <= index as usize {
+            self.readers.resize_with(index as usize + 1, || None);
+        }
+        let reader = self.readers[index as usize].get_or_insert_with(|| {
+            let wake = TaskWaker::new(self.shard.remote(), index | UPSTREAM);
+            let waker = wake.waker();
+            Reader { wake, waker, bytes: 0 }
+        });
+        reader.wake.taken();
+        reader.waker.clone()
+    }
+}
+
+impl Lane<Session, Raw, LogObserver> for UpstreamLane {
+    fn connected(&mut self, core: &mut Core, id: ConnId) {
+        let Some(block) = core.block(id).cloned() else { return };
+        block.link.hold_open();
+        block.link.read_on();
+        core.opened(id);
+        if let Some(attempt) = self.attempts.remove(&id) {
+            attempt.done(Ok(block));
+        }
+    }
+
+    /// Hands what arrived to the reader, piece by piece, until that is not done with one.
+    fn frames(&mut self, frames: &mut Frames<'_, Session, Raw, LogObserver>) {
+        let (id, block) = (frames.id(), frames.block().clone());
+        let session = &block.session;
+        while let Next::Frame(frame) = frames.next() {
+            session.put(frame.into_lease());
+            if !self.run_reader(frames.shard(), id, session) {
+                return;
+            }
+            if session.has_unread() {
+                session.spill();
+                let index = id.slot() - self.first;
+                session.wake_when_read(self.reader(index));
+                let parked = frames.park(index, 0);
+                if let Some(Some(reader)) = self.readers.get_mut(index as usize) {
+                    reader.bytes = parked.bytes;
+                }
+            }
+        }
+    }
+
+    fn input_ended(&mut self, core: &mut Core, id: ConnId) {
+        let Some(block) = core.block(id).cloned() else { return };
+        block.session.end_input();
+        self.run_reader(core, id, &block.session);
+    }
+
+    fn wake(&mut self, core: &mut Core, id: ConnId, waker: Waker) {
+        if wake(waker).is_err() {
+            core.abort(id, CloseReason::HandlerPanicked);
+        }
+    }
+
+    fn ended(&mut self, core: &mut Core, ended: Ended<Session>) {
+        let Ended { id, block, reason, .. } = ended;
+        match self.attempts.remove(&id) {
+            Some(attempt) => attempt.done(Err(why_not(&block.session, reason))),
+            None => {
+                block.session.set_ended(reason);
+                self.run_reader(core, id, &block.session);
+                // The last owner may be user code.
+                let _ = guard(move || drop(block));
+            }
+        }
+    }
+
+    /// Upstreams have no listener.
+    fn accepted(&mut self, core: &mut Core, socket: Socket, _: Option<SocketAddr>, _: u16) {
+        core.refuse(socket);
+    }
+
+    fn hand_off(&mut self, _: &mut Core, _: Socket, _: Option<SocketAddr>, _: u16) {}
+
+    /// Upstreams have no heartbeat.
+    fn heartbeat(&mut self, _: &mut Core, _: ConnId) {}
 }
 
 /// Why a connection could not be made.

@@ -29,6 +29,8 @@ const ASLEEP: u8 = 1 << 7;
 pub(crate) struct Attention(u8);
 
 impl Attention {
+    /// Nothing came.
+    pub(crate) const NONE: Attention = Attention(0);
     /// Tasks were woken.
     pub(crate) const TASKS: Attention = Attention(1);
     /// Letters came.
@@ -120,7 +122,7 @@ impl<L> ShardInbox<L> {
     pub(crate) fn begin_turn(&self, brought: &mut Brought<L>) -> Attention {
         // A turn that follows another one without sleep and without a call, as most do under load, changes nothing here.
         if self.word.load(Ordering::Relaxed) == 0 {
-            return Attention(0);
+            return Attention::NONE;
         }
         let called = Attention(self.word.swap(0, Ordering::AcqRel));
         if called.has(Attention(Attention::TASKS.0 | Attention::LETTERS.0)) {
