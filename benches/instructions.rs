@@ -1,5 +1,6 @@
 //! Runs a piece of the fast path a given number of times, for tools that count instructions:
-//! `scripts/instructions` runs it under callgrind and compares with the figures kept in the repository.
+//! `scripts/instructions` runs it under callgrind and compares with the figures kept in the repository. The driver does
+//! nothing here; `turns` has the bookkeeping of a real one.
 
 #[path = "support/echo.rs"]
 mod echo;

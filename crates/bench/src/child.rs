@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::servers::{LISTENING, Server};
+/// The start of the line by which a server tells the address it is bound to.
+pub(crate) const LISTENING: &str = "listening ";
 
 /// How long a server may take to say where it listens. Starting takes milliseconds.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -38,23 +39,23 @@ impl Child {
         Child::spawn(name, &mut command)
     }
 
-    /// Starts `server` on `cpu`, on a loopback port of the kernel's choice. In lock step it never preempts the generator.
-    pub(crate) fn start(server: &Server, cpu: usize, lock_step: bool) -> io::Result<Self> {
+    /// Starts the server of that name on `cpu`, on a loopback port of the kernel's choice. In lock step it never preempts the generator.
+    pub(crate) fn start(server: &str, cpu: usize, lock_step: bool) -> io::Result<Self> {
         let mut command = Child::command(server, Some(cpu))?;
         command.args(lock_step.then_some("--lock-step"));
-        Child::spawn(server.name, &mut command)
+        Child::spawn(server, &mut command)
     }
 
     /// The same with so many shards, and on any CPU unless there is one.
-    pub(crate) fn start_sized(server: &Server, cpu: Option<usize>, shards: usize) -> io::Result<Self> {
+    pub(crate) fn start_sized(server: &str, cpu: Option<usize>, shards: usize) -> io::Result<Self> {
         let mut command = Child::command(server, cpu)?;
         command.args(["--shards", &shards.to_string()]);
-        Child::spawn(server.name, &mut command)
+        Child::spawn(server, &mut command)
     }
 
-    fn command(server: &Server, cpu: Option<usize>) -> io::Result<Command> {
+    fn command(server: &str, cpu: Option<usize>) -> io::Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(server.args).args(["--listen", "127.0.0.1:0", "--child"]);
+        command.args(["serve", server, "--listen", "127.0.0.1:0", "--child"]);
         if let Some(cpu) = cpu {
             command.args(["--cpu", &cpu.to_string()]);
         }

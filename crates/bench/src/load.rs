@@ -53,7 +53,7 @@ impl Target {
     /// Starts it on a CPU, unless it runs already.
     pub(crate) fn start(&self, cpu: usize, lock_step: bool) -> io::Result<Option<Child>> {
         Ok(match self {
-            Target::Known(server) => Some(Child::start(server, cpu, lock_step)?),
+            Target::Known(server) => Some(Child::start(server.name, cpu, lock_step)?),
             Target::Program { name, path, mode } => Some(Child::start_program(name, path, mode, Some(cpu))?),
             Target::Running { .. } => None,
         })

@@ -99,7 +99,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
 fn measure_all(plan: &Plan, connections: usize) -> io::Result<Vec<Vec<Sample>>> {
     let mut children = Vec::new();
     for server in &plan.servers {
-        let child = Child::start(server, plan.cpu, true)?;
+        let child = Child::start(server.name, plan.cpu, true)?;
         check_echo(child.address, plan.shape).map_err(|error| named(server, &error))?;
         children.push(child);
     }

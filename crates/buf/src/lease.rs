@@ -5,7 +5,7 @@ use core::fmt;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 
-use crate::header::Header;
+use crate::buffers::Header;
 
 /// An owned window on bytes that do not change: part of a pool buffer, or of a heap block.
 ///

@@ -25,12 +25,13 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod buffers;
 mod fallible;
-mod header;
 mod lease;
 mod pool;
 mod region;
 
+pub use buffers::{CHUNK_BUFFERS, PoolConfig};
 pub use fallible::{has_room_for, try_box};
 pub use lease::Lease;
-pub use pool::{CHUNK_BUFFERS, Counts, KernelSide, Pool, PoolConfig, PoolError};
+pub use pool::{Counts, KernelSide, Pool, PoolError};

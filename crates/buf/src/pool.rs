@@ -1,6 +1,5 @@
 //! The pool: which buffer is free, with the kernel, or leased.
 
-use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
@@ -8,39 +7,11 @@ use core::fmt;
 use core::ptr::NonNull;
 use core::task::Waker;
 
-use crate::header::{Header, WITH_KERNEL};
+use crate::buffers::{CHUNK_BUFFERS, Chunk, Header, Inner, POISON, PoolConfig, WAITED_FOR, WITH_KERNEL};
 use crate::lease::Lease;
-use crate::region::Region;
-
-/// Buffers that are taken from the system at once: 1 MiB at the default size, small beside the pool's limit
-/// and large enough that growing is rare.
-pub const CHUNK_BUFFERS: usize = 64;
 
 /// Buffer ids are 16 bits wide in the kernel's interface, and a buffer ring has at most 2^15 entries.
 const BUFFERS_LIMIT: usize = 1 << 15;
-
-/// In [`Inner::care`]: a buffer that is freed is overwritten.
-const POISON: u8 = 1;
-/// In [`Inner::care`]: a receive waits for the next buffer that is freed.
-const WAITED_FOR: u8 = 2;
-
-/// Size and bounds of a [`Pool`].
-#[derive(Clone, Copy, Debug)]
-pub struct PoolConfig {
-    /// Bytes in one buffer, 64 to 16 MiB. 16 KiB by default: a 16 KiB echo through 2 KiB buffers costs four to
-    /// five times the CPU.
-    pub buffer_bytes: usize,
-    /// The most buffers the pool ever holds, 1 to 32768. Memory is taken in chunks as it is needed.
-    pub buffers_max: usize,
-    /// Overwrites a buffer with `0xDD` when it is freed, so that a test sees bytes that are read too late.
-    pub poison: bool,
-}
-
-impl Default for PoolConfig {
-    fn default() -> PoolConfig {
-        PoolConfig { buffer_bytes: 16 * 1024, buffers_max: 4096, poison: false }
-    }
-}
 
 /// Why a pool cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,100 +44,6 @@ pub struct Counts {
     pub with_kernel: usize,
     /// Buffers pinned by a lease and no longer with the kernel.
     pub leased: usize,
-}
-
-/// Buffers that were taken from the system together.
-struct Chunk {
-    memory: Region,
-    headers: Box<[Header]>,
-}
-
-pub(crate) struct Inner {
-    config: PoolConfig,
-    /// Chunk `n` holds buffers `n * CHUNK_BUFFERS` and up; `None` where memory was given back. A chunk goes only
-    /// while all its buffers are free, so the header of a buffer in use stays where it is.
-    chunks: RefCell<Vec<Option<Chunk>>>,
-    /// Used last in, first out.
-    free: RefCell<Vec<u16>>,
-    total: Cell<usize>,
-    with_kernel: Cell<usize>,
-    /// What is to be done when a buffer is freed, beside freeing it: one test for all of it.
-    care: Cell<u8>,
-    waker: RefCell<Option<Waker>>,
-}
-
-impl Inner {
-    /// Header and memory of a buffer, if its chunk is there.
-    #[inline]
-    fn buffer(&self, id: u16) -> Option<(NonNull<Header>, NonNull<u8>)> {
-        let (chunk, index) = (usize::from(id) / CHUNK_BUFFERS, usize::from(id) % CHUNK_BUFFERS);
-        let chunks = self.chunks.borrow();
-        let chunk = chunks.get(chunk)?.as_ref()?;
-        let header = chunk.headers.get(index)?;
-        Some((NonNull::from(header), chunk.memory.at(index * self.config.buffer_bytes)))
-    }
-
-    /// How many buffers chunk `n` has: the last one may be cut short by `buffers_max`.
-    fn chunk_buffers(&self, chunk: usize) -> usize {
-        (self.config.buffers_max - chunk * CHUNK_BUFFERS).min(CHUNK_BUFFERS)
-    }
-
-    /// Takes one more chunk from the system; false at the limit or when the system refuses.
-    fn grow(self: &Rc<Inner>) -> bool {
-        let mut chunks = self.chunks.borrow_mut();
-        let chunks_max = self.config.buffers_max.div_ceil(CHUNK_BUFFERS);
-        let chunk = chunks.iter().position(Option::is_none).unwrap_or(chunks.len());
-        if chunk >= chunks_max {
-            return false;
-        }
-        let count = self.chunk_buffers(chunk);
-        let Some(memory) = Region::new(count * self.config.buffer_bytes) else { return false };
-        let first = chunk * CHUNK_BUFFERS;
-        let headers =
-            (first..first + count).map(|id| Header::of_buffer(Rc::as_ptr(self), id as u16)).collect();
-        let grown = Some(Chunk { memory, headers });
-        if chunk == chunks.len() {
-            chunks.push(grown);
-        } else {
-            chunks[chunk] = grown;
-        }
-        self.free.borrow_mut().extend((first..first + count).rev().map(|id| id as u16));
-        self.total.set(self.total.get() + count);
-        true
-    }
-
-    /// Puts a buffer that nobody uses any more on top of the free list.
-    pub(crate) fn free(&self, header: &Header) {
-        debug_assert_eq!(header.state.get(), 0);
-        if self.care.get() != 0 {
-            return self.free_with_care(header);
-        }
-        header.filled.set(0);
-        self.free.borrow_mut().push(header.id);
-    }
-
-    #[cold]
-    fn free_with_care(&self, header: &Header) {
-        let care = self.care.replace(self.care.get() & POISON);
-        if care & POISON != 0
-            && let Some((_, data)) = self.buffer(header.id)
-        {
-            // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nothing else reads or
-            // writes it, and `filled` never exceeds the buffer's size.
-            unsafe { data.write_bytes(0xDD, header.filled.get() as usize) };
-        }
-        header.filled.set(0);
-        self.free.borrow_mut().push(header.id);
-        if care & WAITED_FOR != 0 {
-            // Cloned, so that nothing is borrowed while it runs.
-            let waker = self.waker.borrow().clone();
-            waker.iter().for_each(Waker::wake_by_ref);
-        }
-    }
-
-    pub(crate) fn buffer_bytes(&self) -> usize {
-        self.config.buffer_bytes
-    }
 }
 
 /// One core's receive memory. Clones are handles on the same pool.

@@ -2,8 +2,7 @@
 
 use alloc::boxed::Box;
 
-use crate::Batch;
-use crate::framing::Payload;
+use crate::{Batch, Frame};
 
 /// Frames below this are copied: copying 16 x 64 bytes costs 15 % less than lending them, and 4 KiB is where
 /// a copy starts to show beside a send.
@@ -54,5 +53,51 @@ impl<'a> Outbox<'a> {
         } else {
             self.batch.put(&lease);
         }
+    }
+}
+
+/// What a reply says: bytes to copy, or a frame that may be lent.
+#[derive(Debug)]
+pub enum Payload<'a> {
+    /// Bytes that are copied.
+    Bytes(&'a [u8]),
+    /// A received frame. Its payload is copied when small and lent when large.
+    Frame(Frame),
+}
+
+impl Payload<'_> {
+    /// Bytes of payload.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.bytes().len()
+    }
+
+    /// True if there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The payload.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Payload::Bytes(bytes) => bytes,
+            Payload::Frame(frame) => frame,
+        }
+    }
+}
+
+impl From<Frame> for Payload<'_> {
+    #[inline]
+    fn from(frame: Frame) -> Self {
+        Payload::Frame(frame)
+    }
+}
+
+impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Payload<'a> {
+    #[inline]
+    fn from(bytes: &'a T) -> Self {
+        Payload::Bytes(bytes.as_ref())
     }
 }

@@ -14,9 +14,9 @@ const TIE: f64 = 0.03;
 const OURS: &str = "ringserve";
 
 /// A server's row.
-pub(super) struct Row<'a> {
-    pub(super) name: &'a str,
-    pub(super) cpu_us: f64,
+struct Row<'a> {
+    name: &'a str,
+    cpu_us: f64,
     spread: (f64, f64),
     rounds: &'a [Measured],
 }
@@ -35,7 +35,7 @@ impl<'a> Row<'a> {
 }
 
 /// The rows of one piece of work, the cheapest first.
-pub(super) fn rows(compared: &Compared) -> Vec<Row<'_>> {
+fn rows(compared: &Compared) -> Vec<Row<'_>> {
     let mut rows: Vec<Row<'_>> = compared.servers.iter().filter_map(Row::of).collect();
     rows.sort_by(|one, other| one.cpu_us.total_cmp(&other.cpu_us));
     rows
@@ -48,7 +48,8 @@ pub(super) fn write(plan: &Plan, all: &[Compared]) -> io::Result<()> {
     // Writing to a string cannot fail.
     let _ = overview(all, &mut text);
     for compared in all {
-        chart::draw(&plan.out.join(format!("{}.svg", compared.work)), compared)?;
+        let bars: Vec<(&str, f64)> = rows(compared).iter().map(|row| (row.name, row.cpu_us)).collect();
+        chart::draw(&plan.out.join(format!("{}.svg", compared.work)), &compared.about, &bars)?;
         let _ = section(compared, &mut text);
     }
     fs::write(plan.out.join("report.md"), text)

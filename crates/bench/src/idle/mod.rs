@@ -131,7 +131,7 @@ fn enough_open_files(connections: usize, file_nr: &str) -> io::Result<()> {
 
 fn start(plan: &Plan, server: &Target, shards: usize) -> io::Result<Child> {
     match server {
-        Target::Known(server) => Child::start_sized(server, plan.cpu, shards),
+        Target::Known(server) => Child::start_sized(server.name, plan.cpu, shards),
         Target::Program { name, path, mode } => Child::start_program(name, path, mode, plan.cpu),
         Target::Running { .. } => Err(io::Error::other("what it costs is seen from its start on")),
     }

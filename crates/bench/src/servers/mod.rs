@@ -15,6 +15,8 @@ pub(crate) use fanout::LISTEN;
 pub(crate) use product::connections_max as sized_connections_max;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::child::LISTENING;
+
 /// What a server echoes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaks {
@@ -32,8 +34,6 @@ pub(crate) enum Speaks {
 pub(crate) struct Server {
     /// Name on the command line and in reports.
     pub(crate) name: &'static str,
-    /// How to start it: the arguments given to this same binary. `--listen` and `--cpu` follow.
-    pub(crate) args: &'static [&'static str],
     /// What it echoes.
     pub(crate) speaks: Speaks,
     /// Runs it in this process until the process ends; called by `serve NAME`.
@@ -63,82 +63,33 @@ pub(crate) enum Run {
 ///
 /// To add one: a row here, and a function that serves a listener until the process ends.
 pub(crate) const SERVERS: &[Server] = &[
-    Server {
-        name: "limit-uring",
-        args: &["serve", "limit-uring"],
-        speaks: Speaks::Raw,
-        run: Run::On(limit_uring::run),
-    },
-    Server {
-        name: "limit-epoll",
-        args: &["serve", "limit-epoll"],
-        speaks: Speaks::Raw,
-        run: Run::On(limit_epoll::run),
-    },
-    Server { name: "tokio", args: &["serve", "tokio"], speaks: Speaks::Raw, run: Run::On(tokio_echo::run) },
-    Server {
-        name: "ringserve",
-        args: &["serve", "ringserve"],
-        speaks: Speaks::Raw,
-        run: Run::Sized(product::raw),
-    },
-    Server {
-        name: "ringserve-epoll",
-        args: &["serve", "ringserve-epoll"],
-        speaks: Speaks::Raw,
-        run: Run::Itself(product::raw_on_epoll),
-    },
-    Server {
-        name: "ringserve-stream",
-        args: &["serve", "ringserve-stream"],
-        speaks: Speaks::Raw,
-        run: Run::Sized(product::stream),
-    },
-    Server {
-        name: "ringserve-awaits",
-        args: &["serve", "ringserve-awaits"],
-        speaks: Speaks::Raw,
-        run: Run::Sized(product::awaits),
-    },
+    Server { name: "limit-uring", speaks: Speaks::Raw, run: Run::On(limit_uring::run) },
+    Server { name: "limit-epoll", speaks: Speaks::Raw, run: Run::On(limit_epoll::run) },
+    Server { name: "tokio", speaks: Speaks::Raw, run: Run::On(tokio_echo::run) },
+    Server { name: "ringserve", speaks: Speaks::Raw, run: Run::Sized(product::raw) },
+    Server { name: "ringserve-epoll", speaks: Speaks::Raw, run: Run::Itself(product::raw_on_epoll) },
+    Server { name: "ringserve-stream", speaks: Speaks::Raw, run: Run::Sized(product::stream) },
+    Server { name: "ringserve-awaits", speaks: Speaks::Raw, run: Run::Sized(product::awaits) },
     Server {
         name: "ringserve-epoll-awaits",
-        args: &["serve", "ringserve-epoll-awaits"],
         speaks: Speaks::Raw,
         run: Run::Itself(product::awaits_on_epoll),
     },
-    Server {
-        name: "tokio-awaits",
-        args: &["serve", "tokio-awaits"],
-        speaks: Speaks::Raw,
-        run: Run::On(tokio_echo::awaits),
-    },
-    Server {
-        name: "ringserve-on-tokio",
-        args: &["serve", "ringserve-on-tokio"],
-        speaks: Speaks::Raw,
-        run: Run::Itself(product::raw_on_tokio),
-    },
+    Server { name: "tokio-awaits", speaks: Speaks::Raw, run: Run::On(tokio_echo::awaits) },
+    Server { name: "ringserve-on-tokio", speaks: Speaks::Raw, run: Run::Itself(product::raw_on_tokio) },
     Server {
         name: "ringserve-on-tokio-uring",
-        args: &["serve", "ringserve-on-tokio-uring"],
         speaks: Speaks::Raw,
         run: Run::Itself(product::raw_on_tokio_uring),
     },
     Server {
         name: "ringserve-epoll-on-tokio",
-        args: &["serve", "ringserve-epoll-on-tokio"],
         speaks: Speaks::Raw,
         run: Run::Itself(product::raw_epoll_on_tokio),
     },
-    Server {
-        name: "ringserve-lines",
-        args: &["serve", "ringserve-lines"],
-        speaks: Speaks::Lines,
-        run: Run::Sized(product::lines),
-    },
+    Server { name: "ringserve-lines", speaks: Speaks::Lines, run: Run::Sized(product::lines) },
     Server {
         name: "ringserve-epoll-lines",
-        args: &["serve", "ringserve-epoll-lines"],
         speaks: Speaks::Lines,
         run: Run::Itself(product::lines_on_epoll),
     },
@@ -146,80 +97,33 @@ pub(crate) const SERVERS: &[Server] = &[
 
 /// Every server that `fanout` can measure.
 pub(crate) const FANOUT_SERVERS: &[Server] = &[
-    Server {
-        name: "ringserve-fanout",
-        args: &["serve", "ringserve-fanout"],
-        speaks: Speaks::Fanout,
-        run: Run::Itself(fanout::ringserve),
-    },
+    Server { name: "ringserve-fanout", speaks: Speaks::Fanout, run: Run::Itself(fanout::ringserve) },
     Server {
         name: "ringserve-epoll-fanout",
-        args: &["serve", "ringserve-epoll-fanout"],
         speaks: Speaks::Fanout,
         run: Run::Itself(fanout::ringserve_on_epoll),
     },
-    Server {
-        name: "tokio-fanout",
-        args: &["serve", "tokio-fanout"],
-        speaks: Speaks::Fanout,
-        run: Run::On(fanout::tokio),
-    },
+    Server { name: "tokio-fanout", speaks: Speaks::Fanout, run: Run::On(fanout::tokio) },
 ];
 
 /// Every server that `scripts/http-speed` can measure.
 pub(crate) const HTTP_SERVERS: &[Server] = &[
-    Server {
-        name: "ringserve-http",
-        args: &["serve", "ringserve-http"],
-        speaks: Speaks::Http,
-        run: Run::Itself(http::ringserve),
-    },
-    Server {
-        name: "ringserve-epoll-http",
-        args: &["serve", "ringserve-epoll-http"],
-        speaks: Speaks::Http,
-        run: Run::Itself(http::ringserve_on_epoll),
-    },
-    Server {
-        name: "tokio-http",
-        args: &["serve", "tokio-http"],
-        speaks: Speaks::Http,
-        run: Run::On(http::tokio),
-    },
-    Server {
-        name: "tokio-http-flush",
-        args: &["serve", "tokio-http-flush"],
-        speaks: Speaks::Http,
-        run: Run::On(http::tokio_flushes_together),
-    },
-    Server {
-        name: "tokio-http-timer",
-        args: &["serve", "tokio-http-timer"],
-        speaks: Speaks::Http,
-        run: Run::On(http::tokio_with_timer),
-    },
+    Server { name: "ringserve-http", speaks: Speaks::Http, run: Run::Itself(http::ringserve) },
+    Server { name: "ringserve-epoll-http", speaks: Speaks::Http, run: Run::Itself(http::ringserve_on_epoll) },
+    Server { name: "tokio-http", speaks: Speaks::Http, run: Run::On(http::tokio) },
+    Server { name: "tokio-http-flush", speaks: Speaks::Http, run: Run::On(http::tokio_flushes_together) },
+    Server { name: "tokio-http-timer", speaks: Speaks::Http, run: Run::On(http::tokio_with_timer) },
 ];
 
 /// Proxies, which `load` can measure: each starts an echo server behind it.
 pub(crate) const PROXY_SERVERS: &[Server] = &[
-    Server {
-        name: "ringserve-proxy",
-        args: &["serve", "ringserve-proxy"],
-        speaks: Speaks::Raw,
-        run: Run::Itself(proxy::ringserve),
-    },
+    Server { name: "ringserve-proxy", speaks: Speaks::Raw, run: Run::Itself(proxy::ringserve) },
     Server {
         name: "ringserve-epoll-proxy",
-        args: &["serve", "ringserve-epoll-proxy"],
         speaks: Speaks::Raw,
         run: Run::Itself(proxy::ringserve_on_epoll),
     },
-    Server {
-        name: "tokio-proxy",
-        args: &["serve", "tokio-proxy"],
-        speaks: Speaks::Raw,
-        run: Run::On(proxy::tokio),
-    },
+    Server { name: "tokio-proxy", speaks: Speaks::Raw, run: Run::On(proxy::tokio) },
 ];
 
 /// Every server there is.
@@ -231,9 +135,6 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Server> {
 pub(crate) fn find(name: &str) -> Option<&'static Server> {
     all().find(|server| server.name == name)
 }
-
-/// The start of the line by which a server tells the address it is bound to.
-pub(crate) const LISTENING: &str = "listening ";
 
 /// Listens on `address`, prints where, and runs `server` until the process ends.
 pub(crate) fn serve(server: &Server, address: SocketAddr, shards: usize) -> io::Result<()> {

@@ -7,7 +7,6 @@ use ringserve::{Driver, Limits, Server, Stream, copy_bidirectional};
 use rustix::thread::sched_getcpu;
 use tokio::net::TcpStream;
 
-use super::find;
 use super::product::{limits, sockets, wait};
 use crate::child::Child;
 use crate::process;
@@ -17,14 +16,13 @@ const UPSTREAM: &str = "limit-epoll";
 
 /// Starts it on the CPU next to this one, where the generator is; in lock step on this one.
 fn upstream() -> io::Result<Child> {
-    let server = find(UPSTREAM).ok_or_else(|| io::Error::other("no upstream"))?;
     let here = sched_getcpu();
     if process::has_batch_policy() {
-        return Child::start(server, here, true);
+        return Child::start(UPSTREAM, here, true);
     }
     // This thread is on one CPU, so what the process may use does not tell how many there are.
-    let next = Child::start(server, here + 1, false);
-    next.or_else(|_| Child::start(server, 0, false))
+    let next = Child::start(UPSTREAM, here + 1, false);
+    next.or_else(|_| Child::start(UPSTREAM, 0, false))
 }
 
 /// The product on io_uring.

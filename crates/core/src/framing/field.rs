@@ -38,8 +38,30 @@ pub struct LengthField {
     adjust: i32,
 }
 
+impl LengthPrefix {
+    /// A length as Protocol Buffers write it: see [`LengthField::varint`].
+    pub const fn varint() -> LengthField {
+        LengthField::varint()
+    }
+
+    /// A length that stands behind so many bytes: see [`LengthField::offset`].
+    pub const fn offset(self, bytes: u8) -> LengthField {
+        LengthField::of(self).offset(bytes)
+    }
+
+    /// A length that counts more or less than what follows it: see [`LengthField::adjust`].
+    pub const fn adjust(self, adjust: i32) -> LengthField {
+        LengthField::of(self).adjust(adjust)
+    }
+
+    /// A payload that begins with the length: see [`LengthField::keep_header`].
+    pub const fn keep_header(self, keep_header: bool) -> LengthField {
+        LengthField::of(self).keep_header(keep_header)
+    }
+}
+
 impl LengthField {
-    pub(super) const fn of(prefix: LengthPrefix) -> LengthField {
+    const fn of(prefix: LengthPrefix) -> LengthField {
         LengthField { width: Some(prefix), ..LengthField::varint() }
     }
 

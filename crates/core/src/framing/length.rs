@@ -1,6 +1,6 @@
 use alloc::rc::Rc;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, LengthField, Payload};
+use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload};
 use super::{frame_or_more, not_above_frame_bytes_max};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
@@ -18,7 +18,7 @@ pub enum ByteOrder {
 /// A length of 1, 2, 3, 4 or 8 bytes, then as many bytes of payload. The length does not count itself.
 ///
 /// [`varint`](LengthPrefix::varint), [`offset`](LengthPrefix::offset), [`adjust`](LengthPrefix::adjust) and
-/// [`keep_header`](LengthPrefix::keep_header) make a [`LengthField`] of it, for lengths that are written or count
+/// [`keep_header`](LengthPrefix::keep_header) make a [`LengthField`](super::LengthField) of it, for lengths that are written or count
 /// otherwise.
 ///
 /// ```
@@ -51,29 +51,9 @@ impl LengthPrefix {
         LengthPrefix { width, order: ByteOrder::Big }
     }
 
-    /// A length as Protocol Buffers write it: see [`LengthField::varint`].
-    pub const fn varint() -> LengthField {
-        LengthField::varint()
-    }
-
     /// The same with another byte order.
     pub const fn order(self, order: ByteOrder) -> LengthPrefix {
         LengthPrefix { order, ..self }
-    }
-
-    /// A length that stands behind so many bytes: see [`LengthField::offset`].
-    pub const fn offset(self, bytes: u8) -> LengthField {
-        LengthField::of(self).offset(bytes)
-    }
-
-    /// A length that counts more or less than what follows it: see [`LengthField::adjust`].
-    pub const fn adjust(self, adjust: i32) -> LengthField {
-        LengthField::of(self).adjust(adjust)
-    }
-
-    /// A payload that begins with the length: see [`LengthField::keep_header`].
-    pub const fn keep_header(self, keep_header: bool) -> LengthField {
-        LengthField::of(self).keep_header(keep_header)
     }
 
     /// Bytes of the length.

@@ -30,7 +30,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::outbox::Outbox;
-use crate::{Batch, Frame, LimitError, Limits};
+use crate::{Batch, LimitError, Limits};
 
 pub use delimiter::Delimiter;
 pub use error::{EncodeError, FrameError};
@@ -39,6 +39,8 @@ pub use fixed::Fixed;
 pub use length::{ByteOrder, LengthPrefix};
 pub use lines::Lines;
 pub use raw::Raw;
+
+pub use crate::outbox::Payload;
 
 /// What [`Framing::decode`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,52 +208,6 @@ impl fmt::Debug for Encoding {
             Encoding::Delimiter(_) => "Delimiter",
             Encoding::Custom(_) => "Custom",
         })
-    }
-}
-
-/// What a reply says: bytes to copy, or a frame that may be lent.
-#[derive(Debug)]
-pub enum Payload<'a> {
-    /// Bytes that are copied.
-    Bytes(&'a [u8]),
-    /// A received frame. Its payload is copied when small and lent when large.
-    Frame(Frame),
-}
-
-impl Payload<'_> {
-    /// Bytes of payload.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.bytes().len()
-    }
-
-    /// True if there are none.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The payload.
-    #[inline]
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Payload::Bytes(bytes) => bytes,
-            Payload::Frame(frame) => frame,
-        }
-    }
-}
-
-impl From<Frame> for Payload<'_> {
-    #[inline]
-    fn from(frame: Frame) -> Self {
-        Payload::Frame(frame)
-    }
-}
-
-impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Payload<'a> {
-    #[inline]
-    fn from(bytes: &'a T) -> Self {
-        Payload::Bytes(bytes.as_ref())
     }
 }
 

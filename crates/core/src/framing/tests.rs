@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use ringserve_buf::Lease;
 
 use super::*;
+use crate::Frame;
 use crate::inbox::{Found, Inbox, cut};
 
 use shapes::{Shape, any_shape};

@@ -1,0 +1,120 @@
+//! Runs whole turns of a server a given number of times, for tools that count instructions: `scripts/instructions` runs it
+//! under callgrind. Below the server is the bookkeeping of the io_uring driver, over a kernel that follows a script, so
+//! that work which moves into the driver is still counted.
+
+#[path = "support/echo.rs"]
+mod echo;
+#[path = "support/scripted.rs"]
+mod scripted;
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker};
+
+use bytes::Bytes;
+use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service, Stream};
+use ringserve_server::internals::{start_on, start_stream_on};
+
+use echo::Echo;
+use scripted::{Script, Scripted};
+
+fn main() {
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
+        // `cargo bench` runs every benchmark without arguments.
+        return println!("usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards or stream");
+    };
+    let (over, all_turns_over) = sync_channel(0);
+    let script = Script { connections: 1, shards: 1, frame: vec![b'x'; 64], sends: 1, rounds: turns, over };
+    let server = Server::bind("127.0.0.1:0").shards(1);
+    let start = |script| Scripted::new(script).expect("there are descriptors");
+    // The server stays until the end of the process.
+    let _running = match case.as_str() {
+        "ring" => start_on(server, start(script), |_| Echo),
+        "fifty" => start_on(server, start(Script { connections: 50, sends: 50, ..script }), |_| Echo),
+        "waits" => {
+            start_on(server, start(Script { connections: 2, sends: 2, ..script }), |_| Pairs::default())
+        }
+        "push" => {
+            let to = Arc::new(OnceLock::new());
+            start_on(server, start(script), move |_| Relay { shard: 0, to: to.clone() })
+        }
+        "shards" => {
+            let to = Arc::new(OnceLock::new());
+            let script = Script { shards: 2, ..script };
+            start_on(server.shards(2), start(script), move |_| Relay { shard: 1, to: to.clone() })
+        }
+        "stream" => start_stream_on(server, start(script), |_| echo_stream),
+        other => panic!("there is no case {other}"),
+    }
+    .expect("the server starts");
+    all_turns_over.recv().expect("the first shard runs");
+    std::process::exit(0);
+}
+
+/// Sends back what a stream brings.
+async fn echo_stream(mut stream: Stream) -> io::Result<()> {
+    while let Some(frame) = stream.read_frame().await? {
+        stream.write_all(&frame).await?;
+    }
+    Ok(())
+}
+
+/// Of two calls the first waits, and the second wakes it.
+#[derive(Default)]
+struct Pairs {
+    waiting: RefCell<Option<Waker>>,
+    is_woken: Cell<bool>,
+}
+
+impl Service for Pairs {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        match self.waiting.take() {
+            Some(first) => {
+                self.is_woken.set(true);
+                first.wake();
+            }
+            None => {
+                let until_woken = |task: &mut std::task::Context<'_>| {
+                    if self.is_woken.take() {
+                        return Poll::Ready(());
+                    }
+                    *self.waiting.borrow_mut() = Some(task.waker().clone());
+                    Poll::Pending
+                };
+                poll_fn(until_woken).await;
+            }
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+/// Pushes each frame to the one connection of a shard.
+struct Relay {
+    shard: usize,
+    to: Arc<OnceLock<ConnHandle>>,
+}
+
+impl Service for Relay {
+    type Session = ();
+    type Error = PushError;
+
+    fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
+        if cx.shard().index() == self.shard {
+            let _ = self.to.set(cx.handle());
+        }
+        Ok(())
+    }
+
+    async fn call(&self, _: &Cx<'_, ()>, frame: Frame) -> Result<(), PushError> {
+        self.to.get().ok_or(PushError::Gone)?.push(Bytes::copy_from_slice(&frame))
+    }
+}

@@ -1,0 +1,243 @@
+//! What a pool, its driver's side and its leases share: the buffers, the header of each, and where it is. Headers and pool
+//! know each other, since the last lease that is dropped frees the buffer.
+
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::ptr::{self, NonNull};
+use core::task::Waker;
+
+use crate::fallible::try_box;
+use crate::region::Region;
+
+/// Buffers that are taken from the system at once: 1 MiB at the default size, small beside the pool's limit
+/// and large enough that growing is rare.
+pub const CHUNK_BUFFERS: usize = 64;
+
+/// In [`Inner::care`]: a buffer that is freed is overwritten.
+pub(crate) const POISON: u8 = 1;
+/// In [`Inner::care`]: a receive waits for the next buffer that is freed.
+pub(crate) const WAITED_FOR: u8 = 2;
+
+/// Set in a buffer's state while the kernel may write into it.
+pub(crate) const WITH_KERNEL: u32 = 1 << 31;
+
+/// The header of a pool buffer or of a heap block.
+///
+/// Invariant, on which the `unsafe` blocks of this crate rest: while `WITH_KERNEL` is set the kernel (or a
+/// [`KernelSide::spare`](crate::KernelSide::spare) slice) writes only to bytes at `filled` and above; leases cover
+/// only bytes below `filled`; `filled` goes back to zero only when no lease is left. While a lease is left the
+/// header stays where it is, and so do the bytes: a buffer's, since its first lease holds the pool and a chunk in
+/// use is not given back; a heap block's, since its last lease frees it.
+#[repr(C)]
+pub(crate) struct Header {
+    /// `WITH_KERNEL`, plus the number of leases.
+    pub state: Cell<u32>,
+    /// How many bytes from the start were received since the buffer was lent.
+    pub filled: Cell<u32>,
+    /// The pool; null for a heap block.
+    pool: *const Inner,
+    /// The buffer's number.
+    pub id: u16,
+}
+
+/// Bytes on the heap.
+#[repr(C)]
+struct HeapBlock {
+    /// First, so that a pointer to it is one to the block.
+    header: Header,
+    bytes: Vec<u8>,
+}
+
+impl Header {
+    pub(crate) fn of_buffer(pool: *const Inner, id: u16) -> Header {
+        Header { state: Cell::new(0), filled: Cell::new(0), pool, id }
+    }
+
+    /// A heap block with one lease, and its bytes. `None` if the system has no memory for the block.
+    pub(crate) fn of_heap(bytes: Vec<u8>) -> Option<(NonNull<Header>, NonNull<u8>)> {
+        let header = Header { state: Cell::new(1), filled: Cell::new(0), pool: ptr::null(), id: 0 };
+        let block = Box::leak(try_box(HeapBlock { header, bytes })?);
+        // Made from the whole block and the whole slice, so that they may be moved along and cast back.
+        let data = NonNull::from(block.bytes.as_mut_slice()).cast();
+        Some((NonNull::from(block).cast(), data))
+    }
+
+    #[inline]
+    pub(crate) fn is_pooled(&self) -> bool {
+        !self.pool.is_null()
+    }
+
+    /// One more lease.
+    #[inline]
+    pub(crate) fn cloned(&self) {
+        let state = self.state.get();
+        assert!(state & !WITH_KERNEL < WITH_KERNEL - 1, "too many leases on one buffer");
+        self.state.set(state + 1);
+    }
+
+    /// One lease less.
+    ///
+    /// # Safety
+    /// The caller gives up a lease on this header and does not use it, or the bytes, afterwards.
+    #[inline]
+    pub(crate) unsafe fn dropped(header: NonNull<Header>) {
+        // SAFETY: the caller's lease keeps the header alive until the count below says otherwise.
+        let this = unsafe { header.as_ref() };
+        let left = this.state.get() - 1;
+        this.state.set(left);
+        if left & !WITH_KERNEL == 0 {
+            // SAFETY: that was the last lease, and it was the caller's.
+            unsafe { Header::last_dropped(header, left) };
+        }
+    }
+
+    /// # Safety
+    /// The last lease is gone; `left` is the state.
+    #[cold]
+    #[inline(never)]
+    unsafe fn last_dropped(header: NonNull<Header>, left: u32) {
+        // SAFETY: a buffer's header lives as long as its pool, which the leases' hold keeps until the end of this
+        // function; a heap block lives until it is freed below.
+        let this = unsafe { header.as_ref() };
+        if this.pool.is_null() {
+            // SAFETY: made by `of_heap` from a leaked box of exactly this type, and nobody else knows it any more.
+            drop(unsafe { Box::from_raw(header.cast::<HeapBlock>().as_ptr()) });
+            return;
+        }
+        // SAFETY: `received` forgot one `Rc` of this pool when the first lease was made. Taking it back drops the
+        // pool if nothing else holds it, after the last use of the header.
+        let pool = unsafe { Rc::from_raw(this.pool) };
+        if left == 0 {
+            pool.free(this);
+        }
+    }
+
+    /// Bytes of memory that the leases pin.
+    ///
+    /// # Safety
+    /// A lease on the header lives.
+    pub(crate) unsafe fn pinned_bytes(header: NonNull<Header>) -> usize {
+        // SAFETY: a lease keeps the header alive.
+        let this = unsafe { header.as_ref() };
+        if this.pool.is_null() {
+            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_heap`).
+            return unsafe { header.cast::<HeapBlock>().as_ref() }.bytes.capacity();
+        }
+        // SAFETY: the leases hold the pool.
+        unsafe { &*this.pool }.buffer_bytes()
+    }
+}
+
+/// Size and bounds of a [`Pool`](crate::Pool).
+#[derive(Clone, Copy, Debug)]
+pub struct PoolConfig {
+    /// Bytes in one buffer, 64 to 16 MiB. 16 KiB by default: a 16 KiB echo through 2 KiB buffers costs four to
+    /// five times the CPU.
+    pub buffer_bytes: usize,
+    /// The most buffers the pool ever holds, 1 to 32768. Memory is taken in chunks as it is needed.
+    pub buffers_max: usize,
+    /// Overwrites a buffer with `0xDD` when it is freed, so that a test sees bytes that are read too late.
+    pub poison: bool,
+}
+
+impl Default for PoolConfig {
+    fn default() -> PoolConfig {
+        PoolConfig { buffer_bytes: 16 * 1024, buffers_max: 4096, poison: false }
+    }
+}
+
+/// Buffers that were taken from the system together.
+pub(crate) struct Chunk {
+    memory: Region,
+    pub headers: Box<[Header]>,
+}
+
+pub(crate) struct Inner {
+    pub config: PoolConfig,
+    /// Chunk `n` holds buffers `n * CHUNK_BUFFERS` and up; `None` where memory was given back. A chunk goes only
+    /// while all its buffers are free, so the header of a buffer in use stays where it is.
+    pub chunks: RefCell<Vec<Option<Chunk>>>,
+    /// Used last in, first out.
+    pub free: RefCell<Vec<u16>>,
+    pub total: Cell<usize>,
+    pub with_kernel: Cell<usize>,
+    /// What is to be done when a buffer is freed, beside freeing it: one test for all of it.
+    pub care: Cell<u8>,
+    pub waker: RefCell<Option<Waker>>,
+}
+
+impl Inner {
+    /// Header and memory of a buffer, if its chunk is there.
+    #[inline]
+    pub(crate) fn buffer(&self, id: u16) -> Option<(NonNull<Header>, NonNull<u8>)> {
+        let (chunk, index) = (usize::from(id) / CHUNK_BUFFERS, usize::from(id) % CHUNK_BUFFERS);
+        let chunks = self.chunks.borrow();
+        let chunk = chunks.get(chunk)?.as_ref()?;
+        let header = chunk.headers.get(index)?;
+        Some((NonNull::from(header), chunk.memory.at(index * self.config.buffer_bytes)))
+    }
+
+    /// How many buffers chunk `n` has: the last one may be cut short by `buffers_max`.
+    fn chunk_buffers(&self, chunk: usize) -> usize {
+        (self.config.buffers_max - chunk * CHUNK_BUFFERS).min(CHUNK_BUFFERS)
+    }
+
+    /// Takes one more chunk from the system; false at the limit or when the system refuses.
+    pub(crate) fn grow(self: &Rc<Inner>) -> bool {
+        let mut chunks = self.chunks.borrow_mut();
+        let chunks_max = self.config.buffers_max.div_ceil(CHUNK_BUFFERS);
+        let chunk = chunks.iter().position(Option::is_none).unwrap_or(chunks.len());
+        if chunk >= chunks_max {
+            return false;
+        }
+        let count = self.chunk_buffers(chunk);
+        let Some(memory) = Region::new(count * self.config.buffer_bytes) else { return false };
+        let first = chunk * CHUNK_BUFFERS;
+        let headers =
+            (first..first + count).map(|id| Header::of_buffer(Rc::as_ptr(self), id as u16)).collect();
+        let grown = Some(Chunk { memory, headers });
+        if chunk == chunks.len() {
+            chunks.push(grown);
+        } else {
+            chunks[chunk] = grown;
+        }
+        self.free.borrow_mut().extend((first..first + count).rev().map(|id| id as u16));
+        self.total.set(self.total.get() + count);
+        true
+    }
+
+    /// Puts a buffer that nobody uses any more on top of the free list.
+    pub(crate) fn free(&self, header: &Header) {
+        debug_assert_eq!(header.state.get(), 0);
+        if self.care.get() != 0 {
+            return self.free_with_care(header);
+        }
+        header.filled.set(0);
+        self.free.borrow_mut().push(header.id);
+    }
+
+    #[cold]
+    fn free_with_care(&self, header: &Header) {
+        let care = self.care.replace(self.care.get() & POISON);
+        if care & POISON != 0
+            && let Some((_, data)) = self.buffer(header.id)
+        {
+            // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nothing else reads or
+            // writes it, and `filled` never exceeds the buffer's size.
+            unsafe { data.write_bytes(0xDD, header.filled.get() as usize) };
+        }
+        header.filled.set(0);
+        self.free.borrow_mut().push(header.id);
+        if care & WAITED_FOR != 0 {
+            // Cloned, so that nothing is borrowed while it runs.
+            let waker = self.waker.borrow().clone();
+            waker.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.config.buffer_bytes
+    }
+}
