@@ -173,14 +173,22 @@ impl Batch {
     }
 
     /// Empties the batch for the next use: leases are dropped, the copied block is kept up to 64 KiB.
+    #[inline]
     pub fn clear(&mut self) {
         self.copied.clear();
-        self.copied.shrink_to(KEPT_BYTES_MAX);
-        self.lent.clear();
+        if self.copied.capacity() > KEPT_BYTES_MAX || !self.lent.is_empty() {
+            self.clear_much();
+        }
         self.lent_bytes = 0;
         self.sent = 0;
         self.untaken_since = None;
         self.refused = false;
+    }
+
+    #[cold]
+    fn clear_much(&mut self) {
+        self.copied.shrink_to(KEPT_BYTES_MAX);
+        self.lent.clear();
     }
 
     /// Panics if the parts disagree.

@@ -150,6 +150,7 @@ impl Local {
         if spare.is_some() { spare } else { new_batch() }
     }
 
+    #[inline]
     pub(crate) fn recycle(&self, mut batch: Box<Batch>) {
         // Leases are dropped before the queues are borrowed.
         batch.clear();
@@ -615,12 +616,26 @@ impl Link {
         self.has(NOT_FRAMED)
     }
 
-    /// Takes the connection off the dirty list. True if user code asked for more than sending what is queued.
+    /// Takes the connection off the dirty list. True if there is more to do for it than sending what is queued.
     #[inline]
-    pub(crate) fn take_dirty(&self) -> bool {
+    pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
-        flags & (CLOSE | ABORT | NOT_FRAMED) != 0
+        flags & !(DIRTY | HELD_OPEN | READS_ON) != 0
+    }
+
+    /// True if nothing depends on what is queued, and nothing is queued behind what is in flight.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.flags.get() & !(HELD_OPEN | READS_ON) == 0 && self.pending.borrow().is_none()
+    }
+
+    /// Everything in flight was sent. Returns how much that was.
+    #[inline]
+    pub(crate) fn all_sent(&self) -> usize {
+        let bytes = self.in_flight.replace(0) as usize;
+        self.local.outbox_bytes.set(self.local.outbox_bytes.get() - bytes);
+        bytes
     }
 
     /// Has the state machine look at the connection at the end of the turn.

@@ -1,7 +1,5 @@
 //! What is queued for one peer.
 
-use alloc::boxed::Box;
-
 use crate::{Batch, Frame};
 
 /// Frames below this are copied: copying 16 x 64 bytes costs 15 % less than lending them, and 4 KiB is where
@@ -13,14 +11,15 @@ const LEND_SHARE_MIN: usize = 4;
 
 /// The bytes waiting for a connection's next send; a framing writes into it.
 pub struct Outbox<'a> {
-    batch: &'a mut Box<Batch>,
+    batch: &'a mut Batch,
     /// False when receive memory is short: then nothing is lent.
     lend: bool,
 }
 
 impl<'a> Outbox<'a> {
     /// Writes to the end of `batch`, lending large frames if `lend`.
-    pub fn new(batch: &'a mut Box<Batch>, lend: bool) -> Outbox<'a> {
+    #[inline]
+    pub fn new(batch: &'a mut Batch, lend: bool) -> Outbox<'a> {
         Outbox { batch, lend }
     }
 

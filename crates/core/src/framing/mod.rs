@@ -24,7 +24,6 @@ mod lines;
 mod raw;
 mod varint;
 
-use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -145,7 +144,7 @@ pub trait Framing: 'static {
 /// # Panics
 /// If the framing refuses after it wrote something, which it must not.
 pub fn encode_to_vec(framing: &impl Framing, payload: &[u8]) -> Result<Vec<u8>, EncodeError> {
-    let mut batch = Box::new(Batch::new());
+    let mut batch = Batch::new();
     let encoded = framing.encode(Payload::Bytes(payload), &mut Outbox::new(&mut batch, false));
     assert!(encoded.is_ok() || batch.is_empty(), "a payload was refused after a part of it was written");
     encoded.map(|()| batch.pieces().flatten().copied().collect())

@@ -3,7 +3,6 @@
 use super::Shard;
 use crate::conn::NO_HANDLER;
 use crate::framing::Framing;
-use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Observer};
 
 /// What [`Shard::call_parked`] answers.
@@ -26,7 +25,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return Parked { next: None, bytes: 0 } };
         let next = conn.has_handler().then_some(conn.handler);
         if next.is_none() {
-            conn.since = Stamp::at(self.now);
+            conn.since = self.stamp;
         }
         conn.handler = handler;
         conn.calls += 1;
@@ -52,7 +51,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// A call that waited is done: [`run_frames`](Shard::run_frames) hands out further frames. `next` is the one listed behind
     /// it, which is the first one now if this was; `bytes` is what [`call_parked`](Shard::call_parked) answered.
     pub fn call_done(&mut self, id: ConnId, handler: u32, next: Option<u32>, bytes: usize) {
-        let now = Stamp::at(self.now);
+        let now = self.stamp;
         let index = self.conns.index(id);
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
         self.holders.remove_call(index, bytes);

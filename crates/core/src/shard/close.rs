@@ -6,7 +6,6 @@ use super::turn::{Ended, Event};
 use super::{Shard, expect_conn};
 use crate::conn::{Connecting, NO_HANDLER, State};
 use crate::framing::Framing;
-use crate::stamp::Stamp;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
@@ -68,7 +67,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         (conn.handler, conn.calls, conn.calls_full) = (NO_HANDLER, 0, false);
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.input_ended;
-        conn.send_at = Stamp::at(self.now);
+        conn.send_at = self.stamp;
         self.counters.closed += 1;
         self.counters.closed_by_reason[reason.index()] += 1;
         self.observer.ended(self.now, id, reason);

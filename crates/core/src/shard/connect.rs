@@ -11,7 +11,6 @@ use crate::conn::{Conn, Connecting, State};
 use crate::framing::Framing;
 use crate::link::{Block, Link};
 use crate::slots::Slots;
-use crate::stamp::Stamp;
 use crate::{Address, CloseReason, ConnId, Observer, Op};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
@@ -66,7 +65,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if let Err(errno) = result {
             return self.abort(id, CloseReason::ConnectFailed(errno));
         }
-        let now = Stamp::at(self.now);
+        let now = self.stamp;
         (conn.since, conn.heard_at, conn.active_at) = (now, now, now);
         let peer = conn.link().and_then(Link::peer);
         self.observer.opened(self.now, id, peer);

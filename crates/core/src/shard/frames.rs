@@ -10,7 +10,6 @@ use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing};
 use crate::inbox::{Found, Inbox, cut};
 use crate::link::Block;
-use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Frame, Observer};
 
 /// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
@@ -316,7 +315,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         let Some(inbox) = &mut conn.inbox else { return shard.abort(id, CloseReason::MemoryLimit) };
         if !inbox.has_partial() {
             let before = inbox.held_bytes();
-            let begun = inbox.begin(&lease, missing, Stamp::at(shard.now));
+            let begun = inbox.begin(&lease, missing, shard.stamp);
             shard.inbox_bytes = shard.inbox_bytes + inbox.held_bytes() - before;
             if begun.is_err() {
                 return shard.abort(id, CloseReason::MemoryLimit);

@@ -30,7 +30,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// steps of 17 ms.
     pub fn held_bytes_of(&self, id: ConnId, steps: u32) -> usize {
         let Some(conn) = self.conns.get(id) else { return 0 };
-        let is_old = |since: Stamp| since.left(steps, Stamp::at(self.now)) <= 0;
+        let is_old = |since: Stamp| since.left(steps, self.stamp) <= 0;
         let inbox = conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || is_old(inbox.partial_began));
         let outbox = conn.link().filter(|_| steps == AT_ONCE || (conn.sending && is_old(conn.send_at)));
         inbox.map_or(0, |inbox| inbox.held_bytes())
@@ -41,7 +41,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// True if what came then must have been listed: it counted after a time, and was seen once more after as long at the latest.
     pub(super) fn is_old(&self, since: Stamp) -> bool {
-        since.left(2 * SETTLES + 2, Stamp::at(self.now)) <= 0
+        since.left(2 * SETTLES + 2, self.stamp) <= 0
     }
 
     /// True if so much is held that no connection is to begin what it need not.
@@ -85,7 +85,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
             if let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.queued.is_in(Queued::WATCHED)) {
                 conn.queued.enter(Queued::WATCHED);
-                self.watched.push_back((id, Stamp::at(self.now)));
+                self.watched.push_back((id, self.stamp));
             }
             // So that the driver tells of the end of its send.
             self.send_awaited |= self.is_tight();
@@ -96,7 +96,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Lists connections whose memory was not given back in time, or which have any.
     #[inline(never)]
     fn list_settled(&mut self, steps: u32) {
-        let now = Stamp::at(self.now);
+        let now = self.stamp;
         while let Some((id, since)) = self.watched.front().copied() {
             if since.left(steps, now) > 0 {
                 return;

@@ -58,6 +58,8 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     conns: Slots<Conn<S>>,
     wheel: Wheel,
     now: Time,
+    /// The same, as connections keep it.
+    stamp: Stamp,
     ops: Vec<Op>,
     /// Something depends on a send of this turn.
     send_awaited: bool,
@@ -112,6 +114,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             conns: Slots::new(),
             wheel: Wheel::new(),
             now: Time::ZERO,
+            stamp: Stamp::at(Time::ZERO),
             ops: Vec::new(),
             send_awaited: false,
             has_received: false,

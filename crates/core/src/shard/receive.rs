@@ -8,7 +8,6 @@ use crate::conn::{Conn, Intake, State};
 use crate::framing::Framing;
 use crate::inbox::Inbox;
 use crate::link::Link;
-use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
@@ -16,7 +15,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn received(&mut self, id: ConnId, lease: Lease, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
         self.counters.bytes_received += lease.len() as u64;
         self.has_received = true;
-        let now = Stamp::at(self.now);
+        let now = self.stamp;
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         if !conn.is_open() {
             // The peer still sends as its time to close is over, and its input is being shut down. What was read behind that

@@ -33,10 +33,44 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     fn flush_one(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let Some(link) = conn.link() else { return };
-        let asks_more = link.take_dirty();
+        let Some(block) = &conn.block else { return };
+        let link = &block.link;
+        if link.take_dirty_unless_plain() || conn.sending || conn.held_back || !conn.is_open() {
+            return self.flush_checked(id);
+        }
+        // The common case: a reply, and nothing that depends on when it leaves.
+        let Some(batch) = link.take_pending() else { return self.close_if_quiet(id) };
+        let len = batch.len();
+        conn.sending = true;
+        conn.send_at = self.stamp;
+        let sooner = i64::from(self.times.write_look) < conn.timer.left(self.stamp);
+        self.counters.sends += 1;
+        self.observer.sending(self.now, id, len);
+        self.ops.push(Op::Send { id, batch });
+        if sooner || len >= LISTED_BYTES || self.drain.is_some() {
+            self.note_send(id, sooner, len);
+        }
+    }
+
+    /// What a send needs beside being sent.
+    #[cold]
+    fn note_send(&mut self, id: ConnId, sooner: bool, len: usize) {
+        if sooner {
+            self.arm(id);
+        }
+        if len >= LISTED_BYTES {
+            self.watch(id);
+        }
+        self.send_awaited |= self.drain.is_some();
+        self.close_if_quiet(id);
+    }
+
+    /// The same where user code asked for more than a reply, or a send is in flight.
+    #[inline(never)]
+    fn flush_checked(&mut self, id: ConnId) {
+        let Some(link) = self.conns.get(id).and_then(|conn| conn.link()) else { return };
         let over_max = link.is_over_max();
-        if asks_more || over_max {
+        if link.has_requests() || over_max {
             return self.apply_requests(id, over_max);
         }
         self.start_send(id);
@@ -105,7 +139,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.sending = true;
-        conn.send_at = Stamp::at(self.now);
+        conn.send_at = self.stamp;
         let nobody_waits = conn.is_open()
             && !conn.held_back
             && conn.link().is_some_and(|link| !link.is_awaited() && !link.refuses());
@@ -118,10 +152,32 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
     }
 
-    pub(super) fn sent(&mut self, id: ConnId, mut batch: Box<Batch>, end: SendEnd) {
+    #[inline]
+    pub(super) fn sent(&mut self, id: ConnId, batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.sending = false;
         conn.send_stopping = false;
+        // The common case: all left, and nothing depends on that.
+        if end == SendEnd::Done
+            && let Some(block) = &conn.block
+            && block.link.is_plain()
+            && conn.is_open()
+            && !conn.held_back
+            && self.drain.is_none()
+            && conn.timer.left(self.stamp) <= i64::from(self.times.idle)
+        {
+            debug_assert!(batch.is_empty(), "a send ended before its end");
+            conn.send_at = self.stamp;
+            self.counters.bytes_sent += block.link.all_sent() as u64;
+            return self.local.recycle(batch);
+        }
+        self.sent_checked(id, batch, end);
+    }
+
+    /// The same where something waits for the end of the send.
+    #[inline(never)]
+    fn sent_checked(&mut self, id: ConnId, mut batch: Box<Batch>, end: SendEnd) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = &conn.block else {
             self.local.recycle(batch);
             return self.advance_close(id);
@@ -129,7 +185,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let left = block.link.sent_but(batch.len());
         block.link.left(left);
         self.counters.bytes_sent += left as u64;
-        let now = Stamp::at(self.now);
+        let now = self.stamp;
         let looked_at = core::mem::replace(&mut conn.send_at, now);
         let mut rest = None;
         match end {
@@ -154,7 +210,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
             if let Some(inbox) = &mut conn.inbox {
-                inbox.begin_window(Stamp::at(self.now));
+                inbox.begin_window(self.stamp);
             }
             released = core::mem::take(&mut conn.held_back);
             if released && looks {

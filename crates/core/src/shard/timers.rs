@@ -7,7 +7,7 @@ use super::Shard;
 use super::turn::Event;
 use crate::conn::{Due, Queued, RATE_WINDOW};
 use crate::framing::Framing;
-use crate::stamp::{Stamp, Timer};
+use crate::stamp::Timer;
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
 
@@ -15,7 +15,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Sets the connection's timer to its next limit, unless it goes off earlier anyway.
     pub(super) fn arm(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let now = Stamp::at(self.now);
+        let now = self.stamp;
         let (left, _) = conn.next_limit(id.slot(), &self.times, now);
         if left < conn.timer.left(now) {
             let left = left.max(1);
@@ -34,7 +34,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get_mut(id) else { continue };
             conn.timer = Timer::UNSET;
-            let (left, due) = conn.next_limit(id.slot(), &self.times, Stamp::at(self.now));
+            let (left, due) = conn.next_limit(id.slot(), &self.times, self.stamp);
             if left > 0 {
                 self.arm(id);
                 continue;
@@ -63,7 +63,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 Due::ReadRate => {
                     // While receive memory is short it is not the peer's fault.
                     let wanted = self.limits.read_bytes_per_second_min * RATE_WINDOW.as_secs() as usize;
-                    let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(Stamp::at(self.now)));
+                    let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(self.stamp));
                     if !starved && came.is_some_and(|came| came < wanted) {
                         self.finish(id, CloseReason::ReadTooSlow);
                     }
@@ -71,7 +71,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 // Its answers may wait where the server does not read them.
                 Due::Heartbeat if conn.paused || starved => {
-                    (conn.heard_at, conn.beats) = (Stamp::at(self.now), 0);
+                    (conn.heard_at, conn.beats) = (self.stamp, 0);
                     self.arm(id);
                 }
                 Due::Heartbeat if conn.beats >= self.limits.heartbeats_missed_max => {
@@ -82,7 +82,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     conn.beats += 1;
                     // The peer has its whole time from now on, also where this one came late: a process that was stopped
                     // for long would otherwise ask again and again at once, and close before anybody could answer.
-                    conn.heard_at = Stamp::at(self.now);
+                    conn.heard_at = self.stamp;
                     // One that does not read would not see it, and has a limit of its own.
                     if conn.link().is_some_and(|link| !link.is_full()) {
                         self.events.push_back(Event::Heartbeat(id));
@@ -93,7 +93,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 Due::Close(CloseReason::IdleTimeout)
                     if !self.times.idle_counts_sent && (conn.held_back || conn.paused || starved) =>
                 {
-                    conn.active_at = Stamp::at(self.now);
+                    conn.active_at = self.stamp;
                     self.arm(id);
                 }
                 Due::Close(reason) => {

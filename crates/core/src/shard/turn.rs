@@ -25,6 +25,7 @@ use super::{QUEUE_KEPT, Shard};
 use crate::conn::Queued;
 use crate::framing::Framing;
 use crate::link::Block;
+use crate::stamp::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, Observer, Op, Socket, Time, Wait};
 
 /// What a shard asks of what stands above it: a service, its upstreams, a simulated one.
@@ -187,7 +188,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     pub(super) fn begin_turn(&mut self, now: Time, completions: usize) {
         debug_assert!(now >= self.now, "time went back");
-        self.now = now;
+        (self.now, self.stamp) = (now, Stamp::at(now));
         let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
         self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
         self.local.set_lend(!self.short_of_buffers);
