@@ -19,7 +19,7 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{
     Budget, CloseReason, Completion, ConnId, Driver, Event, Limits, Link, Next, Payload, Socket, Time, Wait,
 };
-use ringserve_ring::trim_heap;
+use ringserve_drivers::trim_heap;
 use tracing::field::display;
 use tracing::{debug, error, warn};
 

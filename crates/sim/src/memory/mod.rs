@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::Pool;
-use ringserve_ring::{Uring, UringConfig};
+use ringserve_drivers::{Uring, UringConfig};
 
 use state::Shared;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Rig, small};
 use ringserve_core::{AcceptEnd, Budget, CloseHow, Completion, Driver, Op, Socket, Wait};
-use ringserve_ring::{Epoll, EpollConfig, Uring};
+use ringserve_drivers::{Epoll, EpollConfig, Uring};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The limit is the process's, so one test at a time.

@@ -8,7 +8,7 @@ use ringserve_buf::{Lease, PoolConfig};
 use ringserve_core::{
     AcceptEnd, Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
 };
-use ringserve_ring::{Epoll, EpollConfig};
+use ringserve_drivers::{Epoll, EpollConfig};
 
 /// Nothing here takes longer than milliseconds; a test that hangs fails after this.
 pub const PATIENCE: Duration = Duration::from_secs(10);

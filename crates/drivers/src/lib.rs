@@ -1,4 +1,4 @@
-//! The drivers of ringserve: io_uring, in a safe bookkeeping half and a thin kernel half.
+//! The drivers of ringserve: io_uring, in a safe bookkeeping half and a thin kernel half, and epoll.
 //!
 //! [`Uring`] is the bookkeeping: it implements [`ringserve_core::Driver`] over a [`Kernel`](seam::Kernel).
 //! [`SystemKernel`] is the real one. [`probe()`] tells whether io_uring works here, by doing.

@@ -84,7 +84,7 @@ pub fn try_apart<T: Send>(trial: impl FnOnce() -> Result<T, SetupError> + Send) 
 /// Names the cause and the fix.
 ///
 /// ```
-/// match ringserve_ring::probe() {
+/// match ringserve_drivers::probe() {
 ///     Ok(found) => println!("{}", found.description),
 ///     Err(error) => println!("epoll instead: {error}"),
 /// }

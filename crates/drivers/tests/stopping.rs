@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::{AcceptEnd, Budget, Completion, Driver, Op, Socket, Wait};
-use ringserve_ring::{Epoll, EpollConfig, Uring, UringConfig};
+use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig};
 use socket2::SockRef;
 
 const PATIENCE: Duration = Duration::from_secs(10);

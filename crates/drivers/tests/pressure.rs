@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, Rig, small};
 use ringserve_buf::PoolConfig;
 use ringserve_core::{Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Wait};
-use ringserve_ring::UringConfig;
+use ringserve_drivers::UringConfig;
 
 /// Bytes that tell their position and their connection.
 fn pattern(seed: usize, len: usize) -> Vec<u8> {

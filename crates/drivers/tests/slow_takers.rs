@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::{Batch, Budget, Completion, ConnId, Driver, Op, SendEnd, Wait};
-use ringserve_ring::{Epoll, EpollConfig, Uring, UringConfig};
+use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 
 use common::{Rig, small};
 use ringserve_core::{CloseHow, Completion, ConnId, Driver, Op, SendEnd, Wait};
-use ringserve_ring::UringConfig;
+use ringserve_drivers::UringConfig;
 
 const ENTRIES: u32 = 8;
 const CONNECTIONS: u32 = 1000;

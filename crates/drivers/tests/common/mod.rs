@@ -10,7 +10,7 @@ use ringserve_buf::{Lease, PoolConfig};
 use ringserve_core::{
     Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
 };
-use ringserve_ring::{SystemKernel, Uring, UringConfig};
+use ringserve_drivers::{SystemKernel, Uring, UringConfig};
 
 /// Nothing here takes longer than milliseconds; a test that hangs fails after this.
 pub const PATIENCE: Duration = Duration::from_secs(10);

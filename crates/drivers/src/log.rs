@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Writes a line, and catches what the subscriber panics with.
 ///
 /// ```
-/// ringserve_ring::guarded(|| tracing::info!("a shard goes on whatever becomes of this line"));
+/// ringserve_drivers::guarded(|| tracing::info!("a shard goes on whatever becomes of this line"));
 /// ```
 pub fn guarded(write: impl FnOnce()) {
     // The line is lost, and so is what could be said about it.

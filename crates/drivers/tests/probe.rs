@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use ringserve_ring::{SetupError, Uring, UringConfig, probe};
+use ringserve_drivers::{SetupError, Uring, UringConfig, probe};
 
 #[test]
 fn the_probe_succeeds_here_and_leaves_nothing_behind() {

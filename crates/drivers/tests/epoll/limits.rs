@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve_core::{AcceptEnd, CloseHow, Completion, Driver, Op, Wait};
-use ringserve_ring::{Epoll, EpollConfig, SetupError};
+use ringserve_drivers::{Epoll, EpollConfig, SetupError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::rig::{Rig, batch_of, small};

@@ -202,7 +202,7 @@ fn a_refused_socket_is_closed_and_a_slot_is_used_again_and_again() {
 
 #[test]
 fn plain_descriptors_do_the_same() {
-    let mut rig = Rig::accepting(&ringserve_ring::UringConfig { plain_descriptors: true, ..small() });
+    let mut rig = Rig::accepting(&ringserve_drivers::UringConfig { plain_descriptors: true, ..small() });
     for how in [CloseHow::Orderly, CloseHow::Abort] {
         let (mut client, id) = rig.connect(5);
         rig.ring.submit(Op::Receive { id });

@@ -10,7 +10,7 @@ use ringserve_buf::PoolConfig;
 use ringserve_core::{
     Budget, CloseHow, Completion, ConnId, Driver, DriverStats, Op, ReceiveEnd, Socket, Wait,
 };
-use ringserve_ring::{Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
+use ringserve_drivers::{Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
 use socket2::SockRef;
 
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ringserve_core::{Budget, Driver, Wait};
-use ringserve_ring::{Epoll, EpollConfig, Uring, UringConfig, Waker};
+use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig, Waker};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
