@@ -7,10 +7,10 @@ use ringserve_core::{Driver, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::epoll::Epoll;
-use crate::kernel::SystemKernel;
-use crate::seam::Kernel;
 use crate::timer::SET_FROM;
+use crate::uring::SystemKernel;
 use crate::uring::Uring;
+use crate::uring::kernel::Kernel;
 
 /// A driver whose shard runs inside an event loop of another kind.
 ///

@@ -17,7 +17,7 @@ use crate::accept::{accept, is_refused};
 use crate::config::UringConfig;
 use crate::epoll::{Epoll, EpollConfig};
 use crate::error::SetupError;
-use crate::kernel::SystemKernel;
+use crate::uring::SystemKernel;
 use crate::uring::Uring;
 
 /// Each step takes microseconds; a machine so busy that one takes this long gets epoll.

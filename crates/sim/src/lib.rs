@@ -5,7 +5,7 @@
 //!   service model          what it replies is what the peer is owed
 //!   ringserve-core         the real state machine of a shard
 //!   ringserve-drivers      the real bookkeeping half of the io_uring driver
-//!   ─── the seam ───       operations out; user_data, res, flags in
+//!   ─ kernel interface ─   operations out; user_data, res, flags in
 //!   kernel                 simulated: queues, buffer rings, file table, sockets
 //!   peers                  scripted
 //! ```

@@ -4,9 +4,9 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Socket};
 
 use std::time::Duration;
 
+use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::{Sink, Uring};
 use crate::log;
-use crate::seam::{F_MORE, Kernel, RawCqe, RawOp};
 use crate::stopping::{Emptying, TAKEN_IN_A_TURN};
 
 /// A listener's accept.

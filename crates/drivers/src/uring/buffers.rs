@@ -7,7 +7,7 @@
 
 use ringserve_buf::{KernelSide, Lease};
 
-use crate::seam::{F_BUF_MORE, Kernel, RawCqe};
+use super::kernel::{F_BUF_MORE, Kernel, RawCqe};
 
 /// Half a chunk of the pool, so that a quiet shard's buffers, lent and leased, fit in its first chunk.
 const TARGET_START: usize = 32;

@@ -18,8 +18,8 @@ use std::time::Duration;
 use ringserve_core::ConnId;
 
 use super::Uring;
+use super::kernel::{Kernel, RawCqe, RawOp};
 use super::table::{Receiving, Stop};
-use crate::seam::{Kernel, RawCqe, RawOp};
 
 /// How long a cancel that missed rests: no time beside the limits of a connection, and no load.
 const PAUSE: Duration = Duration::from_millis(10);

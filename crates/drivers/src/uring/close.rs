@@ -2,9 +2,9 @@
 
 use ringserve_core::{CloseHow, Completion, ConnId};
 
+use super::kernel::{Kernel, RawCqe, RawOp};
 use super::table::{Life, Port, Receiving, Sending};
 use super::{Sink, Uring};
-use crate::seam::{Kernel, RawCqe, RawOp};
 
 impl<K: Kernel> Uring<K> {
     pub(super) fn shutdown(&mut self, id: ConnId) {

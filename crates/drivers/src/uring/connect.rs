@@ -2,9 +2,9 @@
 
 use ringserve_core::{Address, Completion, ConnId};
 
+use super::kernel::{Kernel, RawCqe, RawOp};
 use super::table::Life;
 use super::{Sink, Uring};
-use crate::seam::{Kernel, RawCqe, RawOp};
 
 impl<K: Kernel> Uring<K> {
     pub(super) fn connect(&mut self, id: ConnId, address: Box<Address>) {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use ringserve_core::GivesBack;
 
 use super::Uring;
+use super::kernel::Kernel;
 use super::table::{Receiving, Stop};
-use crate::seam::Kernel;
 
 /// How long newcomers' receives may wait for those told to stop. A cancel takes microseconds, one that missed 10 ms more.
 const REST: Duration = Duration::from_millis(100);

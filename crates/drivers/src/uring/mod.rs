@@ -17,8 +17,10 @@ mod cancel;
 mod close;
 mod connect;
 mod give_back;
+pub mod kernel;
 mod receive;
 mod send;
+mod system;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -30,12 +32,14 @@ use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Wait};
 
 use crate::log;
-use crate::seam::{Kernel, Kind, RawCqe, RawOp};
 use accept::Listening;
 use buffers::Buffers;
 use cancel::Later;
 use give_back::Rest;
+use kernel::{Kernel, Kind, RawCqe, RawOp};
 use table::{Ports, Sending};
+
+pub use system::SystemKernel;
 
 /// The io_uring driver over a [`Kernel`].
 ///

@@ -20,9 +20,9 @@
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 
 use super::cancel::MISSES_MAX;
+use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::table::{Life, Port, Receiving, Stop};
 use super::{Sink, Uring};
-use crate::seam::{F_MORE, Kernel, RawCqe, RawOp};
 
 /// Probes made in one turn, at most: with those of a ring full of connections, 0.8 µs each, 50 µs. The core spreads them
 /// over time, so more of them wait only where a shard stood still.

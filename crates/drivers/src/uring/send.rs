@@ -5,9 +5,9 @@
 
 use ringserve_core::{Batch, Completion, ConnId, SendEnd};
 
+use super::kernel::{Kernel, Kind, RawCqe, RawOp, SendMode};
 use super::table::Sending;
 use super::{Sink, Uring};
-use crate::seam::{Kernel, Kind, RawCqe, RawOp, SendMode};
 
 impl<K: Kernel> Uring<K> {
     pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use ringserve_buf::{Counts, PoolConfig};
 use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, GivesBack, Socket};
 
+use super::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
 use super::*;
-use crate::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
 
 mod accept;
 mod close;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ringserve_buf::KernelSide;
 use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
-use ringserve_drivers::seam::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
+use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use ringserve_drivers::{UringConfig, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 

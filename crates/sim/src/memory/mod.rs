@@ -7,7 +7,7 @@
 //!   MemoryStream        a client, with the calls of a TcpStream; on any thread
 //!   ─────────────       one lock over all connections
 //!   MemoryKernel        the lower half of Uring<K>; on its shard's thread
-//!   ─── the seam ───
+//!   ─ kernel interface ─
 //!   Uring, core, Server
 //! ```
 //!

@@ -1,9 +1,9 @@
-//! The seam between the two halves of the io_uring driver, over plain values.
+//! The kernel interface: what passes between the two halves of the io_uring driver, as plain values.
 //!
 //! Above it lies the bookkeeping ([`Uring`](crate::Uring)), below it a [`Kernel`]: the real one
 //! ([`SystemKernel`](crate::SystemKernel)) or a simulated one, which needs no `unsafe`.
 //!
-//! Ownership crosses the seam with the operation: a batch is moved into its [`RawOp::Send`] and comes back in
+//! Ownership passes with the operation: a batch is moved into its [`RawOp::Send`] and comes back in
 //! that operation's [`RawCqe`]; an accepted descriptor, or a new one, belongs to the kernel half until a
 //! [`RawOp::Install`] or [`RawOp::CloseFd`] names it. So the half that hands pointers to the kernel is also
 //! the one that keeps what they point to.

@@ -16,11 +16,11 @@
 //!    them alone.
 //! 6. A descriptor in [`Owned`] is open and nobody else's; it leaves the set when a close of it is pushed.
 
-mod buffers;
+mod buffer_ring;
 mod encode;
-mod finish;
 mod owned;
 mod setup;
+mod teardown;
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -40,13 +40,13 @@ use crate::config::UringConfig;
 use crate::connect::{BeforeConnect, to_kernel};
 use crate::error::SetupError;
 use crate::log;
-use crate::seam::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use crate::stopping;
 use crate::table::Chunked;
 use crate::timer::{self, Bound, Timer};
 use crate::uring::Uring;
+use crate::uring::kernel::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use crate::waker::Waker;
-use buffers::BufferRing;
+use buffer_ring::BufferRing;
 use encode::{On, Staging};
 use owned::Owned;
 use setup::{GROUPS, Mode};

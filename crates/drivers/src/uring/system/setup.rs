@@ -8,7 +8,7 @@ use io_uring::register::Restriction;
 use io_uring::types::IOU_PBUF_RING_INC;
 use io_uring::{Builder, IoUring, opcode, squeue};
 
-use super::buffers::BufferRing;
+use super::buffer_ring::BufferRing;
 use crate::config::UringConfig;
 use crate::error::{SetupError, soft_limit};
 use crate::log;

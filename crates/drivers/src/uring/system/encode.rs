@@ -8,7 +8,7 @@ use io_uring::types::{self, TimeoutFlags, Timespec};
 use ringserve_core::Batch;
 use socket2::SockAddr;
 
-use crate::seam::SendMode;
+use crate::uring::kernel::SendMode;
 
 /// Pieces of a batch in one send; the kernel takes 1024. A batch has at most 129.
 const PIECES_MAX: usize = 1024;

@@ -7,7 +7,7 @@ use ringserve_buf::KernelSide;
 
 use super::{SystemKernel, encode};
 use crate::log;
-use crate::seam::{Kernel, Kind};
+use crate::uring::kernel::{Kernel, Kind};
 
 /// How long and how often the kernel is asked to end everything. Each round cancels all there is; two are enough
 /// unless operations fork others off, as a close with much to flush may.
