@@ -7,7 +7,7 @@ use ringserve_core::{Driver, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::epoll::Epoll;
-use crate::timer::SET_FROM;
+use crate::shared::wait::SET_FROM;
 use crate::uring::SystemKernel;
 use crate::uring::Uring;
 use crate::uring::kernel::Kernel;

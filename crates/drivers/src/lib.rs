@@ -5,32 +5,18 @@
 
 #![warn(missing_docs)]
 
-mod accept;
-mod config;
-mod connect;
 mod epoll;
-mod error;
-mod heap;
 mod hosted;
-mod log;
 mod probe;
-mod rlimit;
-mod sockopt;
-mod stopping;
-mod table;
-mod timer;
+mod shared;
 mod uring;
-mod waker;
 
-pub use config::UringConfig;
-pub use connect::BeforeConnect;
 pub use epoll::{Epoll, EpollConfig};
-pub use error::SetupError;
-pub use heap::trim_heap;
 pub use hosted::Hosted;
-pub use log::guarded;
 pub use probe::{Found, probe, probe_epoll, probe_ring, try_apart};
-pub use rlimit::{Resource, ResourceLimit};
-pub use sockopt::{TcpOption, peer_process};
-pub use uring::{Anomalies, SystemKernel, Uring, kernel};
-pub use waker::Waker;
+pub use shared::connect::BeforeConnect;
+pub use shared::process::{Resource, ResourceLimit, trim_heap};
+pub use shared::report::{SetupError, guarded};
+pub use shared::socket_options::{TcpOption, peer_process};
+pub use shared::wait::Waker;
+pub use uring::{Anomalies, SystemKernel, Uring, UringConfig, kernel};

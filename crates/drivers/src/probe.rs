@@ -13,12 +13,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use socket2::Socket;
 
-use crate::accept::{accept, is_refused};
-use crate::config::UringConfig;
 use crate::epoll::{Epoll, EpollConfig};
-use crate::error::SetupError;
+use crate::shared::accept::{accept, is_refused};
+use crate::shared::report::SetupError;
 use crate::uring::SystemKernel;
 use crate::uring::Uring;
+use crate::uring::UringConfig;
 
 /// Each step takes microseconds; a machine so busy that one takes this long gets epoll.
 const STEP_TIME: Duration = Duration::from_secs(2);

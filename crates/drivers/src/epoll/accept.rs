@@ -10,10 +10,9 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use socket2::{Domain, SockRef, Socket};
 
 use super::{Epoll, LISTENERS, Room};
-use crate::accept::accept;
-use crate::log;
-use crate::stopping::{self, Emptying};
-use crate::timer;
+use crate::shared::accept::{self, Emptying, accept};
+use crate::shared::report::log;
+use crate::shared::wait;
 
 /// A listener.
 pub(super) struct Listening {
@@ -103,12 +102,12 @@ impl Epoll {
         };
         self.stats.calls += 1;
         // It is non-blocking already, so nothing that fails here matters.
-        let late = stopping::turn_newcomers_away(SockRef::from(socket)).unwrap_or_default();
+        let late = accept::turn_newcomers_away(SockRef::from(socket)).unwrap_or_default();
         if *armed {
             self.disarm(index);
         }
         let listening = &mut self.listeners[index];
-        (listening.emptying, listening.ready) = (Some(Emptying::new(timer::now(), late)), true);
+        (listening.emptying, listening.ready) = (Some(Emptying::new(wait::now(), late)), true);
         self.emptying += 1;
     }
 
@@ -118,7 +117,7 @@ impl Epoll {
         if self.emptying == 0 {
             return None;
         }
-        let now = timer::now();
+        let now = wait::now();
         let mut due = None;
         for listening in self.listeners.iter_mut().filter(|listening| listening.socket.is_some()) {
             if let Some(emptying) = &listening.emptying {
@@ -132,7 +131,7 @@ impl Epoll {
 
     /// The queue of a listener that is to be closed gave nothing.
     fn on_refused(&mut self, index: usize, errno: i32) -> Option<Completion> {
-        let (listener, now) = (index as u16, timer::now());
+        let (listener, now) = (index as u16, wait::now());
         let listening = &mut self.listeners[index];
         let emptying = listening.emptying.as_mut()?;
         if !emptying.is_over(listener, errno, now) {
@@ -198,7 +197,7 @@ impl Epoll {
             listening.ready = false;
             return None;
         };
-        if listening.emptying.is_some_and(|emptying| emptying.is_out_of_time(listener, timer::now())) {
+        if listening.emptying.is_some_and(|emptying| emptying.is_out_of_time(listener, wait::now())) {
             return Some(self.close_listener(index));
         }
         let error = match accept(listening_socket, true) {

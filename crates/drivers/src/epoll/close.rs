@@ -6,7 +6,7 @@ use std::time::Duration;
 use ringserve_core::{CloseHow, Completion, ConnId};
 
 use super::Epoll;
-use crate::log;
+use crate::shared::report::log;
 
 impl Epoll {
     pub(super) fn shutdown(&mut self, id: ConnId) {

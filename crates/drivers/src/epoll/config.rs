@@ -3,8 +3,8 @@
 use ringserve_buf::PoolConfig;
 use ringserve_core::ConnId;
 
-use crate::connect::BeforeConnect;
-use crate::error::SetupError;
+use crate::shared::connect::BeforeConnect;
+use crate::shared::report::SetupError;
 
 /// Sizes of one shard's epoll driver.
 #[derive(Clone, Debug)]

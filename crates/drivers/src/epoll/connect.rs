@@ -4,7 +4,7 @@ use ringserve_core::{Address, Completion, ConnId};
 use socket2::Socket;
 
 use super::Epoll;
-use crate::connect::{errno, to_kernel};
+use crate::shared::connect::{errno, to_kernel};
 
 impl Epoll {
     pub(super) fn connect(&mut self, id: ConnId, address: &Address) {

@@ -21,9 +21,9 @@ mod accept;
 mod close;
 mod config;
 mod connect;
-mod ports;
 mod receive;
 mod send;
+mod table;
 
 use std::collections::VecDeque;
 use std::io;
@@ -39,13 +39,12 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use crate::connect::BeforeConnect;
-use crate::error::SetupError;
-use crate::log;
-use crate::timer::{Bound, Timer};
-use crate::waker::Waker;
+use crate::shared::connect::BeforeConnect;
+use crate::shared::report::SetupError;
+use crate::shared::report::log;
+use crate::shared::wait::{Bound, Timer, Waker};
 use accept::{Accepted, Listening};
-use ports::Ports;
+use table::Ports;
 
 pub use config::EpollConfig;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::{Sink, Uring};
-use crate::log;
-use crate::stopping::{Emptying, TAKEN_IN_A_TURN};
+use crate::shared::accept::{Emptying, TAKEN_IN_A_TURN};
+use crate::shared::report::log;
 
 /// A listener's accept.
 #[derive(Clone, Copy, Debug, Default)]

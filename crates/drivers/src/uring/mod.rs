@@ -15,6 +15,7 @@ mod accept;
 mod buffers;
 mod cancel;
 mod close;
+mod config;
 mod connect;
 mod give_back;
 pub mod kernel;
@@ -31,7 +32,7 @@ use std::time::Duration;
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Wait};
 
-use crate::log;
+use crate::shared::report::log;
 use accept::Listening;
 use buffers::Buffers;
 use cancel::Later;
@@ -39,6 +40,7 @@ use give_back::Rest;
 use kernel::{Kernel, Kind, RawCqe, RawOp};
 use table::{Ports, Sending};
 
+pub use config::UringConfig;
 pub use system::SystemKernel;
 
 /// The io_uring driver over a [`Kernel`].

@@ -2,7 +2,7 @@
 
 use ringserve_core::{CloseHow, ConnId};
 
-use crate::table::Chunked;
+use crate::shared::table::Chunked;
 
 /// No connection: no id has bits above the 60th.
 const VACANT: u64 = u64::MAX;

@@ -1,5 +1,5 @@
 //! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
-//! the socket options in `sockopt` and the descriptor that `hosted` lends.
+//! single calls in `shared` (socket options, limits of the process, its allocator) and the descriptor that `hosted` lends.
 //!
 //! What makes it sound, and is relied on by each `SAFETY` comment below:
 //!
@@ -36,16 +36,15 @@ use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
 use socket2::{Domain, SockRef};
 
-use crate::config::UringConfig;
-use crate::connect::{BeforeConnect, to_kernel};
-use crate::error::SetupError;
-use crate::log;
-use crate::stopping;
-use crate::table::Chunked;
-use crate::timer::{self, Bound, Timer};
+use crate::shared::accept;
+use crate::shared::connect::{BeforeConnect, to_kernel};
+use crate::shared::report::SetupError;
+use crate::shared::report::log;
+use crate::shared::table::Chunked;
+use crate::shared::wait::{self, Bound, Timer, Waker};
 use crate::uring::Uring;
+use crate::uring::UringConfig;
 use crate::uring::kernel::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
-use crate::waker::Waker;
 use buffer_ring::BufferRing;
 use encode::{On, Staging};
 use owned::Owned;
@@ -497,7 +496,7 @@ impl Kernel for SystemKernel {
 
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
         let Some(Listener { fd, .. }) = self.listener(listener) else { return Duration::ZERO };
-        stopping::turn_newcomers_away(SockRef::from(fd)).unwrap_or_else(|error| {
+        accept::turn_newcomers_away(SockRef::from(fd)).unwrap_or_else(|error| {
             // A call that takes from its queue might wait.
             log::warn!(listener, %error, "a listener is closed before its queue is empty");
             self.close_listener(listener);
@@ -507,7 +506,7 @@ impl Kernel for SystemKernel {
 
     fn take_queued(&mut self, listener: u16) -> Result<i32, i32> {
         let Some(Listener { fd, .. }) = self.listener(listener) else { return Err(libc::EBADF) };
-        let fd = stopping::take(SockRef::from(fd))?.into_raw_fd();
+        let fd = accept::take(SockRef::from(fd))?.into_raw_fd();
         self.owned.insert(fd);
         Ok(fd)
     }
@@ -519,7 +518,7 @@ impl Kernel for SystemKernel {
     }
 
     fn now(&mut self) -> Duration {
-        timer::now()
+        wait::now()
     }
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {

@@ -9,10 +9,10 @@ use io_uring::types::IOU_PBUF_RING_INC;
 use io_uring::{Builder, IoUring, opcode, squeue};
 
 use super::buffer_ring::BufferRing;
-use crate::config::UringConfig;
-use crate::error::{SetupError, soft_limit};
-use crate::log;
-use crate::rlimit::Resource;
+use crate::shared::process::Resource;
+use crate::shared::report::log;
+use crate::shared::report::{SetupError, soft_limit};
+use crate::uring::UringConfig;
 
 /// The buffer groups of a ring. One is in use; the other is for the moment in which it is replaced.
 pub(super) const GROUPS: [u16; 2] = [0, 1];

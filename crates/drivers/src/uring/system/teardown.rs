@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ringserve_buf::KernelSide;
 
 use super::{SystemKernel, encode};
-use crate::log;
+use crate::shared::report::log;
 use crate::uring::kernel::{Kernel, Kind};
 
 /// How long and how often the kernel is asked to end everything. Each round cancels all there is; two are enough

@@ -1,4 +1,4 @@
-//! Listening sockets on their way to being closed: newcomers are turned away, then the queue is emptied.
+//! Taking connections out of a listener's queue, also where `accept4` is refused, and closing listeners.
 //!
 //! A close resets every connection in the queue, so the queue is emptied first, and nothing may enter it meanwhile:
 //!
@@ -12,10 +12,9 @@ use std::io;
 use std::net::Shutdown;
 use std::time::Duration;
 
-use socket2::{Domain, SockFilter, SockRef, Socket};
+use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
 
-use crate::accept::accept;
-use crate::log;
+use crate::shared::report::log;
 
 /// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
 /// The kernel does not tell whether any is on its way. On loopback none is: handshakes end within the client's call
@@ -44,6 +43,29 @@ const NO_NEWCOMERS: [SockFilter; 5] = [
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0),
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
 ];
+
+/// Takes a connection, which is close-on-exec, and does not block if it is to be `nonblocking`.
+///
+/// # Errors
+/// Those of `accept(2)`.
+pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket, SockAddr)> {
+    let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    match listener.accept4(flags) {
+        // Not in the kernel, or hidden by a sandbox.
+        Err(error) if is_refused(&error) => {
+            let (socket, peer) = listener.accept_raw()?;
+            socket.set_cloexec(true)?;
+            socket.set_nonblocking(nonblocking)?;
+            Ok((socket, peer))
+        }
+        accepted => accepted,
+    }
+}
+
+/// True if an error is that of a system call that is filtered, or not there.
+pub(crate) fn is_refused(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
+}
 
 /// From here on nothing begins to queue at the listener, and [`take`] does not wait. Returns how long what had begun may
 /// still come.

@@ -3,8 +3,8 @@
 use ringserve_buf::PoolConfig;
 use ringserve_core::ConnId;
 
-use crate::connect::BeforeConnect;
-use crate::error::SetupError;
+use crate::shared::connect::BeforeConnect;
+use crate::shared::report::SetupError;
 
 /// Sizes and choices of one shard's ring.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use ringserve_core::{Batch, ConnId};
 use socket2::Socket;
 
-use crate::table::Chunked;
+use crate::shared::table::Chunked;
 
 /// No connection: no id has bits above the 60th.
 const VACANT: u64 = u64::MAX;

@@ -1,12 +1,16 @@
-//! Why io_uring cannot be used, and what to do about it.
+//! What is said when something goes wrong: why a driver cannot be used, and lines for the log.
+//!
+//! A subscriber of the log may panic, as `tracing_subscriber` does when stdout and stderr are closed. A driver writes a line
+//! in the middle of its bookkeeping, so what the subscriber does must not unwind from there.
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ringserve_buf::PoolError;
 
-use crate::accept::is_refused;
-use crate::rlimit::{Resource, ResourceLimit};
+use crate::shared::accept::is_refused;
+use crate::shared::process::{Resource, ResourceLimit};
 
 /// Why a ring could not be set up, or does not work.
 #[derive(Debug)]
@@ -214,4 +218,32 @@ impl From<PoolError> for SetupError {
     fn from(error: PoolError) -> SetupError {
         SetupError::Pool(error)
     }
+}
+
+/// Writes a line to the log, and catches what the subscriber panics with.
+///
+/// ```
+/// ringserve_drivers::guarded(|| tracing::info!("a shard goes on whatever becomes of this line"));
+/// ```
+pub fn guarded(write: impl FnOnce()) {
+    // The line is lost, and so is what could be said about it.
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(write)) {
+        // What a panic carries may panic when it is dropped.
+        std::mem::forget(panic);
+    }
+}
+
+/// The macros of `tracing`, each [`guarded`].
+pub(crate) mod log {
+    // Named apart from the levels, since `warn` is an attribute too.
+    macro_rules! lines {
+        ($dollar:tt $($name:ident $level:ident)*) => {$(
+            macro_rules! $name {
+                ($dollar($dollar line:tt)*) => { $crate::guarded(|| tracing::$level!($dollar($dollar line)*)) };
+            }
+            pub(crate) use $name as $level;
+        )*};
+    }
+
+    lines!($ error_line error warn_line warn debug_line debug trace_line trace);
 }
