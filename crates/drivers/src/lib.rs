@@ -7,16 +7,14 @@
 
 mod epoll;
 mod hosted;
-mod probe;
 mod shared;
 mod uring;
 
-pub use epoll::{Epoll, EpollConfig};
+pub use epoll::{Epoll, EpollConfig, probe_epoll};
 pub use hosted::Hosted;
-pub use probe::{Found, probe, probe_epoll, probe_ring, try_apart};
 pub use shared::connect::BeforeConnect;
 pub use shared::process::{Resource, ResourceLimit, trim_heap};
 pub use shared::report::{SetupError, guarded};
 pub use shared::socket_options::{TcpOption, peer_process};
 pub use shared::wait::Waker;
-pub use uring::{Anomalies, SystemKernel, Uring, UringConfig, kernel};
+pub use uring::{Anomalies, Found, SystemKernel, Uring, UringConfig, kernel, probe, probe_ring, try_apart};

@@ -21,6 +21,7 @@ mod accept;
 mod close;
 mod config;
 mod connect;
+mod probe;
 mod receive;
 mod send;
 mod table;
@@ -47,6 +48,7 @@ use accept::{Accepted, Listening};
 use table::Ports;
 
 pub use config::EpollConfig;
+pub use probe::probe_epoll;
 
 /// Events taken by one `epoll_wait`: a thousand active connections in one call, 12 KiB of memory. What is
 /// beyond comes with the next call; the kernel goes round.

@@ -19,6 +19,7 @@
 mod buffer_ring;
 mod encode;
 mod owned;
+pub(super) mod probe;
 mod setup;
 mod teardown;
 
