@@ -18,6 +18,7 @@
 
 mod buffer_ring;
 mod encode;
+mod enter;
 mod owned;
 pub(super) mod probe;
 mod setup;
@@ -30,9 +31,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
+use io_uring::IoUring;
 use io_uring::squeue::Entry;
-use io_uring::types::{SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring};
+use io_uring::types::Timespec;
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
 use socket2::{Domain, SockRef};
@@ -42,12 +43,13 @@ use crate::shared::connect::{BeforeConnect, to_kernel};
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
 use crate::shared::table::Chunked;
-use crate::shared::wait::{self, Bound, Timer, Waker};
+use crate::shared::wait::{self, Timer, Waker};
 use crate::uring::Uring;
 use crate::uring::UringConfig;
-use crate::uring::kernel::{F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
+use crate::uring::kernel::{Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use buffer_ring::BufferRing;
 use encode::{On, Staging};
+use enter::Quiet;
 use owned::Owned;
 use setup::{GROUPS, Mode};
 
@@ -98,14 +100,6 @@ impl Listener {
         let is_shared = socket2::SockRef::from(&fd).domain().is_ok_and(|domain| domain == Domain::UNIX);
         Listener { fd, is_shared }
     }
-}
-
-/// A send that posts a completion only if it did not fit.
-struct Quiet {
-    id: ConnId,
-    bytes: usize,
-    /// `pushed` right after its entry.
-    after: u32,
 }
 
 impl Uring<SystemKernel> {
@@ -249,17 +243,6 @@ impl SystemKernel {
         self.push(encode::quietly(encode::close_descriptor(fd)), Kind::Ignored.with(0));
     }
 
-    /// Has the kernel count up this eventfd when there is something to reap, or work that leads to it.
-    pub(crate) fn tell(&mut self, eventfd: &OwnedFd) -> std::io::Result<()> {
-        // It is held by the ring itself from here on.
-        self.ring.submitter().register_eventfd(eventfd.as_raw_fd())
-    }
-
-    /// True if there is a completion to reap. Quiet sends are none.
-    pub(crate) fn has_posted(&mut self) -> bool {
-        !self.ring.completion().is_empty()
-    }
-
     fn connect(&mut self, id: ConnId, address: &Address) {
         // The address was looked at when the socket was made.
         let Ok(address) = to_kernel(address) else { panic!("{address} is no address") };
@@ -291,68 +274,6 @@ impl SystemKernel {
         if mode == SendMode::TryQuietly {
             self.quiet.push_back(Quiet { id, bytes, after: self.pushed });
         }
-    }
-
-    /// True if a quiet send's entry was consumed and no completion of it can come any more: the kernel tries it
-    /// within the enter, so one that failed has posted it by now, and all that was posted was reaped.
-    fn quiet_is_done(&mut self) -> bool {
-        let consumed = self.consumed;
-        let first_is = self.quiet.front().is_some_and(|quiet| consumed.wrapping_sub(quiet.after) as i32 >= 0);
-        first_is && self.ring.completion().is_empty() && !self.ring.submission().cq_overflow()
-    }
-
-    /// What a completion changes here, whoever reaps it.
-    #[inline(always)]
-    fn account(&mut self, cqe: &mut RawCqe) {
-        let Some(kind) = Kind::of(cqe.user_data) else { return };
-        let ended = match kind {
-            Kind::Ignored | Kind::Install => false,
-            Kind::Accept => cqe.res < 0 || cqe.flags & F_MORE == 0,
-            Kind::Receive => cqe.res <= 0 || cqe.flags & F_MORE == 0,
-            _ => true,
-        };
-        self.in_flight = self.in_flight.saturating_sub(usize::from(ended));
-        match kind {
-            Kind::Send => {
-                let id = cqe.id();
-                cqe.batch = self.sends.get_mut(id.slot()).and_then(Option::take);
-                if !self.quiet.is_empty() {
-                    self.quiet.retain(|quiet| quiet.id != id);
-                }
-            }
-            Kind::Accept if cqe.res >= 0 => self.owned.insert(cqe.res),
-            Kind::Wake => self.waker.seen(),
-            Kind::Timer => self.timer.went_off(),
-            _ => {}
-        }
-    }
-
-    /// True if a timer that is with the kernel, or will be, ends a wait of this length.
-    pub(crate) fn is_bound(&mut self, wait: Duration) -> bool {
-        let room = self.room() > 0;
-        match self.timer.bound(wait, room) {
-            Bound::Timer => true,
-            Bound::Set { until, again } => {
-                *self.timeout = Timespec::new().sec(until.as_secs()).nsec(until.subsec_nanos());
-                if again {
-                    // It fails if the timer goes off just now: then that completion ends the wait.
-                    self.push(encode::set_timeout(&self.timeout, Kind::Timer.with(0)), Kind::Ignored.with(0));
-                } else {
-                    self.push_awaited(encode::timeout(&self.timeout), Kind::Timer.with(0));
-                }
-                true
-            }
-            Bound::Call => false,
-        }
-    }
-
-    fn enter_flags(&self) -> EnterFlags {
-        // Without GETEVENTS deferred work is not done and nothing is ever reaped.
-        let mut flags = EnterFlags::GETEVENTS;
-        if self.mode.no_iowait {
-            flags |= EnterFlags::NO_IOWAIT;
-        }
-        flags
     }
 }
 
@@ -442,41 +363,17 @@ impl Kernel for SystemKernel {
     }
 
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
-        let timespec = timeout.filter(|time| !self.is_bound(*time)).map(Timespec::from);
-        let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
-        let mut flags = self.enter_flags();
-        flags.set(EnterFlags::EXT_ARG, args.is_some());
-        let queued = self.ring.submission().len() as u32;
-        // SAFETY: the argument, if there is one, is a getevents argument, as EXT_ARG says, and lives, like the time it
-        // points to, until the call returns. What the submitted entries point to is valid by the module's invariants.
-        let entered = unsafe { self.ring.submitter().enter(queued, wait_for, flags.bits(), args.as_ref()) };
-        let left = self.ring.submission().len() as u32;
-        self.consumed = self.pushed.wrapping_sub(left);
-        if left == 0 {
-            self.staging.consumed();
-        }
-        entered.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+        self.enter_kernel(wait_for, timeout)
     }
 
-    // Always inlined, here and where it goes, so that it stays in registers.
     #[inline(always)]
     fn reap(&mut self, _side: &mut KernelSide) -> Option<RawCqe> {
-        let entry = self.ring.completion().next()?;
-        let mut cqe = RawCqe::new(entry.user_data(), entry.result(), entry.flags());
-        self.account(&mut cqe);
-        Some(cqe)
+        self.next_completion()
     }
 
     #[inline]
     fn reap_quiet(&mut self) -> Option<SentQuietly> {
-        if !self.quiet_is_done() {
-            return None;
-        }
-        let Quiet { id, bytes, .. } = self.quiet.pop_front()?;
-        self.in_flight -= 1;
-        let batch = self.sends.get_mut(id.slot()).and_then(Option::take)?;
-        // Bounded by the iovec and byte limits of one send, so it fits.
-        Some(SentQuietly { id, bytes: bytes.min(i32::MAX as usize) as i32, batch })
+        self.next_quiet()
     }
 
     fn has_completions(&mut self) -> bool {
