@@ -3,7 +3,7 @@
 use ringserve_core::{Batch, ConnId};
 use socket2::Socket;
 
-use crate::shared::table::Chunked;
+use ringserve_core::internals::Chunked;
 
 /// No connection: no id has bits above the 60th.
 const VACANT: u64 = u64::MAX;
@@ -97,7 +97,7 @@ impl Ports {
 
     /// Makes the slot this id's; `None` if it is another's still, and the socket is closed.
     pub(super) fn open(&mut self, id: ConnId, socket: Option<Socket>) -> Option<&mut Port> {
-        let port = self.table.entry(id.slot());
+        let port = self.table.entry(id.slot()).expect("memory for 256 connections");
         if port.id != VACANT {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use ringserve_core::{CloseHow, ConnId};
 
-use crate::shared::table::Chunked;
+use ringserve_core::internals::Chunked;
 
 /// No connection: no id has bits above the 60th.
 const VACANT: u64 = u64::MAX;
@@ -164,7 +164,7 @@ impl Ports {
 
     /// Makes the slot this id's; false if it is another's still.
     pub(super) fn open(&mut self, id: ConnId) -> bool {
-        let port = self.table.entry(id.slot());
+        let port = self.table.entry(id.slot()).expect("memory for 256 connections");
         let vacant = port.id == VACANT;
         if vacant {
             port.id = id.bits();

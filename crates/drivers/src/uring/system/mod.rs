@@ -42,7 +42,6 @@ use crate::shared::accept;
 use crate::shared::connect::{BeforeConnect, to_kernel};
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
-use crate::shared::table::Chunked;
 use crate::shared::wait::{self, Timer, Waker};
 use crate::uring::Uring;
 use crate::uring::UringConfig;
@@ -51,6 +50,7 @@ use buffer_ring::BufferRing;
 use encode::{On, Staging};
 use enter::Quiet;
 use owned::Owned;
+use ringserve_core::internals::Chunked;
 use setup::{GROUPS, Mode};
 
 /// The kernel this process runs on.
@@ -233,8 +233,8 @@ impl SystemKernel {
     fn install(&mut self, id: ConnId, fd: i32) {
         assert!(self.owned.remove(fd), "descriptor {fd} is not this driver's to adopt");
         if let Some(plain) = &mut self.plain {
-            let old = std::mem::replace(plain.entry(id.slot()), fd + 1);
-            assert_eq!(old, 0, "slot {} is adopted twice", id.slot());
+            let old = plain.entry(id.slot()).map(|place| std::mem::replace(place, fd + 1));
+            assert_eq!(old, Some(0), "slot {} is adopted twice, or there is no memory for it", id.slot());
             return;
         }
         let place = self.place();
@@ -256,7 +256,7 @@ impl SystemKernel {
         }
         let entry = match &mut self.plain {
             None => encode::close_slot(id.slot()),
-            Some(plain) => encode::close_descriptor(std::mem::take(plain.entry(id.slot())) - 1),
+            Some(plain) => encode::close_descriptor(plain.get_mut(id.slot()).map_or(0, std::mem::take) - 1),
         };
         self.push_awaited(entry, Kind::Close.with(id.bits()));
     }
@@ -264,7 +264,7 @@ impl SystemKernel {
     fn send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) {
         let (on, place) = (self.on(id), self.place());
         let (entry, bytes) = encode::send(on, &batch, mode, &mut self.staging, place);
-        let old = self.sends.entry(id.slot()).replace(batch);
+        let old = self.sends.entry(id.slot()).expect("memory for 256 sends").replace(batch);
         if let Some(old) = old {
             // Not dropped: the kernel may still read it.
             std::mem::forget(old);
