@@ -3,25 +3,17 @@
 use ringserve_core::{Batch, ConnId};
 use socket2::Socket;
 
-use ringserve_core::internals::Chunked;
+use crate::shared::table::{Entry, NONE, Place, Table};
 
-/// No connection: no id has bits above the 60th.
-const VACANT: u64 = u64::MAX;
-
-/// No slot: slots have 24 bits.
-const NONE: u32 = u32::MAX;
-
-/// One connection. Everything is at rest while `id` is vacant.
-#[derive(Debug)]
+/// One connection. Everything is at rest while its place is vacant.
+#[derive(Debug, Default)]
 pub(super) struct Port {
-    id: u64,
+    /// In the list while it is queued.
+    place: Place,
     /// The send in flight.
     pub(super) batch: Option<Box<Batch>>,
     /// `None` while vacant, and if no socket could be made to connect with.
     pub(super) socket: Option<Socket>,
-    /// Neighbours in the queue; `NONE` at its ends and outside of it.
-    before: u32,
-    after: u32,
     /// Why it could not be registered, as an `errno`; 0 if it is.
     pub(super) unregistered: u16,
     /// The `errno` of a send that failed; 0 if none did. The socket tells an error once: a receive after it finds an end
@@ -43,86 +35,69 @@ pub(super) struct Port {
     parked: bool,
 }
 
-impl Default for Port {
-    fn default() -> Port {
-        Port {
-            id: VACANT,
-            batch: None,
-            socket: None,
-            before: NONE,
-            after: NONE,
-            unregistered: 0,
-            failed: 0,
-            connecting: false,
-            receiving: false,
-            readable: false,
-            writable: false,
-            hung_up: false,
-            queued: false,
-            parked: false,
-        }
+impl Entry for Port {
+    #[inline]
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    #[inline]
+    fn place_mut(&mut self) -> &mut Place {
+        &mut self.place
     }
 }
 
 impl Port {
     pub(super) fn id(&self) -> ConnId {
-        ConnId::from_bits(self.id)
+        self.place.id()
     }
 }
 
-/// All connections, by slot.
+/// All connections, by slot, with a queue of those to read from, first in, first out.
 pub(super) struct Ports {
-    table: Chunked<Port>,
-    /// Head and tail of the queue, first in, first out.
-    first: u32,
-    last: u32,
+    table: Table<Port>,
 }
 
 impl Ports {
     pub(super) fn new() -> Ports {
-        Ports { table: Chunked::new(), first: NONE, last: NONE }
+        Ports { table: Table::new() }
     }
 
     /// The connection, if the slot is this id's.
     #[inline]
     pub(super) fn find(&mut self, id: ConnId) -> Option<&mut Port> {
-        self.table.get_mut(id.slot()).filter(|port| port.id == id.bits())
+        self.table.find(id)
     }
 
     /// The connection in a slot, if there is one.
     #[inline]
     pub(super) fn at(&mut self, slot: u32) -> Option<&mut Port> {
-        self.table.get_mut(slot).filter(|port| port.id != VACANT)
+        self.table.at(slot)
     }
 
     /// Makes the slot this id's; `None` if it is another's still, and the socket is closed.
     pub(super) fn open(&mut self, id: ConnId, socket: Option<Socket>) -> Option<&mut Port> {
-        let port = self.table.entry(id.slot()).expect("memory for 256 connections");
-        if port.id != VACANT {
-            return None;
-        }
-        *port = Port { id: id.bits(), socket, writable: true, ..Port::default() };
+        let port = self.table.open(id)?;
+        (port.socket, port.writable) = (socket, true);
         Some(port)
     }
 
     /// Frees the slot.
     pub(super) fn close(&mut self, slot: u32) {
         self.leave(slot);
-        if let Some(port) = self.at(slot) {
-            *port = Port::default();
-        }
+        self.table.close(slot);
     }
 
     /// True if there is something to read.
     #[inline]
     pub(super) fn has_queued(&self) -> bool {
-        self.first != NONE
+        self.table.first() != NONE
     }
 
     /// The head of the queue.
     #[inline]
     pub(super) fn front(&mut self) -> Option<&mut Port> {
-        self.table.get_mut(self.first)
+        self.table.at(self.table.first())
     }
 
     /// Puts the port into the queue or takes it out, as its flags say. Call it after changing them.
@@ -140,8 +115,8 @@ impl Ports {
     /// Makes the head of the queue its tail.
     #[inline]
     pub(super) fn rotate(&mut self) {
-        if self.first != self.last {
-            let slot = self.first;
+        let slot = self.table.first();
+        if slot != self.table.last() {
             self.leave(slot);
             self.enter(slot);
         } else if let Some(port) = self.front() {
@@ -151,60 +126,39 @@ impl Ports {
 
     /// Marks all in the queue as parked. Returns how many were not.
     pub(super) fn park_all(&mut self) -> u64 {
-        let (mut slot, mut count) = (self.last, 0);
-        while let Some(port) = self.table.get_mut(slot) {
+        let (mut slot, mut count) = (self.table.last(), 0);
+        while let Some(port) = self.table.at(slot) {
             if std::mem::replace(&mut port.parked, true) {
                 break;
             }
-            slot = port.before;
+            slot = port.place.before();
             count += 1;
         }
         count
     }
 
     fn enter(&mut self, slot: u32) {
-        let last = self.last;
-        let Some(port) = self.table.get_mut(slot) else { return };
+        let Some(port) = self.at(slot) else { return };
         port.queued = true;
-        (port.before, port.after) = (last, NONE);
-        self.link(last, slot);
-        self.last = slot;
+        self.table.insert(self.table.last(), slot);
     }
 
     fn leave(&mut self, slot: u32) {
-        let Some(port) = self.table.get_mut(slot) else { return };
-        if !port.queued {
-            return;
-        }
-        (port.queued, port.parked) = (false, false);
-        let (before, after) = (port.before, port.after);
-        (port.before, port.after) = (NONE, NONE);
-        self.link(before, after);
-        match self.table.get_mut(after) {
-            Some(next) => next.before = before,
-            None => self.last = before,
-        }
-    }
-
-    /// Makes `after` follow `before`; `NONE` is the end of the queue.
-    fn link(&mut self, before: u32, after: u32) {
-        match self.table.get_mut(before) {
-            Some(port) => port.after = after,
-            None => self.first = after,
+        let Some(port) = self.at(slot) else { return };
+        if port.queued {
+            (port.queued, port.parked) = (false, false);
+            self.table.remove(slot);
         }
     }
 
     /// Walks the queue and panics if it is not what the flags say.
     pub(super) fn invariants(&self) {
-        let (mut slot, mut before, mut parked) = (self.first, NONE, true);
-        while let Some(port) = self.table.get(slot) {
+        let mut parked = true;
+        for (slot, port) in self.table.listed() {
             assert!(port.queued && port.receiving && port.readable, "slot {slot} is queued: {port:?}");
-            assert_ne!(port.id, VACANT, "slot {slot} is queued and vacant");
-            assert_eq!(port.before, before, "slot {slot} has the wrong neighbour");
             assert!(parked || !port.parked, "slot {slot} is parked behind one that is not");
-            (before, slot, parked) = (slot, port.after, port.parked);
+            parked = port.parked;
         }
-        assert_eq!(before, self.last, "the tail of the queue");
     }
 }
 

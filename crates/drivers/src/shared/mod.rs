@@ -5,5 +5,6 @@ pub(crate) mod connect;
 pub(crate) mod process;
 pub(crate) mod report;
 pub(crate) mod socket_options;
+pub(crate) mod table;
 pub(crate) mod trial;
 pub(crate) mod wait;

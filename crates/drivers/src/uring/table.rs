@@ -2,13 +2,7 @@
 
 use ringserve_core::{CloseHow, ConnId};
 
-use ringserve_core::internals::Chunked;
-
-/// No connection: no id has bits above the 60th.
-const VACANT: u64 = u64::MAX;
-
-/// No slot: slots have 24 bits.
-const NONE: u32 = u32::MAX;
+use crate::shared::table::{Entry, NONE, Place, Table};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receiving {
@@ -63,10 +57,11 @@ pub(super) enum Life {
     Closes,
 }
 
-/// One connection. Everything but `id` and the links is at rest while `id` is vacant.
+/// One connection. Everything is at rest while its place is vacant.
 #[derive(Debug)]
 pub(super) struct Port {
-    id: u64,
+    /// In the list while it is parked.
+    place: Place,
     pub(super) receiving: Receiving,
     pub(super) sending: Sending,
     pub(super) receive_stop: Stop,
@@ -79,15 +74,12 @@ pub(super) struct Port {
     pub(super) receive_cancels: u8,
     /// How many of them in a row did not find it.
     pub(super) receive_misses: u8,
-    /// Neighbours in the list of parked connections; `NONE` at its ends and outside of it.
-    parked_before: u32,
-    parked_after: u32,
 }
 
 impl Default for Port {
     fn default() -> Port {
         Port {
-            id: VACANT,
+            place: Place::default(),
             receiving: Receiving::No,
             sending: Sending::No,
             receive_stop: Stop::No,
@@ -96,9 +88,19 @@ impl Default for Port {
             unheard: Port::UNFED,
             receive_cancels: 0,
             receive_misses: 0,
-            parked_before: NONE,
-            parked_after: NONE,
         }
+    }
+}
+
+impl Entry for Port {
+    #[inline]
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    #[inline]
+    fn place_mut(&mut self) -> &mut Place {
+        &mut self.place
     }
 }
 
@@ -138,12 +140,9 @@ impl Port {
     }
 }
 
-/// All connections, by slot.
+/// All connections, by slot, with a list of those parked.
 pub(super) struct Ports {
-    table: Chunked<Port>,
-    /// First and last of the list of parked connections.
-    first: u32,
-    last: u32,
+    table: Table<Port>,
     /// The last of those at its head that got nothing when they were armed: one that was armed before them took every
     /// buffer. They come before it next time. Otherwise those who are armed together would stay together each time
     /// the list goes round, and the first of them would get everything for as long as it has bytes.
@@ -153,30 +152,25 @@ pub(super) struct Ports {
 
 impl Ports {
     pub(super) fn new() -> Ports {
-        Ports { table: Chunked::new(), first: NONE, last: NONE, passed_over: NONE, parked: 0 }
+        Ports { table: Table::new(), passed_over: NONE, parked: 0 }
     }
 
     /// The connection, if the slot is this id's.
     #[inline]
     pub(super) fn find(&mut self, id: ConnId) -> Option<&mut Port> {
-        self.table.get_mut(id.slot()).filter(|port| port.id == id.bits())
+        self.table.find(id)
     }
 
     /// Makes the slot this id's; false if it is another's still.
     pub(super) fn open(&mut self, id: ConnId) -> bool {
-        let port = self.table.entry(id.slot()).expect("memory for 256 connections");
-        let vacant = port.id == VACANT;
-        if vacant {
-            port.id = id.bits();
-        }
-        vacant
+        self.table.open(id).is_some()
     }
 
     /// Frees the slot.
     pub(super) fn close(&mut self, id: ConnId) {
         self.unpark(id);
-        if let Some(port) = self.find(id) {
-            *port = Port::default();
+        if self.find(id).is_some() {
+            self.table.close(id.slot());
         }
     }
 
@@ -193,23 +187,16 @@ impl Ports {
 
     /// Puts a connection behind the last parked one; if it got nothing since it was armed, before all that did.
     pub(super) fn park(&mut self, id: ConnId) {
-        let (first, last, passed_over) = (self.first, self.last, self.passed_over);
-        let after_passed_over = self.table.get(passed_over).map_or(first, |port| port.parked_after);
         let Some(port) = self.find(id) else { return };
         debug_assert_ne!(port.receiving, Receiving::Parked, "{id} is parked already");
         port.receiving = Receiving::Parked;
         let fed = port.unheard & Port::UNFED == 0;
         port.unheard |= Port::UNFED;
-        let (before, after) = if fed { (last, NONE) } else { (passed_over, after_passed_over) };
-        (port.parked_before, port.parked_after) = (before, after);
+        let before = if fed { self.table.last() } else { self.passed_over };
         if !fed {
             self.passed_over = id.slot();
         }
-        self.link(before, id.slot());
-        match self.table.get_mut(after) {
-            Some(next) => next.parked_before = id.slot(),
-            None => self.last = id.slot(),
-        }
+        self.table.insert(before, id.slot());
         self.parked += 1;
     }
 
@@ -220,48 +207,30 @@ impl Ports {
             return;
         }
         port.receiving = Receiving::No;
-        let (before, after) = (port.parked_before, port.parked_after);
-        (port.parked_before, port.parked_after) = (NONE, NONE);
+        let before = port.place.before();
         if self.passed_over == id.slot() {
             self.passed_over = before;
         }
-        self.link(before, after);
-        match self.table.get_mut(after) {
-            Some(next) => next.parked_before = before,
-            None => self.last = before,
-        }
+        self.table.remove(id.slot());
         self.parked -= 1;
     }
 
     /// Takes the connection that was parked first.
     pub(super) fn unpark_first(&mut self) -> Option<ConnId> {
-        let id = ConnId::from_bits(self.table.get(self.first)?.id);
+        let id = self.table.at(self.table.first())?.place.id();
         self.unpark(id);
         Some(id)
     }
 
-    /// Makes `after` follow `before`; `NONE` is the end of the list.
-    fn link(&mut self, before: u32, after: u32) {
-        match self.table.get_mut(before) {
-            Some(port) => port.parked_after = after,
-            None => self.first = after,
-        }
-    }
-
     /// Walks the list of parked connections and panics if it is not what the flags say.
     pub(super) fn invariants(&self) {
-        let (mut slot, mut before, mut count) = (self.first, NONE, 0);
-        let mut passed_over = self.passed_over == NONE;
-        while let Some(port) = self.table.get(slot) {
+        let (mut count, mut passed_over) = (0, self.passed_over == NONE);
+        for (slot, port) in self.table.listed() {
             assert_eq!(port.receiving, Receiving::Parked, "slot {slot} is in the list but not parked");
-            assert_eq!(port.parked_before, before, "slot {slot} has the wrong neighbour");
-            assert_ne!(port.id, VACANT, "slot {slot} is parked and vacant");
             passed_over |= slot == self.passed_over;
             count += 1;
-            assert!(count <= self.parked, "the list of parked connections has a loop");
-            (before, slot) = (slot, port.parked_after);
         }
-        assert_eq!((before, count), (self.last, self.parked), "the list of parked connections");
+        assert_eq!(count, self.parked, "the list of parked connections");
         assert!(passed_over, "slot {} is not in the list of parked connections", self.passed_over);
     }
 }
