@@ -41,7 +41,7 @@ const DIVERGENCES: &[(&str, &str, &str)] = &[
     // out by the next send, or not before the idle limit. A matter of time, so that no case can show it: cases
     // that reset wait until what was sent before has arrived.
     // simulated: nothing there runs out, such as descriptors, files, or room in the completion queue, and socket options
-    // mean nothing. That is for ring/tests, accept_queue.rs, descriptor_limit.rs, segments.rs and for seeds; no case here
+    // mean nothing. That is for drivers/tests, accept_queue.rs, descriptor_limit.rs, segments.rs and for seeds; no case here
     // comes near it.
     // epoll: connections of all shards together are bound by RLIMIT_NOFILE, which descriptor_limit.rs tests by counting;
     // no case here comes near it.

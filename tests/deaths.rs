@@ -14,7 +14,7 @@ use ringserve::framing::LengthPrefix;
 use ringserve::{Error, Running, Server};
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Budget, Completion, Driver, DriverStats, Op, Socket, Wait};
-use ringserve_ring::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig, Waker};
+use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig, Waker};
 use ringserve_server::internals::{Drivers, start_on};
 
 /// A driver that breaks, or panics, in the first turn after it is told to.

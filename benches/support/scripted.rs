@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, ConnId, Socket};
-use ringserve_ring::seam::{
+use ringserve_drivers::kernel::{
     BUFFER_SHIFT, F_BUFFER, F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly,
 };
-use ringserve_ring::{Uring, UringConfig, Waker};
+use ringserve_drivers::{Uring, UringConfig, Waker};
 use ringserve_server::internals::Drivers;
 use rustix::event::{PollFd, PollFlags, poll};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ringserve::framing::{Framing, Raw};
 use ringserve::{Error, MakeService, Peer, Running, Server, Shard, StreamResult};
 use ringserve_core::Socket;
-use ringserve_ring::{Uring, UringConfig, Waker};
+use ringserve_drivers::{Uring, UringConfig, Waker};
 use ringserve_server::internals::{Drivers, start_on, start_stream_on};
 use ringserve_sim::memory::{MemoryKernel, MemoryStream, Network};
 use rustix::net::{RecvFlags, recv};

@@ -51,10 +51,12 @@ pub use reason::{Actor, CloseReason};
 pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use time::Time;
 
-/// Parts that other crates of this workspace take: the server's timers stand on the wheel, benchmarks measure each one. They
+/// Parts that other crates of this workspace take: the server's timers stand on the wheel, the
+/// drivers' tables on chunks, benchmarks measure each one. They
 /// change without notice.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::chunked::Chunked;
     pub use crate::slots::Slots;
     pub use crate::wheel::{Wheel, step_at};
 }

@@ -26,7 +26,7 @@ pub use ringserve_core::{
     Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, IdleCounts, LimitError, Limits,
     Outbox, Payload,
 };
-pub use ringserve_ring::SetupError;
+pub use ringserve_drivers::SetupError;
 
 pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};

@@ -10,7 +10,7 @@ use crate::peer::Peer;
 use crate::stats::Report;
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
-pub(crate) use ringserve_ring::guarded;
+pub(crate) use ringserve_drivers::guarded;
 
 /// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
 /// stay exact.

@@ -4,8 +4,8 @@
 //! ```text
 //!   service model          what it replies is what the peer is owed
 //!   ringserve-core         the real state machine of a shard
-//!   ringserve-ring         the real bookkeeping half of the io_uring driver
-//!   ─── the seam ───       operations out; user_data, res, flags in
+//!   ringserve-drivers      the real bookkeeping half of the io_uring driver
+//!   ─ kernel interface ─   operations out; user_data, res, flags in
 //!   kernel                 simulated: queues, buffer rings, file table, sockets
 //!   peers                  scripted
 //! ```

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ringserve_ring::{Resource, ResourceLimit};
+use ringserve_drivers::{Resource, ResourceLimit};
 use rustix::process::{self, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ringserve_core::framing::{Framing, Raw};
 use ringserve_core::{Driver, Socket};
-use ringserve_ring::{UringConfig, Waker};
+use ringserve_drivers::{UringConfig, Waker};
 
 use super::builder::{SHARDS_MAX, Server};
 use super::driver::Wanted;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::{Address, ConnId, Limits};
-use ringserve_ring::{
+use ringserve_drivers::{
     BeforeConnect, EpollConfig, Resource, ResourceLimit, SetupError, Uring, UringConfig, probe, probe_epoll,
     try_apart,
 };

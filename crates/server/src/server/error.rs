@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 
 use ringserve_core::LimitError;
-use ringserve_ring::SetupError;
+use ringserve_drivers::SetupError;
 use rustix::io::Errno;
 
 use super::listen::addr::ListenAddr;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Limits, Quota};
-use ringserve_ring::{Epoll, Hosted, Uring, Waker};
+use ringserve_drivers::{Epoll, Hosted, Uring, Waker};
 use socket2::SockRef;
 use tracing::{error, info, warn};
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ringserve_core::Limits;
-use ringserve_ring::{Resource, ResourceLimit};
+use ringserve_drivers::{Resource, ResourceLimit};
 use tracing::{info, warn};
 
 /// Values of a control group's limit from here on are none: those of the first version say so by the largest multiple of a

@@ -6,7 +6,7 @@ use std::io;
 use std::str::FromStr;
 
 #[cfg(feature = "host-tokio-uring")]
-use ringserve_ring::probe_ring;
+use ringserve_drivers::probe_ring;
 
 use super::error::Error;
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use ringserve_core::Driver;
 use ringserve_core::framing::Framing;
-use ringserve_ring::trim_heap;
+use ringserve_drivers::trim_heap;
 
 use super::calls::Job;
 use super::inbox::Order;

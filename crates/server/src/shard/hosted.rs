@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Time, Wait};
-use ringserve_ring::Hosted;
+use ringserve_drivers::Hosted;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;

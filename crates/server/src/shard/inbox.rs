@@ -68,7 +68,7 @@ pub(crate) struct Remote {
     order: AtomicU8,
     /// Connections the shard's table has room for.
     room: AtomicUsize,
-    driver: OnceLock<ringserve_ring::Waker>,
+    driver: OnceLock<ringserve_drivers::Waker>,
     /// Wakes the shard instead of its driver, where that does not block.
     #[cfg(feature = "host-tokio")]
     host: Mutex<Option<Waker>>,
@@ -100,7 +100,7 @@ impl Remote {
         })
     }
 
-    pub(crate) fn set_driver(&self, waker: ringserve_ring::Waker) {
+    pub(crate) fn set_driver(&self, waker: ringserve_drivers::Waker) {
         let _ = self.driver.set(waker);
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ringserve_core::{ConnId, Socket};
-use ringserve_ring::seam::{F_MORE, Kind, RawCqe};
+use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
 use super::{File, State};
 use crate::faults::{Arm, Fault};

@@ -1,7 +1,7 @@
 //! Shutting down and closing, and what the peer sees of it.
 
 use ringserve_core::{CloseHow, ConnId};
-use ringserve_ring::seam::{Kind, RawCqe};
+use ringserve_drivers::kernel::{Kind, RawCqe};
 
 use super::State;
 use crate::faults::{Arm, Fault};

@@ -1,7 +1,7 @@
 //! Connections that the server makes: refused, made some time, or never answered.
 
 use ringserve_core::{Address, ConnId};
-use ringserve_ring::seam::{Kind, RawCqe};
+use ringserve_drivers::kernel::{Kind, RawCqe};
 
 use super::State;
 use crate::faults::{Arm, Fault};

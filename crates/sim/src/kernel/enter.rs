@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_ring::seam::{Kind, RawCqe};
+use ringserve_drivers::kernel::{Kind, RawCqe};
 
 use super::State;
 use crate::faults::{Arm, Fault};

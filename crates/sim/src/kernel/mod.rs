@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, ConnId};
-use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
+use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 
 use crate::faults::{Arm, Coverage, Fault};
 use crate::peer::NEVER;

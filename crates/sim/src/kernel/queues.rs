@@ -2,7 +2,7 @@
 
 use ringserve_buf::KernelSide;
 use ringserve_core::CloseHow;
-use ringserve_ring::seam::{F_BUF_MORE, Kind, RawCqe, RawOp};
+use ringserve_drivers::kernel::{F_BUF_MORE, Kind, RawCqe, RawOp};
 
 use super::{Posted, State};
 use crate::faults::{Arm, Fault};

@@ -1,7 +1,7 @@
 //! Receiving: multishot into provided buffers, classic and incremental.
 
 use ringserve_core::ConnId;
-use ringserve_ring::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
+use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
 
 use super::{Posted, State};
 use crate::faults::{Arm, Fault};

@@ -1,7 +1,7 @@
 //! Sending: what fits at once, or all of it.
 
 use ringserve_core::{Batch, ConnId};
-use ringserve_ring::seam::{Kind, RawCqe, SendMode, SentQuietly};
+use ringserve_drivers::kernel::{Kind, RawCqe, SendMode, SentQuietly};
 
 use super::State;
 use crate::faults::{Arm, Fault};

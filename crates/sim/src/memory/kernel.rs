@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ringserve_buf::KernelSide;
 use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
-use ringserve_ring::seam::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
-use ringserve_ring::{UringConfig, Waker};
+use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
+use ringserve_drivers::{UringConfig, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::connection::Side;

@@ -7,7 +7,7 @@
 //!   MemoryStream        a client, with the calls of a TcpStream; on any thread
 //!   ─────────────       one lock over all connections
 //!   MemoryKernel        the lower half of Uring<K>; on its shard's thread
-//!   ─── the seam ───
+//!   ─ kernel interface ─
 //!   Uring, core, Server
 //! ```
 //!
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::Pool;
-use ringserve_ring::{Uring, UringConfig};
+use ringserve_drivers::{Uring, UringConfig};
 
 use state::Shared;
 

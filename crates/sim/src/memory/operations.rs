@@ -1,7 +1,7 @@
 //! Carrying out what was submitted.
 
 use ringserve_core::{Batch, CloseHow, ConnId};
-use ringserve_ring::seam::{Kind, RawCqe, RawOp, SendMode, SentQuietly};
+use ringserve_drivers::kernel::{Kind, RawCqe, RawOp, SendMode, SentQuietly};
 
 use super::connection::Side;
 use super::faults::Fault;

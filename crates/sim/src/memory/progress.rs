@@ -1,7 +1,7 @@
 //! What becomes ready: connections to accept, bytes to receive, room to send.
 
 use ringserve_core::Batch;
-use ringserve_ring::seam::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
+use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
 
 use super::connection::{Connection, Side};
 use super::faults::{Fault, Faults};

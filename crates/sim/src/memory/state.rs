@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use ringserve_ring::Waker;
+use ringserve_drivers::Waker;
 
 use super::connection::{Connection, Side};
 use crate::rng::Rng;

@@ -17,7 +17,7 @@ use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{
     Block, Completion, ConnId, Driver, Frames, GivesBack, IdleCounts, Op, ReceiveEnd, Shard, Time, Wait,
 };
-use ringserve_ring::Uring;
+use ringserve_drivers::Uring;
 
 use crate::bytes::TestFraming;
 use crate::faults::{Coverage, Fault};

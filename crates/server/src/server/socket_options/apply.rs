@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use ringserve_ring::TcpOption;
+use ringserve_drivers::TcpOption;
 use socket2::{Socket, TcpKeepalive};
 
 use super::check::OptionError;

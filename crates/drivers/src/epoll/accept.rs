@@ -1,0 +1,277 @@
+//! Accepting, turning what was accepted into connections, and the end of a listener.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Interest, Token};
+use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
+use socket2::{Domain, SockRef, Socket};
+
+use super::{Epoll, LISTENERS, Room};
+use crate::shared::accept::{self, Emptying, accept};
+use crate::shared::report::log;
+use crate::shared::wait;
+
+/// A listener.
+pub(super) struct Listening {
+    /// `None` once it is closed.
+    socket: Option<Socket>,
+    /// An accept is in flight. It is registered exactly then, so that nobody is woken by connections that
+    /// are not wanted; registering again reports those that were queued meanwhile.
+    armed: bool,
+    /// There may be connections to accept.
+    ready: bool,
+    /// Other drivers accept from the same queue: a Unix socket, which has no `SO_REUSEPORT`. A connection wakes all of them,
+    /// so each takes one in a turn: whoever is awake first would get all.
+    is_shared: bool,
+    /// It is to be closed once its queue is empty.
+    emptying: Option<Emptying>,
+}
+
+impl Listening {
+    pub(super) fn new(listener: OwnedFd) -> io::Result<Listening> {
+        let socket = Socket::from(listener);
+        socket.set_nonblocking(true)?;
+        let is_shared = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
+        Ok(Listening { socket: Some(socket), armed: false, ready: false, is_shared, emptying: None })
+    }
+}
+
+/// Sockets that were accepted and not adopted or refused yet, by the number that names them.
+#[derive(Default)]
+pub(super) struct Accepted {
+    sockets: Vec<Option<Socket>>,
+    free: Vec<u32>,
+}
+
+impl Accepted {
+    fn put(&mut self, socket: Socket) -> Name {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.sockets.push(None);
+            (self.sockets.len() - 1) as u32
+        });
+        self.sockets[number as usize] = Some(socket);
+        Name(u64::from(number))
+    }
+
+    fn take(&mut self, name: Name) -> Option<Socket> {
+        let socket = self.sockets.get_mut(usize::try_from(name.0).ok()?)?.take()?;
+        self.free.push(name.0 as u32);
+        Some(socket)
+    }
+}
+
+impl Epoll {
+    pub(super) fn accept(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        let idle = |listening: &&mut Listening| !listening.armed && listening.emptying.is_none();
+        let Some(listening) = self.listeners.get_mut(index).filter(idle) else {
+            log::error!(listener, "accept on a listener that is not there or accepts already");
+            debug_assert!(false, "accept on listener {listener}");
+            return;
+        };
+        let Some(fd) = listening.socket.as_ref().map(Socket::as_raw_fd) else { return };
+        let registry = self.poll.registry();
+        self.stats.calls += 1;
+        match registry.register(&mut SourceFd(&fd), Token(LISTENERS + index), Interest::READABLE) {
+            Ok(()) => listening.armed = true,
+            Err(error) => {
+                let end = AcceptEnd::Error(error.raw_os_error().unwrap_or(libc::EIO));
+                self.ready.push_back(Completion::AcceptEnded { listener, end });
+            }
+        }
+    }
+
+    pub(super) fn accept_stop(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        if self.listeners.get(index).is_some_and(|listening| listening.armed) {
+            self.disarm(index);
+            self.ready.push_back(Completion::AcceptEnded { listener, end: AcceptEnd::Stopped });
+        }
+    }
+
+    pub(super) fn stop_listening(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        let listening = self.listeners.get(index).filter(|listening| listening.emptying.is_none());
+        let Some(Listening { socket: Some(socket), armed, .. }) = listening else {
+            log::error!(listener, "a listener that is not there, or is closed already, is to be closed");
+            debug_assert!(false, "end of listener {listener}");
+            return;
+        };
+        self.stats.calls += 1;
+        // It is non-blocking already, so nothing that fails here matters.
+        let late = accept::turn_newcomers_away(SockRef::from(socket)).unwrap_or_default();
+        if *armed {
+            self.disarm(index);
+        }
+        let listening = &mut self.listeners[index];
+        (listening.emptying, listening.ready) = (Some(Emptying::new(wait::now(), late)), true);
+        self.emptying += 1;
+    }
+
+    /// How long it is until a queue can be asked for what is left in it. Those that can be asked now are `ready` then.
+    #[inline]
+    pub(crate) fn due_in(&mut self) -> Option<Duration> {
+        if self.emptying == 0 {
+            return None;
+        }
+        let now = wait::now();
+        let mut due = None;
+        for listening in self.listeners.iter_mut().filter(|listening| listening.socket.is_some()) {
+            if let Some(emptying) = &listening.emptying {
+                let rest = emptying.rest(now);
+                listening.ready |= rest.is_zero();
+                due = Some(due.map_or(rest, |due: Duration| due.min(rest)));
+            }
+        }
+        due
+    }
+
+    /// The queue of a listener that is to be closed gave nothing.
+    fn on_refused(&mut self, index: usize, errno: i32) -> Option<Completion> {
+        let (listener, now) = (index as u16, wait::now());
+        let listening = &mut self.listeners[index];
+        let emptying = listening.emptying.as_mut()?;
+        if !emptying.is_over(listener, errno, now) {
+            listening.ready = emptying.rest(now).is_zero();
+            return None;
+        }
+        Some(self.close_listener(index))
+    }
+
+    /// Closes a listener that was emptied, or could not be.
+    fn close_listener(&mut self, index: usize) -> Completion {
+        let listening = &mut self.listeners[index];
+        (listening.ready, listening.socket) = (false, None);
+        self.emptying -= 1;
+        self.stats.calls += 1;
+        Completion::AcceptEnded { listener: index as u16, end: AcceptEnd::Closed }
+    }
+
+    fn disarm(&mut self, index: usize) {
+        let listening = &mut self.listeners[index];
+        (listening.armed, listening.ready) = (false, false);
+        let Some(socket) = &listening.socket else { return };
+        self.stats.calls += 1;
+        if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&socket.as_raw_fd())) {
+            log::debug!(listener = index, %error, "a listener could not be taken out of the epoll");
+        }
+    }
+
+    pub(super) fn on_queued(&mut self, index: usize) {
+        if let Some(listening) = self.listeners.get_mut(index) {
+            listening.ready |= listening.armed;
+        }
+    }
+
+    pub(super) fn can_accept(&self) -> bool {
+        self.listeners.iter().any(|listening| listening.ready)
+    }
+
+    /// Accepts on each listener that has connections queued, within the budget.
+    pub(super) fn take_connections(&mut self, room: &Room, completions: &mut Vec<Completion>) {
+        if !self.can_accept() {
+            return;
+        }
+        let count = self.listeners.len();
+        let first = self.next_listener;
+        self.next_listener = (first + 1) % count;
+        for n in 0..count {
+            let index = (first + n) % count;
+            while self.listeners[index].ready && room.is_left(completions) {
+                completions.extend(self.accept_one(index));
+                if self.listeners[index].is_shared {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn accept_one(&mut self, index: usize) -> Option<Completion> {
+        let listener = index as u16;
+        self.stats.calls += 1;
+        let listening = &mut self.listeners[index];
+        let Some(listening_socket) = &listening.socket else {
+            listening.ready = false;
+            return None;
+        };
+        if listening.emptying.is_some_and(|emptying| emptying.is_out_of_time(listener, wait::now())) {
+            return Some(self.close_listener(index));
+        }
+        let error = match accept(listening_socket, true) {
+            Ok((socket, peer)) => {
+                if let Some(emptying) = &mut listening.emptying {
+                    emptying.went_on();
+                }
+                let socket = self.accepted.put(socket);
+                return Some(Completion::Accepted { listener, socket, peer: peer.as_socket() });
+            }
+            Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        if listening.emptying.is_some() {
+            return self.on_refused(index, error);
+        }
+        let end = match error {
+            libc::EAGAIN => {
+                self.listeners[index].ready = false;
+                return None;
+            }
+            // One connection was gone before it was accepted (accept(2) lists these).
+            libc::ECONNABORTED | libc::EINTR | libc::EPROTO => return None,
+            libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => {
+                return None;
+            }
+            libc::EMFILE => AcceptEnd::Descriptors,
+            libc::ENFILE => AcceptEnd::SystemFiles,
+            errno => AcceptEnd::Error(errno),
+        };
+        self.disarm(index);
+        Some(Completion::AcceptEnded { listener, end })
+    }
+
+    pub(super) fn adopt(&mut self, id: ConnId, name: Name) {
+        assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
+        let Some(socket) = self.accepted.take(name) else { return Self::unknown(id, "adopt") };
+        if self.ports.open(id, Some(socket)).is_none() {
+            // The socket is closed: that is all that can be done without mixing up two connections.
+            return Self::unknown(id, "adopt");
+        }
+        self.register(id);
+    }
+
+    /// Has the socket of a connection watched.
+    pub(super) fn register(&mut self, id: ConnId) {
+        let Some(port) = self.ports.find(id) else { return };
+        let Some(socket) = &port.socket else { return };
+        self.stats.calls += 1;
+        let both = Interest::READABLE | Interest::WRITABLE;
+        let token = Token(id.slot() as usize);
+        if let Err(error) = self.poll.registry().register(&mut SourceFd(&socket.as_raw_fd()), token, both) {
+            log::warn!(%id, %error, "a connection could not enter the epoll");
+            let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok());
+            port.unregistered = errno.unwrap_or(libc::EIO as u16);
+            // So that the next receive finds out.
+            port.readable = true;
+        }
+    }
+
+    /// Takes an accepted socket out of this driver, instead of an [`Op::Adopt`](ringserve_core::Op::Adopt) or
+    /// [`Op::Refuse`](ringserve_core::Op::Refuse).
+    pub fn hand_over(&mut self, name: Name) -> Option<OwnedFd> {
+        self.accepted.take(name).map(OwnedFd::from)
+    }
+
+    /// Takes over a connected stream socket that another driver of this kind accepted; it goes back in one
+    /// [`Op::Adopt`](ringserve_core::Op::Adopt) or [`Op::Refuse`](ringserve_core::Op::Refuse).
+    pub fn take_over(&mut self, socket: OwnedFd) -> Name {
+        self.accepted.put(Socket::from(socket))
+    }
+
+    pub(super) fn refuse(&mut self, name: Name) {
+        self.stats.calls += 1;
+        let known = self.accepted.take(name).is_some();
+        debug_assert!(known, "{name:?} was not accepted, or is answered already");
+    }
+}

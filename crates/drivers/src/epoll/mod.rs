@@ -1,0 +1,363 @@
+//! The epoll driver: the same operations and completions where io_uring is blocked.
+//!
+//! ```text
+//!   submit(Op) ──▶ tried at once ──▶ ready ─────────────┐
+//!                        │ what does not fit            │
+//!                        ▼                              ▼
+//!   epoll_wait ──▶ readiness, kept in each port ──▶ turn(..): completions within the budget
+//!                        │                              ▲
+//!                        └──▶ queue of ports to read ───┘
+//! ```
+//!
+//! Each connection is registered once, edge-triggered, for reading and writing. An edge only sets a flag in
+//! its port; the flag is cleared by the call that finds the socket empty or full. So an edge that comes for
+//! nothing costs one call and harms nobody, and none can be missed.
+//!
+//! A request costs one receive and one send, and a share of an `epoll_wait`: a receive that does not fill its
+//! buffer emptied the socket, so no further one is tried before the next edge. Long waits end by a timerfd, which is
+//! set once for many of them. There is no `unsafe` here.
+
+mod accept;
+mod close;
+mod config;
+mod connect;
+mod probe;
+mod receive;
+mod send;
+mod table;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use mio::event::Event;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use ringserve_buf::{KernelSide, Pool};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+use crate::shared::connect::BeforeConnect;
+use crate::shared::report::SetupError;
+use crate::shared::report::log;
+use crate::shared::wait::{Bound, Timer, Waker};
+use accept::{Accepted, Listening};
+use table::Ports;
+
+pub use config::EpollConfig;
+pub use probe::probe_epoll;
+
+/// Events taken by one `epoll_wait`: a thousand active connections in one call, 12 KiB of memory. What is
+/// beyond comes with the next call; the kernel goes round.
+const EVENTS_MAX: usize = 1024;
+
+/// Tokens: a connection's is its slot, listeners follow, timer and waker are the last.
+const LISTENERS: usize = ConnId::SLOTS_MAX as usize;
+const WAKER: Token = Token(usize::MAX);
+const TIMER: Token = Token(usize::MAX - 1);
+
+/// The epoll driver.
+///
+/// It belongs to the thread that made it. Each connection costs a descriptor of the process, so
+/// `RLIMIT_NOFILE` bounds them; accepting ends with [`AcceptEnd::Descriptors`] there. Dropping the driver
+/// closes every connection.
+///
+/// [`AcceptEnd::Descriptors`]: ringserve_core::AcceptEnd::Descriptors
+pub struct Epoll {
+    poll: Poll,
+    events: Events,
+    waker: Waker,
+    timer: Timer,
+    /// Readable once it went off.
+    timerfd: OwnedFd,
+    side: KernelSide,
+    pool: Pool,
+    ports: Ports,
+    listeners: Vec<Listening>,
+    /// How many of them are being emptied, to be closed.
+    emptying: usize,
+    /// The listener that accepts first in the next turn, so that each gets its share of the budget.
+    next_listener: usize,
+    accepted: Accepted,
+    /// Completions that wait for the next turn, in order; never received bytes.
+    ready: VecDeque<Completion>,
+    /// How many of the last in `ready` are sends that fitted at once, since the last turn.
+    sent_at_once: usize,
+    /// True until the next turn if nobody waits for those.
+    quiet: bool,
+    /// True exactly when the last turn did not look for events.
+    skipped: bool,
+    /// True exactly when the last receive found the pool empty.
+    dry: bool,
+    /// The last look found as many events as it may: there may be more.
+    more_events: bool,
+    before_connect: BeforeConnect,
+    connections_max: u32,
+    stats: DriverStats,
+}
+
+/// What is left of a turn's budget.
+struct Room {
+    /// Length of the list of completions at which it ends.
+    end: usize,
+    bytes: usize,
+}
+
+impl Room {
+    fn is_left(&self, completions: &[Completion]) -> bool {
+        completions.len() < self.end && self.bytes > 0
+    }
+}
+
+impl Epoll {
+    /// A driver on these listeners, which [`Op::Accept`] numbers in this order. They are made non-blocking.
+    ///
+    /// # Errors
+    /// If a value of the configuration is out of range, or there is no descriptor left.
+    pub fn new(config: &EpollConfig, listeners: Vec<OwnedFd>) -> Result<Epoll, SetupError> {
+        config.check()?;
+        let (pool, side) = Pool::new(config.pool)?;
+        let failed = |call| move |error| SetupError::from_epoll(call, error);
+        let poll = Poll::new().map_err(failed("epoll_create1"))?;
+        let waker = Waker::new().map_err(failed("eventfd"))?;
+        // Edge-triggered: each wake is an edge, so the counter need not be read.
+        poll.registry()
+            .register(&mut SourceFd(&waker.raw()), WAKER, Interest::READABLE)
+            .map_err(failed("epoll_ctl on the eventfd"))?;
+        let timerfd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
+            .map_err(|error| failed("timerfd_create")(error.into()))?;
+        // Edge-triggered too: setting it again takes back that it is readable.
+        poll.registry()
+            .register(&mut SourceFd(&timerfd.as_raw_fd()), TIMER, Interest::READABLE)
+            .map_err(failed("epoll_ctl on the timerfd"))?;
+        let listeners: Result<_, io::Error> = listeners.into_iter().map(Listening::new).collect();
+        Ok(Epoll {
+            poll,
+            events: Events::with_capacity(EVENTS_MAX),
+            waker,
+            timer: Timer::default(),
+            timerfd,
+            side,
+            pool,
+            ports: Ports::new(),
+            listeners: listeners.map_err(failed("O_NONBLOCK on a listener"))?,
+            emptying: 0,
+            next_listener: 0,
+            accepted: Accepted::default(),
+            ready: VecDeque::new(),
+            sent_at_once: 0,
+            quiet: false,
+            skipped: false,
+            dry: false,
+            more_events: false,
+            before_connect: config.before_connect.clone(),
+            connections_max: config.connections,
+            stats: DriverStats::default(),
+        })
+    }
+
+    /// Wakes this driver's shard from other threads.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// What the driver waits at.
+    pub(crate) fn instance(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
+
+    /// True if there is something to do before the next event. Forgets [`defer_sent`](Driver::defer_sent).
+    pub(crate) fn has_to_do(&mut self) -> bool {
+        self.dry = self.dry && !self.can_lend();
+        let quiet = std::mem::take(&mut self.quiet);
+        let awaited = self.ready.len() > if quiet { self.sent_at_once } else { 0 };
+        awaited || !self.dry && self.ports.has_queued() || self.can_accept() || self.more_events
+    }
+
+    /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if the last
+    /// receive found none.
+    pub(crate) fn wait_for_buffer(&mut self) {
+        if self.dry {
+            self.side.wait_for_buffer();
+        }
+    }
+
+    /// Looks for events, and blocks for the first one if it is allowed to and nothing else is to be done.
+    fn poll(&mut self, wait: Wait) -> Result<(), i32> {
+        self.dry = self.dry && !self.can_lend();
+        let due = self.due_in();
+        let to_do = !self.dry && self.ports.has_queued() || self.can_accept();
+        let wait = match (wait, due) {
+            (wait, None) => wait,
+            (Wait::No, _) => Wait::No,
+            (Wait::For(time), Some(due)) => Wait::For(time.min(due)),
+            (Wait::Forever, Some(due)) => Wait::For(due),
+        };
+        let answers = self.ready.len() > if self.quiet { self.sent_at_once } else { 0 };
+        let timeout = match wait {
+            Wait::No | Wait::For(Duration::ZERO) => Some(Duration::ZERO),
+            _ if to_do => Some(Duration::ZERO),
+            // Answers need no event: bring them first, as long as events are looked for every other turn.
+            _ if answers && !self.skipped => {
+                self.skipped = true;
+                return Ok(());
+            }
+            _ if answers => Some(Duration::ZERO),
+            Wait::For(time) if self.is_bound(time) => None,
+            // mio rounds up to milliseconds, so that a shorter rest does not spin.
+            Wait::For(time) => Some(time),
+            Wait::Forever => None,
+        };
+        self.skipped = false;
+        self.stats.enters += 1;
+        match self.poll.poll(&mut self.events, timeout) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+        let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+        let mut count = 0;
+        for event in &events {
+            count += 1;
+            self.on_event(event);
+        }
+        self.more_events = count == EVENTS_MAX;
+        self.events = events;
+        Ok(())
+    }
+
+    /// True if the timer ends a wait of this length.
+    pub(crate) fn is_bound(&mut self, wait: Duration) -> bool {
+        match self.timer.bound(wait, true) {
+            Bound::Timer => true,
+            Bound::Set { until, .. } => {
+                let it_value =
+                    Timespec { tv_sec: until.as_secs() as i64, tv_nsec: until.subsec_nanos().into() };
+                let once = Itimerspec { it_interval: Timespec::default(), it_value };
+                let set = timerfd_settime(&self.timerfd, TimerfdTimerFlags::ABSTIME, &once).is_ok();
+                if !set {
+                    self.timer.went_off();
+                }
+                set
+            }
+            Bound::Call => false,
+        }
+    }
+
+    #[inline]
+    fn on_event(&mut self, event: &Event) {
+        match event.token() {
+            WAKER => self.waker.seen(),
+            TIMER => self.timer.went_off(),
+            Token(slot) if slot < LISTENERS => self.on_edge(slot as u32, event),
+            Token(listener) => self.on_queued(listener - LISTENERS),
+        }
+    }
+
+    /// Notes what an edge says, and goes on with the send it was waited for.
+    #[inline]
+    fn on_edge(&mut self, slot: u32, event: &Event) {
+        let Some(port) = self.ports.at(slot) else { return };
+        let broken = event.is_error();
+        let ended = broken || event.is_read_closed();
+        port.hung_up |= ended;
+        port.writable |= broken || event.is_writable() || event.is_write_closed();
+        if ended || event.is_readable() {
+            port.readable = true;
+        }
+        let connected = port.connecting && (port.writable || port.hung_up);
+        let stuck = port.writable && port.batch.is_some();
+        self.ports.sync_queue(slot);
+        if stuck {
+            self.send_rest(slot);
+        } else if connected {
+            self.on_connected(slot);
+        }
+    }
+
+    /// Hands over what `ready` holds, within the budget.
+    fn deliver(&mut self, room: &Room, completions: &mut Vec<Completion>) {
+        while room.is_left(completions)
+            && let Some(completion) = self.ready.pop_front()
+        {
+            completions.push(completion);
+        }
+    }
+
+    /// Panics if the parts disagree. Linear in the number of connections with something to read.
+    pub fn invariants(&self) {
+        assert_eq!(self.pool.counts().with_kernel, 0, "a buffer is lent beyond a receive");
+        self.ports.invariants();
+    }
+
+    /// The id must be adopted: anything else is a bug of whoever submits.
+    #[cold]
+    fn unknown(id: ConnId, what: &str) {
+        log::error!(%id, what, "operation on a connection that is not there");
+        debug_assert!(false, "{what} on {id}, which is not adopted or is busy with one already");
+    }
+}
+
+impl Driver for Epoll {
+    fn submit(&mut self, op: Op) {
+        match op {
+            Op::Accept { listener } => self.accept(listener),
+            Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::StopListening { listener } => self.stop_listening(listener),
+            Op::Adopt { id, socket } => self.adopt(id, socket),
+            Op::Refuse { socket } => self.refuse(socket),
+            Op::Connect { id, address } => self.connect(id, &address),
+            Op::ConnectStop { id } => self.connect_stop(id),
+            Op::Receive { id } => self.receive(id),
+            Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::ShutdownInput { id } => self.receive_stop(id),
+            // No edge is lost.
+            Op::Probe { .. } => {}
+            Op::Send { id, batch } => self.send(id, batch),
+            Op::SendStop { id } => self.send_stop(id),
+            Op::Shutdown { id } => self.shutdown(id),
+            Op::Close { id, how } => self.close(id, how),
+        }
+    }
+
+    fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32> {
+        self.stats.turns += 1;
+        let polled = self.poll(wait);
+        (self.quiet, self.sent_at_once) = (false, 0);
+        polled?;
+        let mut room =
+            Room { end: completions.len() + budget.completions.max(1), bytes: budget.bytes.max(1) };
+        // Whoever is first may use up the budget, so they take turns. The completions of one operation all
+        // come by the same way, so their order is kept.
+        for source in 0..3 {
+            match (self.stats.turns + source) % 3 {
+                0 => self.deliver(&room, completions),
+                1 => self.read(&mut room, completions),
+                _ => self.take_connections(&room, completions),
+            }
+        }
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+        Ok(())
+    }
+
+    fn defer_sent(&mut self) {
+        self.quiet = true;
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn stats(&self) -> DriverStats {
+        self.stats
+    }
+
+    fn connections_max(&self) -> usize {
+        self.connections_max as usize
+    }
+}

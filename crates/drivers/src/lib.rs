@@ -1,0 +1,20 @@
+//! The drivers of ringserve: io_uring, in a safe bookkeeping half and a thin kernel half, and epoll.
+//!
+//! [`Uring`] is the bookkeeping: it implements [`ringserve_core::Driver`] over a [`Kernel`](kernel::Kernel).
+//! [`SystemKernel`] is the real one. [`probe()`] tells whether io_uring works here, by doing.
+
+#![warn(missing_docs)]
+
+mod epoll;
+mod hosted;
+mod shared;
+mod uring;
+
+pub use epoll::{Epoll, EpollConfig, probe_epoll};
+pub use hosted::Hosted;
+pub use shared::connect::BeforeConnect;
+pub use shared::process::{Resource, ResourceLimit, trim_heap};
+pub use shared::report::{SetupError, guarded};
+pub use shared::socket_options::{TcpOption, peer_process};
+pub use shared::wait::Waker;
+pub use uring::{Anomalies, Found, SystemKernel, Uring, UringConfig, kernel, probe, probe_ring, try_apart};

@@ -1,0 +1,263 @@
+//! Taking connections out of a listener's queue, also where `accept4` is refused, and closing listeners.
+//!
+//! A close resets every connection in the queue, so the queue is emptied first, and nothing may enter it meanwhile:
+//!
+//! * A TCP listener drops packets that begin a connection. The client sends its packet again after a second. By then
+//!   the socket is closed, and the client is refused, or reaches another process that shares the port. Handshakes that
+//!   had begun are completed, and enter the queue: so the queue is looked at for [`HANDSHAKE`] more.
+//! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
+//!   each by a descriptor, and each closes its own once it finds the queue empty.
+
+use std::io;
+use std::net::Shutdown;
+use std::time::Duration;
+
+use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
+
+use crate::shared::report::log;
+
+/// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
+/// The kernel does not tell whether any is on its way. On loopback none is: handshakes end within the client's call
+/// (measured: nothing lost in 290 rounds without this wait).
+const HANDSHAKE: Duration = Duration::from_millis(50);
+
+/// Connections taken from a queue in one turn, at most: a quarter of what a turn may bring by default.
+pub(crate) const TAKEN_IN_A_TURN: usize = 64;
+
+/// How long a queue rests that is empty, or whose next connection could not be taken for want of a descriptor. How often in
+/// a row it may rest for the latter: a second, in which a draining server gives many descriptors back.
+const PAUSE: Duration = Duration::from_millis(10);
+const PAUSES_MAX: u32 = 100;
+
+/// How long a queue is emptied, whatever is in it: its connections may wait for descriptors, and where newcomers cannot be
+/// turned away they may come for ever. A shard that aborted everything gives up what its driver has not ended 5 s later, and
+/// a listener must not be among it.
+const EMPTIED_MAX: Duration = Duration::from_secs(3);
+
+/// Drops packets with SYN and without ACK. The filter sees a packet from its TCP header on.
+const NO_NEWCOMERS: [SockFilter; 5] = [
+    // Byte 13 has the flags; SYN is 0x02, ACK 0x10.
+    SockFilter::new((libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16, 0, 0, 13),
+    SockFilter::new((libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16, 0, 0, 0x12),
+    SockFilter::new((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 0, 1, 0x02),
+    SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0),
+    SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
+];
+
+/// Takes a connection, which is close-on-exec, and does not block if it is to be `nonblocking`.
+///
+/// # Errors
+/// Those of `accept(2)`.
+pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket, SockAddr)> {
+    let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    match listener.accept4(flags) {
+        // Not in the kernel, or hidden by a sandbox.
+        Err(error) if is_refused(&error) => {
+            let (socket, peer) = listener.accept_raw()?;
+            socket.set_cloexec(true)?;
+            socket.set_nonblocking(nonblocking)?;
+            Ok((socket, peer))
+        }
+        accepted => accepted,
+    }
+}
+
+/// True if an error is that of a system call that is filtered, or not there.
+pub(crate) fn is_refused(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
+}
+
+/// From here on nothing begins to queue at the listener, and [`take`] does not wait. Returns how long what had begun may
+/// still come.
+///
+/// # Errors
+/// If the socket cannot be made non-blocking, and must not be asked for what is queued.
+pub(crate) fn turn_newcomers_away(listener: SockRef<'_>) -> io::Result<Duration> {
+    listener.set_nonblocking(true)?;
+    let (turned, late) = match listener.domain() {
+        Ok(Domain::UNIX) => (listener.shutdown(Shutdown::Read), Duration::ZERO),
+        _ => (listener.attach_filter(&NO_NEWCOMERS), HANDSHAKE),
+    };
+    if let Err(error) = turned {
+        log::debug!(%error, "connections may be made until the listener is closed, and some are then reset");
+    }
+    Ok(late)
+}
+
+/// Takes the connection that has waited longest.
+///
+/// # Errors
+/// The `errno`, which [`Refusal::of`] sorts.
+pub(crate) fn take(listener: SockRef<'_>) -> Result<Socket, i32> {
+    match accept(&listener, false) {
+        Ok((socket, _)) => Ok(socket),
+        Err(error) => Err(error.raw_os_error().unwrap_or(libc::EIO)),
+    }
+}
+
+/// Why the kernel took no connection out of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The queue is empty.
+    Empty,
+    /// One connection was gone before it was accepted (`accept(2)` lists these); the next one may be there.
+    Gone,
+    /// There is no descriptor or no memory now.
+    NoDescriptor,
+    /// It takes none any more.
+    Broken,
+}
+
+impl Refusal {
+    pub(crate) fn of(errno: i32) -> Refusal {
+        match errno {
+            // EINVAL is what a Unix socket says that was shut down.
+            libc::EAGAIN | libc::EINVAL => Refusal::Empty,
+            libc::ECONNABORTED | libc::EINTR | libc::EPROTO => Refusal::Gone,
+            libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => {
+                Refusal::Gone
+            }
+            libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => Refusal::NoDescriptor,
+            _ => Refusal::Broken,
+        }
+    }
+}
+
+/// A queue that is being emptied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Emptying {
+    /// Until when connections may come.
+    until: Duration,
+    /// When the queue is asked again; `None` for at once.
+    retry_at: Option<Duration>,
+    /// Pauses since a connection was last taken.
+    pauses: u32,
+}
+
+impl Emptying {
+    /// Newcomers are turned away since `now`; what had begun may come for this long.
+    pub(crate) fn new(now: Duration, late: Duration) -> Emptying {
+        Emptying { until: now + late, retry_at: None, pauses: 0 }
+    }
+
+    /// How long the queue is left alone still.
+    pub(crate) fn rest(&self, now: Duration) -> Duration {
+        self.retry_at.map_or(Duration::ZERO, |at| at.saturating_sub(now))
+    }
+
+    /// A connection was taken.
+    pub(crate) fn went_on(&mut self) {
+        (self.retry_at, self.pauses) = (None, 0);
+    }
+
+    /// True if the listener is to be closed now, whatever is in its queue.
+    pub(crate) fn is_out_of_time(&self, listener: u16, now: Duration) -> bool {
+        let over = now >= self.until + EMPTIED_MAX;
+        if over {
+            log::warn!(
+                listener,
+                "a listener is closed, and what is in its queue reset: connections came faster than it was emptied"
+            );
+        }
+        over
+    }
+
+    /// The kernel refused. True if the listener is to be closed now.
+    pub(crate) fn is_over(&mut self, listener: u16, errno: i32, now: Duration) -> bool {
+        match Refusal::of(errno) {
+            Refusal::Gone => false,
+            Refusal::Empty => {
+                self.retry_at = Some(self.until.min(now + PAUSE));
+                now >= self.until
+            }
+            Refusal::NoDescriptor if self.pauses < PAUSES_MAX && now < self.until + EMPTIED_MAX => {
+                self.pauses += 1;
+                self.retry_at = Some(now + PAUSE);
+                false
+            }
+            Refusal::NoDescriptor => {
+                log::warn!(
+                    listener,
+                    errno,
+                    "a listener is closed with connections in its queue, which are reset: there was no descriptor for \
+                     them; RLIMIT_NOFILE or fs.file-max is too low for what the server holds"
+                );
+                true
+            }
+            Refusal::Broken => {
+                log::warn!(listener, errno, "a listener is closed before its queue is known to be empty");
+                true
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn want_of_descriptors_is_waited_out_and_then_given_up() {
+        let mut now = Duration::from_secs(5);
+        let mut emptying = Emptying::new(now, Duration::ZERO);
+        for _ in 0..PAUSES_MAX {
+            assert!(!emptying.is_over(0, libc::EMFILE, now));
+            assert_eq!(emptying.rest(now), PAUSE);
+            now += PAUSE;
+            assert_eq!(emptying.rest(now), Duration::ZERO);
+        }
+        let mut other = emptying;
+        assert!(emptying.is_over(0, libc::EMFILE, now));
+        other.went_on();
+        assert!(!other.is_over(0, libc::ENFILE, now), "a connection was taken: patience begins again");
+    }
+
+    #[test]
+    fn a_long_queue_does_not_wait_for_descriptors_without_end() {
+        let began = Duration::from_secs(5);
+        let mut now = began;
+        let mut emptying = Emptying::new(now, HANDSHAKE);
+        while !emptying.is_over(0, libc::EMFILE, now) {
+            now += emptying.rest(now);
+            emptying.went_on();
+        }
+        assert_eq!(now, began + HANDSHAKE + EMPTIED_MAX);
+    }
+
+    #[test]
+    fn queue_that_never_ends_is_given_up() {
+        let now = Duration::from_secs(5);
+        let mut emptying = Emptying::new(now, HANDSHAKE);
+        emptying.went_on();
+        let end = now + HANDSHAKE + EMPTIED_MAX;
+        assert!(!emptying.is_out_of_time(0, end - PAUSE) && emptying.is_out_of_time(0, end));
+    }
+
+    #[test]
+    fn an_empty_queue_is_looked_at_until_handshakes_had_their_time() {
+        let mut now = Duration::from_secs(5);
+        let mut emptying = Emptying::new(now, HANDSHAKE);
+        let mut looks = 0;
+        while !emptying.is_over(0, libc::EAGAIN, now) {
+            now += emptying.rest(now);
+            looks += 1;
+        }
+        assert_eq!((now, looks), (Duration::from_secs(5) + HANDSHAKE, 5));
+    }
+
+    #[test]
+    fn an_empty_queue_is_over_and_a_lost_connection_is_not() {
+        let now = Duration::ZERO;
+        for (errno, over) in [
+            (libc::EAGAIN, true),
+            (libc::EINVAL, true),
+            (libc::EBADF, true),
+            (libc::ECONNABORTED, false),
+            (libc::EINTR, false),
+        ] {
+            let mut emptying = Emptying::new(now, Duration::ZERO);
+            assert_eq!(emptying.is_over(0, errno, now), over, "{errno}");
+            assert_eq!(emptying.rest(now), Duration::ZERO);
+        }
+    }
+}

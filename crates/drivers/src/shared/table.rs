@@ -1,0 +1,154 @@
+//! What a driver knows of each connection, by slot, and a list through some of them.
+
+use ringserve_core::ConnId;
+use ringserve_core::internals::Chunked;
+
+/// No connection: no id has bits above the 60th.
+const VACANT: u64 = u64::MAX;
+
+/// No slot: slots have 24 bits.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Whose a slot is, and its neighbours in the list.
+#[derive(Debug)]
+pub(crate) struct Place {
+    id: u64,
+    /// `NONE` at the ends of the list and outside of it.
+    before: u32,
+    after: u32,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        Place { id: VACANT, before: NONE, after: NONE }
+    }
+}
+
+impl Place {
+    /// The connection, where the slot is not vacant.
+    pub(crate) fn id(&self) -> ConnId {
+        ConnId::from_bits(self.id)
+    }
+
+    /// The slot before this one in the list.
+    pub(crate) fn before(&self) -> u32 {
+        self.before
+    }
+}
+
+/// What a driver knows of a connection. The default is vacant, at rest and in no list.
+pub(crate) trait Entry: Default {
+    fn place(&self) -> &Place;
+    fn place_mut(&mut self) -> &mut Place;
+}
+
+/// All connections, by slot, and a list through some of them. Which ones are in it is for the driver to know.
+pub(crate) struct Table<T> {
+    entries: Chunked<T>,
+    first: u32,
+    last: u32,
+}
+
+impl<T: Entry> Table<T> {
+    pub(crate) fn new() -> Table<T> {
+        Table { entries: Chunked::new(), first: NONE, last: NONE }
+    }
+
+    /// The connection, if the slot is this id's.
+    #[inline]
+    pub(crate) fn find(&mut self, id: ConnId) -> Option<&mut T> {
+        self.entries.get_mut(id.slot()).filter(|entry| entry.place().id == id.bits())
+    }
+
+    /// The connection in a slot, if there is one.
+    #[inline]
+    pub(crate) fn at(&mut self, slot: u32) -> Option<&mut T> {
+        self.entries.get_mut(slot).filter(|entry| entry.place().id != VACANT)
+    }
+
+    /// Makes the slot this id's; `None` if it is another's still.
+    pub(crate) fn open(&mut self, id: ConnId) -> Option<&mut T> {
+        let entry = self.entries.entry(id.slot()).expect("memory for 256 connections");
+        let place = entry.place_mut();
+        if place.id != VACANT {
+            return None;
+        }
+        place.id = id.bits();
+        Some(entry)
+    }
+
+    /// Frees a slot, which is not in the list.
+    pub(crate) fn close(&mut self, slot: u32) {
+        if let Some(entry) = self.at(slot) {
+            *entry = T::default();
+        }
+    }
+
+    /// Every slot that was ever used, vacant ones too.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter()
+    }
+
+    /// The slot at the head of the list, or `NONE`.
+    #[inline]
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// The slot at the tail of the list, or `NONE`.
+    #[inline]
+    pub(crate) fn last(&self) -> u32 {
+        self.last
+    }
+
+    /// Puts a slot that is not in the list behind `before`, which is; `NONE` for its head.
+    pub(crate) fn insert(&mut self, before: u32, slot: u32) {
+        let after = self.entries.get(before).map_or(self.first, |entry| entry.place().after);
+        if let Some(entry) = self.entries.get_mut(slot) {
+            let place = entry.place_mut();
+            (place.before, place.after) = (before, after);
+            self.link(before, slot);
+            self.link(slot, after);
+        }
+    }
+
+    /// Takes a slot that is in the list out of it.
+    pub(crate) fn remove(&mut self, slot: u32) {
+        if let Some(entry) = self.entries.get_mut(slot) {
+            let place = entry.place_mut();
+            let (before, after) = (place.before, place.after);
+            (place.before, place.after) = (NONE, NONE);
+            self.link(before, after);
+        }
+    }
+
+    /// Makes `after` follow `before`; `NONE` is either end of the list.
+    fn link(&mut self, before: u32, after: u32) {
+        match self.entries.get_mut(before) {
+            Some(entry) => entry.place_mut().after = after,
+            None => self.first = after,
+        }
+        match self.entries.get_mut(after) {
+            Some(entry) => entry.place_mut().before = before,
+            None => self.last = before,
+        }
+    }
+
+    /// Walks the list from its head, and panics if it is none.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = (u32, &T)> {
+        let (mut slot, mut before, mut count) = (self.first, NONE, 0);
+        std::iter::from_fn(move || {
+            let Some(entry) = self.entries.get(slot) else {
+                assert_eq!(before, self.last, "the tail of the list");
+                return None;
+            };
+            let (here, place) = (slot, entry.place());
+            assert_ne!(place.id, VACANT, "slot {here} is listed and vacant");
+            assert_eq!(place.before, before, "slot {here} has the wrong neighbour");
+            count += 1;
+            assert!(count <= self.entries.len(), "the list has a loop");
+            (before, slot) = (here, place.after);
+            Some((here, entry))
+        })
+    }
+}

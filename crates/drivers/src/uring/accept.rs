@@ -1,0 +1,192 @@
+//! Accepting, turning what was accepted into connections, and the end of a listener.
+
+use ringserve_core::{AcceptEnd, Completion, ConnId, Socket};
+
+use std::time::Duration;
+
+use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
+use super::{Sink, Uring};
+use crate::shared::accept::{Emptying, TAKEN_IN_A_TURN};
+use crate::shared::report::log;
+
+/// A listener's accept.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Listening {
+    /// True exactly while an accept is with the kernel, or queued for it.
+    armed: bool,
+    /// True exactly when it was told to stop and has not ended.
+    stop: bool,
+    life: Life,
+}
+
+/// What becomes of the listening socket.
+#[derive(Clone, Copy, Debug, Default)]
+enum Life {
+    /// It listens.
+    #[default]
+    Open,
+    /// Once no accept is in flight, the rest of its queue is taken.
+    Emptying(Emptying),
+    Closed,
+}
+
+impl<K: Kernel> Uring<K> {
+    pub(super) fn accept(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        if self.listeners.len() <= index {
+            self.listeners.resize(index + 1, Listening::default());
+        }
+        let listening = &mut self.listeners[index];
+        debug_assert!(!listening.armed, "listener {listener} accepts already");
+        if !matches!(listening.life, Life::Open) {
+            debug_assert!(false, "accept on listener {listener}, which is being closed");
+            return;
+        }
+        *listening = Listening { armed: true, ..Listening::default() };
+        self.queue.push_back(RawOp::Accept { listener });
+    }
+
+    pub(super) fn accept_stop(&mut self, listener: u16) {
+        if let Some(listening) = self.listeners.get_mut(usize::from(listener))
+            && listening.armed
+            && !listening.stop
+        {
+            listening.stop = true;
+            self.queue.push_back(RawOp::CancelAccept { listener });
+        }
+    }
+
+    /// A cancel is pointless once the accept ended, and wrong once there is a new one.
+    pub(super) fn prepare_cancel_accept(&self, listener: u16) -> Option<RawOp> {
+        let listening = self.listeners.get(usize::from(listener))?;
+        (listening.armed && listening.stop).then_some(RawOp::CancelAccept { listener })
+    }
+
+    pub(super) fn stop_listening(&mut self, listener: u16) {
+        let index = usize::from(listener);
+        if self.listeners.len() <= index {
+            self.listeners.resize(index + 1, Listening::default());
+        }
+        if !matches!(self.listeners[index].life, Life::Open) {
+            debug_assert!(false, "listener {listener} is closed twice");
+            return;
+        }
+        self.stats.calls += 1;
+        let late = self.kernel.turn_newcomers_away(listener);
+        self.listeners[index].life = Life::Emptying(Emptying::new(self.kernel.now(), late));
+        self.emptying += 1;
+        self.accept_stop(listener);
+    }
+
+    /// How long it is until a queue can be asked for what is left in it. A queue with an accept in flight is not asked:
+    /// the end of the accept is a completion.
+    #[cold]
+    pub(super) fn queue_due_in(&mut self) -> Option<Duration> {
+        let now = self.kernel.now();
+        let emptied = self.listeners.iter().filter(|listening| !listening.armed);
+        let rests = emptied.filter_map(|listening| match listening.life {
+            Life::Emptying(emptying) => Some(emptying.rest(now)),
+            Life::Open | Life::Closed => None,
+        });
+        rests.min()
+    }
+
+    /// Takes what is left in the queues of listeners whose accept ended, within the budget, and closes those that are
+    /// empty.
+    #[cold]
+    pub(super) fn empty_queues(&mut self, sink: &mut Sink<'_>) {
+        let now = self.kernel.now();
+        for index in 0..self.listeners.len() {
+            let Listening { armed: false, life: Life::Emptying(mut emptying), .. } = self.listeners[index]
+            else {
+                continue;
+            };
+            let listener = index as u16;
+            let mut over = emptying.is_out_of_time(listener, now);
+            for _ in 0..TAKEN_IN_A_TURN {
+                if over || !sink.has_room() || !emptying.rest(now).is_zero() {
+                    break;
+                }
+                self.stats.calls += 1;
+                match self.kernel.take_queued(listener) {
+                    Ok(fd) => {
+                        emptying.went_on();
+                        self.accepted(listener, fd, sink);
+                    }
+                    Err(errno) => over = emptying.is_over(listener, errno, now),
+                }
+            }
+            self.listeners[index].life = Life::Emptying(emptying);
+            if over {
+                self.stats.calls += 1;
+                self.kernel.close_listener(listener);
+                self.listeners[index].life = Life::Closed;
+                self.emptying -= 1;
+                sink.push(Completion::AcceptEnded { listener, end: AcceptEnd::Closed });
+            }
+        }
+    }
+
+    fn accepted(&mut self, listener: u16, fd: i32, sink: &mut Sink<'_>) {
+        self.stats.calls += 1;
+        let peer = self.kernel.peer_of(fd);
+        sink.push(Completion::Accepted { listener, socket: Socket(fd as u64), peer });
+    }
+
+    pub(super) fn adopt(&mut self, id: ConnId, socket: Socket) {
+        assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
+        if !self.ports.open(id) {
+            // Closing it is all that can be done without mixing up two connections.
+            self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 });
+            return Self::unknown(id, "adopt");
+        }
+        self.queue.push_back(RawOp::Install { id, fd: socket.0 as i32 });
+    }
+
+    #[cold]
+    pub(super) fn on_install_failed(&mut self, cqe: RawCqe) {
+        log::warn!(id = %cqe.id(), errno = -cqe.res, "a socket could not enter the ring's file table");
+        self.anomalies.installs_failed += 1;
+    }
+
+    pub(super) fn on_accept(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let listener = cqe.user_data as u16;
+        let index = usize::from(listener);
+        if !self.listeners.get(index).is_some_and(|listening| listening.armed) {
+            if cqe.res >= 0 {
+                self.queue.push_back(RawOp::CloseFd { fd: cqe.res });
+            }
+            return self.stale(cqe);
+        }
+        if cqe.res >= 0 {
+            self.accepted(listener, cqe.res, sink);
+            if cqe.flags & F_MORE != 0 {
+                return;
+            }
+        }
+        self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
+        if !matches!(self.listeners[index].life, Life::Open) {
+            // What is still queued is taken from here on, and the end comes with the last of it.
+            (self.listeners[index].armed, self.listeners[index].stop) = (false, false);
+            return;
+        }
+        let end = match -cqe.res {
+            // Ended by itself, or one connection was gone before it was accepted (accept(2) lists these).
+            _ if cqe.res >= 0 => None,
+            libc::ECONNABORTED | libc::EINTR | libc::EAGAIN | libc::EPROTO => None,
+            libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => None,
+            libc::ECANCELED => None,
+            libc::EMFILE => Some(AcceptEnd::Descriptors),
+            libc::ENFILE => Some(AcceptEnd::SystemFiles),
+            errno => Some(AcceptEnd::Error(errno)),
+        };
+        let end = end.or(self.listeners[index].stop.then_some(AcceptEnd::Stopped));
+        match end {
+            None => self.queue.push_back(RawOp::Accept { listener }),
+            Some(end) => {
+                self.listeners[index] = Listening::default();
+                sink.push(Completion::AcceptEnded { listener, end });
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Shutting down and closing.
+
+use ringserve_core::{CloseHow, Completion, ConnId};
+
+use super::kernel::{Kernel, RawCqe, RawOp};
+use super::table::{Life, Port, Receiving, Sending};
+use super::{Sink, Uring};
+
+impl<K: Kernel> Uring<K> {
+    pub(super) fn shutdown(&mut self, id: ConnId) {
+        match self.ports.find(id) {
+            Some(port) if port.life == Life::Open => {
+                port.life = Life::ShutsDown;
+                self.queue.push_back(RawOp::Shutdown { id });
+            }
+            _ => Self::unknown(id, "shutdown"),
+        }
+    }
+
+    /// Pointless once the receive ended.
+    pub(super) fn prepare_shutdown_input(&mut self, id: ConnId) -> Option<RawOp> {
+        let port = self.ports.find(id)?;
+        match (port.receiving, port.life) {
+            (Receiving::No, Life::EndsInput) => port.life = Life::Open,
+            (Receiving::No, Life::Clears(how)) => {
+                port.life = Life::Open;
+                self.close(id, how);
+            }
+            _ => return Some(RawOp::ShutdownInput { id }),
+        }
+        None
+    }
+
+    pub(super) fn on_shutdown(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let id = cqe.id();
+        match self.ports.find(id) {
+            Some(port) if port.life == Life::ShutsDown => {
+                port.life = Life::Open;
+                sink.push(Completion::ShutDown { id });
+            }
+            Some(port) if port.life == Life::EndsInput => {
+                port.life = Life::Open;
+                if port.receiving == Receiving::Armed {
+                    // Its end is on the way, or it is not with the kernel any more.
+                    self.cancel_receive_later(id);
+                }
+            }
+            Some(port) if port.is_clearing() => {
+                port.receive_cancels = port.receive_cancels.saturating_add(1);
+                self.queue.push_back(RawOp::CancelReceive { id });
+            }
+            Some(Port { life: life @ Life::Clears(_), .. }) => {
+                if let Life::Clears(how) = std::mem::replace(life, Life::Open) {
+                    self.close(id, how);
+                }
+            }
+            _ => self.stale(cqe),
+        }
+    }
+
+    pub(super) fn close(&mut self, id: ConnId, how: CloseHow) {
+        let Some(port) = self.ports.find(id) else { return Self::unknown(id, "close") };
+        if port.receiving == Receiving::Doubtful && port.life == Life::Open && port.sending == Sending::No {
+            return self.clear(id, how);
+        }
+        if port.life == Life::EndsInput {
+            // The end of the shutdown comes first.
+            port.life = Life::Clears(how);
+            return;
+        }
+        let idle = port.receiving == Receiving::No && port.sending == Sending::No;
+        debug_assert!(idle && port.life == Life::Open, "close of {id} with an operation in flight: {port:?}");
+        port.life = Life::Closes;
+        self.queue.push_back(RawOp::Close { id, how });
+    }
+
+    /// Makes sure that the kernel has no receive of this connection: it would hold the socket, and its bytes would come under
+    /// the name of the slot's next connection. Shutting the input down ends a receive that lives, with a completion before
+    /// that of the shutdown: so a cancel that finds none afterwards is right. The peer notices nothing.
+    #[cold]
+    fn clear(&mut self, id: ConnId, how: CloseHow) {
+        if let Some(port) = self.ports.find(id) {
+            port.life = Life::Clears(how);
+            self.queue.push_back(RawOp::ShutdownInput { id });
+        }
+    }
+
+    /// The answer to a cancel after the input was shut down.
+    #[cold]
+    pub(super) fn on_cleared(&mut self, id: ConnId, res: i32) {
+        let Some(port) = self.ports.find(id) else { return };
+        let Life::Clears(how) = port.life else { return };
+        if port.receive_cancels > 0 {
+            // This one is of an earlier cancel.
+            return;
+        }
+        if res == -libc::ENOENT {
+            (port.receiving, port.life) = (Receiving::No, Life::Open);
+            return self.close(id, how);
+        }
+        port.receive_cancels += 1;
+        self.cancel_again(RawOp::CancelReceive { id });
+    }
+
+    /// An error says that the slot was empty already: the socket could not be installed in it.
+    pub(super) fn on_close(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let id = cqe.id();
+        if !self.ports.find(id).is_some_and(|port| port.life == Life::Closes) {
+            return self.stale(cqe);
+        }
+        self.ports.close(id);
+        self.take_failed(id);
+        sink.push(Completion::Closed { id });
+    }
+}

@@ -1,0 +1,350 @@
+//! The kernel interface: what passes between the two halves of the io_uring driver, as plain values.
+//!
+//! Above it lies the bookkeeping ([`Uring`](crate::Uring)), below it a [`Kernel`]: the real one
+//! ([`SystemKernel`](crate::SystemKernel)) or a simulated one, which needs no `unsafe`.
+//!
+//! Ownership passes with the operation: a batch is moved into its [`RawOp::Send`] and comes back in
+//! that operation's [`RawCqe`]; an accepted descriptor, or a new one, belongs to the kernel half until a
+//! [`RawOp::Install`] or [`RawOp::CloseFd`] names it. So the half that hands pointers to the kernel is also
+//! the one that keeps what they point to.
+//!
+//! Receive buffers are lent and taken back by the bookkeeping half, which owns the [`KernelSide`]; it lends it
+//! to [`Kernel::reap`], so that a simulated kernel can write the bytes of a completion at the moment the
+//! completion is reaped.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ringserve_buf::KernelSide;
+use ringserve_core::{Address, Batch, CloseHow, ConnId};
+
+/// The multishot operation goes on: more completions follow.
+pub const F_MORE: u32 = 1 << 1;
+/// A buffer was used; its id is in the upper half of the flags.
+pub const F_BUFFER: u32 = 1 << 0;
+/// The kernel goes on writing into the buffer, behind the bytes of this completion.
+pub const F_BUF_MORE: u32 = 1 << 4;
+/// Where the buffer id starts in the flags.
+pub const BUFFER_SHIFT: u32 = 16;
+
+/// What an operation is: the upper 4 bits of a `user_data`, of which 12 is free. The other 60 are the connection's
+/// [`ConnId::bits`], or the number of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Nobody waits for it; it posts a completion only when it failed.
+    Ignored = 0,
+    /// Multishot accept.
+    Accept = 1,
+    /// Multishot receive.
+    Receive = 2,
+    /// Send.
+    Send = 3,
+    /// Shutdown of one side.
+    Shutdown = 4,
+    /// Close of a connection's descriptor.
+    Close = 5,
+    /// Cancel of an accept.
+    CancelAccept = 6,
+    /// Cancel of a receive.
+    CancelReceive = 7,
+    /// Cancel of a send.
+    CancelSend = 8,
+    /// Read of the wake-up descriptor.
+    Wake = 9,
+    /// A descriptor becomes a connection; it posts a completion only when it failed.
+    Install = 10,
+    /// A look at what a receive would find.
+    Probe = 11,
+    /// The kernel half's own timer went off: a wait was over.
+    Timer = 13,
+    /// Connect.
+    Connect = 14,
+    /// Cancel of a connect.
+    CancelConnect = 15,
+}
+
+impl Kind {
+    /// Puts a `user_data` together.
+    pub fn with(self, bits: u64) -> u64 {
+        debug_assert_eq!(bits >> 60, 0);
+        (self as u64) << 60 | bits
+    }
+
+    /// What a `user_data` names; `None` for values nobody made.
+    pub fn of(user_data: u64) -> Option<Kind> {
+        Some(match user_data >> 60 {
+            0 => Kind::Ignored,
+            1 => Kind::Accept,
+            2 => Kind::Receive,
+            3 => Kind::Send,
+            4 => Kind::Shutdown,
+            5 => Kind::Close,
+            6 => Kind::CancelAccept,
+            7 => Kind::CancelReceive,
+            8 => Kind::CancelSend,
+            9 => Kind::Wake,
+            10 => Kind::Install,
+            11 => Kind::Probe,
+            13 => Kind::Timer,
+            14 => Kind::Connect,
+            15 => Kind::CancelConnect,
+            _ => return None,
+        })
+    }
+}
+
+/// How a send is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendMode {
+    /// What fits at once (`MSG_DONTWAIT`). It completes within the [`Kernel::enter`] that submits it.
+    Try,
+    /// Like `Try`, but when everything fitted its completion does not end the wait of that
+    /// [`Kernel::enter`]; it is there when something else does.
+    TryQuietly,
+    /// All of it, however long that takes (`MSG_WAITALL`). A short result only after a cancel or an error.
+    All,
+}
+
+/// An operation for the kernel.
+///
+/// Operations are carried out in the order they are submitted, as far as they complete at once.
+#[derive(Debug)]
+pub enum RawOp {
+    /// Multishot accept, or one of a single connection where other rings accept from the same queue. Completions:
+    /// descriptors, with [`F_MORE`] but for the last one, or an error.
+    Accept {
+        /// Index of the listener.
+        listener: u16,
+    },
+    /// A descriptor becomes connection `id`, in the place of its slot. No completion unless it
+    /// failed: then every operation on the connection ends with `EBADF`.
+    Install {
+        /// The connection.
+        id: ConnId,
+        /// From an accept's completion, or from [`Kernel::open_socket`]. It is closed, or is the connection's from now on.
+        fd: i32,
+    },
+    /// Closes an accepted descriptor. No completion unless it failed.
+    CloseFd {
+        /// From an accept's completion.
+        fd: i32,
+    },
+    /// Connects an installed socket. One completion: 0 or an error.
+    Connect {
+        /// The connection.
+        id: ConnId,
+        /// Where to; what [`Kernel::open_socket`] was given for this socket.
+        address: Box<Address>,
+    },
+    /// Cancels a connect. One completion: 0, `ENOENT` if it ended already, or `EALREADY`.
+    CancelConnect {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Multishot receive into provided buffers. Completions: lengths with [`F_BUFFER`] and the buffer's id, and
+    /// [`F_MORE`] but for the last one; 0 at the end of the stream; or an error.
+    Receive {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Looks at what a receive would find, and leaves it there (`MSG_PEEK | MSG_DONTWAIT`). One completion, within the
+    /// [`Kernel::enter`] that submits it: 1 if there are bytes, 0 at the end of the stream, `EAGAIN` if there is nothing,
+    /// or the error, which the socket then has forgotten.
+    Probe {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Send from the start of the batch. One completion, which returns the batch as it was.
+    Send {
+        /// The connection.
+        id: ConnId,
+        /// What to send; not empty.
+        batch: Box<Batch>,
+        /// How.
+        mode: SendMode,
+    },
+    /// `shutdown(SHUT_WR)`. One completion.
+    Shutdown {
+        /// The connection.
+        id: ConnId,
+    },
+    /// `shutdown(SHUT_RD)`: a receive that is armed ends. One completion, of [`Kind::Shutdown`], after that end.
+    ShutdownInput {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Closes the connection's descriptor. One completion.
+    Close {
+        /// The connection.
+        id: ConnId,
+        /// With FIN or with RST.
+        how: CloseHow,
+    },
+    /// Cancels an accept. One completion: 0, `ENOENT` if it ended already, or `EALREADY`.
+    CancelAccept {
+        /// Index of the listener.
+        listener: u16,
+    },
+    /// Cancels a receive; completions as above.
+    CancelReceive {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Cancels a send; completions as above.
+    CancelSend {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Completes when another thread wants the turn to return.
+    ReadWake,
+}
+
+impl RawOp {
+    /// The `user_data` its completions carry.
+    pub fn user_data(&self) -> u64 {
+        match self {
+            RawOp::Accept { listener } => Kind::Accept.with(u64::from(*listener)),
+            RawOp::Install { id, .. } => Kind::Install.with(id.bits()),
+            RawOp::CloseFd { .. } => Kind::Ignored.with(0),
+            RawOp::Connect { id, .. } => Kind::Connect.with(id.bits()),
+            RawOp::CancelConnect { id } => Kind::CancelConnect.with(id.bits()),
+            RawOp::Receive { id } => Kind::Receive.with(id.bits()),
+            RawOp::Probe { id } => Kind::Probe.with(id.bits()),
+            RawOp::Send { id, .. } => Kind::Send.with(id.bits()),
+            RawOp::Shutdown { id } | RawOp::ShutdownInput { id } => Kind::Shutdown.with(id.bits()),
+            RawOp::Close { id, .. } => Kind::Close.with(id.bits()),
+            RawOp::CancelAccept { listener } => Kind::CancelAccept.with(u64::from(*listener)),
+            RawOp::CancelReceive { id } => Kind::CancelReceive.with(id.bits()),
+            RawOp::CancelSend { id } => Kind::CancelSend.with(id.bits()),
+            RawOp::ReadWake => Kind::Wake.with(0),
+        }
+    }
+}
+
+/// A completion from the kernel.
+#[derive(Debug)]
+pub struct RawCqe {
+    /// Which operation.
+    pub user_data: u64,
+    /// Its result, or a negative `errno`.
+    pub res: i32,
+    /// [`F_MORE`], [`F_BUFFER`], [`F_BUF_MORE`] and the buffer id.
+    pub flags: u32,
+    /// What a [`RawOp::Send`] was given; `None` for all others.
+    pub batch: Option<Box<Batch>>,
+}
+
+impl RawCqe {
+    /// A completion that returns no batch.
+    pub fn new(user_data: u64, res: i32, flags: u32) -> RawCqe {
+        RawCqe { user_data, res, flags, batch: None }
+    }
+
+    /// The connection named, for kinds that name one.
+    pub fn id(&self) -> ConnId {
+        ConnId::from_bits(self.user_data)
+    }
+
+    /// The buffer used, if one was.
+    pub fn buffer(&self) -> Option<u16> {
+        (self.flags & F_BUFFER != 0).then_some((self.flags >> BUFFER_SHIFT) as u16)
+    }
+}
+
+/// A [`SendMode::TryQuietly`] that fitted.
+#[derive(Debug)]
+pub struct SentQuietly {
+    /// The connection.
+    pub id: ConnId,
+    /// How many bytes of the batch were sent.
+    pub bytes: i32,
+    /// What was given, as it was.
+    pub batch: Box<Batch>,
+}
+
+/// The lower half of the io_uring driver.
+pub trait Kernel {
+    /// Queues an operation for the next [`enter`](Kernel::enter).
+    ///
+    /// # Errors
+    /// The operation comes back if the submission queue is full.
+    fn submit(&mut self, op: RawOp) -> Result<(), RawOp>;
+
+    /// How many queue entries the next [`enter`](Kernel::enter) would submit.
+    fn queued(&mut self) -> usize;
+
+    /// Puts a lent buffer behind the last one in the buffer ring. The ring has room: never more than
+    /// [`buffer_ring_entries`](Kernel::buffer_ring_entries) are in it.
+    fn provide(&mut self, side: &mut KernelSide, buffer: u16);
+
+    /// True if one buffer takes the bytes of several receives ([`F_BUF_MORE`]).
+    fn is_incremental(&self) -> bool {
+        false
+    }
+
+    /// How many buffers the buffer ring holds at most.
+    fn buffer_ring_entries(&self) -> usize;
+
+    /// Replaces the buffer ring by an empty one. To be called only while no receive is in flight: every buffer that was in the
+    /// ring may then be taken back. False if the kernel refuses; then all is as before.
+    fn renew_buffer_ring(&mut self) -> bool;
+
+    /// Submits what is queued and lets the kernel post completions. With `wait_for` above 0 it blocks
+    /// until that many completions can be reaped (a [`SendMode::TryQuietly`] that fitted is none) or the
+    /// timeout is over; when it could not submit everything it does not block.
+    ///
+    /// # Errors
+    /// As the `errno`. `EINTR`, `ETIME`, `EBUSY`, `EAGAIN` and `ENOMEM` are not failures, but it may have submitted
+    /// or waited less than asked.
+    fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32>;
+
+    /// Takes the oldest completion.
+    fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe>;
+
+    /// Takes the oldest send that fitted and has no completion of its own. None is told of before every completion
+    /// was reaped.
+    fn reap_quiet(&mut self) -> Option<SentQuietly>;
+
+    /// True if [`reap`](Kernel::reap) or [`reap_quiet`](Kernel::reap_quiet) would return something.
+    fn has_completions(&mut self) -> bool;
+
+    /// True if the kernel holds back completions, or work that leads to some, until the next
+    /// [`enter`](Kernel::enter).
+    fn has_task_work(&mut self) -> bool;
+
+    /// True while the completion queue overflows: an [`enter`](Kernel::enter) brings the rest once there is
+    /// room.
+    fn is_overflowing(&mut self) -> bool;
+
+    /// The peer's address, for a descriptor from an accept's completion. `None` for Unix sockets and for a
+    /// peer that is gone.
+    fn peer_of(&mut self, fd: i32) -> Option<SocketAddr>;
+
+    /// Nothing begins to queue at the listener from here on. What is queued can still be taken, and so can what comes
+    /// within the time returned: its handshake had begun.
+    fn turn_newcomers_away(&mut self, listener: u16) -> Duration;
+
+    /// Takes a connection out of the listener's queue, without waiting; the descriptor is as one of an accept's
+    /// completion. Only after [`turn_newcomers_away`](Kernel::turn_newcomers_away).
+    ///
+    /// # Errors
+    /// The `errno`; `EAGAIN` if the queue is empty.
+    fn take_queued(&mut self, listener: u16) -> Result<i32, i32>;
+
+    /// Closes the listening socket. No accept is in flight there.
+    fn close_listener(&mut self, listener: u16);
+
+    /// The time of a clock that never goes back.
+    fn now(&mut self) -> Duration;
+
+    /// Makes a socket for a connection to `address`; the descriptor is as one of an accept's completion.
+    ///
+    /// # Errors
+    /// The `errno`.
+    fn open_socket(&mut self, address: &Address) -> Result<i32, i32>;
+
+    /// Ends every operation, within a bound. True if none is left that could read or write memory; false if
+    /// the caller has to leak the receive memory instead.
+    fn finish(&mut self, side: &mut KernelSide) -> bool;
+}

@@ -1,0 +1,433 @@
+//! The bookkeeping half of the io_uring driver: which operation is in flight, which buffer is where.
+//!
+//! ```text
+//!   submit(Op) ──▶ queue ──▶ Kernel::submit ─┐
+//!                    ▲                       ├─ Kernel::enter, at most once a turn
+//!   parked ──────────┘ (buffers are back)    │
+//!                    ▲                       ▼
+//!   turn(..) ◀── completion ◀───────── Kernel::reap
+//! ```
+//!
+//! There is no `unsafe` here, and nothing that knows of pointers or descriptors' meaning. Each completion is
+//! checked against the id in its slot, generation included.
+
+mod accept;
+mod buffers;
+mod cancel;
+mod close;
+mod config;
+mod connect;
+mod give_back;
+pub mod kernel;
+mod receive;
+mod send;
+mod system;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use ringserve_buf::{KernelSide, Pool};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Wait};
+
+use crate::shared::report::log;
+use accept::Listening;
+use buffers::Buffers;
+use cancel::Later;
+use give_back::Rest;
+use kernel::{Kernel, Kind, RawCqe, RawOp};
+use table::{Ports, Sending};
+
+pub use config::UringConfig;
+pub use system::SystemKernel;
+pub use system::probe::{Found, probe, probe_ring, try_apart};
+
+/// The io_uring driver over a [`Kernel`].
+///
+/// It belongs to the thread that made it. Dropping it ends every operation within a bound and closes every
+/// connection; where the kernel does not let go of memory in time, the memory is leaked.
+pub struct Uring<K: Kernel> {
+    kernel: K,
+    side: KernelSide,
+    pool: Pool,
+    buffers: Buffers,
+    ports: Ports,
+    listeners: Vec<Listening>,
+    /// How many of them are being emptied, to be closed.
+    emptying: usize,
+    /// Cancels that did not find what they were for, and those of receives that may tell by themselves.
+    later: Later,
+    /// Receives to be looked at.
+    probes: VecDeque<ConnId>,
+    /// Errors of sockets that told a probe and will tell no receive, as the `errno`.
+    failed: HashMap<ConnId, i32>,
+    rest: Rest,
+    /// Operations the kernel half was not given yet, in order.
+    queue: VecDeque<RawOp>,
+    /// Completions made here, or beyond the last turn's budget, in order.
+    ready: VecDeque<Completion>,
+    /// True until the next turn if nobody waits for the sends of it.
+    quiet: bool,
+    /// True while the completion queue overflows, so that each time counts once.
+    overflowing: bool,
+    connections_max: u32,
+    stats: DriverStats,
+    anomalies: Anomalies,
+}
+
+/// Completions that should not have come. All are bugs, of the driver or of the kernel, and harmless to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anomalies {
+    /// For a connection or an operation that is not there; its buffer went back.
+    pub stale: u64,
+    /// Terminal by every sign but its `F_MORE` flag.
+    pub more_flag: u64,
+    /// Receives that ended without telling, as far as can be known; found when they were to be cancelled.
+    pub silent_ends: u64,
+    /// Completions of such receives, which had not ended; their bytes are lost, and so is the connection.
+    pub late_ends: u64,
+    /// Descriptors that could not be made a connection.
+    pub installs_failed: u64,
+}
+
+/// Where a turn's completions go.
+struct Sink<'a> {
+    out: &'a mut Vec<Completion>,
+    /// What exceeds the budget.
+    ready: VecDeque<Completion>,
+    /// Length of `out` at which the budget ends.
+    end: usize,
+    /// Received bytes that are left of the budget.
+    bytes: usize,
+}
+
+impl Sink<'_> {
+    fn has_room(&self) -> bool {
+        self.out.len() < self.end && self.bytes > 0
+    }
+
+    /// Starts with what the last turn left.
+    fn take_ready(&mut self) {
+        while self.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            self.push(completion);
+        }
+    }
+
+    // Always inlined, so that a completion is built where it stays instead of being moved there.
+    #[inline(always)]
+    fn push(&mut self, completion: Completion) {
+        if !self.has_room() {
+            return self.ready.push_back(completion);
+        }
+        if let Completion::Received { lease, .. } = &completion {
+            self.bytes = self.bytes.saturating_sub(lease.len());
+        }
+        self.out.push(completion);
+    }
+}
+
+impl<K: Kernel> Uring<K> {
+    /// A driver over `kernel`, which receives into the pool of `side` and holds at most `connections_max`
+    /// connections, at slots below that number.
+    pub fn with_kernel(kernel: K, side: KernelSide, connections_max: u32) -> Uring<K> {
+        let mut queue = VecDeque::new();
+        queue.push_back(RawOp::ReadWake);
+        let buffers = Buffers::new(kernel.buffer_ring_entries());
+        Uring {
+            pool: side.pool(),
+            kernel,
+            side,
+            buffers,
+            ports: Ports::new(),
+            listeners: Vec::new(),
+            emptying: 0,
+            later: Later::new(),
+            probes: VecDeque::new(),
+            failed: HashMap::new(),
+            rest: Rest::No,
+            queue,
+            ready: VecDeque::new(),
+            quiet: false,
+            overflowing: false,
+            connections_max,
+            stats: DriverStats::default(),
+            anomalies: Anomalies::default(),
+        }
+    }
+
+    /// Completions that should not have come, since the start.
+    pub fn anomalies(&self) -> Anomalies {
+        self.anomalies
+    }
+
+    /// The lower half.
+    pub fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// Not public: with the real kernel it would let anyone end a loan of memory that the kernel still uses. A
+    /// simulated kernel shares its state with whoever directs it, through an `Rc`.
+    pub(crate) fn kernel_mut(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// Moves queued operations into the submission queue until it is full.
+    fn flush(&mut self) {
+        while let Some(op) = self.queue.pop_front() {
+            let Some(op) = self.prepare(op) else { continue };
+            if let Err(op) = self.kernel.submit(op) {
+                self.unprepare(&op);
+                self.queue.push_front(op);
+                self.stats.submissions_delayed += self.queue.len() as u64;
+                return;
+            }
+        }
+    }
+
+    /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
+    #[inline]
+    fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
+        let cancel = match op {
+            RawOp::Receive { .. } => {
+                self.stats.receives_armed += 1;
+                return Some(op);
+            }
+            RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
+            RawOp::Probe { id } => {
+                let probe = self.prepare_probe(id)?;
+                self.stats.probes += 1;
+                return Some(probe);
+            }
+            RawOp::ShutdownInput { id } => return self.prepare_shutdown_input(id),
+            RawOp::CancelSend { id } => self.prepare_cancel_send(id)?,
+            RawOp::CancelReceive { id } => self.prepare_cancel_receive(id)?,
+            RawOp::CancelAccept { listener } => self.prepare_cancel_accept(listener)?,
+            RawOp::CancelConnect { id } => self.prepare_cancel_connect(id)?,
+            op => return Some(op),
+        };
+        self.stats.cancels += 1;
+        Some(cancel)
+    }
+
+    #[cold]
+    fn unprepare(&mut self, op: &RawOp) {
+        match op {
+            RawOp::Receive { .. } => self.stats.receives_armed -= 1,
+            RawOp::Probe { .. } => self.stats.probes -= 1,
+            RawOp::CancelSend { .. }
+            | RawOp::CancelReceive { .. }
+            | RawOp::CancelAccept { .. }
+            | RawOp::CancelConnect { .. } => self.stats.cancels -= 1,
+            RawOp::Send { id, .. } => {
+                if let Some(port) = self.ports.find(*id) {
+                    port.sending = Sending::Queued;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Submits, and waits as told.
+    #[inline]
+    pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
+        self.arm_parked();
+        self.repeat_cancels();
+        self.queue_probes();
+        self.flush();
+        self.quiet = false;
+        self.enter(wait)
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
+    pub(crate) fn has_to_do(&mut self) -> bool {
+        let due = self.due_in() == Some(Duration::ZERO);
+        let queued = !self.queue.is_empty() || !self.probes.is_empty();
+        let here = !self.ready.is_empty() || queued || self.can_arm_parked() || due;
+        here || self.kernel.has_task_work() || self.kernel.is_overflowing()
+    }
+
+    /// How long it is until the driver has something to do by itself, whatever the kernel brings.
+    #[inline]
+    pub(crate) fn due_in(&mut self) -> Option<Duration> {
+        let cancels = self.cancels_due_in();
+        if self.emptying == 0 && matches!(self.rest, Rest::No) {
+            return cancels;
+        }
+        let queue = if self.emptying == 0 { None } else { self.queue_due_in() };
+        queue.into_iter().chain(cancels).chain(self.rest_due_in()).min()
+    }
+
+    /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
+    fn enter(&mut self, wait: Wait) -> Result<(), i32> {
+        let overflowing = self.kernel.is_overflowing();
+        self.stats.overflows += u64::from(overflowing && !self.overflowing);
+        self.overflowing = overflowing;
+        let something = !self.ready.is_empty() || self.kernel.has_completions();
+        // Parked receives are armed a few at a time; the next few must not wait for a completion.
+        let queued = !self.queue.is_empty() || !self.probes.is_empty();
+        let more_to_do = queued || self.can_arm_parked();
+        let due = self.due_in();
+        let timeout = match wait {
+            _ if something || more_to_do || due == Some(Duration::ZERO) => None,
+            Wait::No | Wait::For(Duration::ZERO) => None,
+            Wait::For(time) => Some(Some(due.map_or(time, |due| due.min(time)))),
+            Wait::Forever => Some(due),
+        };
+        let held_back = !something && (overflowing || self.kernel.has_task_work());
+        if self.kernel.queued() == 0 && timeout.is_none() && !held_back {
+            return Ok(());
+        }
+        self.stats.enters += 1;
+        let entered = self.kernel.enter(u32::from(timeout.is_some()), timeout.flatten());
+        match entered {
+            // Without memory now, it may have some for the next turn.
+            Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => Ok(()),
+            entered => entered,
+        }
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        match Kind::of(cqe.user_data) {
+            Some(Kind::Receive) => self.on_receive(cqe, sink),
+            Some(Kind::Send) => self.on_send(cqe, sink),
+            Some(Kind::Accept) => self.on_accept(cqe, sink),
+            Some(Kind::Shutdown) => self.on_shutdown(cqe, sink),
+            Some(Kind::Close) => self.on_close(cqe, sink),
+            Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
+            Some(Kind::Probe) => self.on_probe(cqe),
+            Some(Kind::Connect) => self.on_connect(cqe, sink),
+            Some(Kind::CancelSend) => self.on_cancel_send(cqe),
+            Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
+            Some(Kind::CancelConnect) => self.on_cancel_connect(cqe),
+            Some(Kind::Timer) => {}
+            Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
+            Some(Kind::Install) => self.on_install_failed(cqe),
+            Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation without a completion failed"),
+            None => self.stale(cqe),
+        }
+    }
+
+    /// The error that a probe took from a connection's socket.
+    fn take_failed(&mut self, id: ConnId) -> Option<i32> {
+        if self.failed.is_empty() { None } else { self.failed.remove(&id) }
+    }
+
+    /// Counts a completion nobody waits for, and gives its buffer back.
+    #[cold]
+    fn stale(&mut self, cqe: RawCqe) {
+        self.buffers.arrived(&mut self.side, &cqe);
+        self.anomalies.stale += 1;
+        log::error!(?cqe, "stale completion");
+        #[cfg(all(debug_assertions, not(test)))]
+        panic!("stale completion {cqe:?}");
+    }
+
+    /// Panics if the parts disagree. Linear in the number of parked connections, constant otherwise.
+    pub fn invariants(&self) {
+        let counts = self.pool.counts();
+        assert_eq!(
+            counts.with_kernel,
+            self.buffers.in_ring(),
+            "buffers with the kernel are those in its ring"
+        );
+        assert!(self.buffers.in_ring() <= self.kernel.buffer_ring_entries());
+        self.ports.invariants();
+    }
+
+    /// The id must be adopted: anything else is a bug of whoever submits.
+    #[cold]
+    fn unknown(id: ConnId, what: &str) {
+        log::error!(%id, what, "operation on a connection that is not there");
+        debug_assert!(false, "{what} on {id}, which is not adopted or is busy with one already");
+    }
+}
+
+impl<K: Kernel> Driver for Uring<K> {
+    fn submit(&mut self, op: Op) {
+        match op {
+            Op::Accept { listener } => self.accept(listener),
+            Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::StopListening { listener } => self.stop_listening(listener),
+            Op::Adopt { id, socket } => self.adopt(id, socket),
+            Op::Refuse { socket } => self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 }),
+            Op::Connect { id, address } => self.connect(id, address),
+            Op::ConnectStop { id } => self.connect_stop(id),
+            Op::Receive { id } => self.receive(id),
+            Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::ShutdownInput { id } => self.shutdown_input(id),
+            Op::Probe { id } => self.probe(id),
+            Op::Send { id, batch } => self.send(id, batch),
+            Op::SendStop { id } => self.send_stop(id),
+            Op::Shutdown { id } => self.shutdown(id),
+            Op::Close { id, how } => self.close(id, how),
+        }
+    }
+
+    fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32> {
+        self.stats.turns += 1;
+        self.submit_queued(wait)?;
+        let end = completions.len() + budget.completions.max(1);
+        let ready = std::mem::take(&mut self.ready);
+        let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };
+        sink.take_ready();
+        if self.emptying > 0 {
+            self.empty_queues(&mut sink);
+        }
+        while sink.has_room() {
+            if let Some(cqe) = self.kernel.reap(&mut self.side) {
+                self.complete(cqe, &mut sink);
+            } else if let Some(sent) = self.kernel.reap_quiet() {
+                self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
+            } else {
+                break;
+            }
+        }
+        self.ready = sink.ready;
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+        Ok(())
+    }
+
+    fn defer_sent(&mut self) {
+        self.quiet = true;
+    }
+
+    fn give_back(&mut self) -> GivesBack {
+        self.take_buffers_back()
+    }
+
+    fn may_lend_beyond_turn(&self) -> bool {
+        !self.kernel.is_incremental()
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn stats(&self) -> DriverStats {
+        self.stats
+    }
+
+    fn connections_max(&self) -> usize {
+        self.connections_max as usize
+    }
+}
+
+impl<K: Kernel> Drop for Uring<K> {
+    fn drop(&mut self) {
+        if !self.kernel.finish(&mut self.side) {
+            // The kernel may still write into lent buffers: keep the memory for good.
+            std::mem::forget(self.pool.clone());
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Receiving: arm, park, stop, and see whether one that is silent lives.
+//!
+//! ```text
+//!            ┌───── ended by itself ─────┐
+//!            ▼                           │
+//!   No ──▶ Armed ──▶ EOF, error, stopped │──▶ No
+//!            │ ▲                         │
+//!    ENOBUFS ▼ │ a buffer is back        │
+//!          Parked ──▶ stopped ───────────┘──▶ No
+//! ```
+//!
+//! ```text
+//!   silent for long ──▶ probe ──▶ EAGAIN ───────────────────────▶ all is well
+//!                         └─────▶ bytes, end, error: 10 ms ─────▶ the receive told of it ──▶ all is well
+//!                                                       └───────▶ cancelled, and armed again
+//! ```
+//!
+//! One that is stopped and cannot be found is `Doubtful` from then on: it ended for the core, and may live in the kernel.
+
+use ringserve_core::{Completion, ConnId, ReceiveEnd};
+
+use super::cancel::MISSES_MAX;
+use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
+use super::table::{Life, Port, Receiving, Stop};
+use super::{Sink, Uring};
+
+/// Probes made in one turn, at most: with those of a ring full of connections, 0.8 µs each, 50 µs. The core spreads them
+/// over time, so more of them wait only where a shard stood still.
+const PROBES_IN_A_TURN: usize = 64;
+
+/// What a completion says of the operation's life.
+enum After {
+    GoesOn,
+    Again,
+    Park,
+    End(ReceiveEnd),
+}
+
+impl<K: Kernel> Uring<K> {
+    pub(super) fn receive(&mut self, id: ConnId) {
+        let rests = self.is_resting();
+        match self.ports.find(id) {
+            Some(port) if port.receiving == Receiving::No && rests => {
+                port.hears();
+                self.ports.park(id);
+            }
+            Some(port) if port.receiving == Receiving::No => {
+                port.receiving = Receiving::Armed;
+                self.queue.push_back(RawOp::Receive { id });
+            }
+            // A second one beside the first, should that live, could not be told from it.
+            Some(port) if port.receiving == Receiving::Doubtful => {
+                let end = ReceiveEnd::Error(libc::EIO);
+                self.ready.push_back(Completion::ReceiveEnded { id, end });
+            }
+            _ => Self::unknown(id, "receive"),
+        }
+    }
+
+    pub(super) fn receive_stop(&mut self, id: ConnId) {
+        let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a receive") };
+        match port.receiving {
+            Receiving::No | Receiving::Doubtful => {}
+            Receiving::Armed => {
+                // One that is being restarted is being cancelled already.
+                if std::mem::replace(&mut port.receive_stop, Stop::Stops) == Stop::No {
+                    port.receive_cancels = port.receive_cancels.saturating_add(1);
+                    self.queue.push_back(RawOp::CancelReceive { id });
+                }
+            }
+            Receiving::Parked => {
+                self.ports.unpark(id);
+                self.ready.push_back(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+            }
+        }
+    }
+
+    /// Ends the receive by the end of its input, which takes no search among all that the ring waits for.
+    pub(super) fn shutdown_input(&mut self, id: ConnId) {
+        match self.ports.find(id) {
+            Some(port) if port.receiving == Receiving::Armed && port.life == Life::Open => {
+                (port.receive_stop, port.life) = (Stop::Stops, Life::EndsInput);
+                self.queue.push_back(RawOp::ShutdownInput { id });
+            }
+            // Two shutdowns could not be told apart.
+            _ => self.receive_stop(id),
+        }
+    }
+
+    pub(super) fn probe(&mut self, id: ConnId) {
+        if self.ports.find(id).is_none() {
+            return Self::unknown(id, "probe");
+        }
+        self.probes.push_back(id);
+    }
+
+    /// Queues a part of the probes that wait, behind all that the turn has to do.
+    #[inline]
+    pub(super) fn queue_probes(&mut self) {
+        if !self.probes.is_empty() {
+            let count = self.probes.len().min(PROBES_IN_A_TURN);
+            self.queue.extend(self.probes.drain(..count).map(|id| RawOp::Probe { id }));
+        }
+    }
+
+    /// A probe is pointless where the receive is known not to be with the kernel, or is about to end.
+    pub(super) fn prepare_probe(&mut self, id: ConnId) -> Option<RawOp> {
+        let port = self.ports.find(id)?;
+        let silent = port.receiving == Receiving::Armed && port.receive_stop == Stop::No;
+        (silent && !port.is_doubted()).then_some(RawOp::Probe { id })
+    }
+
+    /// What a receive would find. The one in flight should have told of it, or is about to: the probe comes before what the
+    /// kernel has put off until the end of the enter.
+    pub(super) fn on_probe(&mut self, cqe: RawCqe) {
+        let id = cqe.id();
+        let Some(port) = self.ports.find(id) else { return };
+        match -cqe.res {
+            libc::EAGAIN => return,
+            // Nothing is known.
+            libc::EINTR | libc::ENOMEM | libc::ENOBUFS => {}
+            errno if errno > 0 => {
+                self.failed.insert(id, errno);
+            }
+            _ => {}
+        }
+        if port.receiving == Receiving::Armed && port.receive_stop == Stop::No && !port.is_doubted() {
+            port.doubt();
+            self.cancel_receive_later(id);
+        }
+    }
+
+    /// Fills the buffer ring and arms as many parked receives as it has buffers: each can use at least one,
+    /// so that none of them finds the ring empty again unless data moved.
+    pub(super) fn arm_parked(&mut self) {
+        let rests = self.rests();
+        self.buffers.top_up(&mut self.kernel, &mut self.side);
+        if self.ports.parked() == 0 || rests {
+            return;
+        }
+        for _ in 0..self.buffers.in_ring() {
+            let Some(id) = self.ports.unpark_first() else { break };
+            self.receive(id);
+        }
+    }
+
+    /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if a receive
+    /// waits for one.
+    pub(crate) fn wait_for_buffer(&mut self) {
+        if self.ports.parked() > 0 && self.buffers.in_ring() == 0 {
+            self.side.wait_for_buffer();
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn on_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let id = cqe.id();
+        let Some(port) = self.ports.find(id).filter(|port| port.receiving == Receiving::Armed) else {
+            return self.on_late_receive(cqe);
+        };
+        let stop = port.receive_stop;
+        if cqe.res > 0 {
+            port.hears();
+        }
+        let lease = self.buffers.arrived(&mut self.side, &cqe);
+        let after = match -cqe.res {
+            _ if cqe.res > 0 && lease.is_none() => After::End(ReceiveEnd::Error(libc::EIO)),
+            _ if cqe.res > 0 && cqe.flags & F_MORE != 0 => After::GoesOn,
+            0 => After::End(ReceiveEnd::Eof),
+            _ if cqe.res > 0 => After::Again,
+            libc::ENOBUFS => After::Park,
+            libc::ECANCELED | libc::EINTR | libc::EAGAIN => After::Again,
+            errno => After::End(ReceiveEnd::Error(errno)),
+        };
+        if let Some(lease) = lease {
+            sink.push(Completion::Received { id, lease });
+        }
+        match after {
+            After::GoesOn => return,
+            After::Again | After::Park if stop == Stop::Stops => {
+                self.receive_ended(id, ReceiveEnd::Stopped, sink)
+            }
+            After::Again if self.is_resting() => {
+                self.believe(id);
+                self.ports.park(id);
+            }
+            After::Again => {
+                self.believe(id);
+                self.queue.push_back(RawOp::Receive { id });
+            }
+            After::Park => {
+                self.believe(id);
+                self.ports.park(id);
+                self.buffers.starved();
+                self.stats.receives_parked += 1;
+            }
+            After::End(end) => self.receive_ended(id, end, sink),
+        }
+        // Whatever its flag says, it does not go on.
+        self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
+    }
+
+    /// The receive ended, and is armed again some time.
+    fn believe(&mut self, id: ConnId) {
+        if let Some(port) = self.ports.find(id) {
+            port.believe();
+        }
+    }
+
+    fn receive_ended(&mut self, id: ConnId, end: ReceiveEnd, sink: &mut Sink<'_>) {
+        if let Some(port) = self.ports.find(id) {
+            port.believe();
+            (port.receiving, port.receive_stop) = (Receiving::No, Stop::No);
+        }
+        // A socket tells an error once, and told a probe of it.
+        let failed = if end == ReceiveEnd::Eof { self.take_failed(id) } else { None };
+        let end = failed.map_or(end, ReceiveEnd::Error);
+        sink.push(Completion::ReceiveEnded { id, end });
+    }
+
+    /// A completion of a receive that was held to have ended: its bytes are lost, and the connection receives no more.
+    #[cold]
+    fn on_late_receive(&mut self, cqe: RawCqe) {
+        let doubtful = |port: &&mut Port| port.receiving == Receiving::Doubtful;
+        if self.ports.find(cqe.id()).filter(doubtful).is_none() {
+            return self.stale(cqe);
+        }
+        drop(self.buffers.arrived(&mut self.side, &cqe));
+        self.anomalies.late_ends += 1;
+    }
+
+    pub(super) fn on_cancel_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let id = cqe.id();
+        let Some(port) = self.ports.find(id) else { return };
+        port.receive_cancels = port.receive_cancels.saturating_sub(1);
+        if port.is_clearing() {
+            return self.on_cleared(id, cqe.res);
+        }
+        // Completions of one operation come in order, so one that was not found and did not end before this was missed,
+        // or ended without saying so.
+        let stops = port.receiving == Receiving::Armed && port.receive_stop != Stop::No;
+        let waits = stops && port.receive_cancels == 0;
+        if !waits || cqe.res >= 0 {
+            return;
+        }
+        port.receive_misses += u8::from(cqe.res == -libc::ENOENT);
+        if port.receive_misses < MISSES_MAX {
+            port.receive_cancels += 1;
+            return self.cancel_again(RawOp::CancelReceive { id });
+        }
+        self.anomalies.silent_ends += 1;
+        // A second one beside the first, should that live, could not be told from it.
+        let stopped = port.receive_stop == Stop::Stops;
+        let end = if stopped { ReceiveEnd::Stopped } else { ReceiveEnd::Error(libc::EIO) };
+        self.receive_ended(id, end, sink);
+        if let Some(port) = self.ports.find(id) {
+            port.receiving = Receiving::Doubtful;
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Sending: what fits at once, then the rest.
+//!
+//! A send is first tried without waiting, which completes within the enter that submits it; only what did not fit is
+//! sent again, with the kernel waiting for room until all of it left.
+
+use ringserve_core::{Batch, Completion, ConnId, SendEnd};
+
+use super::kernel::{Kernel, Kind, RawCqe, RawOp, SendMode};
+use super::table::Sending;
+use super::{Sink, Uring};
+
+impl<K: Kernel> Uring<K> {
+    pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {
+        match self.ports.find(id) {
+            Some(port) if port.sending == Sending::No && !batch.is_empty() => {
+                port.sending = Sending::Queued;
+                self.queue.push_back(RawOp::Send { id, batch, mode: SendMode::Try });
+            }
+            Some(port) if port.sending == Sending::No => {
+                self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Done });
+            }
+            _ => {
+                self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Error(libc::EBADF) });
+                Self::unknown(id, "send");
+            }
+        }
+    }
+
+    pub(super) fn send_stop(&mut self, id: ConnId) {
+        let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a send") };
+        if port.sending != Sending::No && !port.send_stop {
+            port.send_stop = true;
+            self.queue.push_back(RawOp::CancelSend { id });
+        }
+    }
+
+    /// The send goes to the kernel now, unless it was stopped before.
+    #[inline]
+    pub(super) fn prepare_send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) -> Option<RawOp> {
+        let Some(port) = self.ports.find(id) else {
+            self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Error(libc::EBADF) });
+            return None;
+        };
+        if port.send_stop {
+            (port.sending, port.send_stop) = (Sending::No, false);
+            self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Stopped });
+            return None;
+        }
+        port.sending = Sending::Submitted;
+        let mode = match mode {
+            SendMode::All => SendMode::All,
+            _ if self.quiet => SendMode::TryQuietly,
+            _ => SendMode::Try,
+        };
+        Some(RawOp::Send { id, batch, mode })
+    }
+
+    /// A cancel is pointless once the send ended, and wrong once there is a new one.
+    pub(super) fn prepare_cancel_send(&mut self, id: ConnId) -> Option<RawOp> {
+        let port = self.ports.find(id)?;
+        (port.sending == Sending::Submitted && port.send_stop).then_some(RawOp::CancelSend { id })
+    }
+
+    #[inline]
+    pub(super) fn on_send(&mut self, mut cqe: RawCqe, sink: &mut Sink<'_>) {
+        let Some(batch) = cqe.batch.take() else { return self.stale(cqe) };
+        self.sent(cqe.id(), cqe.res, batch, sink);
+    }
+
+    /// A send ended: with so many bytes sent, or a negative `errno`.
+    #[inline]
+    pub(super) fn sent(&mut self, id: ConnId, res: i32, mut batch: Box<Batch>, sink: &mut Sink<'_>) {
+        let Some(port) = self.ports.find(id).filter(|port| port.sending == Sending::Submitted) else {
+            return self.stale(RawCqe::new(Kind::Send.with(id.bits()), res, 0));
+        };
+        if res > 0 {
+            batch.advance(res as usize);
+        }
+        let end = match -res {
+            _ if batch.is_empty() => SendEnd::Done,
+            0 => SendEnd::Error(libc::EPIPE),
+            _ if res > 0 && !port.send_stop => return self.send_rest(id, batch),
+            libc::EAGAIN | libc::EINTR | libc::ENOBUFS if !port.send_stop => {
+                return self.send_rest(id, batch);
+            }
+            libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ECANCELED if port.send_stop => {
+                SendEnd::Stopped
+            }
+            _ if res > 0 => SendEnd::Stopped,
+            errno => SendEnd::Error(errno),
+        };
+        (port.sending, port.send_stop) = (Sending::No, false);
+        sink.push(Completion::Sent { id, batch, end });
+    }
+
+    fn send_rest(&mut self, id: ConnId, batch: Box<Batch>) {
+        if let Some(port) = self.ports.find(id) {
+            port.sending = Sending::Queued;
+        }
+        self.stats.sends_short += 1;
+        self.queue.push_back(RawOp::Send { id, batch, mode: SendMode::All });
+    }
+}

@@ -1,0 +1,139 @@
+//! Does io_uring work here? Found out by doing, since versions do not tell: hosts filter system calls and operations, and
+//! kernels have features taken out or brought in.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use io_uring::IoUring;
+use ringserve_buf::PoolConfig;
+use ringserve_core::{CloseHow, Completion, ConnId, Driver, Op, Wait};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use super::SystemKernel;
+use crate::shared::report::SetupError;
+use crate::shared::trial::{Steps, Trial};
+use crate::uring::{Uring, UringConfig};
+
+const RING: Steps = Steps {
+    wait: "io_uring_enter",
+    receive: "a multishot receive into a buffer ring",
+    send: "a send",
+    refused: |step, error| match error.raw_os_error() {
+        Some(libc::EINVAL) if step == RING.receive => {
+            SetupError::TooOld { missing: "multishot receive", since: "6.0", error }
+        }
+        _ => SetupError::from_call(step, error),
+    },
+};
+
+/// How long a closed connection's peer is given to see it. It takes microseconds, or does not come.
+const CLOSE_TIME: Duration = Duration::from_millis(200);
+
+/// What a trial found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What the ring ran with, in a line for the log.
+    pub description: String,
+    /// True if a connection in the ring's own table is closed when it is told to, while an older receive is
+    /// armed (Linux 6.13). If not, set [`UringConfig::plain_descriptors`].
+    pub direct_descriptors: bool,
+}
+
+/// Runs a trial that makes rings, on another thread, which has ended when this returns.
+///
+/// The end of a ring is work for the thread that made it, some time after the ring was closed: there it interrupts calls
+/// that wait with a bound (`EINTR`). The thread that starts a server is the program's, and is left alone.
+///
+/// # Errors
+/// Those of the trial, or that there is no thread for it.
+pub fn try_apart<T: Send>(trial: impl FnOnce() -> Result<T, SetupError> + Send) -> Result<T, SetupError> {
+    let subscriber = tracing::dispatcher::get_default(Clone::clone);
+    let with_log = || tracing::dispatcher::with_default(&subscriber, trial);
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("ringserve-trial".to_owned());
+        let started = builder.spawn_scoped(scope, with_log);
+        let thread = started.map_err(SetupError::failed("a thread to try io_uring on"))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Tries io_uring with all that the driver needs, on a ring that is gone afterwards: set-up, file table, buffer ring, then
+/// a receive and a send on a pair of Unix sockets. The calling thread makes no ring.
+///
+/// # Errors
+/// Names the cause and the fix.
+///
+/// ```
+/// match ringserve_drivers::probe() {
+///     Ok(found) => println!("{}", found.description),
+///     Err(error) => println!("epoll instead: {error}"),
+/// }
+/// ```
+pub fn probe() -> Result<Found, SetupError> {
+    try_apart(try_out)
+}
+
+fn try_out() -> Result<Found, SetupError> {
+    let pool = PoolConfig { buffer_bytes: 256, buffers_max: 4, poison: false };
+    let config = UringConfig {
+        submission_entries: 8,
+        completion_entries: 64,
+        connections: 4,
+        pool,
+        ..UringConfig::default()
+    };
+    let mut trial = Trial::new(Uring::new(&config, Vec::new())?, RING);
+    let description = trial.driver.describe();
+    let (mut near, id) = trial.connection(0)?;
+    trial.driver.submit(Op::Receive { id });
+    // Seccomp may let rings be made but not entered.
+    trial.turn(Wait::No)?;
+    trial.receives(&mut near, id)?;
+    trial.sends(&mut near, id)?;
+    let direct_descriptors = trial.closes_beside_an_armed_receive()?;
+    Ok(Found { description, direct_descriptors })
+}
+
+/// Tries whether there are rings at all, for what brings its own.
+///
+/// # Errors
+/// Names the cause and the fix.
+pub fn probe_ring() -> Result<(), SetupError> {
+    try_apart(|| {
+        let ring = IoUring::new(2).map_err(|error| SetupError::from_call("io_uring_setup", error))?;
+        let entered = ring.submitter().submit();
+        entered.map(drop).map_err(|error| SetupError::from_call("io_uring_enter", error))
+    })
+}
+
+impl Trial<Uring<SystemKernel>> {
+    fn connection(&mut self, slot: u32) -> Result<(UnixStream, ConnId), SetupError> {
+        let (near, far) =
+            UnixStream::pair().map_err(|error| SetupError::Descriptors { what: "a socket pair", error })?;
+        let socket = self.driver.take_over(far.into());
+        let id = ConnId::new(slot, 1);
+        self.driver.submit(Op::Adopt { id, socket });
+        Ok((near, id))
+    }
+
+    /// True if the peer of a second connection sees its close, though the first one's receive is older and
+    /// armed.
+    fn closes_beside_an_armed_receive(&mut self) -> Result<bool, SetupError> {
+        const STEP: &str = "a close";
+        let (mut near, id) = self.connection(1)?;
+        self.driver.submit(Op::Close { id, how: CloseHow::Orderly });
+        match self.next(STEP)? {
+            Completion::Closed { .. } => {}
+            seen => return Err(SetupError::Trial { step: STEP, seen: format!("{seen:?}") }),
+        }
+        let failed = SetupError::failed("a socket pair");
+        near.set_nonblocking(true).map_err(failed)?;
+        let bound = Timespec { tv_sec: 0, tv_nsec: CLOSE_TIME.subsec_nanos().into() };
+        // Where it fails there is nothing to read.
+        let _ = poll(&mut [PollFd::new(&near, PollFlags::IN)], Some(&bound));
+        Ok(matches!(near.read(&mut [0; 1]), Ok(0)))
+    }
+}

@@ -1,0 +1,197 @@
+//! Making a ring: the best mode the kernel has, the file table, the buffer ring, restrictions.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use io_uring::register::Restriction;
+use io_uring::types::IOU_PBUF_RING_INC;
+use io_uring::{Builder, IoUring, opcode, squeue};
+
+use super::buffer_ring::BufferRing;
+use crate::shared::process::Resource;
+use crate::shared::report::log;
+use crate::shared::report::{SetupError, soft_limit};
+use crate::uring::UringConfig;
+
+/// The buffer groups of a ring. One is in use; the other is for the moment in which it is replaced.
+pub(super) const GROUPS: [u16; 2] = [0, 1];
+
+/// The memory of a ring closed a moment ago is given back to `RLIMIT_MEMLOCK` asynchronously: tried 50 times,
+/// 10 ms apart, before ENOMEM is believed. A restart was seen to need less than 100 ms.
+const MEMORY_TRIES: u32 = 50;
+const MEMORY_PAUSE: Duration = Duration::from_millis(10);
+
+/// What the ring runs with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mode {
+    pub(super) defer_taskrun: bool,
+    pub(super) no_sqarray: bool,
+    pub(super) no_iowait: bool,
+    pub(super) incremental: bool,
+    pub(super) restricted: bool,
+}
+
+/// A ring ready for operations, and its buffer ring.
+pub(super) struct Made {
+    pub(super) buffers: BufferRing,
+    pub(super) ring: IoUring,
+    pub(super) mode: Mode,
+}
+
+pub(super) fn make(config: &UringConfig) -> Result<Made, SetupError> {
+    let mut restrict = config.restrict;
+    loop {
+        match make_once(config, restrict) {
+            Err(SetupError::Failed { what: RESTRICT, error }) if restrict => {
+                log::debug!(%error, "the ring runs without restrictions");
+                restrict = false;
+            }
+            made => return made,
+        }
+    }
+}
+
+const RESTRICT: &str = "restricting the ring";
+
+fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
+    let (ring, mut mode) = retried(|| build(config, restrict)).map_err(|error| {
+        too_old(error, "single-issuer rings and multishot receives", "6.0", "io_uring_setup")
+    })?;
+    let params = ring.params();
+    if !(params.is_feature_ext_arg() && params.is_feature_submit_stable() && params.is_feature_nodrop()) {
+        let error = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        return Err(SetupError::TooOld { missing: "timed waits", since: "6.0", error });
+    }
+    if !config.plain_descriptors {
+        ring.submitter().register_files_sparse(config.connections).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::EMFILE) => {
+                    let limit = soft_limit(Resource::Descriptors);
+                    SetupError::Table { connections: config.connections, limit }
+                }
+                _ => SetupError::from_call("the ring's file table", error),
+            }
+        })?;
+    }
+    let buffers = BufferRing::new(config.buffer_ring_entries(), config.pool.buffer_bytes)
+        .map_err(|error| SetupError::from_call("the buffer ring's memory", error))?;
+    if config.incremental {
+        match retried(|| register(&ring, &buffers, GROUPS[0], IOU_PBUF_RING_INC as u16)) {
+            Ok(()) => mode.incremental = true,
+            Err(error) => log::debug!(%error, "buffers are not used incrementally"),
+        }
+    }
+    if !mode.incremental {
+        retried(|| register(&ring, &buffers, GROUPS[0], 0))
+            .map_err(|error| too_old(error, "buffer rings", "6.0", "registering a buffer ring"))?;
+    }
+    if restrict {
+        ring.submitter().register_restrictions(&mut restrictions()).map_err(SetupError::failed(RESTRICT))?;
+        // The enabling thread owns the ring from here on.
+        ring.submitter().register_enable_rings().map_err(SetupError::failed(RESTRICT))?;
+        mode.restricted = true;
+    }
+    Ok(Made { buffers, ring, mode })
+}
+
+fn too_old(error: io::Error, missing: &'static str, since: &'static str, what: &'static str) -> SetupError {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) => SetupError::TooOld { missing, since, error },
+        _ => SetupError::from_call(what, error),
+    }
+}
+
+/// Tries the best mode first and goes on to the next on EINVAL.
+fn build(config: &UringConfig, restrict: bool) -> io::Result<(IoUring, Mode)> {
+    let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
+    for (defer_taskrun, no_sqarray) in [(true, true), (true, false), (false, false)] {
+        let mut builder: Builder = IoUring::builder();
+        builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        builder.setup_clamp().setup_cqsize(config.completion_entries);
+        if defer_taskrun {
+            builder.setup_defer_taskrun();
+        }
+        if no_sqarray {
+            builder.setup_no_sqarray();
+        }
+        if restrict {
+            builder.setup_r_disabled();
+        }
+        match builder.build(config.submission_entries) {
+            Ok(ring) => {
+                let no_iowait = ring.params().is_feature_no_iowait();
+                let mode =
+                    Mode { defer_taskrun, no_sqarray, no_iowait, incremental: false, restricted: false };
+                return Ok((ring, mode));
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refused)
+}
+
+/// A new, empty buffer ring in the place of this one, in the other group. No receive is in flight.
+pub(super) fn renew(
+    ring: &IoUring,
+    old: &BufferRing,
+    group: u16,
+    incremental: bool,
+) -> io::Result<(BufferRing, u16)> {
+    let new = BufferRing::new(old.entries(), old.buffer_bytes())?;
+    let next = GROUPS[usize::from(group == GROUPS[0])];
+    register(ring, &new, next, if incremental { IOU_PBUF_RING_INC as u16 } else { 0 })?;
+    if let Err(error) = ring.submitter().unregister_buf_ring(group) {
+        ring.submitter().unregister_buf_ring(next)?;
+        return Err(error);
+    }
+    Ok((new, next))
+}
+
+fn register(ring: &IoUring, buffers: &BufferRing, group: u16, flags: u16) -> io::Result<()> {
+    // SAFETY: the mapping is page aligned and `entries` long. The kernel pins its pages, and addresses in entries
+    // are buffers that stay lent until the kernel named them in a completion or the ring finished (see
+    // `SystemKernel`).
+    unsafe {
+        ring.submitter().register_buf_ring_with_flags(buffers.address(), buffers.entries(), group, flags)
+    }
+}
+
+fn retried<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 0..MEMORY_TRIES {
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => thread::sleep(MEMORY_PAUSE),
+            done => return done,
+        }
+    }
+    attempt()
+}
+
+/// All that the driver does, and what is planned: more buffer rings.
+fn restrictions() -> Vec<Restriction> {
+    /// Register operations by their numbers in `linux/io_uring.h`: unregister files, register and unregister
+    /// eventfd, register and unregister a buffer ring, synchronous cancel.
+    const REGISTER: [u8; 6] = [3, 4, 5, 22, 23, 24];
+    let operations = [
+        opcode::Nop::CODE,
+        opcode::AcceptMulti::CODE,
+        opcode::FilesUpdate::CODE,
+        opcode::Connect::CODE,
+        opcode::Close::CODE,
+        opcode::RecvMulti::CODE,
+        opcode::Send::CODE,
+        opcode::SendMsg::CODE,
+        opcode::Shutdown::CODE,
+        opcode::SetSockOpt::CODE,
+        opcode::AsyncCancel2::CODE,
+        opcode::Read::CODE,
+        opcode::Timeout::CODE,
+        opcode::TimeoutUpdate::CODE,
+    ];
+    let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT | squeue::Flags::SKIP_SUCCESS;
+    let mut all: Vec<Restriction> = operations.map(Restriction::sqe_op).into();
+    all.extend(REGISTER.map(Restriction::register_op));
+    all.push(Restriction::sqe_flags_allowed(flags.bits()));
+    all
+}

@@ -1,0 +1,202 @@
+//! An epoll driver on a listener of its own, and bounded waits for completions.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use ringserve_buf::{Lease, PoolConfig};
+use ringserve_core::{
+    AcceptEnd, Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
+};
+use ringserve_drivers::{Epoll, EpollConfig};
+
+/// Nothing here takes longer than milliseconds; a test that hangs fails after this.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Rig {
+    pub driver: Epoll,
+    pub address: SocketAddr,
+    pub events: VecDeque<Completion>,
+    pub budget: Budget,
+    out: Vec<Completion>,
+    generation: u64,
+}
+
+pub fn small(buffer_bytes: usize, buffers_max: usize) -> EpollConfig {
+    EpollConfig {
+        connections: 512,
+        pool: PoolConfig { buffer_bytes, buffers_max, poison: true },
+        ..EpollConfig::default()
+    }
+}
+
+/// Bytes that tell their position and their connection.
+pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 31 + n / 251 + seed * 101) as u8).collect()
+}
+
+pub fn batch_of(bytes: &[u8]) -> Box<Batch> {
+    let mut batch = Box::new(Batch::new());
+    batch.put(bytes);
+    batch
+}
+
+impl Rig {
+    pub fn new(config: &EpollConfig) -> Rig {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let driver = Epoll::new(config, vec![listener.into()]).unwrap();
+        let (events, out) = (VecDeque::new(), Vec::new());
+        Rig { driver, address, events, out, generation: 0, budget: Budget::default() }
+    }
+
+    /// One that accepts already.
+    pub fn accepting(config: &EpollConfig) -> Rig {
+        let mut rig = Rig::new(config);
+        rig.driver.submit(Op::Accept { listener: 0 });
+        rig
+    }
+
+    /// One turn. Returns how many completions it brought.
+    pub fn turn(&mut self, wait: Wait) -> usize {
+        let before = self.driver.stats().enters;
+        self.driver.turn(wait, self.budget, &mut self.out).unwrap();
+        assert!(self.driver.stats().enters - before <= 1, "more than one epoll_wait in a turn");
+        assert!(self.out.len() <= self.budget.completions, "beyond the budget");
+        let count = self.out.len();
+        self.events.extend(self.out.drain(..));
+        count
+    }
+
+    /// One turn that must be ended by something. Returns how many completions it brought.
+    pub fn turn_woken(&mut self) -> usize {
+        let started = Instant::now();
+        let count = self.turn(Wait::For(PATIENCE));
+        assert!(started.elapsed() < PATIENCE, "nothing ended the wait");
+        count
+    }
+
+    /// Turns until an event matches and returns it; the others stay.
+    pub fn wait_for<T>(&mut self, what: &str, mut select: impl FnMut(&Completion) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.events.iter().enumerate().find_map(|(n, event)| Some((n, select(event)?)));
+            if let Some((n, found)) = found {
+                self.events.remove(n);
+                return found;
+            }
+            assert!(Instant::now() < deadline, "no {what}; there are {:?}", self.events);
+            self.turn(Wait::For(Duration::from_millis(50)));
+        }
+    }
+
+    pub fn accepted(&mut self) -> (Socket, SocketAddr) {
+        self.wait_for("Accepted", |event| match event {
+            Completion::Accepted { socket, peer, .. } => Some((*socket, peer.expect("a peer address"))),
+            _ => None,
+        })
+    }
+
+    pub fn accept_ended(&mut self) -> AcceptEnd {
+        self.wait_for("AcceptEnded", |event| match event {
+            Completion::AcceptEnded { end, .. } => Some(*end),
+            _ => None,
+        })
+    }
+
+    pub fn adopt(&mut self, slot: u32, socket: Socket) -> ConnId {
+        self.generation += 1;
+        let id = ConnId::new(slot, self.generation);
+        self.driver.submit(Op::Adopt { id, socket });
+        id
+    }
+
+    /// Makes a connected client this rig's connection, not receiving yet.
+    pub fn take(&mut self, slot: u32, client: &TcpStream) -> ConnId {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_write_timeout(Some(PATIENCE)).unwrap();
+        let (socket, peer) = self.accepted();
+        assert_eq!(peer, client.local_addr().unwrap());
+        self.adopt(slot, socket)
+    }
+
+    /// A client and its connection, not receiving yet.
+    pub fn connect(&mut self, slot: u32) -> (TcpStream, ConnId) {
+        let client = TcpStream::connect(self.address).unwrap();
+        let id = self.take(slot, &client);
+        (client, id)
+    }
+
+    /// A client and its connection, receiving.
+    pub fn connect_receiving(&mut self, slot: u32) -> (TcpStream, ConnId) {
+        let (client, id) = self.connect(slot);
+        self.driver.submit(Op::Receive { id });
+        (client, id)
+    }
+
+    pub fn received(&mut self, id: ConnId) -> Lease {
+        self.wait_for("Received", |event| match event {
+            Completion::Received { id: of, lease } if *of == id => Some(lease.clone()),
+            Completion::ReceiveEnded { id: of, end } if *of == id => panic!("{id} ended: {end:?}"),
+            _ => None,
+        })
+    }
+
+    /// Receives exactly this many bytes.
+    pub fn received_bytes(&mut self, id: ConnId, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while bytes.len() < count {
+            bytes.extend_from_slice(&self.received(id));
+        }
+        assert_eq!(bytes.len(), count);
+        bytes
+    }
+
+    pub fn receive_ended(&mut self, id: ConnId) -> ReceiveEnd {
+        self.wait_for("ReceiveEnded", |event| match event {
+            Completion::ReceiveEnded { id: of, end } if *of == id => Some(*end),
+            _ => None,
+        })
+    }
+
+    pub fn send(&mut self, id: ConnId, bytes: &[u8]) {
+        self.driver.submit(Op::Send { id, batch: batch_of(bytes) });
+    }
+
+    /// How it ended and how many bytes were left.
+    pub fn sent(&mut self, id: ConnId) -> (SendEnd, usize) {
+        self.wait_for("Sent", |event| match event {
+            Completion::Sent { id: of, end, batch } if *of == id => Some((*end, batch.len())),
+            _ => None,
+        })
+    }
+
+    pub fn shut_down(&mut self, id: ConnId) {
+        self.driver.submit(Op::Shutdown { id });
+        self.wait_for("ShutDown", |event| {
+            matches!(event, Completion::ShutDown { id: of } if *of == id).then_some(())
+        });
+    }
+
+    pub fn close(&mut self, id: ConnId, how: CloseHow) {
+        self.driver.submit(Op::Close { id, how });
+        self.wait_for("Closed", |event| {
+            matches!(event, Completion::Closed { id: of } if *of == id).then_some(())
+        });
+    }
+
+    /// Turns until nothing more happens by itself, edges of adoption included.
+    pub fn calm(&mut self) {
+        while self.turn(Wait::No) > 0 {}
+        self.turn(Wait::No);
+    }
+
+    /// No buffer is out and no completion is left over.
+    pub fn settled(&self) {
+        assert!(self.events.is_empty(), "{:?}", self.events);
+        let counts = self.driver.pool().counts();
+        assert_eq!((counts.leased, counts.with_kernel), (0, 0), "{counts:?}");
+        self.driver.pool().invariants();
+        self.driver.invariants();
+    }
+}
