@@ -14,7 +14,7 @@ use ringserve_core::{CloseReason, Limits, ReceiveEnd};
 use crate::framings::{Kind, Start};
 use crate::input::Input;
 use crate::rig::{Plan, Rig};
-use crate::service::Called;
+use crate::service::End;
 
 /// Small ones, to be met; those around the widths of a length, the first look ahead of 1024 bytes, and a buffer;
 /// the largest there may be, for which nothing may be allocated before it arrives.
@@ -69,11 +69,11 @@ pub fn run(bytes: &[u8]) {
     rig.next_turn(Duration::ZERO);
     let mut start = 0;
     for end in ends {
-        if let Some(wire) = rig.wires.first_mut() {
+        if let Some(wire) = rig.model.wires.first_mut() {
             wire.unread.extend(&stream[start..end]);
         }
         start = end;
-        while rig.wires.first().is_some_and(|wire| !wire.unread.is_empty() && wire.receive.armed) {
+        while rig.model.wires.first().is_some_and(|wire| !wire.unread.is_empty() && wire.receive.armed) {
             if options & 16 != 0 {
                 rig.deliver_copy(0);
             } else if !rig.deliver(0, usize::MAX) {
@@ -84,13 +84,13 @@ pub fn run(bytes: &[u8]) {
     }
     // Each round takes 1024 frames off what is left.
     for _ in 0..100 {
-        if rig.wires.is_empty() {
+        if rig.model.wires.is_empty() {
             break;
         }
         rig.end_receive(0, Some(ReceiveEnd::Eof));
         settle(&mut rig);
     }
-    if rig.plan.echo_only {
+    if rig.model.plan.echo_only {
         compare(&rig, kind, frame_bytes_max, stream);
     }
     rig.finish(true);
@@ -100,13 +100,13 @@ pub fn run(bytes: &[u8]) {
 fn settle(rig: &mut Rig) {
     rig.next_turn(Duration::ZERO);
     rig.answer_all(true);
-    for task in 0..rig.tasks.len() {
-        rig.resume(task, Called::Done);
+    for task in 0..rig.model.tasks.len() {
+        rig.resume(task, End::Done);
     }
 }
 
 fn compare(rig: &Rig, kind: Kind, max: usize, stream: &[u8]) {
-    let reason = match rig.ends.as_slice() {
+    let reason = match rig.model.ends.as_slice() {
         [(0, reason)] => *reason,
         other => panic!("the stream is over, and the connection ended as {other:?}"),
     };
@@ -118,11 +118,11 @@ fn compare(rig: &Rig, kind: Kind, max: usize, stream: &[u8]) {
         frames += 1;
     }
     if kind == Kind::Raw {
-        assert!(stream.is_empty() || rig.frames > 0);
-        assert_eq!((rig.talks[0].cut, reason), (stream.len(), CloseReason::PeerClosed));
+        assert!(stream.is_empty() || rig.model.frames > 0);
+        assert_eq!((rig.model.talks[0].cut, reason), (stream.len(), CloseReason::PeerClosed));
         return;
     }
-    assert_eq!((rig.frames, rig.talks[0].cut), (frames, cut), "frames of the stream as a whole");
+    assert_eq!((rig.model.frames, rig.model.talks[0].cut), (frames, cut), "frames of the stream as a whole");
     match kind.start(&stream[cut..], max) {
         Start::TooLarge | Start::Bad => assert!(matches!(reason, CloseReason::BadFrame(_)), "{reason}"),
         Start::Part if cut < stream.len() => assert_eq!(reason, CloseReason::PeerClosedMidFrame),

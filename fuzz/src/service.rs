@@ -6,7 +6,7 @@ use std::task::Wake;
 
 use ringserve_core::{Frame, Payload};
 
-use crate::rig::{Conn, Rig};
+use crate::rig::{Conn, Model};
 
 /// Reply sizes: around what is copied and what is lent, what a length of one byte can say, and the limits in use.
 const SIZES: [usize; 8] = [0, 1, 70, 255, 256, 1500, 4096, 9000];
@@ -28,14 +28,21 @@ static SAID: [u8; SAID_REPEATS + 9000] = {
 /// What became of a call.
 #[derive(Debug)]
 pub enum Called {
+    /// It is over.
+    Over(End),
+    /// It goes on later.
+    Parked(Box<Task>),
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
     /// It is done.
     Done,
     /// It failed.
     Failed,
     /// It panicked.
     Panicked,
-    /// It goes on later.
-    Parked(Box<Task>),
 }
 
 /// A call that waits.
@@ -77,7 +84,7 @@ fn takes_replies(block: &Conn) -> bool {
     !block.link.is_gone() && !block.session.writing_ended.get()
 }
 
-impl Rig {
+impl Model {
     /// Replies with a frame, and notes what the peer is owed for it.
     pub fn reply<'a>(&mut self, block: &Conn, payload: impl Into<Payload<'a>>) {
         let payload = payload.into();
@@ -107,7 +114,7 @@ impl Rig {
     pub fn call(&mut self, block: &Conn, frame: Frame) -> Called {
         if self.plan.echo_only {
             self.reply(block, frame);
-            return Called::Done;
+            return Called::Over(End::Done);
         }
         let what = frame.first().copied().unwrap_or_default();
         let size = frame.get(1).copied().unwrap_or_default();
@@ -125,8 +132,8 @@ impl Rig {
             7 => self.say(block, size, true),
             8 => return self.park(block, Some(frame), 0),
             9 => return self.park(block, None, size),
-            10 => return Called::Failed,
-            11 => return Called::Panicked,
+            10 => return Called::Over(End::Failed),
+            11 => return Called::Over(End::Panicked),
             12 => block.link.close(),
             13 => block.link.abort(),
             14 => block.session.kept.borrow_mut().push(frame),
@@ -142,12 +149,12 @@ impl Rig {
             }
             18 => {
                 self.reply(block, frame);
-                return Called::Failed;
+                return Called::Over(End::Failed);
             }
             19 => return self.park(block, None, 0),
             _ => self.reply(block, frame),
         }
-        Called::Done
+        Called::Over(End::Done)
     }
 
     fn park(&mut self, block: &Conn, frame: Option<Frame>, left: u8) -> Called {

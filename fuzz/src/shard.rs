@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use ringserve_core::{AcceptEnd, CloseReason, Limits, ReceiveEnd, SendEnd, Wait};
+use ringserve_core::{AcceptEnd, CloseReason, Limits, Parked, ReceiveEnd, SendEnd, Wait};
 
 use crate::framings::Kind;
 use crate::input::Input;
 use crate::rig::{ECANCELED, Order, Plan, Rig};
-use crate::service::Called;
+use crate::service::End;
 
 /// Connections at most: enough to have others beside the one something happens to.
 const CONNECTIONS_MAX: usize = 6;
@@ -84,9 +84,9 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
 }
 
 fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
-    let listeners = rig.plan.listeners;
+    let listeners = rig.model.plan.listeners;
     // Which connection, for steps that are about one.
-    let wire = usize::from(what >> 5) % rig.wires.len().max(1);
+    let wire = usize::from(what >> 5) % rig.model.wires.len().max(1);
     match what % 32 {
         0 | 1 => {
             speak(rig, wire, input);
@@ -100,7 +100,7 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
         4 => {
             let count = usize::from(input.byte());
             let bytes = input.take(count % 64);
-            if let Some(wire) = rig.wires.get_mut(wire) {
+            if let Some(wire) = rig.model.wires.get_mut(wire) {
                 wire.unread.extend(bytes);
             }
             rig.deliver(wire, usize::MAX);
@@ -141,7 +141,7 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
         18 => rig.sleep(),
         19 => {
             let how = input.byte();
-            rig.opening = how % 8;
+            rig.model.opening = how % 8;
             let listener = u16::from(what >> 5) % listeners;
             match how {
                 0..128 => rig.accept(listener),
@@ -159,26 +159,26 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
             rig.end_accept(u16::from(what >> 5) % listeners, Some(end));
         }
         22 => rig.end_accept(u16::from(what >> 5) % listeners, None),
-        23 => rig.resume(usize::from(what >> 5), Called::Done),
+        23 => rig.resume(usize::from(what >> 5), End::Done),
         24 => {
-            let end = if input.byte().is_multiple_of(2) { Called::Failed } else { Called::Panicked };
+            let end = if input.byte().is_multiple_of(2) { End::Failed } else { End::Panicked };
             rig.resume(usize::from(what >> 5), end);
         }
         25 => {
             let size = input.byte();
-            if let Some(block) = rig.live.values().nth(wire).cloned() {
-                rig.say(&block, size, size >= 128);
+            if let Some(block) = rig.model.live.values().nth(wire).cloned() {
+                rig.model.say(&block, size, size >= 128);
             }
         }
         26 => {
             let wish = input.byte();
-            if let Some(block) = rig.live.values().nth(wire) {
+            if let Some(block) = rig.model.live.values().nth(wire) {
                 if wish.is_multiple_of(2) { block.link.close() } else { block.link.abort() }
             }
         }
         27 => stale(rig, wire),
         28 => {
-            if let Some(block) = rig.live.values().nth(wire) {
+            if let Some(block) = rig.model.live.values().nth(wire) {
                 block.session.kept.borrow_mut().clear();
                 block.session.reach.replace(Some(block.link.reach()));
             }
@@ -202,26 +202,26 @@ fn speak(rig: &mut Rig, wire: usize, input: &mut Input<'_>) {
     let len = input.pick(&[2, 0, 1, 30, 100, 254, 1100, 4100, 9000]);
     let payload: Vec<u8> =
         head.into_iter().chain((2..len).map(|n| b'a' + (n % 23) as u8)).take(len).collect();
-    let Some(frame) = rig.plan.kind.frame(&payload) else { return };
-    if let Some(wire) = rig.wires.get_mut(wire) {
+    let Some(frame) = rig.model.plan.kind.frame(&payload) else { return };
+    if let Some(wire) = rig.model.wires.get_mut(wire) {
         wire.unread.extend(frame);
     }
 }
 
 /// The service uses the name of a connection that is gone.
 fn stale(rig: &mut Rig, which: usize) {
-    let Some(block) = rig.old.get(which).cloned() else { return };
+    let Some(block) = rig.model.old.get(which).cloned() else { return };
     let (link, id) = (&block.link, block.link.id());
-    rig.say(&block, 2, false);
+    rig.model.say(&block, 2, false);
     assert_eq!((link.outbox_bytes(), link.is_gone()), (0, true));
     link.close();
     link.abort();
-    assert_eq!(rig.shard.handler_parked(id, 7, 100).next, None);
-    rig.shard.handler_done(id, 7, None, 0);
+    assert_eq!(rig.shard.call_parked(id, 7, 100), Parked { next: None, bytes: 0 });
+    rig.shard.call_done(id, 7, None, 0);
     rig.shard.finish(id, CloseReason::Closed);
     rig.shard.abort(id, CloseReason::Aborted);
-    rig.run_frames(id);
+    rig.shard.run_frames(id, &mut rig.model);
     if which.is_multiple_of(2) {
-        rig.old.remove(which);
+        rig.model.old.remove(which);
     }
 }

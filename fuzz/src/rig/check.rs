@@ -2,25 +2,19 @@
 
 use std::rc::Rc;
 
-use ringserve_core::{CloseReason, ConnId, Wait};
+use ringserve_core::{CloseReason, ConnId, Ended, Wait};
 
-use super::{Conn, LATE_MAX, QUOTA, Rig};
+use super::{Core, LATE_MAX, Model, QUOTA, Session};
 use crate::framings::Start;
 
-impl Rig {
-    pub(super) fn ended(
-        &mut self,
-        id: ConnId,
-        block: Conn,
-        reason: CloseReason,
-        opened: bool,
-        handler: Option<u32>,
-    ) {
+impl Model {
+    pub(super) fn check_end(&mut self, ended: Ended<Session>) {
+        let Ended { id, block, reason, opened, call } = ended;
         let was_there = self.live.remove(&id).is_some();
         assert!(was_there || self.upstreams.contains_key(&id), "{id} ended twice");
         assert!(block.link.is_gone());
         let (kind, limits) = (self.plan.kind, &self.plan.limits);
-        let mut left = handler;
+        let mut left = call;
         while let Some(index) = left {
             let task = self.tasks[index as usize].take().expect("a call that waits");
             assert!(Rc::ptr_eq(&task.block, &block), "another connection's call");
@@ -36,16 +30,16 @@ impl Rig {
         let all_sent = match reason {
             PeerClosed if talk.input_end_told => true,
             PeerClosed => {
-                assert!(rest == 0 && handler.is_none(), "frames are left, or a call waits");
+                assert!(rest == 0 && call.is_none(), "frames are left, or a call waits");
                 true
             }
             PeerClosedMidFrame => {
                 assert!(rest > 0 && talk.next(kind, limits.frame_bytes_max) == Start::Part);
-                assert!(handler.is_none(), "a call waits");
+                assert!(call.is_none(), "a call waits");
                 true
             }
             Shutdown => {
-                assert!(handler.is_none(), "a call waits");
+                assert!(call.is_none(), "a call waits");
                 true
             }
             ReadTooSlow => {
@@ -94,14 +88,14 @@ impl Rig {
 
     /// What must hold after every turn. The driver may keep the end of `unawaited` sends to itself until something
     /// else happens.
-    pub(super) fn check(&self, unawaited: &[ConnId]) {
-        self.shard.check();
+    pub(super) fn check(&self, shard: &Core, unawaited: &[ConnId]) {
+        shard.check();
         self.pool.invariants();
         self.check_closing();
-        if self.shard.wait() == Wait::No {
+        if shard.wait() == Wait::No {
             return;
         }
-        let draining = self.shard.local().is_draining();
+        let draining = shard.local().is_draining();
         assert!(unawaited.is_empty() || !draining, "a drain waits for every send");
         let max = if self.plan.others { QUOTA } else { usize::MAX };
         let full = self.wires.len() >= self.plan.connections_max.min(max);
@@ -129,7 +123,7 @@ impl Rig {
             let limited = calls > 0 && !block.link.is_gone() && !wire.send.stopping;
             if let Some(limit) = limits.handler.filter(|_| limited) {
                 let late = self.now > talk.waits_since + limit + LATE_MAX;
-                let wakes = matches!(self.shard.wait(), Wait::For(pause) if pause < LATE_MAX);
+                let wakes = matches!(shard.wait(), Wait::For(pause) if pause < LATE_MAX);
                 assert!(!late || wakes, "{id}: a call waits for longer than it may");
             }
             if let Some(reach) = &*block.session.reach.borrow() {
@@ -138,7 +132,7 @@ impl Rig {
                 assert!(send || room, "{id}: other threads wait for room, and nothing makes it");
             }
             let frame = talk.opened && matches!(talk.next(self.plan.kind, usize::MAX), Start::Frame(..));
-            let held = self.shard.calls_are_full(*id) || send || talk.bad;
+            let held = shard.calls_are_full(*id) || send || talk.bad;
             assert!(held || !frame, "{id}: a frame waits for nothing");
             let receives = wire.receive.armed || wire.read_over || !talk.opened;
             assert!(held || receives, "{id}: nobody listens to the peer");

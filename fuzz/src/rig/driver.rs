@@ -3,7 +3,7 @@
 use ringserve_buf::Lease;
 use ringserve_core::{AcceptEnd, Completion, ConnId, Op, ReceiveEnd, SendEnd, Socket};
 
-use super::Rig;
+use super::{Model, Rig};
 use crate::wire::{Talk, Wire};
 
 /// What is to become of a listening socket.
@@ -32,11 +32,195 @@ impl Rig {
             {
                 unawaited.push(*id);
             }
-            self.submit(op);
+            self.model.submit(op);
         }
-        self.check(&unawaited);
+        self.model.check(&self.shard, &unawaited);
     }
 
+    /// Delivers a completion.
+    fn complete(&mut self, completion: Completion) {
+        self.model.completions += 1;
+        self.shard.complete(completion, &mut self.model);
+    }
+
+    /// A peer connects, if a listener accepts.
+    pub fn accept(&mut self, listener: u16) {
+        if self.model.accepts[usize::from(listener)].armed {
+            let socket = self.model.connect();
+            self.complete(Completion::Accepted { listener, socket, peer: None });
+        }
+    }
+
+    /// Another shard passes a connection on.
+    pub fn accept_elsewhere(&mut self, listener: u16) {
+        if self.model.plan.others && !self.shard.is_done() {
+            self.model.came += 1;
+            let socket = self.model.connect();
+            self.shard.accepted_elsewhere(listener, socket, None);
+            self.shard.dispatch(&mut self.model);
+        }
+    }
+
+    /// Accepting ends: with this, or as it was told to.
+    pub fn end_accept(&mut self, listener: u16, end: Option<AcceptEnd>) {
+        let accept = &mut self.model.accepts[usize::from(listener)];
+        if accept.armed && (accept.stopping || end.is_some()) {
+            accept.end(self.model.turn);
+            let listening = &mut self.model.listening[usize::from(listener)];
+            let end = match listening {
+                Listening::Open => end.unwrap_or(AcceptEnd::Stopped),
+                Listening::Stopping | Listening::Closed => AcceptEnd::Closed,
+            };
+            if end == AcceptEnd::Closed {
+                *listening = Listening::Closed;
+            }
+            self.complete(Completion::AcceptEnded { listener, end });
+        }
+    }
+
+    /// Delivers at most so many bytes of what a peer sent, as one receive does. False if that cannot be now.
+    pub fn deliver(&mut self, wire: usize, bytes_max: usize) -> bool {
+        let Some(wire) = self.model.wires.get_mut(wire) else { return false };
+        if !wire.receive.armed || wire.unread.is_empty() || bytes_max == 0 {
+            return false;
+        }
+        let Some(buffer) = self.model.shared_buffer.take().or_else(|| self.model.side.lend()) else {
+            return false;
+        };
+        let spare = self.model.side.spare(buffer);
+        let count = bytes_max.min(wire.unread.len()).min(spare.len());
+        let last = !self.model.plan.incremental || count == spare.len();
+        let bytes: Vec<u8> = wire.unread.drain(..count).collect();
+        spare[..count].copy_from_slice(&bytes);
+        let lease = self.model.side.received(buffer, count, last);
+        if !last {
+            self.model.shared_buffer = Some(buffer);
+        }
+        let (id, peer) = (wire.id, wire.peer);
+        self.receive(id, peer, &bytes, lease);
+        true
+    }
+
+    /// Delivers all that a peer sent as one block of the heap.
+    pub fn deliver_copy(&mut self, wire: usize) {
+        let Some(wire) = self.model.wires.get_mut(wire) else { return };
+        if wire.receive.armed && !wire.unread.is_empty() {
+            let bytes: Vec<u8> = wire.unread.drain(..).collect();
+            let (id, peer) = (wire.id, wire.peer);
+            self.receive(id, peer, &bytes, Lease::copy_of(&bytes));
+        }
+    }
+
+    fn receive(&mut self, id: ConnId, peer: usize, bytes: &[u8], lease: Lease) {
+        let talk = &mut self.model.talks[peer];
+        if self.shard.is_cut(id) {
+            self.model.thrown_away += bytes.len();
+        } else {
+            talk.received.extend_from_slice(bytes);
+        }
+        if self.model.live.get(&id).is_some_and(|block| !block.link.is_gone()) {
+            talk.heard = self.model.now;
+        }
+        self.complete(Completion::Received { id, lease });
+    }
+
+    /// Receiving ends: with this, after all that the peer sent, or as it was told to.
+    pub fn end_receive(&mut self, index: usize, end: Option<ReceiveEnd>) {
+        if end == Some(ReceiveEnd::Eof) {
+            while self.deliver(index, usize::MAX) {}
+        }
+        let Some(wire) = self.model.wires.get_mut(index) else { return };
+        let kept = end == Some(ReceiveEnd::Eof) && !wire.unread.is_empty();
+        if wire.receive.armed && !kept && (wire.receive.stopping || end.is_some()) {
+            wire.receive.end(self.model.turn);
+            wire.read_over |= end.is_some();
+            let id = wire.id;
+            self.complete(Completion::ReceiveEnded { id, end: end.unwrap_or(ReceiveEnd::Stopped) });
+        }
+    }
+
+    /// The kernel takes at most so many bytes of the send in flight. The last one is left, so that it does not end.
+    pub fn take_bytes(&mut self, wire: usize, bytes_max: usize) {
+        let Some(wire) = self.model.wires.get_mut(wire) else { return };
+        if let Some(batch) = &mut wire.batch {
+            let count = bytes_max.min(batch.len() - 1);
+            batch.advance(count);
+            batch.invariants();
+            self.model.talks[wire.peer].taken += count;
+            self.model.talks[wire.peer].check_batch(batch);
+        }
+    }
+
+    /// The send in flight ends.
+    pub fn end_send(&mut self, wire: usize, end: SendEnd) {
+        let Some(wire) = self.model.wires.get_mut(wire) else { return };
+        if end == SendEnd::Stopped && !wire.send.stopping {
+            return;
+        }
+        let Some(mut batch) = wire.batch.take() else { return };
+        if end == SendEnd::Done {
+            self.model.talks[wire.peer].taken += batch.len();
+            batch.advance(batch.len());
+        }
+        wire.send.end(self.model.turn);
+        let id = wire.id;
+        self.complete(Completion::Sent { id, batch, end });
+    }
+
+    /// A connect ends.
+    pub fn end_connect(&mut self, wire: usize, result: Result<(), i32>) {
+        let Some(wire) = self.model.wires.get_mut(wire) else { return };
+        if wire.connect.armed && (wire.connect.stopping || result != Err(ECANCELED)) {
+            wire.connect.end(self.model.turn);
+            let id = wire.id;
+            self.complete(Completion::Connected { id, result });
+        }
+    }
+
+    /// A shutdown is carried out.
+    pub fn end_shutdown(&mut self, wire: usize) {
+        let Some(wire) = self.model.wires.get_mut(wire) else { return };
+        if std::mem::take(&mut wire.shutdown) {
+            let id = wire.id;
+            self.complete(Completion::ShutDown { id });
+        }
+    }
+
+    /// A close is carried out.
+    pub fn end_close(&mut self, wire: usize) {
+        if self.model.wires.get(wire).is_some_and(|wire| wire.close.is_some()) {
+            let wire = self.model.wires.remove(wire);
+            self.complete(Completion::Closed { id: wire.id });
+        }
+    }
+
+    /// The driver does all it was told to. Where peers cooperate they take every byte, and close when the server did.
+    /// False if there was nothing to do.
+    pub fn answer_all(&mut self, cooperative: bool) -> bool {
+        let before = self.model.completions;
+        for listener in 0..self.model.plan.listeners {
+            self.end_accept(listener, None);
+        }
+        for wire in (0..self.model.wires.len()).rev() {
+            let shut = self.model.wires[wire].shutdown;
+            self.end_connect(wire, Err(ECANCELED));
+            if cooperative {
+                self.end_connect(wire, Ok(()));
+                self.end_send(wire, SendEnd::Done);
+            }
+            self.end_send(wire, SendEnd::Stopped);
+            self.end_receive(wire, None);
+            self.end_shutdown(wire);
+            if cooperative && shut {
+                self.end_receive(wire, Some(ReceiveEnd::Eof));
+            }
+            self.end_close(wire);
+        }
+        self.model.completions > before
+    }
+}
+
+impl Model {
     fn submit(&mut self, op: Op) {
         let turn = self.turn;
         match op {
@@ -93,196 +277,10 @@ impl Rig {
         self.sockets.swap_remove(place.expect("a socket that was not accepted, or left already"));
     }
 
-    /// Delivers a completion, and works off what it leads to.
-    fn complete(&mut self, completion: Completion) {
-        self.completions += 1;
-        self.shard.complete(completion);
-        if let Some(id) = self.shard.take_frames() {
-            self.run_frames(id);
-        }
-        if self.shard.has_events() {
-            self.work_off();
-        }
-    }
-
-    /// A peer connects, if a listener accepts.
-    pub fn accept(&mut self, listener: u16) {
-        if self.accepts[usize::from(listener)].armed {
-            let socket = self.connect();
-            self.complete(Completion::Accepted { listener, socket, peer: None });
-        }
-    }
-
-    /// Another shard passes a connection on.
-    pub fn accept_elsewhere(&mut self, listener: u16) {
-        if self.plan.others && !self.shard.is_done() {
-            self.came += 1;
-            let socket = self.connect();
-            self.shard.accepted_elsewhere(listener, socket, None);
-            self.work_off();
-        }
-    }
-
     fn connect(&mut self) -> Socket {
         let socket = Socket(self.talks.len() as u64);
         self.talks.push(Talk::default());
         self.sockets.push(socket.0);
         socket
-    }
-
-    /// Accepting ends: with this, or as it was told to.
-    pub fn end_accept(&mut self, listener: u16, end: Option<AcceptEnd>) {
-        let accept = &mut self.accepts[usize::from(listener)];
-        if accept.armed && (accept.stopping || end.is_some()) {
-            accept.end(self.turn);
-            let listening = &mut self.listening[usize::from(listener)];
-            let end = match listening {
-                Listening::Open => end.unwrap_or(AcceptEnd::Stopped),
-                Listening::Stopping | Listening::Closed => AcceptEnd::Closed,
-            };
-            if end == AcceptEnd::Closed {
-                *listening = Listening::Closed;
-            }
-            self.complete(Completion::AcceptEnded { listener, end });
-        }
-    }
-
-    /// Delivers at most so many bytes of what a peer sent, as one receive does. False if that cannot be now.
-    pub fn deliver(&mut self, wire: usize, bytes_max: usize) -> bool {
-        let Some(wire) = self.wires.get_mut(wire) else { return false };
-        if !wire.receive.armed || wire.unread.is_empty() || bytes_max == 0 {
-            return false;
-        }
-        let Some(buffer) = self.shared_buffer.take().or_else(|| self.side.lend()) else { return false };
-        let spare = self.side.spare(buffer);
-        let count = bytes_max.min(wire.unread.len()).min(spare.len());
-        let last = !self.plan.incremental || count == spare.len();
-        let bytes: Vec<u8> = wire.unread.drain(..count).collect();
-        spare[..count].copy_from_slice(&bytes);
-        let lease = self.side.received(buffer, count, last);
-        if !last {
-            self.shared_buffer = Some(buffer);
-        }
-        let (id, peer) = (wire.id, wire.peer);
-        self.receive(id, peer, &bytes, lease);
-        true
-    }
-
-    /// Delivers all that a peer sent as one block of the heap.
-    pub fn deliver_copy(&mut self, wire: usize) {
-        let Some(wire) = self.wires.get_mut(wire) else { return };
-        if wire.receive.armed && !wire.unread.is_empty() {
-            let bytes: Vec<u8> = wire.unread.drain(..).collect();
-            let (id, peer) = (wire.id, wire.peer);
-            self.receive(id, peer, &bytes, Lease::copy_of(&bytes));
-        }
-    }
-
-    fn receive(&mut self, id: ConnId, peer: usize, bytes: &[u8], lease: Lease) {
-        let talk = &mut self.talks[peer];
-        if self.shard.is_cut(id) {
-            self.thrown_away += bytes.len();
-        } else {
-            talk.received.extend_from_slice(bytes);
-        }
-        if self.live.get(&id).is_some_and(|block| !block.link.is_gone()) {
-            talk.heard = self.now;
-        }
-        self.complete(Completion::Received { id, lease });
-    }
-
-    /// Receiving ends: with this, after all that the peer sent, or as it was told to.
-    pub fn end_receive(&mut self, index: usize, end: Option<ReceiveEnd>) {
-        if end == Some(ReceiveEnd::Eof) {
-            while self.deliver(index, usize::MAX) {}
-        }
-        let Some(wire) = self.wires.get_mut(index) else { return };
-        let kept = end == Some(ReceiveEnd::Eof) && !wire.unread.is_empty();
-        if wire.receive.armed && !kept && (wire.receive.stopping || end.is_some()) {
-            wire.receive.end(self.turn);
-            wire.read_over |= end.is_some();
-            let id = wire.id;
-            self.complete(Completion::ReceiveEnded { id, end: end.unwrap_or(ReceiveEnd::Stopped) });
-        }
-    }
-
-    /// The kernel takes at most so many bytes of the send in flight. The last one is left, so that it does not end.
-    pub fn take_bytes(&mut self, wire: usize, bytes_max: usize) {
-        let Some(wire) = self.wires.get_mut(wire) else { return };
-        if let Some(batch) = &mut wire.batch {
-            let count = bytes_max.min(batch.len() - 1);
-            batch.advance(count);
-            batch.invariants();
-            self.talks[wire.peer].taken += count;
-            self.talks[wire.peer].check_batch(batch);
-        }
-    }
-
-    /// The send in flight ends.
-    pub fn end_send(&mut self, wire: usize, end: SendEnd) {
-        let Some(wire) = self.wires.get_mut(wire) else { return };
-        if end == SendEnd::Stopped && !wire.send.stopping {
-            return;
-        }
-        let Some(mut batch) = wire.batch.take() else { return };
-        if end == SendEnd::Done {
-            self.talks[wire.peer].taken += batch.len();
-            batch.advance(batch.len());
-        }
-        wire.send.end(self.turn);
-        let id = wire.id;
-        self.complete(Completion::Sent { id, batch, end });
-    }
-
-    /// A connect ends.
-    pub fn end_connect(&mut self, wire: usize, result: Result<(), i32>) {
-        let Some(wire) = self.wires.get_mut(wire) else { return };
-        if wire.connect.armed && (wire.connect.stopping || result != Err(ECANCELED)) {
-            wire.connect.end(self.turn);
-            let id = wire.id;
-            self.complete(Completion::Connected { id, result });
-        }
-    }
-
-    /// A shutdown is carried out.
-    pub fn end_shutdown(&mut self, wire: usize) {
-        let Some(wire) = self.wires.get_mut(wire) else { return };
-        if std::mem::take(&mut wire.shutdown) {
-            let id = wire.id;
-            self.complete(Completion::ShutDown { id });
-        }
-    }
-
-    /// A close is carried out.
-    pub fn end_close(&mut self, wire: usize) {
-        if self.wires.get(wire).is_some_and(|wire| wire.close.is_some()) {
-            let wire = self.wires.remove(wire);
-            self.complete(Completion::Closed { id: wire.id });
-        }
-    }
-
-    /// The driver does all it was told to. Where peers cooperate they take every byte, and close when the server did.
-    /// False if there was nothing to do.
-    pub fn answer_all(&mut self, cooperative: bool) -> bool {
-        let before = self.completions;
-        for listener in 0..self.plan.listeners {
-            self.end_accept(listener, None);
-        }
-        for wire in (0..self.wires.len()).rev() {
-            let shut = self.wires[wire].shutdown;
-            self.end_connect(wire, Err(ECANCELED));
-            if cooperative {
-                self.end_connect(wire, Ok(()));
-                self.end_send(wire, SendEnd::Done);
-            }
-            self.end_send(wire, SendEnd::Stopped);
-            self.end_receive(wire, None);
-            self.end_shutdown(wire);
-            if cooperative && shut {
-                self.end_receive(wire, Some(ReceiveEnd::Eof));
-            }
-            self.end_close(wire);
-        }
-        self.completions > before
     }
 }

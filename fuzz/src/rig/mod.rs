@@ -2,7 +2,8 @@
 //!
 //! What is checked, beside the shard's own invariants after every turn:
 //!
-//! * frames: each one is the next in the bytes its peer sent, and within the limit;
+//! * frames: each one is the next in the bytes its peer sent, and within the limit; none is offered of a connection that
+//!   is gone;
 //! * replies: each send carries exactly the bytes the service said next, and an orderly end left none behind;
 //! * the driver's contract: one receive, one send, one shutdown in flight; a stop once, for what is in flight;
 //!   a close for what is idle; nothing for a name that is not adopted;
@@ -23,10 +24,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool, PoolConfig};
-use ringserve_core::{Block, CloseReason, ConnId, Frame, Limits, Quota, Reach, Shard, Time, Wait};
+use ringserve_core::{
+    Block, CloseReason, ConnId, Counters, Frame, Frames, Limits, Quota, Reach, Shard, Time, Wait,
+};
 
 use crate::framings::{Checked, Kind};
-use crate::service::{Called, Flag, Task};
+use crate::service::{End, Flag, Task};
 use crate::wire::{Flight, Talk, Wire};
 
 pub use driver::ECANCELED;
@@ -93,12 +96,24 @@ pub struct Session {
 /// A connection as the service has it.
 pub type Conn = Rc<Block<Session>>;
 
-/// See the module.
+/// A connection's frames.
+type Batch<'a> = Frames<'a, Session, Checked, ()>;
+
+/// What is under test.
+type Core = Shard<Session, Checked>;
+
+/// A shard, one turn after the other, and what is around it.
 pub struct Rig {
+    /// Under test.
+    pub shard: Core,
+    /// Its driver and its service.
+    pub model: Model,
+}
+
+/// The driver below a shard and the service above it, with what peers and service said to each other.
+pub struct Model {
     /// How it is set up.
     pub plan: Plan,
-    /// Under test.
-    pub shard: Shard<Session, Checked>,
     /// Receive memory.
     pub pool: Pool,
     /// Adopted and not closed, in that order.
@@ -173,12 +188,10 @@ impl Rig {
         if plan.others {
             shard.share_quota(quota.clone());
         }
-        shard.begin_turn(Time::ZERO, 0);
-        Rig {
+        let mut model = Model {
             accepts: (0..plan.listeners).map(|_| Flight::default()).collect(),
             listening: (0..plan.listeners).map(|_| driver::Listening::Open).collect(),
             plan,
-            shard,
             pool,
             wires: Vec::new(),
             talks: Vec::new(),
@@ -201,25 +214,26 @@ impl Rig {
             order: Order::Serve,
             completions: 0,
             thrown_away: 0,
-        }
+        };
+        shard.begin(Time::ZERO, 0, &mut model);
+        Rig { shard, model }
     }
 
     /// Ends the turn, checks, and begins the next one after `pause`.
     pub fn next_turn(&mut self, pause: Duration) {
-        self.shard.end_turn();
-        self.work_off();
-        self.hand_over();
-        self.turn += 1;
-        self.now = self.now + pause;
+        self.end_turn();
+        let Rig { shard, model } = self;
+        model.turn += 1;
+        model.now = model.now + pause;
         // The others have room for a while, and none for as long.
-        self.shard.set_room_elsewhere(self.plan.others && self.turn % 16 < 8);
-        self.shard.begin_turn(self.now, 0);
-        match std::mem::replace(&mut self.order, Order::Serve) {
-            Order::Serve => {}
-            Order::Drain => self.shard.drain(),
-            Order::Force => self.shard.force(),
-        }
-        self.work_off();
+        shard.set_room_elsewhere(model.plan.others && model.turn % 16 < 8);
+        shard.begin(model.now, 0, model);
+    }
+
+    /// Ends the turn, and checks.
+    fn end_turn(&mut self) {
+        self.shard.end(&mut self.model);
+        self.hand_over();
     }
 
     /// Sleeps as long as the shard allows if nothing happens, at most [`NAP_MAX`], and begins the next turn.
@@ -241,7 +255,7 @@ impl Rig {
 
     /// The next turn begins with this.
     pub fn order(&mut self, order: Order) {
-        self.order = self.order.max(order);
+        self.model.order = self.model.order.max(order);
     }
 
     /// Drains, and checks that nothing is left. Peers and handlers that cooperate finish what they began.
@@ -253,24 +267,35 @@ impl Rig {
             let progress = self.progress();
             turns = if progress > before { 0 } else { turns + 1 };
             before = progress;
-            assert!(turns <= DRAIN_TURNS_MAX, "the drain does not end: {:?}", self.wires);
+            assert!(turns <= DRAIN_TURNS_MAX, "the drain does not end: {:?}", self.model.wires);
             self.next_turn(Duration::ZERO);
             if !self.answer_all(cooperative) {
                 self.sleep();
             }
             if cooperative {
-                for task in 0..self.tasks.len() {
-                    self.resume(task, Called::Done);
+                for task in 0..self.model.tasks.len() {
+                    self.resume(task, End::Done);
                 }
             }
         }
-        self.shard.end_turn();
-        self.work_off();
-        self.hand_over();
+        self.end_turn();
+        let counters = self.shard.counters().clone();
+        drop(self.shard);
+        self.model.finish(&counters);
+    }
+
+    /// Frames handed out and bytes taken. Peers and the service have only so many of them.
+    fn progress(&self) -> u64 {
+        self.model.frames + self.model.talks.iter().map(|talk| talk.taken as u64).sum::<u64>()
+    }
+}
+
+impl Model {
+    /// Checks that a shard that is gone left nothing, and counted what happened.
+    fn finish(mut self, counters: &Counters) {
         assert!(self.wires.is_empty() && self.sockets.is_empty() && self.live.is_empty());
         assert!(self.accepts.iter().all(|accept| !accept.armed), "an accept did not end");
         assert!(self.tasks.iter().all(Option::is_none), "a parked handler is forgotten");
-        let counters = self.shard.counters().clone();
         assert_eq!((counters.opened, counters.frames), (self.ends.len() as u64, self.frames));
         assert_eq!(counters.closed, self.ends.len() as u64);
         assert_eq!(counters.closed, counters.reasons().map(|(_, count)| count).sum::<u64>());
@@ -281,17 +306,11 @@ impl Rig {
         let quota = format!("{:?}", self.quota);
         assert!(quota.contains("used: 0,"), "some is not given back: {quota}");
         self.old.clear();
-        drop(self.shard);
         if let Some(buffer) = self.shared_buffer.take() {
             self.side.take_back(buffer);
         }
         self.pool.invariants();
         let counts = self.pool.counts();
         assert_eq!((counts.leased, counts.with_kernel), (0, 0), "a buffer is not given back");
-    }
-
-    /// Frames handed out and bytes taken. Peers and the service have only so many of them.
-    fn progress(&self) -> u64 {
-        self.frames + self.talks.iter().map(|talk| talk.taken as u64).sum::<u64>()
     }
 }

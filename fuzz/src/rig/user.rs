@@ -1,101 +1,81 @@
-//! The service's side: events worked off, frames handed out, calls that go on.
+//! The service's side: what the shard asks of it, frames, calls that go on.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Waker;
 
-use ringserve_core::{CloseReason, ConnId, Event, Frame, Next, Socket};
+use ringserve_core::{CloseReason, ConnId, Ended, Frame, Lane, Next, Parked, Socket};
 
-use super::{Conn, Rig, Session};
-use crate::framings::{Kind, Start};
-use crate::service::{Called, Flag, Task};
+use super::{Batch, Conn, Core, Model, Order, Rig, Session};
+use crate::framings::{Checked, Kind, Start};
+use crate::service::{Called, End, Flag, Task};
 use crate::wire::Talk;
 
-impl Rig {
-    pub(super) fn work_off(&mut self) {
-        while let Some(event) = self.shard.next_event() {
-            match event {
-                Event::Frames(id) => self.run_frames(id),
-                Event::Accepted { socket, .. } => self.answer_accepted(socket),
-                Event::Wake(_, waker) => waker.wake(),
-                Event::Connected(id) => {
-                    let block = self.enter(id);
-                    self.open(id, &block);
-                }
-                Event::Heartbeat(id) => self.beat(id),
-                Event::InputEnded(id) => self.input_ended(id),
-                Event::Elsewhere { socket, .. } => {
-                    assert!(self.plan.others);
-                    self.socket_leaves(socket);
-                    self.went += 1;
-                }
-                Event::Ended { id, block, reason, opened, handler } => {
-                    self.ended(id, block, reason, opened, handler);
-                }
-            }
+impl Lane<Session, Checked> for Model {
+    fn begin(&mut self, shard: &mut Core) {
+        match std::mem::replace(&mut self.order, Order::Serve) {
+            Order::Serve => {}
+            Order::Drain => shard.drain(),
+            Order::Force => shard.force(),
         }
     }
 
-    fn answer_accepted(&mut self, socket: Socket) {
+    fn accepted(&mut self, shard: &mut Core, socket: Socket, _peer: Option<SocketAddr>, _listener: u16) {
         let peer = socket.0 as usize;
         let opening = std::mem::take(&mut self.opening);
         if opening == 1 {
-            return self.shard.refuse(socket);
+            return shard.refuse(socket);
         }
         let session = Session { peer, ..Session::default() };
-        let id = self.shard.admit(socket, None, 0, session).expect("there is memory");
-        assert!(self.shard.connections() <= self.plan.connections_max, "more connections than there may be");
+        let id = shard.admit(socket, None, 0, session).expect("there is memory");
+        assert!(shard.connections() <= self.plan.connections_max, "more connections than there may be");
         assert!(self.names.insert(id), "a name is used twice");
-        let block = self.enter(id);
-        self.open_as(id, &block, opening);
+        self.open(shard, id, opening);
     }
 
-    /// A connection is there.
-    fn enter(&mut self, id: ConnId) -> Conn {
-        let block = self.shard.block(id).cloned().expect("a new connection has a block");
-        self.live.insert(id, block.clone());
-        block
+    fn hand_off(&mut self, _core: &mut Core, socket: Socket, _peer: Option<SocketAddr>, _listener: u16) {
+        assert!(self.plan.others);
+        self.socket_leaves(socket);
+        self.went += 1;
     }
 
-    /// The service connects to an upstream.
-    pub fn connect_upstream(&mut self) {
-        let peer = self.talks.len();
-        let address = core::net::SocketAddr::from(([127, 0, 0, 1], 80)).into();
-        let session = Session { peer, ..Session::default() };
-        let Some(id) = self.shard.connect(address, session) else { return };
-        self.talks.push(Talk::default());
-        self.upstreams.insert(id, peer);
-        assert!(self.names.insert(id), "a name is used twice");
-    }
-
-    fn open(&mut self, id: ConnId, block: &Conn) {
+    fn connected(&mut self, shard: &mut Core, id: ConnId) {
         let opening = std::mem::take(&mut self.opening);
-        self.open_as(id, block, opening);
+        self.open(shard, id, opening);
     }
 
-    fn open_as(&mut self, id: ConnId, block: &Conn, opening: u8) {
-        let peer = block.session.peer;
-        self.talks[peer].heard = self.now;
-        if self.plan.hold_open {
-            block.link.hold_open();
-        }
-        if !peer.is_multiple_of(2) {
-            block.session.reach.replace(Some(block.link.reach()));
-        }
-        if opening & 4 != 0 {
-            self.reply(block, b"welcome");
-        }
-        match opening & 3 {
-            2 => self.shard.refused(id),
-            3 => self.shard.abort(id, CloseReason::HandlerPanicked),
-            _ => {
-                self.talks[peer].opened = true;
-                self.shard.opened(id);
+    /// Hands frames of one connection to the service, until there is none or a call fails.
+    fn frames(&mut self, frames: &mut Batch<'_>) {
+        let (id, block) = (frames.id(), frames.block().clone());
+        let alive = self.live.get(&id).is_some_and(|known| Rc::ptr_eq(known, &block));
+        assert!(alive, "{id} is gone, and has frames");
+        loop {
+            match frames.next() {
+                Next::Nothing => return,
+                Next::Bad(error) => {
+                    let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
+                    let talk = &mut self.talks[block.session.peer];
+                    let next = talk.next(kind, max);
+                    assert!(matches!(next, Start::TooLarge | Start::Bad), "{next:?} is refused");
+                    talk.bad = true;
+                    self.reply(&block, b"too large");
+                    return frames.shard().finish(id, CloseReason::BadFrame(error));
+                }
+                Next::Frame(frame) => {
+                    self.check_frame(&frame, &block);
+                    match self.call(&block, frame) {
+                        Called::Parked(task) => self.parked(frames, *task),
+                        Called::Over(end) if settle(frames.shard(), id, end) => {}
+                        Called::Over(_) => return,
+                    }
+                }
             }
         }
     }
 
     /// The service asks for a sign of life.
-    fn beat(&mut self, id: ConnId) {
+    fn heartbeat(&mut self, _core: &mut Core, id: ConnId) {
         assert!(self.plan.limits.heartbeat.is_some());
         let Some(block) = self.live.get(&id).cloned() else { return };
         assert!(!block.link.is_full(), "a heartbeat on top of a full outbox");
@@ -103,7 +83,7 @@ impl Rig {
     }
 
     /// The service hears of the end of a peer whose connection it holds open, and closes every other one.
-    fn input_ended(&mut self, id: ConnId) {
+    fn input_ended(&mut self, _core: &mut Core, id: ConnId) {
         let Some(block) = self.live.get(&id).cloned() else { return };
         let (kind, peer) = (self.plan.kind, block.session.peer);
         let talk = &mut self.talks[peer];
@@ -116,34 +96,44 @@ impl Rig {
         }
     }
 
+    fn wake(&mut self, _core: &mut Core, _id: ConnId, waker: Waker) {
+        waker.wake();
+    }
+
+    fn ended(&mut self, _core: &mut Core, ended: Ended<Session>) {
+        self.check_end(ended);
+    }
+}
+
+impl Model {
+    /// A connection is there.
+    fn open(&mut self, shard: &mut Core, id: ConnId, opening: u8) {
+        let block = shard.block(id).cloned().expect("a new connection has a block");
+        self.live.insert(id, block.clone());
+        let peer = block.session.peer;
+        self.talks[peer].heard = self.now;
+        if self.plan.hold_open {
+            block.link.hold_open();
+        }
+        if !peer.is_multiple_of(2) {
+            block.session.reach.replace(Some(block.link.reach()));
+        }
+        if opening & 4 != 0 {
+            self.reply(&block, b"welcome");
+        }
+        match opening & 3 {
+            2 => shard.refused(id),
+            3 => shard.abort(id, CloseReason::HandlerPanicked),
+            _ => {
+                self.talks[peer].opened = true;
+                shard.opened(id);
+            }
+        }
+    }
+
     /// Calls of a connection that wait.
     pub(super) fn calls<'a>(&'a self, block: &'a Conn) -> impl Iterator<Item = &'a Task> {
         self.tasks.iter().flatten().filter(|task| Rc::ptr_eq(&task.block, block))
-    }
-
-    /// Hands frames of one connection to the service, until there is none or a call waits.
-    pub fn run_frames(&mut self, id: ConnId) {
-        loop {
-            match self.shard.next_frame(id) {
-                Next::Nothing => return,
-                Next::Bad(error, block) => {
-                    let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
-                    let talk = &mut self.talks[block.session.peer];
-                    let next = talk.next(kind, max);
-                    assert!(matches!(next, Start::TooLarge | Start::Bad), "{next:?} is refused");
-                    talk.bad = true;
-                    self.reply(&block, b"too large");
-                    return self.shard.finish(id, CloseReason::BadFrame(error));
-                }
-                Next::Frame(frame, block) => {
-                    self.check_frame(&frame, &block);
-                    let called = self.call(&block, frame);
-                    if !self.settle(id, called) {
-                        return;
-                    }
-                }
-            }
-        }
     }
 
     fn check_frame(&mut self, frame: &Frame, block: &Conn) {
@@ -168,53 +158,19 @@ impl Rig {
         talk.cut += wire.len();
     }
 
-    /// True if the next frame may follow.
-    fn settle(&mut self, id: ConnId, called: Called) -> bool {
-        match called {
-            Called::Done => return true,
-            Called::Failed => self.shard.finish(id, CloseReason::HandlerError),
-            Called::Panicked => self.shard.abort(id, CloseReason::HandlerPanicked),
-            Called::Parked(mut task) => {
-                let free = self.tasks.iter().position(Option::is_none).unwrap_or(self.tasks.len());
-                if free == self.tasks.len() {
-                    self.tasks.push(None);
-                }
-                let block = task.block.clone();
-                let parked = self.shard.handler_parked(id, free as u32, 100);
-                let next = parked.next;
-                assert_eq!(next.is_some(), self.calls(&block).next().is_some(), "calls before this one");
-                if next.is_none() {
-                    self.talks[block.session.peer].waits_since = self.now;
-                }
-                (task.next, task.bytes) = (next, parked.bytes);
-                self.tasks[free] = Some(*task);
-                return true;
-            }
+    /// A call waits.
+    fn parked(&mut self, frames: &mut Batch<'_>, mut task: Task) {
+        let free = self.tasks.iter().position(Option::is_none).unwrap_or(self.tasks.len());
+        if free == self.tasks.len() {
+            self.tasks.push(None);
         }
-        let gone = self.shard.block(id).is_none_or(|block| block.link.is_gone());
-        assert!(gone, "{id} is finished, and takes replies");
-        false
-    }
-
-    /// A parked handler goes on, and ends like this unless it parks again.
-    pub fn resume(&mut self, index: usize, end: Called) {
-        let Some(mut task) = self.tasks.get_mut(index).and_then(Option::take) else { return };
-        let id = task.block.link.id();
-        if !self.go_on(&mut task) {
-            self.tasks[index] = Some(task);
-            return;
+        let Parked { next, bytes } = frames.park(free as u32, 100);
+        assert_eq!(next.is_some(), self.calls(&task.block).next().is_some(), "calls before this one");
+        if next.is_none() {
+            self.talks[task.block.session.peer].waits_since = self.now;
         }
-        if let Some(before) = self.tasks.iter_mut().flatten().find(|other| other.next == Some(index as u32)) {
-            before.next = task.next;
-        }
-        self.talks[task.block.session.peer].waits_since = self.now;
-        let (next, bytes) = (task.next, task.bytes);
-        drop(task);
-        self.shard.handler_done(id, index as u32, next, bytes);
-        if self.settle(id, end) {
-            self.run_frames(id);
-        }
-        self.work_off();
+        (task.next, task.bytes) = (next, bytes);
+        self.tasks[free] = Some(task);
     }
 
     /// Tells a handler when there is room.
@@ -228,4 +184,53 @@ impl Rig {
             room.insert(flag).clone()
         })
     }
+}
+
+impl Rig {
+    /// The service connects to an upstream.
+    pub fn connect_upstream(&mut self) {
+        let Rig { shard, model } = self;
+        let peer = model.talks.len();
+        let address = SocketAddr::from(([127, 0, 0, 1], 80)).into();
+        let session = Session { peer, ..Session::default() };
+        let Some(id) = shard.connect(address, session) else { return };
+        model.talks.push(Talk::default());
+        model.upstreams.insert(id, peer);
+        assert!(model.names.insert(id), "a name is used twice");
+    }
+
+    /// A parked handler goes on, and ends like this unless it parks again.
+    pub fn resume(&mut self, index: usize, end: End) {
+        let Rig { shard, model } = self;
+        let Some(mut task) = model.tasks.get_mut(index).and_then(Option::take) else { return };
+        let id = task.block.link.id();
+        if !model.go_on(&mut task) {
+            model.tasks[index] = Some(task);
+            return;
+        }
+        if let Some(before) = model.tasks.iter_mut().flatten().find(|other| other.next == Some(index as u32))
+        {
+            before.next = task.next;
+        }
+        model.talks[task.block.session.peer].waits_since = model.now;
+        let (next, bytes) = (task.next, task.bytes);
+        drop(task);
+        shard.call_done(id, index as u32, next, bytes);
+        if settle(shard, id, end) {
+            shard.run_frames(id, model);
+        }
+        shard.dispatch(model);
+    }
+}
+
+/// A call is over. True if the next frame may follow.
+fn settle(shard: &mut Core, id: ConnId, end: End) -> bool {
+    match end {
+        End::Done => return true,
+        End::Failed => shard.finish(id, CloseReason::HandlerError),
+        End::Panicked => shard.abort(id, CloseReason::HandlerPanicked),
+    }
+    let gone = shard.block(id).is_none_or(|block| block.link.is_gone());
+    assert!(gone, "{id} is finished, and takes replies");
+    false
 }
