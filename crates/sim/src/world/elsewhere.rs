@@ -14,8 +14,8 @@ use super::Core;
 use crate::bytes::AnyFraming;
 use crate::faults::Fault;
 use crate::kernel::{State, address_of};
-use crate::peer::NEVER;
 use crate::plan;
+use crate::plan::NEVER;
 
 /// Turns of the other shard in which its connections, which nobody uses, are closed.
 const TURNS_TO_DRAIN: u32 = 8;
