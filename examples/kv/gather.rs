@@ -9,7 +9,7 @@
 //! A shard sends up to [`ANSWER_BYTES_MAX`](crate::reply::ANSWER_BYTES_MAX) and one value at once, and is asked for
 //! more when that has been written: so a reply of any length takes that much memory for each shard, and no more.
 
-use crate::node::{Answer, Work};
+use crate::message::{Answer, Work};
 use crate::number::Digits;
 use crate::route::{element_len, number_line};
 

@@ -1,16 +1,13 @@
 //! Requests typed by hand: words, with quotes as in a shell.
 
-use crate::resp;
-
 /// True if every quote in `line` is closed, and followed by a space or the end.
 pub fn is_balanced(line: &[u8]) -> bool {
     !line.iter().any(|byte| matches!(byte, b'"' | b'\'')) || Words(line).all(|word| word.is_ok())
 }
 
-/// The same request in array form; one without arguments if the line is blank.
-pub fn to_array(line: &[u8]) -> Vec<u8> {
-    let words: Vec<Vec<u8>> = Words(line).map_while(Result::ok).collect();
-    resp::request(words.iter().map(Vec::as_slice))
+/// The words of a line whose quotes are balanced; none if it is blank.
+pub fn words(line: &[u8]) -> Vec<Vec<u8>> {
+    Words(line).map_while(Result::ok).collect()
 }
 
 /// The words of a line.
@@ -107,7 +104,7 @@ fn hex(digit: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn words(line: &str) -> Option<Vec<String>> {
+    fn all_words(line: &str) -> Option<Vec<String>> {
         let found: Result<Vec<Vec<u8>>, Unbalanced> = Words(line.as_bytes()).collect();
         assert_eq!(is_balanced(line.as_bytes()), found.is_ok(), "{line}");
         Some(found.ok()?.into_iter().map(|word| String::from_utf8(word).unwrap()).collect())
@@ -132,13 +129,7 @@ mod tests {
         ];
         for (line, expected) in cases {
             let expected = expected.map(|words| words.iter().map(|word| word.to_string()).collect());
-            assert_eq!(words(line), expected, "{line}");
+            assert_eq!(all_words(line), expected, "{line}");
         }
-    }
-
-    #[test]
-    fn a_line_becomes_an_array() {
-        assert_eq!(to_array(b"get 'a b'\r"), b"*2\r\n$3\r\nget\r\n$3\r\na b\r\n");
-        assert_eq!(to_array(b" \r"), b"*0\r\n");
     }
 }

@@ -8,7 +8,8 @@
 //!
 //! # Several shards
 //!
-//! A command on a key of another shard goes there as a message, and its call waits for the answer ([`node`], [`pending`]).
+//! A command on a key of another shard goes there as a message ([`message`]), and its call waits for the answer ([`node`],
+//! [`pending`]).
 //! One call of a connection is under way at a time: its replies keep their order, and it sees its own writes. With one
 //! shard, and on keys of the connection's own shard, no message is sent.
 //!
@@ -28,6 +29,7 @@ mod data;
 mod gather;
 mod glob;
 mod inline;
+mod message;
 mod node;
 mod number;
 mod pending;
@@ -48,7 +50,8 @@ use ringserve::{Driver, Limits, Server, Shard, Shards};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::node::{Message, Node};
+use crate::message::Message;
+use crate::node::Node;
 use crate::reply::OUTBOX_BYTES_HIGH;
 use crate::resp::Resp;
 use crate::route::Place;

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use proptest::prelude::*;
 
 use super::*;
-use crate::inline;
+use crate::resp;
 use crate::session::{Listed, Session};
 
 /// Messages on their way between the shards of one test, in order for each pair.
@@ -61,7 +61,7 @@ impl Lab {
 
     /// The reply to a line that arrives at shard `at`.
     fn ask(&self, at: usize, line: &str) -> String {
-        let request = inline::to_array(line.as_bytes());
+        let request = resp::request_of_line(line.as_bytes());
         let command = commands::find(line.split(' ').next().unwrap_or_default().as_bytes()).unwrap();
         let node = &self.nodes[at];
         let reply = match Plan::of(command, &request, node.place(), node.keyer()) {
@@ -120,7 +120,7 @@ fn shard_that_ended_is_an_error_and_no_hang() {
     let lab = Lab::new(2, 100);
     let there = lab.keys_of(1).next().unwrap();
     // It ends with the question in its mailbox.
-    let request = inline::to_array(format!("get {there}").as_bytes());
+    let request = resp::request_of_line(format!("get {there}").as_bytes());
     let plan = Plan::forward(1, &request);
     let mut reply = Vec::new();
     {
@@ -156,7 +156,7 @@ fn long_values_of_other_shards_come_in_pieces() {
     let order: Vec<usize> = (0..80).map(|n| (n * n + n / 7) % 6).collect();
     let line = order.iter().fold("mget".to_owned(), |line, key| format!("{line} {}", keys[*key]));
     let expected: Vec<&str> = order.iter().map(|key| letters[*key]).collect();
-    let request = inline::to_array(line.as_bytes());
+    let request = resp::request_of_line(line.as_bytes());
     let node = &lab.nodes[0];
     let plan = Plan::of(commands::Command::MGet, &request, node.place(), node.keyer()).unwrap();
     let (mut reply, mut longest) = (Vec::new(), 0);

@@ -255,6 +255,11 @@ pub fn request<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<u8> {
     out
 }
 
+/// The request of a line in array form; one without arguments if the line is blank.
+pub fn request_of_line(line: &[u8]) -> Vec<u8> {
+    request(inline::words(line).iter().map(Vec::as_slice))
+}
+
 #[cfg(test)]
 #[path = "resp_tests.rs"]
 mod tests;

@@ -39,7 +39,7 @@ fn args(frame: &[u8]) -> Vec<Vec<u8>> {
     let frame = if frame.first() == Some(&b'*') {
         frame
     } else {
-        line = inline::to_array(frame);
+        line = request_of_line(frame);
         &line
     };
     let args = Args::of(frame);
@@ -174,4 +174,10 @@ proptest! {
     ) {
         prop_assert_eq!(decoded(&wire, &cuts), decoded(&wire, &[]));
     }
+}
+
+#[test]
+fn line_becomes_an_array() {
+    assert_eq!(request_of_line(b"get 'a b'\r"), b"*2\r\n$3\r\nget\r\n$3\r\na b\r\n");
+    assert_eq!(request_of_line(b" \r"), b"*0\r\n");
 }

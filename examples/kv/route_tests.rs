@@ -12,7 +12,7 @@ fn text(plan: &Plan) -> Vec<(usize, String)> {
 }
 
 fn split_line(command: Command, line: &str) -> Option<Plan> {
-    let request = crate::inline::to_array(line.as_bytes());
+    let request = crate::resp::request_of_line(line.as_bytes());
     let mut args = Args::of(&request);
     let name = args.next().unwrap();
     let Reach::Keys { step } = command.spec().reach else { panic!("{command:?} has one key") };
@@ -47,7 +47,7 @@ fn keys_are_dealt_out_to_their_owners_in_their_order() {
 fn with_one_shard_nothing_is_asked_of_others() {
     let (place, keyer) = (Place { index: 0, shards: 1 }, Keyer::default());
     for line in ["get a", "mget a b c", "mset a 1 b 2", "keys *", "dbsize", "scan 7", "flushall", "ping"] {
-        let request = crate::inline::to_array(line.as_bytes());
+        let request = crate::resp::request_of_line(line.as_bytes());
         let command = crate::commands::find(line.split(' ').next().unwrap().as_bytes()).unwrap();
         assert_eq!(Plan::of(command, &request, place, &keyer), None, "{line}");
     }

@@ -10,9 +10,10 @@ use ringserve::{CloseReason, Cx, Frame, Refusal, Service, Shards};
 use crate::about;
 use crate::commands::{self, Command, Reach};
 use crate::data::Outcome;
-use crate::inline;
-use crate::node::{Message, Node};
+use crate::message::Message;
+use crate::node::Node;
 use crate::reply::{Out, Protocol, Reply};
+use crate::resp;
 use crate::resp::Args;
 use crate::route::{Owner, Plan};
 use crate::session::{self, Listed, Session};
@@ -97,7 +98,7 @@ impl Kv {
     fn start(&self, cx: &Cx<'_, Session>, frame: &Frame) -> Left {
         match frame.first() {
             Some(b'*') => self.answer(cx, frame),
-            _ => self.answer(cx, &inline::to_array(frame)),
+            _ => self.answer(cx, &resp::request_of_line(frame)),
         }
     }
 
@@ -163,7 +164,7 @@ impl Kv {
                     let request = match frame.first() {
                         Some(b'*') => &frame[..],
                         _ => {
-                            line = inline::to_array(&frame);
+                            line = resp::request_of_line(&frame);
                             &line
                         }
                     };

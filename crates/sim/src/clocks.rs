@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 
 use ringserve_core::Limits;
 
-use crate::kernel::STEP;
+/// How coarse the shard's clock for time limits is, in nanoseconds.
+pub const STEP: u64 = 1 << 24;
 
 /// Nanoseconds over which a half received frame's rate is measured, and that at which a peer takes what is sent.
 pub const READ_WINDOW: u64 = 10_000_000_000;

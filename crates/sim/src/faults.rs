@@ -373,3 +373,12 @@ fn reason_name(index: usize) -> &'static str {
     counters.closed_by_reason[index] = 1;
     counters.reasons().next().map_or("", |(name, _)| name)
 }
+
+/// A bug on purpose, for a run that must fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Canary {
+    /// One received byte is another.
+    Byte,
+    /// One provided buffer is lost.
+    Buffer,
+}

@@ -41,7 +41,6 @@ pub mod clocks;
 pub mod faults;
 pub mod kernel;
 pub mod memory;
-pub mod peer;
 pub mod plan;
 pub mod protocol;
 pub mod pushes;

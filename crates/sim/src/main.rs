@@ -4,8 +4,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use ringserve_sim::faults::Canary;
 use ringserve_sim::faults::Coverage;
-use ringserve_sim::run::{Canary, Options, Violation, run};
+use ringserve_sim::run::{Options, Violation, run};
 
 /// Each thing that can happen must have happened this often in so many seeds.
 const COVERED: (u64, u64) = (100, 10_000);

@@ -11,6 +11,9 @@ use crate::rng::Rng;
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 
+/// Never, as a time.
+pub const NEVER: u64 = u64::MAX;
+
 /// The latest time at which a shard's clock starts: 146 years, a quarter of what it counts.
 const CLOCK_MAX: u64 = 1 << 62;
 

@@ -7,17 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
-use crate::faults::Coverage;
+use crate::faults::{Canary, Coverage};
 use crate::world::{Outcome, World};
-
-/// A bug on purpose, for a run that must fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Canary {
-    /// One received byte is another.
-    Byte,
-    /// One provided buffer is lost.
-    Buffer,
-}
 
 /// What to run.
 #[derive(Clone, Debug)]

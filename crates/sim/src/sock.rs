@@ -11,7 +11,7 @@ use ringserve_core::CloseReason;
 
 use crate::bytes::{self, AnyFraming};
 use crate::clocks::{Clocks, Sealed, WriteRate};
-use crate::peer::Peer;
+use crate::plan::NEVER;
 
 /// A frame of the peer's script, as places in `wire`.
 #[derive(Clone, Copy, Debug)]
@@ -322,5 +322,61 @@ impl Sock {
         }
         self.taken += bytes.len();
         self.taken_at = now;
+    }
+}
+
+/// How a peer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// FIN once every reply was read.
+    Fin,
+    /// FIN right behind the last byte.
+    HalfClose,
+    /// RST, once it sent so many bytes.
+    Reset(usize),
+    /// Nothing: it waits for the server.
+    Wait,
+    /// ... and does not close when the server does.
+    Ignore,
+}
+
+/// A peer and where it is in its script.
+#[derive(Debug)]
+pub struct Peer {
+    /// When it acts next.
+    pub next_at: u64,
+    /// It was told to act soon, since something changed.
+    pub kicked: bool,
+    /// Nanoseconds between two actions, at most.
+    pub gap: u64,
+    /// Bytes sent in one action.
+    pub send_max: usize,
+    /// Bytes read in one action.
+    pub read_max: usize,
+    /// It does not read before this.
+    pub reads_from: u64,
+    /// Frames it sends before it wants answers.
+    pub window: usize,
+    /// How it ends.
+    pub end: End,
+    /// Once it sent so many bytes it sends so few at a time, and so rarely.
+    pub crawls: Option<(usize, usize, u64)>,
+    /// Heartbeats it answers.
+    pub answers: usize,
+    /// It has seen the end of the server's bytes, or a reset.
+    pub saw_end: bool,
+    /// It does nothing any more.
+    pub finished: bool,
+}
+
+impl Peer {
+    /// True if it reads as soon as there is something, and closes when the server does.
+    pub fn reads(&self, now: u64) -> bool {
+        self.reads_from <= now
+    }
+
+    /// True if it reads at all.
+    pub fn ever_reads(&self) -> bool {
+        self.reads_from != NEVER
     }
 }

@@ -1,6 +1,7 @@
 //! The simulator itself: seeds hold, canaries sing, and the same seed does the same thing.
 
-use ringserve_sim::run::{Canary, Options, run, run_seed};
+use ringserve_sim::faults::Canary;
+use ringserve_sim::run::{Options, run, run_seed};
 
 fn options(seeds: u64, canary: Option<Canary>) -> Options {
     Options { from: 0, seeds, turns: 2000, jobs: 2, canary, progress: false }

@@ -2,8 +2,8 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::commands::{self, Reach};
-use crate::inline;
 use crate::reply::Protocol;
+use crate::resp;
 
 /// A shard without a connection. Its clock stands still.
 struct Lab {
@@ -19,7 +19,7 @@ impl Lab {
 
     /// The reply to a line, on one line.
     fn ask(&mut self, line: &str) -> String {
-        let request = inline::to_array(line.as_bytes());
+        let request = resp::request_of_line(line.as_bytes());
         let mut args = Args::of(&request);
         let command = args.next().and_then(commands::find).expect("a command");
         let mut task = Task {
@@ -336,7 +336,7 @@ fn a_long_reply_does_not_go_out_at_once() {
             &Moment::at(0),
         );
     }
-    let request = inline::to_array(b"*");
+    let request = resp::request_of_line(b"*");
     let mut task = Task {
         store: &mut lab.store,
         keyer: &lab.keyer,

@@ -164,6 +164,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             && conn.is_open()
             && !conn.held_back
             && self.drain.is_none()
+            && conn.timer.is_set()
             && conn.timer.left(self.stamp) <= i64::from(self.times.idle)
         {
             debug_assert!(batch.is_empty(), "a send ended before its end");

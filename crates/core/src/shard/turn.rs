@@ -199,7 +199,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // Where the turn before could not relieve, nothing would ever go on.
         let relieved = self.held_bytes() <= self.limits.held_bytes_max;
         self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
-        let received = self.counters.bytes_received - core::mem::replace(&mut self.received, self.counters.bytes_received);
+        let received = self.counters.bytes_received
+            - core::mem::replace(&mut self.received, self.counters.bytes_received);
         if self.is_runnable_left() {
             let Budget { completions: most, bytes } = Budget::default();
             // By what the turn before received: this one's is not known yet.

@@ -211,13 +211,7 @@ where
         }
     }
 
-    fn accepted(
-        &mut self,
-        core: &mut Core<S, F>,
-        socket: Socket,
-        peer: Option<SocketAddr>,
-        listener: u16,
-    ) {
+    fn accepted(&mut self, core: &mut Core<S, F>, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         self.accept(core, socket, Peer { addr: peer, listener });
     }
 

@@ -4,8 +4,8 @@ use ringserve_core::{CloseHow, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe};
 
 use super::State;
+use super::peers::sock_reset;
 use crate::faults::{Arm, Fault};
-use crate::peer::sock_reset;
 use crate::sock::Place;
 
 impl State {

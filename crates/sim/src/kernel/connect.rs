@@ -5,7 +5,7 @@ use ringserve_drivers::kernel::{Kind, RawCqe};
 
 use super::State;
 use crate::faults::{Arm, Fault};
-use crate::peer::NEVER;
+use crate::plan::NEVER;
 use crate::sock::Place;
 
 /// A connect in flight.

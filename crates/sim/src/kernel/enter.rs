@@ -6,7 +6,7 @@ use ringserve_drivers::kernel::{Kind, RawCqe};
 
 use super::State;
 use crate::faults::{Arm, Fault};
-use crate::peer::NEVER;
+use crate::plan::NEVER;
 
 /// How often others act within one wait of the shard, at most: 40 peers that read 16 KiB byte by byte.
 const LOOKS_MAX: u32 = 1_000_000;

@@ -10,6 +10,7 @@ mod close;
 mod connect;
 mod enter;
 mod oracle;
+pub mod peers;
 mod queues;
 mod receive;
 mod send;
@@ -26,16 +27,14 @@ use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, ConnId};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 
+use crate::faults::Canary;
 use crate::faults::{Arm, Coverage, Fault};
-use crate::peer::NEVER;
-use crate::plan::Plan;
+use crate::plan::{NEVER, Plan};
 use crate::rng::Rng;
-use crate::run::Canary;
 use crate::sock::{Place, Sock};
 
 use receive::Receive;
 use send::Sending;
-pub use times::STEP;
 
 /// The longest stop of the process.
 pub(super) const STALL_MAX: u64 = 1_500_000_000;

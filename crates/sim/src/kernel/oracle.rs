@@ -2,11 +2,11 @@
 
 use ringserve_core::{CloseHow, CloseReason, IdleCounts};
 
-use super::{STEP, State};
+use super::State;
 use crate::bytes::AnyFraming;
-use crate::clocks::LATE_MAX;
+use crate::clocks::{LATE_MAX, STEP};
 use crate::faults::Fault;
-use crate::peer::NEVER;
+use crate::plan::NEVER;
 use crate::sock::{Place, Sock, excuse};
 
 /// How late calls that wait for too long may be ended where the process is never stopped: two other limits may be carried

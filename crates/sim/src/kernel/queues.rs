@@ -5,8 +5,8 @@ use ringserve_core::CloseHow;
 use ringserve_drivers::kernel::{F_BUF_MORE, Kind, RawCqe, RawOp};
 
 use super::{Posted, State};
+use crate::faults::Canary;
 use crate::faults::{Arm, Fault};
-use crate::run::Canary;
 
 impl State {
     pub(super) fn entries_of(op: &RawOp) -> usize {

@@ -6,12 +6,9 @@ use ringserve_core::{IdleCounts, Limits};
 
 use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
-use crate::clocks::{LATE_MAX, Look, READ_WINDOW};
+use crate::clocks::{LATE_MAX, Look, READ_WINDOW, STEP};
 use crate::faults::Fault;
 use crate::sock::excuse;
-
-/// How coarse the shard's clock for time limits is, in nanoseconds.
-pub const STEP: u64 = 1 << 24;
 
 /// How long a connection may stay that was reset together with its last bytes.
 const RESET_HEARD: Duration = Duration::from_secs(60);

@@ -16,8 +16,8 @@ use super::Core;
 use crate::bytes::AnyFraming;
 use crate::faults::Fault;
 use crate::kernel::{State, address_of};
-use crate::peer::NEVER;
 use crate::plan;
+use crate::plan::NEVER;
 
 /// Turns of the other shard in which its connections, which nobody uses, are closed.
 const TURNS_TO_DRAIN: u32 = 8;
@@ -80,7 +80,6 @@ impl Elsewhere {
         }
         post(&mut self.letters, self.plan.mail_max, state, false, socket, listener);
     }
-
 
     /// Sockets that come back by now.
     pub fn returned(&mut self, state: &mut State, now: u64) -> Vec<(Socket, u16)> {
@@ -255,13 +254,7 @@ impl Lane<usize, AnyFraming> for Other<'_> {
         }
     }
 
-    fn accepted(
-        &mut self,
-        core: &mut OtherCore,
-        socket: Socket,
-        peer: Option<SocketAddr>,
-        listener: u16,
-    ) {
+    fn accepted(&mut self, core: &mut OtherCore, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         let state = &mut *self.state;
         let tag = state.descriptor(socket.0 as i32);
         assert_eq!(peer, Some(address_of(tag)), "a socket with another's address");

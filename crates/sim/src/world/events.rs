@@ -5,12 +5,12 @@ use std::task::Waker;
 
 use ringserve_core::{Completion, ConnId, Ended, Lane, Socket};
 
+use super::relieved::Relieved;
 use super::{Above, Batch, Core};
 use crate::bytes::TestFraming;
 use crate::faults::Fault;
 use crate::kernel::address_of;
 use crate::service::{self, Session};
-use super::relieved::Relieved;
 
 impl Lane<Session, TestFraming, Relieved> for Above {
     fn begin(&mut self, core: &mut Core) {

@@ -20,14 +20,14 @@ use ringserve_core::{
 use ringserve_drivers::Uring;
 
 use crate::bytes::TestFraming;
+use crate::faults::Canary;
 use crate::faults::{Coverage, Fault};
+use crate::kernel::peers;
 use crate::kernel::{SimKernel, State};
-use crate::peer::{self, NEVER};
-use crate::plan::Plan;
+use crate::plan::{NEVER, Plan};
 use crate::protocol::Protocol;
 use crate::pushes::Pushes;
 use crate::rng::Rng;
-use crate::run::Canary;
 use crate::service::Session;
 use crate::tasks::Tasks;
 use elsewhere::Elsewhere;
@@ -126,7 +126,7 @@ impl World {
         let mut upstreams = Vec::new();
         for tag in 0..plan.peers {
             let mut cover = std::mem::take(&mut state.cover);
-            let mut sock = peer::draw(&mut state.rng, &plan, tag, &mut |fault| cover.fault(fault));
+            let mut sock = peers::draw(&mut state.rng, &plan, tag, &mut |fault| cover.fault(fault));
             state.cover = cover;
             if tag < plan.upstreams {
                 (sock.upstream, sock.connected) = (true, false);

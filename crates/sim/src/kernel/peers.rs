@@ -1,68 +1,11 @@
-//! Scripted peers: what the other end of each connection does, and what it must see.
+//! Peers at their scripts: what the other end of each connection does, and what it must see.
 
+use super::State;
 use crate::bytes::{self, AnyFraming};
 use crate::faults::Fault;
-use crate::kernel::State;
-use crate::plan::{MS, Plan};
+use crate::plan::{MS, NEVER, Plan};
 use crate::rng::Rng;
-use crate::sock::{Place, Sock, excuse};
-
-/// Never, as a time.
-pub const NEVER: u64 = u64::MAX;
-
-/// How a peer ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// FIN once every reply was read.
-    Fin,
-    /// FIN right behind the last byte.
-    HalfClose,
-    /// RST, once it sent so many bytes.
-    Reset(usize),
-    /// Nothing: it waits for the server.
-    Wait,
-    /// ... and does not close when the server does.
-    Ignore,
-}
-
-/// The state of a script.
-#[derive(Debug)]
-pub struct Peer {
-    /// When it acts next.
-    pub next_at: u64,
-    /// It was told to act soon, since something changed.
-    pub kicked: bool,
-    /// Nanoseconds between two actions, at most.
-    gap: u64,
-    /// Bytes in one action.
-    send_max: usize,
-    read_max: usize,
-    /// It does not read before this.
-    reads_from: u64,
-    /// Frames it sends before it wants answers.
-    window: usize,
-    end: End,
-    /// Once it sent so many bytes it sends so few at a time, and so rarely.
-    crawls: Option<(usize, usize, u64)>,
-    /// Heartbeats it answers.
-    answers: usize,
-    /// It has seen the end of the server's bytes, or a reset.
-    pub saw_end: bool,
-    /// It does nothing any more.
-    pub finished: bool,
-}
-
-impl Peer {
-    /// True if it reads as soon as there is something, and closes when the server does.
-    pub fn reads(&self, now: u64) -> bool {
-        self.reads_from <= now
-    }
-
-    /// True if it reads at all.
-    fn ever_reads(&self) -> bool {
-        self.reads_from != NEVER
-    }
-}
+use crate::sock::{End, Peer, Place, Sock, excuse};
 
 /// Draws a peer and its script.
 pub fn draw(rng: &mut Rng, plan: &Plan, tag: usize, hit: &mut impl FnMut(Fault)) -> Sock {

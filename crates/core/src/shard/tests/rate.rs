@@ -1,0 +1,84 @@
+//! Peers that take what is sent slowly, or not at all.
+
+use super::*;
+
+/// The batch that is sent to a connection.
+fn sent_to(shard: &mut Tested, id: ConnId) -> Option<Box<Batch>> {
+    shard.end_turn();
+    shard.take_ops().fold(None, |found, op| match op {
+        Op::Send { id: to, batch } if to == id => Some(batch),
+        _ => found,
+    })
+}
+
+/// Sends much to a peer that takes what `takes` says in each interval in which the shard looks. Returns the seconds after which
+/// it looked, and why and when the connection ended, within five minutes.
+fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, Option<(CloseReason, u64)>) {
+    let (mut shard, id) = with_connection(limits);
+    shard.block(id).unwrap().link.write(&[b'r'; 1 << 20]);
+    let mut batch = sent_to(&mut shard, id);
+    let mut looks = Vec::new();
+    for tenths in 1..3000 {
+        let now = Time::ZERO + Duration::from_millis(100 * tenths);
+        shard.begin_turn(now, 0);
+        shard.end_turn();
+        if !shard.take_ops().any(|op| matches!(op, Op::SendStop { .. })) {
+            continue;
+        }
+        let mut stopped = batch.take().expect("a send is in flight");
+        stopped.advance(takes(looks.len()));
+        looks.push(tenths / 10);
+        shard.complete(Completion::Sent { id, batch: stopped, end: SendEnd::Stopped });
+        while let Some(event) = shard.next_event() {
+            if let Event::Ended { reason, .. } = event {
+                return (looks, Some((reason, tenths / 10)));
+            }
+        }
+        batch = sent_to(&mut shard, id);
+    }
+    (looks, None)
+}
+
+/// Limits under which only those of writing count.
+fn write_limits(write_stalled: Option<u64>, write_bytes_per_second_min: usize) -> Limits {
+    let write_stalled = write_stalled.map(Duration::from_secs);
+    Limits { first_frame: None, idle: None, write_stalled, write_bytes_per_second_min, ..Limits::default() }
+}
+
+#[test]
+fn a_peer_that_takes_a_little_now_and_then_is_too_slow() {
+    let limits = write_limits(Some(30), 240);
+    // Each time just before it would be stalled.
+    let (_, end) = trickle(limits.clone(), |look| if look % 3 == 2 { 1000 } else { 0 });
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 30)));
+    let (_, end) = trickle(limits.clone(), |_| 2300);
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
+    // What it took at first is no credit.
+    let (_, end) = trickle(limits, |look| if look == 0 { 500_000 } else { 1 });
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 20)));
+}
+
+#[test]
+fn a_peer_that_takes_enough_stays_however_it_comes() {
+    let (_, end) = trickle(write_limits(Some(30), 240), |_| 2500);
+    assert_eq!(end, None);
+    // A window that opens every 20 s.
+    let (_, end) = trickle(write_limits(Some(30), 240), |look| if look % 2 == 1 { 5100 } else { 0 });
+    assert_eq!(end, None);
+    let (looks, end) = trickle(write_limits(Some(30), 0), |_| 1);
+    assert_eq!((looks[0], end), (30, None), "without a rate a byte is enough");
+}
+
+#[test]
+fn a_peer_that_takes_nothing_has_its_whole_time() {
+    for stalled in [1, 7, 10, 11, 25, 30, 100] {
+        let (looks, end) = trickle(write_limits(Some(stalled), 240), |_| 0);
+        assert_eq!(looks.len() as u64, stalled.div_ceil(10), "looks of {stalled} s");
+        let (reason, seconds) = end.expect("it ends");
+        assert_eq!(reason, CloseReason::WriteStalled);
+        assert!((stalled..=stalled + 1).contains(&seconds), "{stalled} s took {seconds} s");
+    }
+    let (_, end) = trickle(write_limits(None, 240), |_| 0);
+    assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
+    assert_eq!(trickle(write_limits(None, 0), |_| 0), (Vec::new(), None));
+}
