@@ -60,7 +60,7 @@ impl Model {
                 true
             }
             FirstFrameTimeout => {
-                assert!(limits.first_frame.is_some());
+                assert!(limits.first_frame.is_some() && talk.cut == 0, "there was a frame");
                 true
             }
             IdleTimeout => {
