@@ -26,7 +26,7 @@ impl Age {
     fn set(age: Duration) -> Age {
         static ONE: Mutex<()> = Mutex::new(());
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(age_new_shards(age), "the system's clock goes back so far");
+        age_new_shards(age);
         Age(one)
     }
 }

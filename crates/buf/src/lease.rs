@@ -86,6 +86,24 @@ impl Lease {
         part
     }
 
+    /// Takes the first `count` bytes off, as a lease on them.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn split_to(&mut self, count: usize) -> Lease {
+        assert!(count <= self.len(), "lease of {} bytes split at {count}", self.len());
+        if count == self.len() {
+            return core::mem::take(self);
+        }
+        let mut front = self.clone();
+        front.len = count as u32;
+        // SAFETY: count is below len, so the result is inside the same block.
+        self.data = unsafe { self.data.add(count) };
+        self.len -= count as u32;
+        front
+    }
+
     /// Drops the first `count` bytes from view.
     ///
     /// # Panics
@@ -224,6 +242,15 @@ mod tests {
         pool.invariants();
         drop((pool, side));
         assert_eq!(&*third, &[0; 3]);
+    }
+
+    #[test]
+    fn a_split_leaves_the_rest_and_takes_all_without_a_second_lease() {
+        let mut lease = Lease::copy_of(b"abcdef");
+        let front = lease.split_to(2);
+        assert_eq!((&*front, &*lease), (&b"ab"[..], &b"cdef"[..]));
+        let all = lease.split_to(4);
+        assert_eq!((&*all, lease.pinned_bytes()), (&b"cdef"[..], 0));
     }
 
     #[test]

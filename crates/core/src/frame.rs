@@ -28,6 +28,13 @@ impl Frame {
         Frame { wire, skip: skip as u32, len: len as u32 }
     }
 
+    /// The same, of a payload that was seen to lie inside.
+    #[inline]
+    pub(crate) fn sound(wire: Lease, skip: usize, len: usize) -> Frame {
+        debug_assert!(skip + len <= wire.len());
+        Frame { wire, skip: skip as u32, len: len as u32 }
+    }
+
     /// All bytes of the frame, with what the framing put around the payload.
     #[inline]
     pub fn wire(&self) -> &[u8] {

@@ -55,20 +55,20 @@ pub(crate) enum Found {
 }
 
 /// Cuts a frame off the front of `lease`, without copying.
-#[inline]
+#[inline(always)]
 pub(crate) fn cut(framing: &impl Framing, lease: &mut Lease, frame_bytes_max: usize) -> Found {
     let seen = lease.len().min(frame_bytes_max);
     match framing.decode(&lease[..seen], 0) {
         Ok(Decode::Frame { skip, len, consumed }) if is_sound(skip, len, consumed, seen) => {
-            let wire = if consumed == lease.len() {
-                core::mem::take(lease)
-            } else {
-                let wire = lease.slice(0..consumed);
-                lease.advance(consumed);
-                wire
-            };
-            Found::Frame(Frame::new(wire, skip, len))
+            Found::Frame(Frame::sound(lease.split_to(consumed), skip, len))
         }
+        other => not_cut(other, seen, frame_bytes_max),
+    }
+}
+
+#[cold]
+fn not_cut(decoded: Result<Decode, FrameError>, seen: usize, frame_bytes_max: usize) -> Found {
+    match decoded {
         Ok(Decode::Frame { .. }) => Found::Bad(UNSOUND),
         Ok(Decode::More(missing)) => more(seen, missing, frame_bytes_max),
         Err(error) => Found::Bad(error),
@@ -79,6 +79,7 @@ pub(crate) fn cut(framing: &impl Framing, lease: &mut Lease, frame_bytes_max: us
 const UNSOUND: FrameError =
     FrameError::Malformed("the framing named a frame outside of the bytes it was given");
 
+#[inline]
 fn is_sound(skip: usize, len: usize, consumed: usize, seen: usize) -> bool {
     consumed > 0 && consumed <= seen && skip.checked_add(len).is_some_and(|end| end <= consumed)
 }

@@ -79,6 +79,22 @@ struct Queues {
     on_dirty: Option<Waker>,
 }
 
+/// Whether the shard, which may sleep, has to hear of a dirty connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wakes {
+    No,
+    Yes,
+}
+
+impl Queues {
+    #[inline]
+    fn list_dirty(&mut self, id: ConnId) -> Wakes {
+        let wakes = self.on_dirty.is_some() && self.dirty.is_empty();
+        self.dirty.push(id);
+        if wakes { Wakes::Yes } else { Wakes::No }
+    }
+}
+
 impl Local {
     pub(crate) fn new(encoding: Encoding, limits: &Limits) -> Local {
         Local {
@@ -143,11 +159,19 @@ impl Local {
         core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
     }
 
-    /// An empty batch. `None` if the system has no memory for one.
+    /// An empty batch for a connection, which becomes dirty if it is not `listed`. `None` if the system has no memory for one.
     #[inline]
-    fn spare_batch(&self) -> Option<Box<Batch>> {
-        let spare = self.queues.borrow_mut().spare.pop();
-        if spare.is_some() { spare } else { new_batch() }
+    fn begin_batch(&self, id: ConnId, listed: bool) -> Option<(Box<Batch>, Wakes)> {
+        let mut queues = self.queues.borrow_mut();
+        let Some(batch) = queues.spare.pop() else {
+            drop(queues);
+            return new_batch().map(|batch| (batch, if listed { Wakes::No } else { self.list_dirty(id) }));
+        };
+        Some((batch, if listed { Wakes::No } else { queues.list_dirty(id) }))
+    }
+
+    fn list_dirty(&self, id: ConnId) -> Wakes {
+        self.queues.borrow_mut().list_dirty(id)
     }
 
     #[inline]
@@ -268,26 +292,31 @@ impl Link {
 
     #[inline]
     fn append(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
-        if self.has(GONE | WRITING_ENDED | NO_MEMORY) {
+        let flags = self.flags.get();
+        if flags & (GONE | WRITING_ENDED | NO_MEMORY) != 0 {
             return;
         }
+        let local = &*self.local;
+        let mut wakes = Wakes::No;
         // Dropped after what follows it: nothing is borrowed then.
         let mut unfinished = Unfinished { link: self, before: 0 };
         let mut pending = self.pending.borrow_mut();
         let batch = match &mut *pending {
             Some(batch) => batch,
             empty => {
-                let Some(batch) = self.local.spare_batch() else {
+                let Some((batch, wakes_shard)) = local.begin_batch(self.id, flags & DIRTY != 0) else {
                     drop(pending);
                     core::mem::forget(unfinished);
                     return self.refuse();
                 };
+                wakes = wakes_shard;
+                self.flags.set(flags | DIRTY);
                 empty.insert(batch)
             }
         };
         let before = batch.len();
         unfinished.before = before;
-        let framed = write(&mut Outbox::new(batch, self.local.lend.get()));
+        let framed = write(&mut Outbox::new(batch, local.lend.get()));
         if !framed || batch.is_refused() {
             let flag = if framed { NO_MEMORY | ABORT } else { NOT_FRAMED };
             batch.roll_back(before);
@@ -296,7 +325,6 @@ impl Link {
         let len = batch.len();
         drop(pending);
         core::mem::forget(unfinished);
-        let local = &*self.local;
         local.outbox_bytes.set(local.outbox_bytes.get() + (len - before));
         if len + self.in_flight.get() as usize > local.outbox_bytes_high {
             self.set(OVER_HIGH);
@@ -304,6 +332,9 @@ impl Link {
         if self.flags.get() & (REACHED | DIRTY) != DIRTY {
             self.update_reach();
             self.mark_dirty();
+        }
+        if wakes == Wakes::Yes {
+            local.wake_for_dirty();
         }
     }
 
@@ -645,11 +676,7 @@ impl Link {
             return;
         }
         self.set(DIRTY);
-        let mut queues = self.local.queues.borrow_mut();
-        let wakes = queues.dirty.is_empty() && queues.on_dirty.is_some();
-        queues.dirty.push(self.id);
-        drop(queues);
-        if wakes {
+        if self.local.list_dirty(self.id) == Wakes::Yes {
             self.local.wake_for_dirty();
         }
     }

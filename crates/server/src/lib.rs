@@ -58,6 +58,6 @@ pub use stream::service::StreamResult;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::server::driven::{Drivers, start_on, start_stream_on};
-    pub use crate::shard::timers::age_new_shards;
+    pub use crate::shard::clock::age_new_shards;
     pub use crate::shard::turns::run_on;
 }

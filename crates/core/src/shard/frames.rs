@@ -26,7 +26,7 @@ pub enum Next {
     Bad(FrameError),
 }
 
-/// The frames that a connection may hand out now. What the lane leaves is kept for a later turn.
+/// The frames that a connection may hand out now.
 ///
 /// The common frame lies whole in the lease at hand and is cut off it without a look at the connection: whatever
 /// may stop frames in the middle of a batch shows in the link's flags, or comes through this type.
@@ -347,10 +347,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
     fn end_with_more(&mut self) {
         let Some(conn) = self.shard.conns.get_mut(self.id) else { return };
         conn.frame_seen |= self.handed > 0;
-        // A connection that was ended has no use for the rest.
-        if conn.is_open() && !self.lease.is_empty() {
-            self.requeue();
-        }
+        debug_assert!(!conn.is_open() || self.lease.is_empty(), "the lane left frames of {}", self.id);
     }
 }
 

@@ -52,8 +52,12 @@ impl Work {
 
     /// Begins a turn in which at most `connections` want frames.
     pub(super) fn begin_turn(&mut self, connections: usize) {
-        let share = self.calls_max / connections.clamp(1, self.calls_max as usize) as u32;
-        self.batch = share.clamp(self.batch_min, BATCH_MAX);
+        // Few connections need no division.
+        self.batch = if connections * BATCH_MAX as usize <= self.calls_max as usize {
+            BATCH_MAX
+        } else {
+            (self.calls_max / connections.min(self.calls_max as usize) as u32).clamp(self.batch_min, BATCH_MAX)
+        };
         (self.calls_left, self.frames_left) = (self.calls_max, 0);
         self.tasks_left = self.calls_max.div_ceil(PART_OF_TASKS);
     }

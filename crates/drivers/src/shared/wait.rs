@@ -131,6 +131,17 @@ impl Timer {
     }
 }
 
+/// Nanoseconds on the system's monotonic clock.
+///
+/// A third of the instructions of `Instant`, which keeps seconds and nanoseconds apart: a shard reads the clock every turn.
+#[inline]
+pub fn monotonic_nanos() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of this function. The clock exists on every Linux, so the call does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

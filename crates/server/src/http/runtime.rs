@@ -23,7 +23,8 @@ use ringserve_core::Time;
 
 use crate::guard::{discard, wake};
 use crate::shard::handle::Shard;
-use crate::shard::timers::{Alarms, starting_point};
+use crate::shard::clock::Clock;
+use crate::shard::timers::Alarms;
 
 /// Looks at the timers in a row: a second one where a timer's time came while those of others went off.
 const LOOKS: usize = 2;
@@ -55,8 +56,7 @@ pub struct ShardTimer {
 }
 
 struct Inner {
-    /// When the wheel's time is zero.
-    started: Instant,
+    clock: Clock,
     state: Mutex<State>,
 }
 
@@ -71,7 +71,7 @@ impl ShardTimer {
     /// Timers on `shard`, where a task looks after them from now on.
     pub fn new(shard: &Shard) -> ShardTimer {
         let state = State { alarms: Alarms::new(), looks_at: None, task: None };
-        let inner = Arc::new(Inner { started: starting_point(), state: Mutex::new(state) });
+        let inner = Arc::new(Inner { clock: Clock::start(), state: Mutex::new(state) });
         shard.spawn(look_after(inner.clone(), shard.clone()));
         ShardTimer { inner }
     }
@@ -84,11 +84,13 @@ impl ShardTimer {
 
 impl Inner {
     fn time(&self, instant: Instant) -> Time {
-        Time::ZERO + instant.saturating_duration_since(self.started)
+        // The clock is read last, so that the time is never early.
+        let left = instant.saturating_duration_since(Instant::now());
+        self.now() + left
     }
 
     fn now(&self) -> Time {
-        self.time(Instant::now())
+        self.clock.now()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -233,7 +235,7 @@ mod tests {
 
     fn sleep(time: Duration) -> ShardTimerSleep {
         let state = State { alarms: Alarms::new(), looks_at: None, task: None };
-        let inner = Arc::new(Inner { started: starting_point(), state: Mutex::new(state) });
+        let inner = Arc::new(Inner { clock: Clock::start(), state: Mutex::new(state) });
         ShardTimerSleep { until: inner.now() + time, inner, number: None }
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod attempts;
 pub(crate) mod calls;
+pub(crate) mod clock;
 pub(crate) mod draining;
 mod events;
 mod give_back;

@@ -3,49 +3,40 @@
 //! A wheel of its own, finer than that of the connections' limits: a step is 2^20 ns, about a millisecond. A timer goes
 //! off up to one step late and never early.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
+use super::clock::Clock;
 use crate::guard::{Panicked, discard, wake};
 
 const STEP_SHIFT: u32 = 20;
 
-/// How long ago the clocks of new shards started, in nanoseconds. For tests.
-static AGE: AtomicU64 = AtomicU64::new(0);
-
-/// From now on new shards find their clocks at `age`, as if they had run that long. For tests of what happens after
-/// months; false if the system's clock does not go back so far.
-#[doc(hidden)]
-pub fn age_new_shards(age: Duration) -> bool {
-    let nanos = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
-    let possible = Instant::now().checked_sub(Duration::from_nanos(nanos)).is_some();
-    if possible {
-        AGE.store(nanos, Ordering::SeqCst);
-    }
-    possible
-}
-
-/// When a clock that starts now was at zero.
-pub(crate) fn starting_point() -> Instant {
-    let now = Instant::now();
-    now.checked_sub(Duration::from_nanos(AGE.load(Ordering::SeqCst))).unwrap_or(now)
-}
-
 /// A shard's timers. Clones are handles on the same ones.
 #[derive(Clone)]
 pub(crate) struct Timers {
-    inner: Rc<RefCell<Inner>>,
-    started: Instant,
+    inner: Rc<Shared>,
+    clock: Clock,
+}
+
+struct Shared {
+    /// What [`Alarms::next`] says, so that a turn need not ask.
+    next: Cell<Option<Time>>,
+    state: RefCell<Inner>,
+}
+
+impl Shared {
+    fn set_next(&self, alarms: &Alarms) {
+        self.next.set(alarms.next());
+    }
 }
 
 struct Inner {
@@ -57,36 +48,43 @@ struct Inner {
 
 impl Timers {
     pub(crate) fn new() -> Timers {
-        Timers::started(starting_point())
+        Timers::by(Clock::start())
     }
 
-    /// Timers whose time is zero at this instant.
-    fn started(started: Instant) -> Timers {
-        let inner = Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None };
-        Timers { inner: Rc::new(RefCell::new(inner)), started }
+    fn by(clock: Clock) -> Timers {
+        let state = RefCell::new(Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None });
+        Timers { inner: Rc::new(Shared { next: Cell::new(None), state }), clock }
     }
 
     /// The time since the shard's start, from the clock.
+    #[inline]
     pub(crate) fn now(&self) -> Time {
-        Time::ZERO + self.started.elapsed()
+        self.clock.now()
     }
 
     /// From now on this one is woken when somebody begins to sleep: for a shard whose user code also runs outside of its turns.
     #[cfg(feature = "host-tokio")]
     pub(crate) fn wake_when_set(&self, waker: Waker) {
-        self.inner.borrow_mut().on_sleep = Some(waker);
+        self.inner.state.borrow_mut().on_sleep = Some(waker);
     }
 
+    #[inline]
     pub(crate) fn next(&self) -> Option<Time> {
-        self.inner.borrow().alarms.next()
+        self.inner.next.get()
     }
 
-    /// Wakes the tasks that slept until `now`. False if a waker panicked; the others were woken.
+    /// Wakes the tasks that slept until `now`.
+    ///
+    /// # Errors
+    /// A waker panicked; the others were woken.
+    #[inline]
     pub(crate) fn fire(&self, now: Time) -> Result<(), Panicked> {
-        let mut inner = self.inner.borrow_mut();
-        if inner.alarms.nobody_sleeps() {
-            return Ok(());
-        }
+        if self.next().is_none_or(|next| now < next) { Ok(()) } else { self.fire_due(now) }
+    }
+
+    #[inline(never)]
+    fn fire_due(&self, now: Time) -> Result<(), Panicked> {
+        let mut inner = self.inner.state.borrow_mut();
         let mut all = Ok(());
         let mut fired = std::mem::take(&mut inner.fired);
         inner.alarms.advance(now, &mut fired);
@@ -96,10 +94,11 @@ impl Timers {
                 // A waker is anybody's code.
                 drop(inner);
                 all = all.and(wake(waker));
-                inner = self.inner.borrow_mut();
+                inner = self.inner.state.borrow_mut();
             }
         }
         inner.fired = fired;
+        self.inner.set_next(&inner.alarms);
         all
     }
 
@@ -206,8 +205,9 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let waker = task.waker().clone();
-        let mut inner = this.timers.inner.borrow_mut();
+        let mut inner = this.timers.inner.state.borrow_mut();
         let setting = inner.alarms.set(&mut this.number, this.until, waker);
+        this.timers.inner.set_next(&inner.alarms);
         let shard = inner.on_sleep.clone();
         drop(inner);
         setting.finish(task.waker());
@@ -221,7 +221,10 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
-        let waker = self.timers.inner.borrow_mut().alarms.clear(number);
+        let mut inner = self.timers.inner.state.borrow_mut();
+        let waker = inner.alarms.clear(number);
+        self.timers.inner.set_next(&inner.alarms);
+        drop(inner);
         discard(waker);
     }
 }
@@ -289,7 +292,7 @@ impl std::error::Error for DeadlineElapsed {}
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::Wake;
 
     #[derive(Default)]
@@ -323,10 +326,9 @@ mod tests {
         let wraps = [52, 55, 56, 60].map(|bits| Duration::from_nanos(1 << bits) - second);
         let ages = [Duration::ZERO, day * 30, day * 53, day * 835].into_iter().chain(wraps);
         for age in ages {
-            let started = Instant::now().checked_sub(age).expect("the clock goes back as far as it likes");
             // A second, and a time that is over after the next wrap.
             for time in [second, second * 2, second * 3600, day * 60, day * 900] {
-                let timers = Timers::started(started);
+                let timers = Timers::by(Clock::of_age(age));
                 assert!(timers.now() >= Time::ZERO + age);
                 let woken = Arc::new(Woken::default());
                 let waker = Waker::from(woken.clone());
@@ -365,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_sleep_for_ever_is_no_reason_to_wake() {
-        let timers = Timers::started(Instant::now());
+        let timers = Timers::by(Clock::of_age(Duration::ZERO));
         let mut sleep = timers.sleep(Duration::MAX);
         assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
         assert_eq!(timers.next(), Some(Time::from_nanos(u64::MAX)));
@@ -380,6 +382,6 @@ mod tests {
             drop(sleep);
             assert_eq!(timers.next(), None);
         }
-        assert_eq!(timers.inner.borrow().alarms.wakers.len(), 1);
+        assert_eq!(timers.inner.state.borrow().alarms.wakers.len(), 1);
     }
 }

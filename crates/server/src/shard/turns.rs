@@ -1,10 +1,9 @@
 //! The loop of a shard: its turns, the waits between them, and its end.
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, Completion, Driver, Limits, Wait};
+use ringserve_core::{Budget, Completion, Driver, Limits, Time, Wait};
 use tracing::{debug, error};
 
 use super::calls::{Job, calls};
@@ -91,36 +90,27 @@ where
     }
 
     /// How long the driver may wait. From here on a wake-up reaches it there.
+    #[inline]
     pub(super) fn wait(&self) -> Wait {
-        let mut wait = self.core.wait();
-        let left_over = !self.lane.post.tasks.is_empty() || !self.lane.post.letters.is_empty();
-        let asked_for = self.lane.shard.tasks().has_new() || !self.lane.shard.upstream_requests().is_empty();
-        if wait == Wait::No || left_over || asked_for {
+        let ShardLoop { core, lane } = self;
+        let mut next = core.next_turn();
+        let mut sooner = |at: Option<Time>| {
+            if let Some(at) = at {
+                next = Some(next.map_or(at, |next| next.min(at)));
+            }
+        };
+        sooner(lane.shard.timers().next());
+        if lane.upstreams.is_some() || lane.spare.is_active() {
+            sooner(lane.upstreams.as_ref().and_then(|upstreams| upstreams.next_turn()));
+            sooner(if lane.spare.has_to_do() { Some(lane.now) } else { lane.spare.next() });
+        }
+        let left_over = !lane.post.tasks.is_empty() || !lane.post.letters.is_empty();
+        let asked_for = lane.shard.tasks().has_new() || !lane.shard.upstream_requests().is_empty();
+        let is_due = next.is_some_and(|next| next <= lane.now);
+        if is_due || left_over || asked_for || !lane.remote.fall_asleep() {
             return Wait::No;
         }
-        if let Some(upstreams) = &self.lane.upstreams {
-            wait = match (wait, upstreams.wait()) {
-                (_, Wait::No) => return Wait::No,
-                (Wait::For(one), Wait::For(other)) => Wait::For(one.min(other)),
-                (Wait::Forever, other) => other,
-                (one, _) => one,
-            };
-        }
-        let mut next = self.lane.shard.timers().next();
-        if self.lane.spare.is_active() {
-            if self.lane.spare.has_to_do() {
-                return Wait::No;
-            }
-            next = next.into_iter().chain(self.lane.spare.next()).min();
-        }
-        if let Some(next) = next {
-            let sleep = next - self.lane.now;
-            wait = match wait {
-                Wait::For(time) => Wait::For(time.min(sleep)),
-                _ => Wait::For(sleep),
-            };
-        }
-        if wait == Wait::For(Duration::ZERO) || !self.lane.remote.fall_asleep() { Wait::No } else { wait }
+        next.map_or(Wait::Forever, |next| Wait::For(next - lane.now))
     }
 
     pub(super) fn report(&self) -> ShardReport {

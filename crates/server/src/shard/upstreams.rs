@@ -21,7 +21,7 @@ use std::task::Waker;
 use ringserve_buf::Pool;
 use ringserve_core::framing::Raw;
 use ringserve_core::{
-    CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Limits, Link, Next, Socket, Time, Wait,
+    CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Limits, Link, Next, Socket, Time,
 };
 
 use super::attempts::Attempt;
@@ -149,8 +149,8 @@ impl Upstreams {
         self.core.give_back();
     }
 
-    pub(crate) fn wait(&self) -> Wait {
-        self.core.wait()
+    pub(crate) fn next_turn(&self) -> Option<Time> {
+        self.core.next_turn()
     }
 
     /// The bytes of a slot's connection were read.
