@@ -38,8 +38,9 @@ pub struct Batch {
     lent: Vec<(usize, Lease)>,
     /// Bytes of all leases.
     lent_bytes: usize,
-    /// Bytes from the start that left already.
+    /// Bytes from the start that left already, and those that have not.
     sent: usize,
+    left: usize,
     /// Since when the peer has taken none of it, once it was looked at in flight.
     pub(crate) untaken_since: Option<Stamp>,
     /// The system had no memory for what was appended last.
@@ -54,6 +55,7 @@ impl Batch {
             lent: Vec::new(),
             lent_bytes: 0,
             sent: 0,
+            left: 0,
             untaken_since: None,
             refused: false,
         }
@@ -67,13 +69,17 @@ impl Batch {
             return self.put_growing(bytes);
         }
         self.copied.extend_from_slice(bytes);
+        self.left += bytes.len();
     }
 
     #[cold]
     #[inline(never)]
     fn put_growing(&mut self, bytes: &[u8]) {
         match self.copied.try_reserve(bytes.len()) {
-            Ok(()) => self.copied.extend_from_slice(bytes),
+            Ok(()) => {
+                self.copied.extend_from_slice(bytes);
+                self.left += bytes.len();
+            }
             Err(_) => self.refused = true,
         }
     }
@@ -97,13 +103,14 @@ impl Batch {
             return;
         }
         self.lent_bytes += lease.len();
+        self.left += lease.len();
         self.lent.push((self.copied.len(), lease));
     }
 
     /// The bytes that have not left yet.
     #[inline]
     pub fn len(&self) -> usize {
-        self.copied.len() + self.lent_bytes - self.sent
+        self.left
     }
 
     /// True if nothing is left to send.
@@ -125,6 +132,7 @@ impl Batch {
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.len(), "batch of {} bytes advanced by {bytes}", self.len());
         self.sent += bytes;
+        self.left -= bytes;
     }
 
     /// The bytes left, if they lie in one piece: the usual case, worth a plain send.
@@ -164,10 +172,12 @@ impl Batch {
             let tail = self.lent.last().map_or(0, |(position, _)| *position);
             let over = (self.len() - len).min(self.copied.len() - tail);
             self.copied.truncate(self.copied.len() - over);
+            self.left -= over;
             if self.len() > len
                 && let Some((_, lease)) = self.lent.pop()
             {
                 self.lent_bytes -= lease.len();
+                self.left -= lease.len();
             }
         }
     }
@@ -180,7 +190,7 @@ impl Batch {
             self.clear_much();
         }
         self.lent_bytes = 0;
-        self.sent = 0;
+        (self.sent, self.left) = (0, 0);
         self.untaken_since = None;
         self.refused = false;
     }
@@ -196,6 +206,7 @@ impl Batch {
         assert!(self.lent.is_sorted_by_key(|(position, _)| *position));
         assert!(self.lent.iter().all(|(position, _)| *position <= self.copied.len()));
         assert_eq!(self.lent_bytes, self.lent.iter().map(|(_, lease)| lease.len()).sum::<usize>());
+        assert_eq!(self.left, self.copied.len() + self.lent_bytes - self.sent);
         assert_eq!(self.pieces().map(<[u8]>::len).sum::<usize>(), self.len());
     }
 }

@@ -33,15 +33,44 @@ pub(crate) enum State {
     Closing,
 }
 
-/// Whether the connection is one that the server makes, and how far it is.
+/// How far an operation of the driver's is: the connect, the receive, the send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Connecting {
-    /// It is there.
-    No,
-    /// A connect is in flight.
-    Yes,
+pub(crate) enum Flight {
+    /// None is in flight.
+    None,
+    /// One is.
+    Armed,
     /// ... and was told to stop.
     Stopping,
+}
+
+impl Flight {
+    /// True until the completion that ends it.
+    #[inline]
+    pub(crate) fn is_on(self) -> bool {
+        self != Flight::None
+    }
+
+    /// Tells it to stop. False if it was told already, or is none.
+    #[inline]
+    pub(crate) fn stop(&mut self) -> bool {
+        let is_armed = *self == Flight::Armed;
+        if is_armed {
+            *self = Flight::Stopping;
+        }
+        is_armed
+    }
+}
+
+/// How far the end of what is written is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Write {
+    /// More may be sent.
+    Open,
+    /// FIN was asked for.
+    ShuttingDown,
+    /// ... and that was carried out.
+    Shut,
 }
 
 /// Whether what arrives is still looked at.
@@ -181,21 +210,16 @@ pub(crate) struct Conn<S> {
     /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
     pub reason: Option<Box<CloseReason>>,
     pub state: State,
-    pub connecting: Connecting,
-    /// A receive is in flight.
-    pub receiving: bool,
-    /// ... and was told to stop.
-    pub receive_stopping: bool,
-    /// It brought bytes since it was armed, or looked at.
+    /// Of a connection that the server makes.
+    pub connect: Flight,
+    pub receive: Flight,
+    /// The receive brought bytes since it was armed, or looked at.
     pub receive_used: bool,
     /// Receiving is held back because the inbox is full.
     pub paused: bool,
     /// The peer sent FIN, or receiving failed: nothing more will arrive.
     pub input_ended: bool,
-    /// A send is in flight.
-    pub sending: bool,
-    /// ... and was told to stop.
-    pub send_stopping: bool,
+    pub send: Flight,
     /// No frame is handed out until the outbox falls below its low mark.
     pub held_back: bool,
     /// `Service::open` accepted it.
@@ -218,10 +242,7 @@ pub(crate) struct Conn<S> {
     pub lingering: bool,
     /// Closing with RST.
     pub aborting: bool,
-    /// A shutdown is in flight.
-    pub shutting: bool,
-    /// FIN was asked for.
-    pub shut: bool,
+    pub write: Write,
     /// The close is in flight.
     pub close_sent: bool,
     /// The first of the calls that wait, as the caller names it, or [`NO_HANDLER`].
@@ -247,14 +268,12 @@ impl<S> Conn<S> {
             inbox: None,
             reason: None,
             state: State::Open,
-            connecting: Connecting::No,
-            receiving: false,
-            receive_stopping: false,
+            connect: Flight::None,
+            receive: Flight::None,
             receive_used: false,
             paused: false,
             input_ended: false,
-            sending: false,
-            send_stopping: false,
+            send: Flight::None,
             held_back: false,
             opened: false,
             frame_seen: false,
@@ -266,8 +285,7 @@ impl<S> Conn<S> {
             intake: Intake::On,
             lingering: false,
             aborting: false,
-            shutting: false,
-            shut: false,
+            write: Write::Open,
             close_sent: false,
             handler: NO_HANDLER,
             timer: Timer::UNSET,
@@ -321,7 +339,7 @@ impl<S> Conn<S> {
     /// True if the peer is owed nothing and owes nothing.
     pub(crate) fn is_quiet(&self) -> bool {
         !self.has_handler()
-            && !self.sending
+            && !self.send.is_on()
             && self.inbox.is_none()
             && self
                 .link()
@@ -336,12 +354,12 @@ impl<S> Conn<S> {
             let left = if self.lingering { self.send_at.left(times.linger, now) } else { FOR_EVER };
             return (left, Due::Linger);
         }
-        if self.connecting != Connecting::No {
+        if self.connect.is_on() {
             let left = self.since.left(times.connect, now);
             return (left, Due::Close(CloseReason::ConnectTimeout));
         }
         let mut next = (FOR_EVER, Due::Write);
-        if self.sending {
+        if self.send.is_on() {
             next.0 = self.send_at.left(times.write_look, now);
         }
         if self.is_open() && !self.frame_seen {
@@ -351,7 +369,7 @@ impl<S> Conn<S> {
             }
         }
         // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
-        if self.is_open() && !self.has_handler() && !(self.sending && times.idle_counts_sent) {
+        if self.is_open() && !self.has_handler() && !(self.send.is_on() && times.idle_counts_sent) {
             let mut left = self.active_at.left(times.idle, now);
             if times.idle_counts_sent {
                 left = left.max(self.send_at.left(times.idle, now));
@@ -377,7 +395,7 @@ impl<S> Conn<S> {
             }
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
-        let answers = self.opened && !self.input_ended && !self.shut;
+        let answers = self.opened && !self.input_ended && self.write == Write::Open;
         if self.is_open() && answers && times.heartbeat != NEVER {
             let left = self.heard_at.left(times.heartbeat, now);
             if left < next.0 {
@@ -385,7 +403,7 @@ impl<S> Conn<S> {
             }
         }
         // While something is sent the send finds out.
-        if self.receive_used && self.receiving && !self.receive_stopping && self.is_open() && !self.sending {
+        if self.receive_used && self.receive == Flight::Armed && self.is_open() && !self.send.is_on() {
             let busy = self.has_handler() || self.inbox.is_some();
             let (silence, spread) =
                 if busy { (times.probe_busy, SPREAD_BUSY) } else { (times.probe_idle, SPREAD_IDLE) };
@@ -401,12 +419,12 @@ impl<S> Conn<S> {
 /// A connection's name with its state, for messages of failed checks.
 pub(crate) fn describe<S>(id: ConnId, conn: &Conn<S>) -> alloc::string::String {
     alloc::format!(
-        "connection {id}: {:?} connecting {:?} receiving {} stopping {} sending {} handler {:?} input_ended {} close_sent {}",
+        "connection {id}: {:?} connect {:?} receive {:?} send {:?} write {:?} handler {:?} input_ended {} close_sent {}",
         conn.state,
-        conn.connecting,
-        conn.receiving,
-        conn.receive_stopping,
-        conn.sending,
+        conn.connect,
+        conn.receive,
+        conn.send,
+        conn.write,
         conn.handler,
         conn.input_ended,
         conn.close_sent

@@ -2,7 +2,7 @@
 
 use super::Shard;
 use crate::Observer;
-use crate::conn::{Connecting, Queued, State, describe};
+use crate::conn::{Flight, Queued, State, Write, describe};
 use crate::framing::Framing;
 use crate::holders::class_of;
 
@@ -26,28 +26,36 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let Some(conn) = self.conns.get(id) else { continue };
             let text = || describe(id, conn);
             assert_eq!(conn.block.is_none(), conn.state == State::Closing, "{}", text());
-            assert!(conn.receiving || !conn.receive_stopping, "{}", text());
-            assert!(conn.sending || !conn.send_stopping, "{}", text());
             assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
-            let connecting = conn.connecting != Connecting::No;
+            let connecting = conn.connect.is_on();
             if connecting {
-                assert!(!conn.receiving && !conn.sending && !conn.shutting && !conn.opened, "{}", text());
-                let stopping = conn.connecting == Connecting::Stopping;
+                assert!(
+                    !conn.receive.is_on() && !conn.send.is_on() && conn.write == Write::Open && !conn.opened,
+                    "{}",
+                    text()
+                );
+                let stopping = conn.connect == Flight::Stopping;
                 assert_eq!(stopping, conn.state == State::Closing, "{}", text());
             }
             if conn.close_sent {
-                let in_flight = connecting || conn.receiving || conn.sending || conn.shutting;
+                let in_flight = connecting
+                    || conn.receive.is_on()
+                    || conn.send.is_on()
+                    || conn.write == Write::ShuttingDown;
                 assert!(!in_flight && conn.state == State::Closing, "{}", text());
             }
             if conn.state == State::Closing && !conn.close_sent {
-                let in_flight = connecting || conn.receiving || conn.sending || conn.shutting;
+                let in_flight = connecting
+                    || conn.receive.is_on()
+                    || conn.send.is_on()
+                    || conn.write == Write::ShuttingDown;
                 assert!(in_flight || conn.lingering, "stuck: {}", text());
             }
             if conn.state == State::Draining {
-                assert!(conn.sending, "stuck: {}", text());
+                assert!(conn.send.is_on(), "stuck: {}", text());
             }
             if conn.wants_receive() {
-                assert!(conn.receiving, "not receiving: {}", text());
+                assert!(conn.receive.is_on(), "not receiving: {}", text());
             }
             if let Some(inbox) = &conn.inbox {
                 assert!(conn.is_open(), "input is kept: {}", text());

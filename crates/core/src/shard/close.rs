@@ -1,10 +1,15 @@
-//! The ways out: finish and abort; and the order in which a socket is closed.
+//! The ways out: finish and abort; and the stages of a close, in order.
+//!
+//! ```text
+//!   finish ──▶ begin_drain ──▶ begin_close ──▶ join ──▶ close_socket ──▶ closed
+//!   abort ─────────────────────────┘
+//! ```
 
 use alloc::boxed::Box;
 
 use super::turn::{Ended, Event};
 use super::{Shard, expect_conn};
-use crate::conn::{Connecting, NO_HANDLER, State};
+use crate::conn::{NO_HANDLER, State, Write};
 use crate::framing::Framing;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
@@ -16,9 +21,27 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if !conn.is_open() {
             return;
         }
-        if conn.connecting != Connecting::No {
+        if conn.connect.is_on() {
             return self.abort(id, reason);
         }
+        self.begin_drain(id, reason);
+    }
+
+    /// Ends a connection at once, with a reset; queued replies are dropped.
+    pub fn abort(&mut self, id: ConnId, reason: CloseReason) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.aborting = true;
+        if conn.state == State::Closing {
+            conn.lingering = false;
+            return self.join(id);
+        }
+        self.drop_input(id);
+        self.begin_close(id, reason);
+    }
+
+    /// The first stage: what is queued leaves, and nothing is added.
+    fn begin_drain(&mut self, id: ConnId, reason: CloseReason) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
         conn.state = State::Draining;
         conn.reason = Some(Box::new(reason));
         if let Some(link) = conn.link() {
@@ -30,31 +53,19 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.drained(id);
     }
 
-    /// Goes on to Closing if everything queued has left.
+    /// Goes on to the next stage if everything queued has left.
     pub(super) fn drained(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.state == State::Draining
-            && !conn.sending
+            && !conn.send.is_on()
             && let Some(reason) = conn.reason.take()
         {
-            self.begin_closing(id, *reason);
+            self.begin_close(id, *reason);
         }
     }
 
-    /// Ends a connection at once, with a reset; queued replies are dropped.
-    pub fn abort(&mut self, id: ConnId, reason: CloseReason) {
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        conn.aborting = true;
-        if conn.state == State::Closing {
-            conn.lingering = false;
-            return self.advance_close(id);
-        }
-        self.drop_input(id);
-        self.begin_closing(id, reason);
-    }
-
-    /// The service is done with the connection.
-    fn begin_closing(&mut self, id: ConnId, reason: CloseReason) {
+    /// The second stage: the service is done with the connection.
+    fn begin_close(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = conn.block.take() else { return };
         self.holders.forget(self.conns.index(id));
@@ -72,49 +83,48 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.counters.closed_by_reason[reason.index()] += 1;
         self.observer.ended(self.now, id, reason);
         self.events.push_back(Event::Ended(Ended { id, block, reason, opened: conn.opened, call }));
-        self.advance_close(id);
+        self.join(id);
     }
 
-    /// Does what is next in closing, if nothing in flight is in the way.
-    pub(super) fn advance_close(&mut self, id: ConnId) {
+    /// The third stage: FIN is sent, the peer has its time to close too, and what is in flight is stopped and awaited.
+    pub(super) fn join(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         debug_assert_eq!(conn.state, State::Closing);
         if conn.input_ended {
             conn.lingering = false;
         }
-        if conn.lingering && !conn.shut {
-            conn.shut = true;
-            conn.shutting = true;
+        if conn.lingering && conn.write == Write::Open {
+            conn.write = Write::ShuttingDown;
             self.ops.push(Op::Shutdown { id });
         }
-        if conn.sending && !conn.send_stopping {
-            conn.send_stopping = true;
+        if conn.send.stop() {
             self.ops.push(Op::SendStop { id });
         }
-        if conn.connecting == Connecting::Yes {
-            conn.connecting = Connecting::Stopping;
+        if conn.connect.stop() {
             self.ops.push(Op::ConnectStop { id });
         }
-        let connecting = conn.connecting != Connecting::No;
-        let in_flight = connecting || conn.sending || conn.shutting || conn.receiving || conn.lingering;
-        if !in_flight && !conn.close_sent {
-            conn.close_sent = true;
-            let how = if conn.aborting { CloseHow::Abort } else { CloseHow::Orderly };
-            self.ops.push(Op::Close { id, how });
-        } else {
+        let in_flight = conn.connect.is_on()
+            || conn.send.is_on()
+            || conn.receive.is_on()
+            || conn.write == Write::ShuttingDown
+            || conn.lingering;
+        if in_flight || conn.close_sent {
             self.sync_receive(id);
             self.arm(id);
+        } else {
+            self.close_socket(id);
         }
     }
 
-    pub(super) fn shut_down(&mut self, id: ConnId) {
-        let Some(conn) = expect_conn(&mut self.conns, id) else { return };
-        conn.shutting = false;
-        if conn.state == State::Closing {
-            self.advance_close(id);
-        }
+    /// The fourth stage: nothing is in flight, and the socket goes.
+    fn close_socket(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.close_sent = true;
+        let how = if conn.aborting { CloseHow::Abort } else { CloseHow::Orderly };
+        self.ops.push(Op::Close { id, how });
     }
 
+    /// The socket is closed: the slot is free.
     pub(super) fn closed(&mut self, id: ConnId) {
         if expect_conn(&mut self.conns, id).is_none() {
             return;
@@ -123,5 +133,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.give_back();
         self.wheel.clear(self.conns.index(id));
         self.slot_freed();
+    }
+
+    pub(super) fn shut_down(&mut self, id: ConnId) {
+        let Some(conn) = expect_conn(&mut self.conns, id) else { return };
+        conn.write = Write::Shut;
+        if conn.state == State::Closing {
+            self.join(id);
+        }
     }
 }

@@ -7,7 +7,7 @@ use ringserve_buf::has_room_for;
 
 use super::turn::Event;
 use super::{Shard, expect_conn};
-use crate::conn::{Conn, Connecting, State};
+use crate::conn::{Conn, Flight, State};
 use crate::framing::Framing;
 use crate::link::{Block, Link};
 use crate::slots::Slots;
@@ -35,7 +35,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let id = self.conns.insert_with(|id| {
             let link = Link::new(id, local.clone(), address.ip(), 0);
             let mut conn = Conn::new(Rc::new(Block { link, session }), now);
-            conn.connecting = Connecting::Yes;
+            conn.connect = Flight::Armed;
             conn
         });
         let Some(id) = id else {
@@ -58,9 +58,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     pub(super) fn connected(&mut self, id: ConnId, result: Result<(), i32>) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
-        conn.connecting = Connecting::No;
+        conn.connect = Flight::None;
         if conn.state == State::Closing {
-            return self.advance_close(id);
+            return self.join(id);
         }
         if let Err(errno) = result {
             return self.abort(id, CloseReason::ConnectFailed(errno));

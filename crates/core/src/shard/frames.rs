@@ -170,7 +170,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
             }
             conn.held_back |= link.holds_back();
             if !conn.takes_frames() {
-                shard.send_awaited |= conn.held_back && conn.sending;
+                shard.send_awaited |= conn.held_back && conn.send.is_on();
                 return self.requeue();
             }
             if self.lease.is_empty() {

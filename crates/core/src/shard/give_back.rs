@@ -28,8 +28,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get_mut(id) else { continue };
             // One that closes only waits for its peer's end, and would take this for it.
-            if conn.receiving && !conn.receive_stopping && conn.state != State::Closing {
-                conn.receive_stopping = true;
+            if conn.state != State::Closing && conn.receive.stop() {
                 self.ops.push(Op::ReceiveStop { id });
             }
         }

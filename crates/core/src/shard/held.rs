@@ -32,7 +32,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get(id) else { return 0 };
         let is_old = |since: Stamp| since.left(steps, self.stamp) <= 0;
         let inbox = conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || is_old(inbox.partial_began));
-        let outbox = conn.link().filter(|_| steps == AT_ONCE || (conn.sending && is_old(conn.send_at)));
+        let outbox = conn.link().filter(|_| steps == AT_ONCE || (conn.send.is_on() && is_old(conn.send_at)));
         inbox.map_or(0, |inbox| inbox.held_bytes())
             + outbox.map_or(0, |link| link.outbox_bytes())
             + conn.link().map_or(0, |link| link.service_bytes())

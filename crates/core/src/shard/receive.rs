@@ -4,7 +4,7 @@ use ringserve_buf::{Lease, try_box};
 
 use super::turn::{Event, Lane};
 use super::{Shard, expect_conn};
-use crate::conn::{Conn, Intake, State};
+use crate::conn::{Conn, Flight, Intake, State};
 use crate::framing::Framing;
 use crate::inbox::Inbox;
 use crate::link::Link;
@@ -20,35 +20,41 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if !conn.is_open() {
             // The peer still sends as its time to close is over, and its input is being shut down. What was read behind that
             // opens no window: without a reset the peer would wait for one until the kernel forgets the connection.
-            conn.aborting |= conn.state == State::Closing && conn.receive_stopping && !conn.lingering;
+            conn.aborting |=
+                conn.state == State::Closing && conn.receive == Flight::Stopping && !conn.lingering;
             return;
         }
         conn.active_at = now;
         conn.heard_at = now;
         conn.beats = 0;
         let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
-        let mut batch = None;
-        if conn.intake == Intake::Cut && conn.is_cut() {
-            drop(lease);
-        } else if conn.takes_frames() && conn.waiting_bytes() == 0 {
+        let is_cut = conn.intake == Intake::Cut && conn.is_cut();
+        if conn.takes_frames()
+            && conn.waiting_bytes() == 0
+            && !is_cut
+            && let Some(block) = &conn.block
+        {
             let plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
-            batch = conn.block.clone().map(|block| (block, lease, plain, !conn.frame_seen));
+            let (block, is_first) = (block.clone(), !conn.frame_seen);
+            if first_since_armed {
+                self.arm(id);
+            }
+            self.begin_batch();
+            return self.hand_out(id, block, lease, plain, is_first, lane);
+        }
+        if is_cut {
+            drop(lease);
         } else {
             self.hold(id, lease, false);
         }
         if first_since_armed {
             self.arm(id);
         }
-        if let Some((block, lease, plain, is_first)) = batch {
-            self.begin_batch();
-            self.hand_out(id, block, lease, plain, is_first, lane);
-        }
     }
 
     pub(super) fn receive_ended(&mut self, id: ConnId, end: ReceiveEnd) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
-        conn.receiving = false;
-        conn.receive_stopping = false;
+        conn.receive = Flight::None;
         match end {
             ReceiveEnd::Stopped => {}
             ReceiveEnd::Eof => conn.input_ended = true,
@@ -66,7 +72,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
             }
             State::Open | State::Draining => self.sync_receive(id),
-            State::Closing => self.advance_close(id),
+            State::Closing => self.join(id),
         }
     }
 
@@ -175,13 +181,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
 fn receive_op<S>(conn: &mut Conn<S>, id: ConnId) -> Option<Op> {
     let wanted = conn.wants_receive();
-    if wanted && !conn.receiving {
-        conn.receiving = true;
+    if wanted && conn.receive == Flight::None {
+        conn.receive = Flight::Armed;
         conn.receive_used = false;
         return Some(Op::Receive { id });
     }
-    if !wanted && conn.receiving && !conn.receive_stopping {
-        conn.receive_stopping = true;
+    if !wanted && conn.receive.stop() {
         // Nothing is received after it: then the end of the input ends the receive, whatever else the driver waits for.
         let closing = conn.state == State::Closing;
         return Some(if closing { Op::ShutdownInput { id } } else { Op::ReceiveStop { id } });

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use super::turn::Event;
 use super::{Shard, expect_conn};
-use crate::conn::State;
+use crate::conn::{Flight, State, Write};
 use crate::framing::Framing;
 use crate::holders::LISTED_BYTES;
 use crate::stamp::Stamp;
@@ -35,13 +35,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = &conn.block else { return };
         let link = &block.link;
-        if link.take_dirty_unless_plain() || conn.sending || conn.held_back || !conn.is_open() {
+        if link.take_dirty_unless_plain() || conn.send.is_on() || conn.held_back || !conn.is_open() {
             return self.flush_checked(id);
         }
         // The common case: a reply, and nothing that depends on when it leaves.
         let Some(batch) = link.take_pending() else { return self.close_if_quiet(id) };
         let len = batch.len();
-        conn.sending = true;
+        conn.send = Flight::Armed;
         conn.send_at = self.stamp;
         let sooner = i64::from(self.times.write_look) < conn.timer.left(self.stamp);
         self.counters.sends += 1;
@@ -99,7 +99,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     pub(super) fn start_send(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        if conn.sending {
+        if conn.send.is_on() {
             // It may have been started in this turn, when nothing waited for its end yet. Now something does, if
             // only what is queued behind it.
             self.send_awaited = true;
@@ -128,9 +128,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[cold]
     fn end_writing(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        if conn.is_open() && !conn.shut {
-            conn.shut = true;
-            conn.shutting = true;
+        if conn.is_open() && conn.write == Write::Open {
+            conn.write = Write::ShuttingDown;
             self.ops.push(Op::Shutdown { id });
         }
     }
@@ -138,7 +137,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        conn.sending = true;
+        conn.send = Flight::Armed;
         conn.send_at = self.stamp;
         let nobody_waits = conn.is_open()
             && !conn.held_back
@@ -155,8 +154,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     pub(super) fn sent(&mut self, id: ConnId, batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
-        conn.sending = false;
-        conn.send_stopping = false;
+        conn.send = Flight::None;
         // The common case: all left, and nothing depends on that.
         if end == SendEnd::Done
             && let Some(block) = &conn.block
@@ -181,7 +179,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(block) = &conn.block else {
             self.local.recycle(batch);
-            return self.advance_close(id);
+            return self.join(id);
         };
         let left = block.link.sent_but(batch.len());
         block.link.left(left);

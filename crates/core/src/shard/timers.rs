@@ -47,14 +47,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             match due {
                 Due::Linger => {
                     conn.lingering = false;
-                    self.advance_close(id);
+                    self.join(id);
                 }
                 // Only the completion tells whether the peer took nothing at all.
-                Due::Write if !conn.send_stopping => {
-                    conn.send_stopping = true;
-                    self.ops.push(Op::SendStop { id });
+                Due::Write => {
+                    if conn.send.stop() {
+                        self.ops.push(Op::SendStop { id });
+                    }
                 }
-                Due::Write => {}
                 Due::Probe => {
                     conn.receive_used = false;
                     self.ops.push(Op::Probe { id });

@@ -33,11 +33,14 @@ use crate::{Budget, CloseReason, Completion, ConnId, Observer, Op, Socket, Time,
 /// A hook may call any method of the shard. It must not panic; a lane catches the panics of user code.
 #[allow(unused_variables)]
 pub trait Lane<S, F: Framing, O: Observer = ()> {
-    /// Looks at a completion before the shard does. `None` keeps it from the shard.
+    /// Looks at a completion before the shard does. False keeps it from the shard, and for [`Lane::take`].
     #[inline]
-    fn route(&mut self, shard: &mut Shard<S, F, O>, completion: Completion) -> Option<Completion> {
-        Some(completion)
+    fn passes(&mut self, shard: &mut Shard<S, F, O>, completion: &Completion) -> bool {
+        true
     }
+
+    /// Takes a completion that the lane did not let [pass](Lane::passes).
+    fn take(&mut self, completion: Completion) {}
 
     /// A turn began: time limits were carried out, no completion was looked at.
     #[inline]
@@ -129,8 +132,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     ) {
         self.begin(now, completions.len(), lane);
         for completion in completions.drain(..) {
-            if let Some(completion) = lane.route(self, completion) {
-                self.complete(completion, lane);
+            match lane.passes(self, &completion) {
+                true => self.complete(completion, lane),
+                false => lane.take(completion),
             }
         }
         self.end(lane);

@@ -56,7 +56,8 @@ impl Work {
         self.batch = if connections * BATCH_MAX as usize <= self.calls_max as usize {
             BATCH_MAX
         } else {
-            (self.calls_max / connections.min(self.calls_max as usize) as u32).clamp(self.batch_min, BATCH_MAX)
+            (self.calls_max / connections.min(self.calls_max as usize) as u32)
+                .clamp(self.batch_min, BATCH_MAX)
         };
         (self.calls_left, self.frames_left) = (self.calls_max, 0);
         self.tasks_left = self.calls_max.div_ceil(PART_OF_TASKS);

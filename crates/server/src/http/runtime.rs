@@ -22,8 +22,8 @@ use hyper::rt::{Executor, Sleep, Timer};
 use ringserve_core::Time;
 
 use crate::guard::{discard, wake};
-use crate::shard::handle::Shard;
 use crate::shard::clock::Clock;
+use crate::shard::handle::Shard;
 use crate::shard::timers::Alarms;
 
 /// Looks at the timers in a row: a second one where a timer's time came while those of others went off.

@@ -184,10 +184,13 @@ where
     Fut: Future<Output = ()>,
 {
     #[inline]
-    fn route(&mut self, _: &mut Core<S, F>, completion: Completion) -> Option<Completion> {
-        match &mut self.upstreams {
-            None => Some(completion),
-            Some(upstreams) => upstreams.route(completion),
+    fn passes(&mut self, _: &mut Core<S, F>, completion: &Completion) -> bool {
+        self.upstreams.as_ref().is_none_or(|upstreams| !upstreams.owns_completion(completion))
+    }
+
+    fn take(&mut self, completion: Completion) {
+        if let Some(upstreams) = &mut self.upstreams {
+            upstreams.complete(completion);
         }
     }
 

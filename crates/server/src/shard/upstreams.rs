@@ -96,13 +96,13 @@ impl Upstreams {
         self.core.begin(now, completions, &mut self.lane);
     }
 
-    /// Takes a completion if it is one of theirs.
-    pub(crate) fn route(&mut self, completion: Completion) -> Option<Completion> {
-        if !completion.id().is_some_and(|id| self.owns(id)) {
-            return Some(completion);
-        }
+    /// True if it is about an upstream's connection.
+    pub(crate) fn owns_completion(&self, completion: &Completion) -> bool {
+        completion.id().is_some_and(|id| self.owns(id))
+    }
+
+    pub(crate) fn complete(&mut self, completion: Completion) {
         self.core.complete(completion, &mut self.lane);
-        None
     }
 
     /// Begins what was asked for, and gives up what nobody waits for.

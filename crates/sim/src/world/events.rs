@@ -20,15 +20,15 @@ impl Lane<Session, TestFraming, Relieved> for Above {
         self.looks = true;
     }
 
-    fn route(&mut self, core: &mut Core, completion: Completion) -> Option<Completion> {
+    fn passes(&mut self, core: &mut Core, completion: &Completion) -> bool {
         self.check_last(core);
-        self.note(&completion);
-        match &completion {
+        self.note(completion);
+        match completion {
             Completion::Sent { id, .. } => self.sent = Some(*id),
             Completion::Closed { .. } => self.freed_turn = self.turn,
             _ => {}
         }
-        (!self.loses(&completion)).then_some(completion)
+        !self.loses(completion)
     }
 
     fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, _listener: u16) {
