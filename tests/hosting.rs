@@ -1,6 +1,8 @@
 //! Shards inside runtimes of tokio's, with things that need one.
 
 mod common;
+#[path = "../benches/support/echo.rs"]
+mod echo;
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::client::End;
 use common::{Client, On, SOON, eventually, no_time_limits, pattern, watch};
+use echo::Echo;
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::{
     CloseReason, Cx, Driver, Frame, Host, Limits, Running, Server, Service, Shard, Stream, copy_bidirectional,
@@ -111,18 +114,6 @@ impl Service for Ways {
             b"shard" => cx.sleep(Duration::from_millis(5)).await,
             _ => {}
         }
-        cx.reply(frame);
-        Ok(())
-    }
-}
-
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
         cx.reply(frame);
         Ok(())
     }

@@ -20,21 +20,6 @@ fn a_call_woken_from_another_thread_goes_on() {
 }
 
 #[test]
-fn frames_behind_a_call_that_waits_keep_their_order() {
-    let lab = Lab::start(no_time_limits());
-    let mut client = lab.client();
-    let texts: Vec<String> = (0..300).map(|n| format!("{}{n}", ["e", "t", "w"][n % 3])).collect();
-    client.send("p");
-    client.write(&texts.iter().flat_map(|text| frame(text.as_bytes())).collect::<Vec<u8>>());
-    lab.parked(1);
-    assert!(client.is_silent());
-    lab.shared.gate.open();
-    assert_eq!(client.recv(), b"p");
-    texts.iter().for_each(|text| assert_eq!(client.recv(), text.as_bytes()));
-    lab.finish();
-}
-
-#[test]
 fn other_connections_go_on_while_a_call_waits() {
     let lab = Lab::start(no_time_limits());
     let mut waiting: Vec<Client> = (0..50).map(|_| lab.client()).collect();

@@ -26,7 +26,7 @@ pub use client::Client;
 pub use lab::{Kernel, Lab, On};
 pub use net::{Host, Net};
 pub use streams::Streams;
-pub use watch::{a_turn_passes, finish};
+pub use watch::{Logged, a_turn_passes, finish};
 
 /// The bound of everything that should happen at once. Long, since these tests also run beside others on
 /// machines with few cores; a test that passes does not wait for it.

@@ -1,8 +1,11 @@
 //! Watching a server that runs, and its end.
 
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ringserve::{CloseReason, Report, Running};
+use tracing_subscriber::filter::LevelFilter;
 
 use super::{SOON, eventually};
 
@@ -90,5 +93,42 @@ fn nothing_left(report: &Report) {
         let buffers = shard.buffers;
         assert_eq!(buffers.leased, 0, "a receive buffer is still leased: {buffers:?}");
         assert_eq!(buffers.total, buffers.free + buffers.with_kernel, "buffers do not add up: {buffers:?}");
+    }
+}
+
+/// What this process logged.
+#[derive(Clone, Default)]
+pub struct Logged(Arc<Mutex<Vec<u8>>>);
+
+impl Logged {
+    /// Collects all lines of this level and above, from now on.
+    pub fn from(level: LevelFilter) -> Logged {
+        let logged = Logged::default();
+        let writer = logged.clone();
+        tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(level)
+            .with_writer(move || writer.clone())
+            .init();
+        logged
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// What was logged since the last time.
+    pub fn take(&self) -> String {
+        String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+    }
+}
+
+impl Write for Logged {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
