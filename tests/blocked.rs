@@ -187,7 +187,7 @@ fn a_server_in_a_process_where_something_is_blocked() {
 fn start_demanded() -> Result<(), ringserve::Error> {
     let server = On { driver: Driver::IoUring, ..On::default() }.server(no_time_limits());
     let shared = Arc::default();
-    let running = server.start(move |_| common::Actor::new(Arc::clone(&shared)))?;
+    let running = server.start(move |_| common::Puppet::new(Arc::clone(&shared)))?;
     running.shutdown();
     running.wait().map(|_| ())
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use common::client::End;
-use common::{Actor, Client, Logged, SOON, Shared, eventually, no_time_limits, on_epoll};
+use common::{Client, Logged, Puppet, SOON, Shared, eventually, no_time_limits, on_epoll};
 use ringserve::framing::LengthPrefix;
 use ringserve::{Error, Running, Server};
 use ringserve_buf::{Pool, PoolConfig};
@@ -154,7 +154,7 @@ fn start(told: &Arc<Told>, shared: &Arc<Shared>) -> Running {
     let server =
         Server::bind("127.0.0.1:0").shards(3).limits(no_time_limits()).framing(LengthPrefix::default());
     let for_shards = shared.clone();
-    let factory = move |_: &ringserve::Shard| Actor::new(for_shards.clone());
+    let factory = move |_: &ringserve::Shard| Puppet::new(for_shards.clone());
     let listeners = Listeners::new(told);
     let started = match on_epoll() {
         true => start_on(server, OnEpoll(listeners), factory),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 
 use common::child::{Outcome, is_child};
-use common::{Actor, On, no_time_limits, pattern};
+use common::{On, Puppet, no_time_limits, pattern};
 use ringserve::framing::LengthPrefix;
 use rustix::process::{Resource, Rlimit, Uid, getpid, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_uid};
@@ -33,7 +33,7 @@ fn child_starts() {
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
     let server = On { driver, ..On::default() }.server(no_time_limits()).shards(shards);
     let shared = Arc::default();
-    let started = server.framing(LengthPrefix::default()).start(move |_| Actor::new(Arc::clone(&shared)));
+    let started = server.framing(LengthPrefix::default()).start(move |_| Puppet::new(Arc::clone(&shared)));
     Outcome::tell(started, |n, client| {
         let payload = [&b"e"[..], &pattern(n * 4_001)].concat();
         assert!(client.ask(&payload) == payload, "an echo of {} bytes", payload.len());

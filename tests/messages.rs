@@ -122,7 +122,7 @@ fn a_service_reaches_every_shard_also_its_own() {
 fn a_mailbox_is_full_at_its_capacity_and_loses_nothing() {
     let shards = Shards::<u32>::with_capacity(4);
     let handled = Arc::new(Mutex::new(Vec::new()));
-    let block = Arc::new(common::actor::Block::default());
+    let block = Arc::new(common::puppet::Block::default());
     let (joined, notes, blocks) = (shards.clone(), handled.clone(), block.clone());
     let running = server(1).start(move |shard: &Shard| {
         let (notes, blocks) = (notes.clone(), blocks.clone());

@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::child::{Outcome, is_child};
-use common::{Actor, On, no_time_limits};
+use common::{On, Puppet, no_time_limits};
 use ringserve::framing::LengthPrefix;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -31,7 +31,7 @@ fn child_starts() {
     }
     let server = On { driver, ..On::default() }.server(no_time_limits()).host(host);
     let shared = Arc::default();
-    let started = server.framing(LengthPrefix::default()).start(move |_| Actor::new(Arc::clone(&shared)));
+    let started = server.framing(LengthPrefix::default()).start(move |_| Puppet::new(Arc::clone(&shared)));
     Outcome::tell(started, |_, client| assert_eq!(client.ask("eserved"), b"eserved"));
 }
 

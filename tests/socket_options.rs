@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::child::{Process, is_child};
-use common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits};
+use common::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits};
 use ringserve::framing::LengthPrefix;
 use ringserve::{Error, SocketOptions};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -47,7 +47,7 @@ fn a_start_tells_the_program_what_the_kernel_gave() {
 fn a_congestion_control_that_is_not_there_stops_the_start() {
     let sockets = SocketOptions { congestion: Some("nonesuch".into()), ..SocketOptions::default() };
     let server = On::default().server(no_time_limits()).sockets(sockets);
-    let error = server.start(|_| Actor::new(Default::default())).unwrap_err();
+    let error = server.start(|_| Puppet::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::SocketOption(_)));
     let start = "socket options: the kernel refused congestion = nonesuch: No such file or directory";
     let text = error.to_string();

@@ -228,6 +228,6 @@ fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enoug
 fn limits_that_contradict_each_other_do_not_start() {
     let limits = Limits { outbox_bytes_low: 10, outbox_bytes_high: 5, ..no_time_limits() };
     let server = common::On::default().server(limits);
-    let error = server.start(|_| common::Actor::new(Default::default())).unwrap_err();
+    let error = server.start(|_| common::Puppet::new(Default::default())).unwrap_err();
     assert!(error.to_string().starts_with("limits: outbox_bytes_low is 10"), "{error}");
 }

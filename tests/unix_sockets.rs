@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::child::{Process, is_child};
 use common::client::End;
-use common::{Actor, Client, Lab, On, no_time_limits, on_epoll, pattern};
+use common::{Client, Lab, On, Puppet, no_time_limits, on_epoll, pattern};
 use ringserve::framing::LengthPrefix;
 use ringserve::{CloseReason, Error, Limits, ListenAddr, Running, Server, SocketOptions};
 use rustix::process::Uid;
@@ -51,7 +51,7 @@ fn server_at(path: impl Into<PathBuf>) -> Server<LengthPrefix> {
 }
 
 fn start(path: impl Into<PathBuf>) -> Result<Running, Error> {
-    server_at(path).start(|_| Actor::new(Default::default()))
+    server_at(path).start(|_| Puppet::new(Default::default()))
 }
 
 #[track_caller]
@@ -154,7 +154,7 @@ fn a_path_on_which_somebody_listens_is_refused_with_its_holder() {
     let text = error.to_string();
     assert!(text.contains(&format!("is in use by process {}", std::process::id())), "{text}");
     assert!(text.ends_with("stop that, or choose another path; one cannot be shared"), "{text}");
-    assert!(server_at(dir.path("s")).share_port(true).start(|_| Actor::new(Default::default())).is_err());
+    assert!(server_at(dir.path("s")).share_port(true).start(|_| Puppet::new(Default::default())).is_err());
     assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
     lab.finish();
 }
@@ -207,7 +207,7 @@ fn the_file_goes_with_the_server_and_never_before_or_another_one() {
     let _client = UnixStream::connect(dir.path("s")).unwrap();
     other.accept().unwrap();
 
-    let failed = server_at(dir.path("t")).start(|_| Err::<Actor, _>("planted: no service"));
+    let failed = server_at(dir.path("t")).start(|_| Err::<Puppet, _>("planted: no service"));
     assert!(failed.is_err());
     assert_eq!(dir.names(), ["s"], "nothing is left of a server that does not start");
 }
@@ -218,14 +218,14 @@ fn the_file_has_the_permissions_that_were_asked_for_whatever_the_umask() {
     for mode in [0o600, 0o666, 0o777, 0o000] {
         let sockets = SocketOptions { unix_mode: Some(mode), ..SocketOptions::default() };
         let running =
-            server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).unwrap();
+            server_at(dir.path("s")).sockets(sockets).start(|_| Puppet::new(Default::default())).unwrap();
         let given = fs::symlink_metadata(dir.path("s")).unwrap().mode() & 0o7777;
         assert_eq!(given, mode, "{given:o}");
         assert_eq!(running.option_warnings(), []);
     }
     let sockets = SocketOptions { unix_mode: Some(0o10000), ..SocketOptions::default() };
     let error =
-        server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).unwrap_err();
+        server_at(dir.path("s")).sockets(sockets).start(|_| Puppet::new(Default::default())).unwrap_err();
     assert_eq!(error.to_string(), "socket options: unix_mode is 0o10000; it must be 0 to 0o777");
 }
 

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use common::actor::Gate;
 use common::client::{End, frame};
+use common::puppet::Gate;
 use common::{Client, Lab, On, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
 use ringserve::{CloseReason, Cx, Frame, Report, Running, Server, Service, Shards};
@@ -177,7 +177,7 @@ fn a_wake_up_of_a_shards_last_turn_arrives_and_its_target_can_be_woken_again() {
 /// Asks for a report of its own server.
 struct Reports {
     running: Arc<OnceLock<Running>>,
-    gate: Arc<common::actor::Block>,
+    gate: Arc<common::puppet::Block>,
     got: Mutex<Sender<(Report, u64)>>,
 }
 
@@ -210,7 +210,7 @@ fn waits() -> u64 {
 
 #[test]
 fn a_report_is_whole_never_falls_and_says_which_shards_are_stale() {
-    let (running, block) = (Arc::new(OnceLock::new()), Arc::new(common::actor::Block::default()));
+    let (running, block) = (Arc::new(OnceLock::new()), Arc::new(common::puppet::Block::default()));
     let (got, reports) = channel();
     let (for_shards, for_block, got) = (running.clone(), block.clone(), Mutex::new(got));
     let server = Server::bind("127.0.0.1:0").shards(2).pin(false).limits(no_time_limits());

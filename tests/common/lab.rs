@@ -1,4 +1,4 @@
-//! A server with an [`Actor`], and its end.
+//! A server with a [`Puppet`], and its end.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use ringserve::framing::{Framing, LengthPrefix, Raw};
 use ringserve::{AcceptQueue, CloseReason, Driver, Limits, Report, Running, Server};
 use ringserve_sim::memory::Network;
 
-use super::{Actor, Client, Host, Net, SOON, Shared, eventually, watch};
+use super::{Client, Net, Puppet, SOON, Shared, Site, eventually, watch};
 
 /// What a server under test runs on.
 #[derive(Clone, Copy, Default)]
@@ -43,17 +43,17 @@ impl On {
     }
 
     /// The same, on the network of its kernel.
-    pub fn host(self, limits: Limits) -> Host<Raw> {
-        self.host_at("127.0.0.1:0", limits)
+    pub fn site(self, limits: Limits) -> Site<Raw> {
+        self.site_at("127.0.0.1:0", limits)
     }
 
-    pub fn host_at(self, addr: &str, limits: Limits) -> Host<Raw> {
+    pub fn site_at(self, addr: &str, limits: Limits) -> Site<Raw> {
         let net = match self.kernel {
             Kernel::Real => Net::Local,
             Kernel::Simulated => Net::Simulated(Network::default()),
             Kernel::SimulatedWithFaults => Net::Simulated(Network::with_faults(SEED)),
         };
-        Host::on(self.server_at(addr, limits), net)
+        Site::on(self.server_at(addr, limits), net)
     }
 }
 
@@ -75,15 +75,15 @@ impl Lab {
 
     #[track_caller]
     pub fn on(on: On, limits: Limits) -> Lab {
-        Lab::of(on.host(limits).framing(LengthPrefix::default()))
+        Lab::of(on.site(limits).framing(LengthPrefix::default()))
     }
 
     #[track_caller]
-    pub fn of<F: Framing + Clone + Send>(host: impl Into<Host<F>>) -> Lab {
-        let host = host.into();
-        let (shared, net) = (Arc::new(Shared::default()), host.net.clone());
+    pub fn of<F: Framing + Clone + Send>(site: impl Into<Site<F>>) -> Lab {
+        let site = site.into();
+        let (shared, net) = (Arc::new(Shared::default()), site.net.clone());
         let for_shards = shared.clone();
-        let running = host.start(move |_| Actor::new(for_shards.clone())).expect("the server starts");
+        let running = site.start(move |_| Puppet::new(for_shards.clone())).expect("the server starts");
         Lab { running, net, shared }
     }
 

@@ -3,7 +3,6 @@
 //! Nothing here sleeps to let something happen: [`eventually`] polls for it, with a bound.
 #![allow(dead_code, unused_imports)]
 
-pub mod actor;
 pub mod brake;
 pub mod child;
 pub mod client;
@@ -13,6 +12,7 @@ pub mod http;
 pub mod lab;
 pub mod net;
 pub mod proc_net;
+pub mod puppet;
 pub mod streams;
 pub mod watch;
 
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use ringserve::{Limits, Report, Running};
 
-pub use actor::{Actor, Shared};
 pub use client::Client;
 pub use lab::{Kernel, Lab, On};
-pub use net::{Host, Net};
+pub use net::{Net, Site};
+pub use puppet::{Puppet, Shared};
 pub use streams::Streams;
 pub use watch::{Logged, a_turn_passes, finish};
 

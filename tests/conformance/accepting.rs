@@ -16,7 +16,7 @@ pub fn a_peer_is_accepted_and_greeted(on: On) {
 }
 
 fn address_is_right(on: On, at: &str) {
-    let lab = Lab::of(on.host_at(at, no_time_limits()).framing(LengthPrefix::default()));
+    let lab = Lab::of(on.site_at(at, no_time_limits()).framing(LengthPrefix::default()));
     for _ in 0..10 {
         let mut client = lab.client();
         assert_eq!(client.ask("e"), b"e");
@@ -90,7 +90,7 @@ pub fn who_gives_up_waiting_leaves_nothing(on: On) {
 }
 
 pub fn who_is_not_admitted_is_closed(on: On) {
-    let host = on.host(no_time_limits()).framing(LengthPrefix::default());
+    let host = on.site(no_time_limits()).framing(LengthPrefix::default());
     let lab = Lab::of(host.admit(|peer| peer.addr().is_none()));
     (0..10).for_each(|_| assert_eq!(lab.client().end(), End::Fin));
     let counters = lab.finish().counters;

@@ -13,8 +13,8 @@ use ringserve::{CloseReason, Limits, Running};
 use tokio_util::bytes as bytes_of;
 use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
-use crate::common::actor::Gate;
 use crate::common::client::{End, frame};
+use crate::common::puppet::Gate;
 use crate::common::{self, Client, SOON, eventually, no_time_limits, pattern};
 
 /// Where test and service meet.

@@ -78,14 +78,14 @@ pub struct Shared {
     pub panic_in_malformed: AtomicBool,
 }
 
-pub struct Actor {
+pub struct Puppet {
     pub shared: Arc<Shared>,
     names: RefCell<HashMap<Vec<u8>, LocalHandle>>,
 }
 
-impl Actor {
-    pub fn new(shared: Arc<Shared>) -> Actor {
-        Actor { shared, names: RefCell::default() }
+impl Puppet {
+    pub fn new(shared: Arc<Shared>) -> Puppet {
+        Puppet { shared, names: RefCell::default() }
     }
 }
 
@@ -139,7 +139,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-impl Service for Actor {
+impl Service for Puppet {
     type Session = Session;
     type Error = Failed;
 
@@ -309,7 +309,7 @@ impl Service for Actor {
     }
 }
 
-impl Actor {
+impl Puppet {
     async fn pass(&self) {
         let mut unfinished = Unfinished(&self.shared.dropped, true);
         self.shared.gate.pass().await;
