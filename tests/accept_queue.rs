@@ -58,7 +58,7 @@ impl Attempt {
     }
 
     fn is_established(&self) -> bool {
-        assert!(self.0.take_error().unwrap().is_none(), "nobody is refused");
+        assert!(self.0.take_error().unwrap().is_none(), "no peer is refused");
         self.0.peer_addr().is_ok()
     }
 
@@ -69,7 +69,7 @@ impl Attempt {
 }
 
 #[test]
-fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed() {
+fn peers_of_an_overflowed_accept_queue_are_all_served() {
     let mut process = Process::start("child_serves");
     let addr: SocketAddr = process.line_after("address ").parse().unwrap();
     let mut canary = Client::connect(addr);
@@ -93,7 +93,7 @@ fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed
     let (established, waiting): (Vec<Attempt>, Vec<Attempt>) =
         peers.into_iter().partition(Attempt::is_established);
     assert!(established.len() as u64 >= QUEUE, "{} established", established.len());
-    assert!(!waiting.is_empty(), "nobody was too much");
+    assert!(!waiting.is_empty(), "the accept queue took every peer");
     let text = |n: usize| format!("epeer {n}");
     let mut established: Vec<Client> = established.into_iter().map(Attempt::into_client).collect();
     established.iter_mut().enumerate().for_each(|(n, client)| client.write(&frame(text(n).as_bytes())));

@@ -59,7 +59,7 @@ impl<D: Driver> Driver for Fragile<D> {
     }
 }
 
-/// Real drivers on listeners of their own, of which that of shard 1 is fragile.
+/// Real drivers on separate listeners, of which that of shard 1 is fragile.
 struct Listeners {
     sockets: Mutex<Vec<OwnedFd>>,
     told: Arc<Told>,

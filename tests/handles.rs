@@ -100,7 +100,7 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
 }
 
 #[test]
-fn a_connection_can_be_closed_by_another_even_while_its_call_waits() {
+fn connection_whose_call_waits_can_be_closed_by_another() {
     let lab = Lab::start(no_time_limits());
     let mut target = named(&lab, "target");
     target.write(&[frame(b"e1"), frame(b"p")].concat());

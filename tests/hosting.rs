@@ -120,7 +120,7 @@ impl Service for Ways {
 }
 
 #[test]
-fn what_needs_tokio_works_in_handlers() {
+fn tokio_works_in_handlers() {
     let upstream = On::default().server(no_time_limits()).framing(Lines::default()).start(|_| Echo).unwrap();
     let to = upstream.local_addrs()[0];
     on_each(|host| {
@@ -196,7 +196,7 @@ async fn until_the_thread_sleeps() {
 
 /// Tasks of tokio's that hold connections: nothing but what they do tells the shard, which sleeps.
 #[test]
-fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
+fn tasks_of_the_runtime_reach_a_shard_that_sleeps() {
     on_each(|host| {
         let upstream =
             On::default().server(no_time_limits()).framing(LengthPrefix::default()).start(|_| Echo);
@@ -302,7 +302,7 @@ impl Service for Keeper {
 }
 
 #[test]
-fn a_buffer_that_a_task_gives_back_wakes_a_receive_that_waits_for_one() {
+fn buffer_given_back_by_a_task_wakes_a_receive() {
     const BUFFERS: usize = 4;
     on_each(|host| {
         let limits =
@@ -517,7 +517,7 @@ fn a_port_is_free_once_a_hosted_server_has_ended() {
         let running = running.unwrap();
         let addr = running.local_addrs()[0];
         watch::finish(running);
-        TcpListener::bind(addr).expect("nobody listens any more");
+        TcpListener::bind(addr).expect("no listener is left");
     });
 }
 

@@ -92,7 +92,7 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn the_wildcard_of_ipv6_takes_both_families_alone_and_its_own_beside_one_of_ipv4() {
+fn wildcard_of_ipv6_takes_both_families_unless_beside_ipv4() {
     let port = free_port();
     let v4: SocketAddr = (Ipv4Addr::LOCALHOST, port).into();
     let v6: SocketAddr = (Ipv6Addr::LOCALHOST, port).into();
@@ -149,7 +149,7 @@ fn one_listener_that_cannot_be_had_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_full_server_takes_from_all_listeners_again_when_there_is_room() {
+fn full_server_takes_from_all_listeners_once_there_is_room() {
     let path = socket_path("full");
     let limits = ringserve::Limits { connections_max: 4, ..no_time_limits() };
     let server = On::default().server(limits).shards(2).listen_unix(&path);

@@ -1,7 +1,7 @@
 //! Servers of a user without privileges who may lock little memory: each runs, on whatever driver, or says what is
 //! missing and what to do; none panics.
 //!
-//! Each case is a process of its own, and a user of its own where this one may make itself so: the kernel counts locked
+//! Each case is a child process, of another user where this one may make itself so: the kernel counts locked
 //! memory for each user. Where it does not count the memory of rings (before Linux 6.14) all of them run on io_uring.
 
 mod common;
@@ -53,7 +53,7 @@ fn drop_privileges() {
     set_capabilities(None, sets).expect("privileges can be given up");
 }
 
-/// What becomes of a server that may lock so many bytes.
+/// What becomes of a server that may lock `limit` bytes.
 fn outcome(limit: u64, driver: &str, shards: usize) -> Outcome {
     Outcome::of(&format!("{limit} {driver} {shards}"))
 }
@@ -73,14 +73,14 @@ fn is_clear(outcome: &Outcome, limit: u64) {
 }
 
 #[test]
-fn where_no_memory_can_be_locked_a_server_that_may_choose_serves() {
+fn server_that_may_choose_serves_without_locked_memory() {
     let found = outcome(0, "auto", 2);
     assert_eq!(found.refused, None, "{}", found.log);
     is_clear(&found, 0);
 }
 
 #[test]
-fn where_little_memory_can_be_locked_a_server_serves_or_says_why() {
+fn server_with_little_locked_memory_serves_or_says_why() {
     for_each_limit(|limit| {
         for (driver, shards) in [("auto", 1), ("auto", 2), ("io_uring", 1), ("io_uring", 2)] {
             is_clear(&outcome(limit, driver, shards), limit);
@@ -89,7 +89,7 @@ fn where_little_memory_can_be_locked_a_server_serves_or_says_why() {
 }
 
 #[test]
-fn where_too_little_memory_can_be_locked_a_server_that_may_choose_serves() {
+fn server_that_may_choose_serves_with_too_little_locked_memory() {
     for_each_limit(|limit| assert_eq!(outcome(limit, "auto", 2).refused, None, "with {limit} bytes"));
 }
 
@@ -103,7 +103,7 @@ fn for_each_limit(case: impl Fn(u64) + Sync) {
 }
 
 #[test]
-fn a_user_without_privileges_who_may_lock_enough_is_served_on_either_driver() {
+fn user_who_may_lock_enough_is_served_on_either_driver() {
     for driver in ["auto", "epoll"] {
         let found = outcome(4 << 20, driver, 2);
         assert_eq!(found.refused, None, "{driver}: {}", found.log);

@@ -45,7 +45,7 @@ fn clients_are_passed_on_to_the_upstreams_in_turns() {
 }
 
 #[test]
-fn an_upstream_that_is_not_there_closes_the_client_and_is_named_in_the_log() {
+fn missing_upstream_closes_the_client_and_is_logged() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let proxy = Example::start("proxy", &["--shards", "1", "--upstream", &nobody.to_string()]);
     assert_eq!(Client::connect(proxy.addr).end(), End::Fin);

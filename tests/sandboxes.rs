@@ -103,7 +103,7 @@ fn epoll_that_cannot_be_waited_at_is_refused_with_the_call() {
 }
 
 #[test]
-fn where_neither_driver_works_both_reasons_are_told() {
+fn both_reasons_are_told_where_neither_driver_works() {
     let blocked = [(libc::SYS_io_uring_setup, Errno::PERM), (EPOLL_WAIT, Errno::PERM)];
     let found = outcome("auto", "own", &blocked);
     refused_for(&found, &["io_uring_setup is blocked", "epoll_wait is refused", "seccomp"]);

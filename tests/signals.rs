@@ -1,4 +1,4 @@
-//! `serve` in a process of its own: the first signal drains, the second one forces.
+//! `serve` in a child process: the first signal drains, the second one forces.
 
 mod common;
 
@@ -14,7 +14,7 @@ use ringserve::Limits;
 use ringserve::framing::LengthPrefix;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The child: a puppet on a port of its own, whose gate never opens; the log tells where.
+/// The child: a puppet on a port of the kernel's choice, whose gate never opens; the log tells where.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test --test signals child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -212,7 +212,7 @@ fn a_server_whose_log_nobody_reads_any_more_ends_as_well() {
         client.write(b"hello\n");
         assert_eq!(client.read(6), b"hello\n");
     }
-    // With this, nobody reads either.
+    // With this, no thread reads either.
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut status = None;
     let started = Instant::now();

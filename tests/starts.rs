@@ -110,7 +110,7 @@ fn a_factory_that_fails_on_one_shard_leaves_nothing_running() {
     };
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
-    // So many that the last one's name is this test's alone.
+    // Enough for the last one's name to be this test's alone.
     let started = On::default().server(no_time_limits()).shards(8).start(move |shard| {
         counted.fetch_add(1, SeqCst);
         if shard.index() == 7 { Err("planted: no service") } else { Ok(Puppet::new(Default::default())) }
@@ -163,7 +163,7 @@ impl Service for Chat {
 }
 
 #[test]
-fn a_task_spawned_on_a_shard_shares_its_state_and_a_panic_in_it_ends_it_alone() {
+fn task_shares_its_shards_state_and_its_panic_ends_it_alone() {
     let running = On::default().server(no_time_limits()).framing(framing()).start(|shard| {
         let room = Rc::new(Room::default());
         let for_task = room.clone();

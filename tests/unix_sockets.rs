@@ -77,7 +77,7 @@ fn all_shards_accept_from_one_unix_socket() {
     let report = lab.report();
     let accepted: Vec<u64> = report.shards.iter().map(|shard| shard.counters.accepted).collect();
     assert_eq!((report.connections, accepted.iter().sum()), (100, 100));
-    // Whoever waits longest is next. With epoll all are woken, and the first one takes it.
+    // The peer that waits longest is next. With epoll all are woken, and the first one takes it.
     assert!(on_epoll() || report.skew().unwrap() < 1.5, "{accepted:?}");
     assert!(lab.shared.peers.lock().unwrap().iter().all(Option::is_none));
     drop(clients);
@@ -105,7 +105,7 @@ fn a_burst_of_connections_is_spread_over_the_shards() {
 fn the_file_of_a_server_that_is_gone_is_replaced() {
     let dir = Dir::new("stale");
     drop(UnixListener::bind(dir.path("s")).unwrap());
-    assert!(UnixStream::connect(dir.path("s")).is_err(), "nobody listens there");
+    assert!(UnixStream::connect(dir.path("s")).is_err(), "no server listens there");
     let lab = Lab::of(server_at(dir.path("s")));
     assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
     lab.finish();
@@ -160,7 +160,7 @@ fn a_path_on_which_somebody_listens_is_refused_with_its_holder() {
 }
 
 #[test]
-fn whoever_listens_with_a_full_queue_or_another_kind_of_socket_keeps_the_file() {
+fn file_in_use_by_any_listener_is_kept() {
     let dir = Dir::new("kept");
     let busy = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     busy.bind(&socket2::SockAddr::unix(dir.path("busy")).unwrap()).unwrap();
@@ -173,7 +173,7 @@ fn whoever_listens_with_a_full_queue_or_another_kind_of_socket_keeps_the_file() 
 }
 
 #[test]
-fn what_is_no_socket_is_left_alone() {
+fn file_that_is_no_socket_is_left_alone() {
     let dir = Dir::new("no-socket");
     fs::write(dir.path("file"), "precious").unwrap();
     fs::create_dir(dir.path("dir")).unwrap();
@@ -189,7 +189,7 @@ fn what_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn the_file_goes_with_the_server_and_never_before_or_another_one() {
+fn file_goes_with_its_server_and_never_before() {
     let dir = Dir::new("removal");
     let lab = Lab::of(server_at(dir.path("s")));
     let mut client = Client::connect_unix(dir.path("s"));
@@ -213,7 +213,7 @@ fn the_file_goes_with_the_server_and_never_before_or_another_one() {
 }
 
 #[test]
-fn the_file_has_the_permissions_that_were_asked_for_whatever_the_umask() {
+fn file_has_the_permissions_asked_for_under_any_umask() {
     let dir = Dir::new("mode");
     for mode in [0o600, 0o666, 0o777, 0o000] {
         let sockets = SocketOptions { unix_mode: Some(mode), ..SocketOptions::default() };
@@ -261,7 +261,7 @@ fn a_path_that_cannot_be_had_is_named_with_the_cause() {
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
     let path = closed.join("s");
     let text = thread::spawn(move || {
-        // Root may write anywhere; whoever is not root stays who they are.
+        // Root may write anywhere; any other user stays that user.
         let nobody = Uid::from_raw(65_534);
         let _ = set_thread_res_uid(nobody, nobody, nobody);
         refused(&path)

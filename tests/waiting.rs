@@ -74,7 +74,7 @@ fn a_call_that_waits_is_dropped_when_its_peer_resets() {
 }
 
 #[test]
-fn a_peer_that_finished_writing_still_gets_the_reply_that_was_waited_for() {
+fn half_closed_peer_gets_the_reply_that_was_waited_for() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     client.write(&[frame(b"p1"), frame(b"e2"), frame(b"p3")].concat());
@@ -89,7 +89,7 @@ fn a_peer_that_finished_writing_still_gets_the_reply_that_was_waited_for() {
 }
 
 #[test]
-fn what_arrives_behind_a_call_that_waits_is_bounded() {
+fn bytes_received_behind_a_waiting_call_are_bounded() {
     const SENT: usize = 32 << 20;
     let limits = Limits { inbox_bytes_high: 64 << 10, ..no_time_limits() };
     let lab = Lab::start(limits);

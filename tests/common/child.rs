@@ -1,4 +1,4 @@
-//! A process of its own: the test binary again, in a test that does nothing unless it is called so.
+//! A child process: the test binary again, in a test that does nothing unless it is called so.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -32,7 +32,7 @@ impl Process {
         Process::start_as(test, |command| command)
     }
 
-    /// As [`start`](Process::start), in a network namespace of its own, with nothing but loopback. `None` where this user may
+    /// As [`start`](Process::start), in a separate network namespace, with nothing but loopback. `None` where this user may
     /// not make one, or a tool is missing.
     pub fn start_in_own_network(test: &str) -> Option<Process> {
         let options = if getuid().is_root() { "-n" } else { "-rn" };

@@ -25,14 +25,14 @@ pub enum Kernel {
     /// The one of this machine.
     #[default]
     Real,
-    /// One in memory, below the bookkeeping of the io_uring driver, on a network of its own.
+    /// One in memory, below the bookkeeping of the io_uring driver, on a separate network.
     Simulated,
     /// The same, and it does now and then what a kernel seldom does.
     SimulatedWithFaults,
 }
 
 impl On {
-    /// A server to be, of one shard on a port of its own, on this machine.
+    /// A server to be, of one shard on a port of the kernel's choice, on this machine.
     pub fn server(self, limits: Limits) -> Server<Raw> {
         self.server_at("127.0.0.1:0", limits)
     }
@@ -121,13 +121,13 @@ impl Lab {
         self.running.report()
     }
 
-    /// Waits until exactly so many connections ended for a reason.
+    /// Waits until exactly `count` connections ended for `reason`.
     #[track_caller]
     pub fn closed_for(&self, reason: CloseReason, count: u64) {
         watch::closed_for(&self.running, reason, count);
     }
 
-    /// Waits until so many connections are there.
+    /// Waits until the server holds `connections`.
     #[track_caller]
     pub fn holds(&self, connections: usize) {
         watch::holds(&self.running, connections);
@@ -141,13 +141,13 @@ impl Lab {
         client
     }
 
-    /// Waits until so many calls came to the doors.
+    /// Waits until `calls` came to the doors.
     #[track_caller]
     pub fn at_doors(&self, calls: u64) {
         eventually("calls come to their doors", SOON, || self.shared.doors.came() >= calls);
     }
 
-    /// Waits until so many calls came to the gate.
+    /// Waits until `calls` came to the gate.
     #[track_caller]
     pub fn parked(&self, calls: u64) {
         eventually("calls come to the gate", SOON, || self.shared.gate.came() >= calls);

@@ -72,7 +72,7 @@ pub fn on_epoll() -> bool {
     std::env::var("RINGSERVE_DRIVER").is_ok_and(|name| name == "epoll")
 }
 
-/// After so many bytes [`pattern`] begins again.
+/// Bytes after which [`pattern`] begins again.
 pub const PERIOD: usize = 251 * 256;
 
 /// Bytes that tell where in a stream they stand, so that a byte lost, doubled or moved shows.

@@ -9,7 +9,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::{SOON, eventually};
 
-/// Waits until exactly so many connections ended for a reason.
+/// Waits until exactly `count` connections ended for `reason`.
 #[track_caller]
 pub fn closed_for(running: &Running, reason: CloseReason, count: u64) {
     let what = format!("{count} connections end as {}", reason.name());
@@ -17,7 +17,7 @@ pub fn closed_for(running: &Running, reason: CloseReason, count: u64) {
     assert_eq!(last.counters.closed_for(reason), count, "{what}");
 }
 
-/// Waits until so many connections are there.
+/// Waits until the server holds `connections`.
 #[track_caller]
 pub fn holds(running: &Running, connections: usize) {
     report_when(running, &format!("the server holds {connections}"), |report| {
@@ -25,7 +25,7 @@ pub fn holds(running: &Running, connections: usize) {
     });
 }
 
-/// Waits until so many connections to upstreams are there, those on their way included.
+/// Waits until the server holds `connections` to upstreams, those on their way included.
 #[track_caller]
 pub fn holds_upstreams(running: &Running, connections: usize) {
     report_when(running, &format!("the server holds {connections} to upstreams"), |report| {
@@ -33,7 +33,7 @@ pub fn holds_upstreams(running: &Running, connections: usize) {
     });
 }
 
-/// Waits until so many connections to upstreams ended for a reason.
+/// Waits until `count` connections to upstreams ended for `reason`.
 #[track_caller]
 pub fn upstreams_closed_for(running: &Running, reason: CloseReason, count: u64) {
     report_when(running, &format!("{count} upstreams end as {}", reason.name()), |report| {

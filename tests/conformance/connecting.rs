@@ -103,7 +103,7 @@ pub fn half_closes_pass_through(on: On) {
 }
 
 pub fn an_upstream_that_refuses(on: On) {
-    // Its port is nobody's once it is gone.
+    // No server listens at its port once it is gone.
     let lab = Lab::on(on, no_time_limits());
     let (net, nobody) = (lab.net.clone(), lab.addr());
     lab.finish();

@@ -26,7 +26,7 @@ pub fn pushes_from_a_thread(on: On) {
                 for (to, handle) in handles.iter().enumerate() {
                     let started = Instant::now();
                     while let Err(error) = handle.push(text(to, n)) {
-                        assert!(started.elapsed() < 2 * SOON, "nobody reads what was pushed");
+                        assert!(started.elapsed() < 2 * SOON, "no peer reads what was pushed");
                         assert_eq!(error, PushError::Full);
                         thread::yield_now();
                     }
@@ -72,7 +72,7 @@ pub fn a_push_beyond_the_high_mark(on: On) {
     lab.finish();
 }
 
-pub fn a_push_from_a_thread_to_who_reads_nothing(on: On) {
+pub fn push_from_a_thread_to_a_peer_that_reads_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
     assert_eq!(client.ask("Hit"), b"reached");

@@ -102,7 +102,7 @@ pub fn a_push_from_another_connection(on: On) {
     lab.finish();
 }
 
-pub fn a_push_to_who_reads_nothing(on: On) {
+pub fn push_to_a_peer_that_reads_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut target = lab.client_with_small_window();
     assert_eq!(target.ask("htarget"), b"named");
