@@ -19,7 +19,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Hands out the handle of whoever connects.
+/// Hands out the handle of each connection.
 struct Handles(Mutex<Sender<ConnHandle>>);
 
 impl Service for Handles {
@@ -27,7 +27,7 @@ impl Service for Handles {
     type Error = Infallible;
 
     fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
-        let sender = self.0.lock().expect("nobody panics");
+        let sender = self.0.lock().expect("no thread panics");
         sender.send(cx.handle()).map_err(|_| Refusal::new("the benchmark is over"))
     }
 
@@ -62,7 +62,7 @@ fn pushes(criterion: &mut Criterion) {
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false);
     let sender = Mutex::new(sender);
     let running = server
-        .start(move |_| Handles(Mutex::new(sender.lock().expect("nobody panics").clone())))
+        .start(move |_| Handles(Mutex::new(sender.lock().expect("no thread panics").clone())))
         .expect("the server starts");
     let mut peer = TcpStream::connect(running.local_addrs()[0]).expect("it listens");
     let handle = handles.recv().expect("it accepts");

@@ -45,20 +45,20 @@ fn child_serves() {
 }
 
 /// A peer that may not be connected yet.
-struct Peer(Socket);
+struct Attempt(Socket);
 
-impl Peer {
-    fn to(addr: SocketAddr) -> Peer {
+impl Attempt {
+    fn to(addr: SocketAddr) -> Attempt {
         let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).unwrap();
         socket.set_nonblocking(true).unwrap();
         let begun = socket.connect(&addr.into());
         let on_its_way = Some(Errno::INPROGRESS.raw_os_error());
         assert!(begun.is_ok() || begun.is_err_and(|error| error.raw_os_error() == on_its_way));
-        Peer(socket)
+        Attempt(socket)
     }
 
     fn is_established(&self) -> bool {
-        assert!(self.0.take_error().unwrap().is_none(), "nobody is refused");
+        assert!(self.0.take_error().unwrap().is_none(), "no peer is refused");
         self.0.peer_addr().is_ok()
     }
 
@@ -69,7 +69,7 @@ impl Peer {
 }
 
 #[test]
-fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed() {
+fn peers_of_an_overflowed_accept_queue_are_all_served() {
     let mut process = Process::start("child_serves");
     let addr: SocketAddr = process.line_after("address ").parse().unwrap();
     let mut canary = Client::connect(addr);
@@ -84,17 +84,18 @@ fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed
     let before = AcceptQueue::of(addr).unwrap();
     assert_eq!(before.waiting, 0);
     canary.send("ewaits too");
-    let peers: Vec<Peer> = (0..PEERS).map(|_| Peer::to(addr)).collect();
+    let peers: Vec<Attempt> = (0..PEERS).map(|_| Attempt::to(addr)).collect();
     eventually("the accept queue is full", SOON, || AcceptQueue::of(addr).unwrap().waiting == QUEUE);
     // The counters are those of the machine: others may add to them.
     let full = AcceptQueue::of(addr).unwrap();
     assert!(full.overflows > before.overflows && full.drops > before.drops, "{before:?}, then {full:?}");
     // Those whose last step the kernel could not take believe that they are connected, too.
-    let (established, waiting): (Vec<Peer>, Vec<Peer>) = peers.into_iter().partition(Peer::is_established);
+    let (established, waiting): (Vec<Attempt>, Vec<Attempt>) =
+        peers.into_iter().partition(Attempt::is_established);
     assert!(established.len() as u64 >= QUEUE, "{} established", established.len());
-    assert!(!waiting.is_empty(), "nobody was too much");
+    assert!(!waiting.is_empty(), "the accept queue took every peer");
     let text = |n: usize| format!("epeer {n}");
-    let mut established: Vec<Client> = established.into_iter().map(Peer::into_client).collect();
+    let mut established: Vec<Client> = established.into_iter().map(Attempt::into_client).collect();
     established.iter_mut().enumerate().for_each(|(n, client)| client.write(&frame(text(n).as_bytes())));
 
     process.signal(Signal::CONT);
@@ -103,8 +104,8 @@ fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed
         assert_eq!(client.recv(), text(n).as_bytes());
     }
     // Their kernel tries again, after a second for the first time, and later if all of them come at once again.
-    eventually("all others are connected", 3 * SOON, || waiting.iter().all(Peer::is_established));
-    let mut waited: Vec<Client> = waiting.into_iter().map(Peer::into_client).collect();
+    eventually("all others are connected", 3 * SOON, || waiting.iter().all(Attempt::is_established));
+    let mut waited: Vec<Client> = waiting.into_iter().map(Attempt::into_client).collect();
     waited.iter_mut().for_each(|client| client.send("ewaited"));
     waited.iter_mut().for_each(|client| assert_eq!(client.recv(), b"ewaited"));
 

@@ -38,7 +38,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 #[test]
-fn where_nothing_is_blocked_it_runs_on_io_uring() {
+fn server_runs_on_io_uring_where_nothing_is_blocked() {
     let _alone = alone();
     let found = child("nothing");
     assert!(found.log.contains("driver: io_uring (it works here)"), "{found:?}");
@@ -148,7 +148,7 @@ fn without(call: i64, errno: Errno) -> Found {
     found
 }
 
-/// Runs [`a_server_in_a_process_where_something_is_blocked`] in a process of its own.
+/// Runs [`a_server_in_a_process_where_something_is_blocked`] in a child process.
 #[track_caller]
 fn child(block: &str) -> Found {
     let done = Command::new(std::env::current_exe().unwrap())
@@ -187,7 +187,7 @@ fn a_server_in_a_process_where_something_is_blocked() {
 fn start_demanded() -> Result<(), ringserve::Error> {
     let server = On { driver: Driver::IoUring, ..On::default() }.server(no_time_limits());
     let shared = Arc::default();
-    let running = server.start(move |_| common::Actor::new(Arc::clone(&shared)))?;
+    let running = server.start(move |_| common::Puppet::new(Arc::clone(&shared)))?;
     running.shutdown();
     running.wait().map(|_| ())
 }

@@ -37,7 +37,7 @@ impl Service for Everybody {
 }
 
 #[test]
-fn a_broadcast_that_fills_the_submission_queue_reaches_all_once_and_in_order() {
+fn broadcast_beyond_the_submission_queue_reaches_all_in_order() {
     let server = On::default().server(no_time_limits()).framing(LengthPrefix::default());
     let running = server.start(|_| Everybody::default()).unwrap();
     let addr = running.local_addrs()[0];
@@ -50,7 +50,7 @@ fn a_broadcast_that_fills_the_submission_queue_reaches_all_once_and_in_order() {
         members.iter_mut().for_each(|member| assert_eq!(member.recv(), text(n)));
     }
     let report = running.report();
-    assert!(members.iter().all(Client::is_silent), "somebody got one more");
+    assert!(members.iter().all(Client::is_silent), "a member got one more");
     assert_eq!(report.counters.frames, TEXTS as u64);
     assert_eq!(report.counters.sends, (TEXTS * MEMBERS) as u64);
     // At least those of the first one: later ones may find sends in flight, and leave a few at a time.

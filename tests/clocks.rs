@@ -79,7 +79,7 @@ fn time_limits_end_connections_on_shards_of_every_age() {
 }
 
 #[test]
-fn an_http_server_of_every_age_answers_limits_heads_and_shuts_down() {
+fn http_server_of_every_age_answers_limits_and_shuts_down() {
     for age in ages() {
         let _age = Age::set(age);
         let options = HttpOptions { header_read: Some(BRIEF * 2), ..HttpOptions::default() };

@@ -79,11 +79,11 @@ macro_rules! cases {
                 the_peers_address_is_right
                 the_peers_address_is_right_on_ipv6
                 many_at_once_are_all_accepted
-                who_is_gone_before_being_accepted_leaves_nothing
-                beyond_the_limit_they_wait
-                who_gives_up_waiting_leaves_nothing
-                who_is_not_admitted_is_closed
-                who_is_refused_hears_why
+                peer_gone_before_accept_leaks_nothing
+                peers_beyond_the_limit_wait
+                peer_that_gives_up_waiting_leaves_nothing
+                peer_not_admitted_is_closed
+                refused_peer_hears_why
                 newcomers_after_a_shutdown_see_an_end_at_once
             }
             connecting {
@@ -123,7 +123,7 @@ macro_rules! cases {
                 half_closed_in_the_middle_of_a_frame
                 half_closed_without_a_word
                 fin_comes_after_all_bytes
-                what_is_written_after_a_close_destroys_no_reply
+                bytes_after_a_close_destroy_no_reply
                 a_peer_that_stays_is_let_go
                 reset_while_idle
                 reset_in_the_middle_of_a_frame
@@ -158,7 +158,7 @@ macro_rules! cases {
                 few_buffers_serve_many
                 kept_frames_exhaust_no_buffers
                 a_slow_reader_gets_every_byte
-                a_slow_reader_holds_up_nobody
+                slow_reader_holds_up_no_other
                 a_stream_waits_for_room
                 bytes_behind_a_call_are_bounded
                 an_outbox_has_a_most
@@ -167,13 +167,13 @@ macro_rules! cases {
                 idle_limit
                 write_limit
                 handler_limit
-                heartbeats_that_nobody_answers
+                heartbeats_without_an_answer
             }
             reaching {
                 pushes_from_a_thread
                 pushes_from_another_shard
                 a_push_beyond_the_high_mark
-                a_push_from_a_thread_to_who_reads_nothing
+                push_from_a_thread_to_a_peer_that_reads_nothing
                 pushes_to_a_slot_that_was_used_again
                 closed_from_a_thread
                 messages_between_shards
@@ -188,7 +188,7 @@ macro_rules! cases {
                 a_call_that_panics
                 a_call_that_panics_after_waiting
                 a_push_from_another_connection
-                a_push_to_who_reads_nothing
+                push_to_a_peer_that_reads_nothing
                 a_handle_used_after_the_end
                 a_handle_used_after_its_slot_was_used_again
                 a_call_that_sleeps

@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use common::client::End;
-use common::{Actor, Client, SOON, Shared, eventually, no_time_limits, on_epoll};
+use common::{Client, Logged, Puppet, SOON, Shared, eventually, no_time_limits, on_epoll};
 use ringserve::framing::LengthPrefix;
 use ringserve::{Error, Running, Server};
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Budget, Completion, Driver, DriverStats, Op, Socket, Wait};
 use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig, Waker};
 use ringserve_server::internals::{Drivers, start_on};
+use tracing_subscriber::filter::LevelFilter;
 
 /// A driver that breaks, or panics, in the first turn after it is told to.
 struct Fragile<D> {
@@ -58,7 +59,7 @@ impl<D: Driver> Driver for Fragile<D> {
     }
 }
 
-/// Real drivers on listeners of their own, of which that of shard 1 is fragile.
+/// Real drivers on separate listeners, of which that of shard 1 is fragile.
 struct Listeners {
     sockets: Mutex<Vec<OwnedFd>>,
     told: Arc<Told>,
@@ -153,7 +154,7 @@ fn start(told: &Arc<Told>, shared: &Arc<Shared>) -> Running {
     let server =
         Server::bind("127.0.0.1:0").shards(3).limits(no_time_limits()).framing(LengthPrefix::default());
     let for_shards = shared.clone();
-    let factory = move |_: &ringserve::Shard| Actor::new(for_shards.clone());
+    let factory = move |_: &ringserve::Shard| Puppet::new(for_shards.clone());
     let listeners = Listeners::new(told);
     let started = match on_epoll() {
         true => start_on(server, OnEpoll(listeners), factory),
@@ -162,23 +163,8 @@ fn start(told: &Arc<Told>, shared: &Arc<Shared>) -> Running {
     started.expect("the server starts")
 }
 
-/// What was logged as an error.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Shard 1 ends in the way that `tell` says. Returns what `wait` does.
-fn dies(lines: &Lines, tell: impl Fn(&Told)) -> Error {
+fn dies(logged: &Logged, tell: impl Fn(&Told)) -> Error {
     let (told, shared) = (Arc::new(Told::default()), Arc::new(Shared::default()));
     let running = start(&told, &shared);
     let addr = running.local_addrs()[0];
@@ -197,8 +183,9 @@ fn dies(lines: &Lines, tell: impl Fn(&Told)) -> Error {
     on_1.iter_mut().for_each(|client| _ = client.end_after_all());
     on_2.iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));
     on_0[1..].iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));
-    let text = || String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    eventually("the cause is logged", SOON, || text().contains("the other shards drain and the server ends"));
+    eventually("the cause is logged", SOON, || {
+        logged.text().contains("the other shards drain and the server ends")
+    });
     let report = running.report();
     assert_eq!(report.shards.len(), 3);
     shared.gate.open();
@@ -210,22 +197,16 @@ fn dies(lines: &Lines, tell: impl Fn(&Told)) -> Error {
 
 #[test]
 fn a_shard_that_dies_is_logged_and_the_others_drain() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_max_level(tracing_subscriber::filter::LevelFilter::ERROR)
-        .with_writer(move || writer.clone())
-        .init();
-    let broken = dies(&lines, |told| told.breaks.store(true, SeqCst));
+    let logged = Logged::from(LevelFilter::ERROR);
+    let broken = dies(&logged, |told| told.breaks.store(true, SeqCst));
     assert!(matches!(broken, Error::Broken { shard: 1, .. }), "{broken}");
-    let text = String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
+    let text = logged.take();
     assert!(text.contains("the driver of shard 1 broke: Input/output error"), "{text}");
-    let panicked = dies(&lines, |told| told.panics.store(true, SeqCst));
+    let panicked = dies(&logged, |told| told.panics.store(true, SeqCst));
     assert!(
         matches!(&panicked, Error::ShardPanicked { shard: 1, message } if message.contains("the driver's own panic")),
         "{panicked}"
     );
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let text = logged.text();
     assert!(text.contains("shard 1 panicked outside of user code: the driver's own panic"), "{text}");
 }

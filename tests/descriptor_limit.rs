@@ -79,7 +79,7 @@ impl Child {
 }
 
 #[test]
-fn at_the_descriptor_limit_accepting_pauses_and_nobody_is_lost() {
+fn accepting_pauses_at_the_descriptor_limit_and_loses_no_peer() {
     let hard = getrlimit(Resource::Nofile).maximum;
     assert!(hard.is_none_or(|hard| hard > LIMIT));
     let mut process = Process::start("child_serves");

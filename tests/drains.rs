@@ -26,11 +26,11 @@ fn quiet_connections_are_closed_with_fin_and_the_port_is_free() {
     }
     let report = lab.ended();
     assert_eq!(report.counters.closed_for(CloseReason::Shutdown), 50);
-    assert!(std::net::TcpStream::connect(addr).is_err(), "nobody listens any more");
+    assert!(std::net::TcpStream::connect(addr).is_err(), "no listener is left");
 }
 
 #[test]
-fn a_drain_under_load_cuts_no_reply_and_resets_nobody() {
+fn drain_under_load_cuts_no_reply_and_resets_no_peer() {
     let lab = Lab::start(Limits { linger: Duration::from_secs(10), ..no_time_limits() });
     let answered = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn load_until_fin(mut client: Client, n: usize, answered: &AtomicU64) {
 }
 
 #[test]
-fn what_had_arrived_before_the_shutdown_is_answered() {
+fn request_before_the_shutdown_is_answered() {
     let lab = Lab::start(no_time_limits());
     let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
     lab.holds(50);
@@ -112,7 +112,7 @@ fn a_call_that_waits_is_finished_in_a_drain() {
 }
 
 #[test]
-fn what_is_not_done_at_the_drain_limit_is_reset() {
+fn call_not_done_at_the_drain_limit_is_reset() {
     let lab = Lab::start(Limits { drain: Duration::from_millis(300), ..no_time_limits() });
     let mut waits = lab.client();
     waits.send("p");

@@ -27,7 +27,7 @@ fn a_half_closed_peer_gets_all_replies_then_fin() {
 }
 
 #[test]
-fn a_peer_that_ends_in_the_middle_of_a_frame_gets_the_replies_before_it() {
+fn peer_that_ends_within_a_frame_gets_the_replies_before_it() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     client.write(&[frame(b"e1"), frame(b"e2"), frame(b"e3")[..5].to_vec()].concat());
@@ -39,7 +39,7 @@ fn a_peer_that_ends_in_the_middle_of_a_frame_gets_the_replies_before_it() {
 }
 
 #[test]
-fn a_reset_in_the_middle_of_replies_ends_the_connection_and_frees_its_slot() {
+fn reset_in_the_middle_of_replies_frees_the_slot() {
     let lab = Lab::start(no_time_limits());
     let mut canary = lab.client();
     for n in 1..=20 {
@@ -69,7 +69,7 @@ fn a_reset_in_the_middle_of_a_frame_ends_the_connection() {
 }
 
 #[test]
-fn a_reset_right_behind_a_frame_ends_a_connection_whose_handler_is_parked() {
+fn reset_behind_a_frame_ends_a_parked_handlers_connection() {
     let lab = Lab::start(no_time_limits());
     for _ in 0..100 {
         let mut client = lab.client();
@@ -107,7 +107,7 @@ fn close_lets_the_replies_leave_and_says_fin() {
 }
 
 #[test]
-fn close_does_not_destroy_the_reply_although_the_peer_goes_on_writing() {
+fn close_keeps_the_reply_though_the_peer_goes_on_writing() {
     // What the kernel still holds must survive what the peer sends, for as long as linger says.
     let lab = Lab::start(Limits { linger: SOON, ..no_time_limits() });
     for n in 1..=10 {
@@ -143,7 +143,7 @@ fn abort_resets_and_drops_what_is_queued() {
 }
 
 #[test]
-fn a_connection_that_open_refuses_hears_why_and_close_is_not_called() {
+fn connection_refused_in_open_hears_why_and_has_no_close() {
     let lab = Lab::start(no_time_limits());
     lab.shared.refuse.store(true, SeqCst);
     let mut client = lab.client();

@@ -29,7 +29,7 @@ fn tokio_inside_uses_what_needs_a_runtime_on_either_host() {
 }
 
 #[test]
-fn graceful_shutdown_cuts_nobody_off() {
+fn graceful_shutdown_cuts_no_peer_off() {
     talk_to("graceful_shutdown");
 }
 

@@ -121,11 +121,11 @@ impl Drop for Done<'_> {
 }
 
 #[test]
-fn a_ping_is_answered_within_few_turns_of_a_firehose() {
+fn ping_beside_a_firehose_waits_few_turns() {
     pings_beside_a_firehose(Limits::default().receive_bytes_max);
 }
 
 #[test]
-fn a_ping_is_answered_within_few_turns_of_a_firehose_that_could_use_every_buffer() {
+fn ping_beside_a_firehose_for_every_buffer_waits_few_turns() {
     pings_beside_a_firehose(8 * BYTES);
 }

@@ -110,7 +110,7 @@ fn refuses(framing: impl Framing + Clone + Send, good: &[u8], bad: &[u8], error:
 }
 
 #[test]
-fn what_is_larger_than_frame_bytes_max_is_too_large() {
+fn frame_above_frame_bytes_max_is_too_large() {
     let too_large = |bytes| FrameError::TooLarge { bytes, max: 1000 };
     refuses(Lines::default(), b"hello\n", &[b'x'; 1001], too_large(1001));
     refuses(Delimiter::new(b"--"), b"hello--", &[b'-', b'x'].repeat(501), too_large(1001));
@@ -123,7 +123,7 @@ fn what_is_larger_than_frame_bytes_max_is_too_large() {
 }
 
 #[test]
-fn what_is_larger_than_bytes_max_of_its_framing_is_over_it() {
+fn frame_above_bytes_max_of_its_framing_is_over_it() {
     let over = FrameError::OverBytesMax { max: 16 };
     refuses(Lines::default().bytes_max(16), b"0123456789abcde\n", b"0123456789abcdef\n", over);
     refuses(Lines::crlf().bytes_max(16), b"0123456789abcd\r\n", b"0123456789abcdefghi", over);
@@ -145,7 +145,7 @@ fn varints_that_are_none_are_named() {
 }
 
 #[test]
-fn what_a_framing_of_ones_own_refuses_is_named_as_it_says() {
+fn refusal_of_a_custom_framing_is_named_as_it_says() {
     let error = FrameError::Malformed("FRAME_SIZE_ERROR: the payload is larger than 16384 bytes");
     refuses(Http2Frames, b"\0\0\x02\0\0\0\0\0\0hi", b"\0\x40\x01\0\0\0\0\0\0", error);
 }

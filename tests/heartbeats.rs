@@ -10,7 +10,7 @@ use common::client::{End, frame, frames};
 use common::{Client, Lab, SOON, eventually, no_time_limits};
 use ringserve::{CloseReason, Limits};
 
-/// Asked for each tenth of a second; nobody is lost who is not silent for more than a second.
+/// Asked for each tenth of a second; no peer is lost that is silent for less than a second.
 fn often() -> Limits {
     Limits { heartbeat: Some(Duration::from_millis(100)), heartbeats_missed_max: 10, ..no_time_limits() }
 }
@@ -44,7 +44,7 @@ fn a_mute_peer_is_asked_as_often_as_it_may_miss_and_then_closed() {
 }
 
 #[test]
-fn who_answers_lives_while_who_does_not_is_lost() {
+fn peer_that_answers_lives_while_a_mute_one_is_lost() {
     let lab = Lab::start(often());
     let mut answers = lab.client();
     let mute = lab.client();
@@ -78,7 +78,7 @@ fn a_call_that_waits_keeps_no_mute_peer() {
 }
 
 #[test]
-fn who_has_finished_writing_cannot_answer_and_is_not_lost() {
+fn half_closed_peer_cannot_answer_and_is_not_lost() {
     let lab = Lab::start(soon_lost());
     let mut half = lab.client();
     half.send("p");
@@ -94,7 +94,7 @@ fn who_has_finished_writing_cannot_answer_and_is_not_lost() {
 }
 
 #[test]
-fn whom_the_server_itself_holds_back_is_not_lost() {
+fn peer_that_the_server_holds_back_is_not_lost() {
     let lab = Lab::start(soon_lost());
     let mut client = lab.client();
     // It never stops sending; it is the call before that keeps the server from reading.
@@ -121,7 +121,7 @@ fn whom_the_server_itself_holds_back_is_not_lost() {
 }
 
 #[test]
-fn nobody_is_asked_where_it_is_off() {
+fn heartbeats_switched_off_ask_no_peer() {
     let lab = Lab::start(Limits { idle: Some(Duration::from_millis(300)), ..no_time_limits() });
     let mut client = lab.client();
     assert_eq!(client.end(), End::Fin);

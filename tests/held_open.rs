@@ -61,7 +61,7 @@ fn every_frame_is_answered_before_the_service_hears_of_the_end() {
 }
 
 #[test]
-fn several_in_flight_are_answered_before_the_service_hears_of_the_end() {
+fn calls_in_flight_are_answered_before_the_end_is_told() {
     let lab = Lab::start(Limits { calls_in_flight_max: 8, ..no_time_limits() });
     let mut client = lab.reached("it");
     client.write(&[frame(b"o"), frame(b"g1"), frame(b"g2"), frame(b"e3")].concat());
@@ -80,7 +80,7 @@ fn several_in_flight_are_answered_before_the_service_hears_of_the_end() {
 }
 
 #[test]
-fn who_is_not_held_open_is_closed_without_a_word() {
+fn peer_not_held_open_is_closed_without_a_word() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     assert_eq!(client.ask("e"), b"e");
@@ -92,7 +92,7 @@ fn who_is_not_held_open_is_closed_without_a_word() {
 }
 
 #[test]
-fn one_that_the_service_closes_before_the_peers_end_was_closed_by_the_service() {
+fn connection_closed_before_the_peers_end_was_closed_by_service() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     assert_eq!(
@@ -149,7 +149,7 @@ fn a_drain_waits_for_it_no_longer_than_it_may() {
 }
 
 #[test]
-fn half_a_frame_that_nobody_can_finish_is_not_too_slow() {
+fn half_frame_that_cannot_be_finished_is_not_too_slow() {
     // The rate is measured over 10 s, so this takes as long.
     let lab = Lab::start(Limits { read_bytes_per_second_min: 240, ..no_time_limits() });
     let mut client = lab.reached("it");

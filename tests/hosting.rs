@@ -1,6 +1,8 @@
 //! Shards inside runtimes of tokio's, with things that need one.
 
 mod common;
+#[path = "../benches/support/echo.rs"]
+mod echo;
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::client::End;
 use common::{Client, On, SOON, eventually, no_time_limits, pattern, watch};
+use echo::Echo;
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::{
     CloseReason, Cx, Driver, Frame, Host, Limits, Running, Server, Service, Shard, Stream, copy_bidirectional,
@@ -116,20 +119,8 @@ impl Service for Ways {
     }
 }
 
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
-}
-
 #[test]
-fn what_needs_tokio_works_in_handlers() {
+fn tokio_works_in_handlers() {
     let upstream = On::default().server(no_time_limits()).framing(Lines::default()).start(|_| Echo).unwrap();
     let to = upstream.local_addrs()[0];
     on_each(|host| {
@@ -205,7 +196,7 @@ async fn until_the_thread_sleeps() {
 
 /// Tasks of tokio's that hold connections: nothing but what they do tells the shard, which sleeps.
 #[test]
-fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
+fn tasks_of_the_runtime_reach_a_shard_that_sleeps() {
     on_each(|host| {
         let upstream =
             On::default().server(no_time_limits()).framing(LengthPrefix::default()).start(|_| Echo);
@@ -311,7 +302,7 @@ impl Service for Keeper {
 }
 
 #[test]
-fn a_buffer_that_a_task_gives_back_wakes_a_receive_that_waits_for_one() {
+fn buffer_given_back_by_a_task_wakes_a_receive() {
     const BUFFERS: usize = 4;
     on_each(|host| {
         let limits =
@@ -526,7 +517,7 @@ fn a_port_is_free_once_a_hosted_server_has_ended() {
         let running = running.unwrap();
         let addr = running.local_addrs()[0];
         watch::finish(running);
-        TcpListener::bind(addr).expect("nobody listens any more");
+        TcpListener::bind(addr).expect("no listener is left");
     });
 }
 

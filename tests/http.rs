@@ -32,7 +32,7 @@ impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for OnShard {
     }
 }
 
-/// A body of so many bytes that are made when they are asked for.
+/// A body whose bytes are made when they are asked for.
 struct Counted {
     made: usize,
     len: usize,
@@ -40,7 +40,7 @@ struct Counted {
 
 const PIECE: usize = common::PERIOD / 4;
 
-/// A body of so many bytes tells how many of them were made.
+/// A body that tells how many of its bytes were made.
 const TELLS: usize = 1 << 30;
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
@@ -133,7 +133,7 @@ fn http2() -> Streams {
 }
 
 #[test]
-fn http_1_keeps_a_connection_alive_and_answers_what_is_pipelined() {
+fn http_1_keeps_connections_alive_and_answers_pipelines() {
     let server = http1();
     let mut client = server.client();
     for _ in 0..3 {
@@ -156,7 +156,7 @@ fn http_1_keeps_a_connection_alive_and_answers_what_is_pipelined() {
 }
 
 #[test]
-fn http_1_takes_uploads_in_chunks_and_of_known_length_and_sends_them_back() {
+fn http_1_takes_uploads_in_chunks_and_of_known_length() {
     const LEN: usize = 4 << 20;
     let server = http1();
     let client = server.client();

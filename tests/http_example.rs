@@ -20,7 +20,7 @@ fn curl(args: &[&str]) -> Option<String> {
 
 #[test]
 fn it_answers_curl() {
-    let example = Example::start("http", &[]);
+    let example = Example::start("http", &["--shards", "1"]);
     let url = |path: &str| format!("http://{}{path}", example.addr);
     // One request for each run: curl before 8.0 fails with prior knowledge on a connection that it uses again.
     for version in ["--http1.1", "--http2-prior-knowledge"] {
@@ -41,7 +41,7 @@ fn it_answers_curl() {
 
 #[test]
 fn it_speaks_both_versions_on_a_socket_and_ends() {
-    let example = Example::start("http", &[]);
+    let example = Example::start("http", &["--shards", "1"]);
     let mut client = Client::connect(example.addr);
     client.write(b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello");
     let (bytes, end) = client.read_to_end();

@@ -184,7 +184,7 @@ fn pings_whose_answers_are_not_read_end_their_connection() {
 
 #[test]
 fn endless_continuations_end_their_connection() {
-    // What comes behind the bound of a head is thrown away, for so long.
+    // What comes behind the bound of a head is thrown away for that long.
     let linger = Duration::from_millis(100);
     let running = start(Limits { linger, ..no_time_limits() }, HttpOptions::default());
     let mut neighbour = Neighbour::of(&running);

@@ -1,4 +1,4 @@
-//! A server with nothing to do does nothing, whoever is connected.
+//! A server with nothing to do does nothing, with connections or without.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     let before = lab.report().shards[0].driver;
     // It falls asleep after its answer.
     let slept = rests_for(Duration::from_millis(50));
-    // Nobody ever sends: this is a wait for what must not happen.
+    // No peer ever sends: this is a wait for what must not happen.
     let (never, nothing) = channel::<()>();
     assert_eq!(nothing.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
     drop(never);

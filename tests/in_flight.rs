@@ -18,7 +18,7 @@ fn send_all(client: &mut Client, texts: &[&str]) {
 }
 
 #[test]
-fn replies_come_as_calls_are_done_whatever_the_order_of_their_frames() {
+fn replies_come_in_the_order_in_which_calls_are_done() {
     let lab = up_to(8);
     let mut client = lab.client();
     for round in 1..=20 {
@@ -59,7 +59,7 @@ fn a_frame_beyond_the_limit_waits_until_a_call_is_done() {
 }
 
 #[test]
-fn with_a_limit_of_one_nothing_passes_a_call_that_waits() {
+fn limit_of_one_lets_nothing_pass_a_call_that_waits() {
     let lab = up_to(1);
     let mut client = lab.client();
     send_all(&mut client, &["g1", "g2"]);
@@ -96,7 +96,7 @@ fn all_calls_are_dropped_when_their_connection_ends() {
 }
 
 #[test]
-fn a_peer_that_finished_writing_gets_the_replies_of_all_that_wait() {
+fn half_closed_peer_gets_the_replies_of_all_that_wait() {
     let lab = up_to(8);
     let mut client = lab.client();
     send_all(&mut client, &["g1", "g2", "g3", "e4"]);

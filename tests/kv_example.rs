@@ -7,88 +7,28 @@ mod common;
 use std::collections::{BTreeSet, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 
-use common::examples::build;
+use common::examples::{Example, build};
 use common::{Random, SOON, eventually};
-use rustix::process::{Pid, Signal, kill_process};
 
 const SHARDS: usize = 4;
 
 /// Enough connections to reach several shards, however the kernel deals them out.
 const CLIENTS: usize = 48;
 
-struct Server {
-    child: Child,
-    addr: SocketAddr,
+fn with_shards() -> Example {
+    Example::start("kv", &["--shards", &SHARDS.to_string()])
 }
 
-impl Server {
-    #[track_caller]
-    fn start(args: &[&str]) -> Server {
-        let mut child = Command::new(build("kv"))
-            .args(["--listen", "127.0.0.1:0"])
-            .args(args)
-            .env("NO_COLOR", "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it was built");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let addr = loop {
-            let line = lines.next().expect("it says where it listens").unwrap();
-            if let Some((_, rest)) = line.split_once("listening on ") {
-                break rest.split(' ').next().unwrap().parse().unwrap();
-            }
-        };
-        // It must not block on its log.
-        thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
-        Server { child, addr }
-    }
-
-    fn with_shards() -> Server {
-        Server::start(&["--shards", &SHARDS.to_string()])
-    }
-
-    fn client(&self) -> Redis {
-        Redis::connect(self.addr)
-    }
-
-    fn clients(&self) -> Vec<Redis> {
-        (0..CLIENTS).map(|_| self.client()).collect()
-    }
-
-    fn terminate(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-    }
-
-    #[track_caller]
-    fn ends(&mut self) -> ExitStatus {
-        let mut status = None;
-        eventually("it ends", SOON, || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap()
-    }
-
-    #[track_caller]
-    fn stop(mut self) {
-        self.terminate();
-        assert!(self.ends().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn clients(server: &Example) -> Vec<Redis> {
+    (0..CLIENTS).map(|_| Redis::connect(server.addr)).collect()
 }
 
 /// Tells the server to end when it is dropped.
-struct Terminates<'a>(&'a Server);
+struct Terminates<'a>(&'a Example);
 
 impl Drop for Terminates<'_> {
     fn drop(&mut self) {
@@ -158,8 +98,8 @@ impl Redis {
 
 #[test]
 fn keys_are_reached_from_connections_of_all_shards() {
-    let server = Server::with_shards();
-    let mut clients = server.clients();
+    let server = with_shards();
+    let mut clients = clients(&server);
     let shards: HashSet<String> = clients.iter_mut().map(|client| client.info("shard")).collect();
     assert!(shards.len() > 1, "{CLIENTS} connections are all on one shard");
     assert_eq!(clients[0].info("shards"), SHARDS.to_string());
@@ -208,16 +148,16 @@ fn keys_are_reached_from_connections_of_all_shards() {
         assert_eq!(client.ask("dbsize"), ":0");
         assert_eq!(client.ask("keys *"), "");
     }
-    server.stop();
+    assert!(server.stop().success());
 }
 
 #[test]
 fn pipelined_replies_keep_the_order_of_their_requests() {
-    let server = Server::with_shards();
+    let server = with_shards();
     let total = AtomicU64::new(0);
     thread::scope(|scope| {
         for n in 0..CLIENTS as u64 {
-            let (mut client, total) = (server.client(), &total);
+            let (mut client, total) = (Redis::connect(server.addr), &total);
             scope.spawn(move || {
                 let mut random = Random::new(n + 1);
                 let (mut lines, mut expected) = (String::new(), Vec::new());
@@ -263,14 +203,14 @@ fn pipelined_replies_keep_the_order_of_their_requests() {
         }
     });
     let count = total.load(SeqCst);
-    assert_eq!(server.client().ask("get shared"), count.to_string(), "each INCR counts once");
-    server.stop();
+    assert_eq!(Redis::connect(server.addr).ask("get shared"), count.to_string(), "each INCR counts once");
+    assert!(server.stop().success());
 }
 
 #[test]
 fn long_replies_of_several_shards_reach_a_slow_reader_whole() {
-    let server = Server::with_shards();
-    let mut client = server.client();
+    let server = with_shards();
+    let mut client = Redis::connect(server.addr);
     let value = |key: usize| char::from(b'a' + key as u8).to_string().repeat(300_000 + key);
     for key in 0..12 {
         assert_eq!(
@@ -289,7 +229,7 @@ fn long_replies_of_several_shards_reach_a_slow_reader_whole() {
     client.send(&format!("mget {}", names.join(" ")));
     client.send("ping");
     // Other connections are served meanwhile.
-    let mut other = server.client();
+    let mut other = Redis::connect(server.addr);
     for _ in 0..100 {
         assert_eq!(other.ask("exists 0 1 2 3 4 5 6 7 8 9"), ":10");
     }
@@ -300,13 +240,13 @@ fn long_replies_of_several_shards_reach_a_slow_reader_whole() {
         assert!(client.reply() == value(key), "the value of {key}");
     }
     assert_eq!(client.reply(), "+PONG");
-    server.stop();
+    assert!(server.stop().success());
 }
 
 #[test]
 fn client_list_and_info_tell_of_all_shards() {
-    let server = Server::with_shards();
-    let mut clients = server.clients();
+    let server = with_shards();
+    let mut clients = clients(&server);
     let ids: BTreeSet<u64> =
         clients.iter_mut().map(|client| client.ask("client id")[1..].parse().unwrap()).collect();
     assert_eq!(ids.len(), CLIENTS, "each connection has another number");
@@ -340,16 +280,16 @@ fn client_list_and_info_tell_of_all_shards() {
     eventually("the others are gone", SOON, || clients[0].ask("client list").lines().count() == CLIENTS / 2);
     assert_eq!(clients[1].info("connected_clients"), (CLIENTS / 2).to_string());
     assert_eq!(clients[1].info("total_connections_received"), CLIENTS.to_string());
-    server.stop();
+    assert!(server.stop().success());
 }
 
 #[test]
 fn no_call_hangs_when_the_server_is_told_to_end() {
-    let mut server = Server::with_shards();
+    let mut server = with_shards();
     let replies = AtomicU64::new(0);
     thread::scope(|scope| {
         for n in 0..CLIENTS {
-            let (mut client, replies) = (server.client(), &replies);
+            let (mut client, replies) = (Redis::connect(server.addr), &replies);
             scope.spawn(move || {
                 // Until its connection ends; each read has a bound.
                 for step in 0.. {
@@ -387,10 +327,10 @@ fn no_call_hangs_when_the_server_is_told_to_end() {
 
 #[test]
 fn shards_are_as_many_as_cpus_unless_told_otherwise() {
-    let server = Server::start(&[]);
+    let server = Example::start("kv", &[]);
     let cpus = thread::available_parallelism().unwrap().get();
-    assert_eq!(server.client().info("shards"), cpus.to_string());
-    server.stop();
+    assert_eq!(Redis::connect(server.addr).info("shards"), cpus.to_string());
+    assert!(server.stop().success());
     let help = Command::new(build("kv")).arg("--help").output().unwrap();
     assert!(String::from_utf8(help.stdout).unwrap().contains("by default one for each CPU"));
 }

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits};
+use common::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits};
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::{Cx, Error, Frame, ListenAddr, Peer, Server, Service};
 use rustix::process::{Pid, Signal, kill_process};
@@ -92,7 +92,7 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn the_wildcard_of_ipv6_takes_both_families_alone_and_its_own_beside_one_of_ipv4() {
+fn wildcard_of_ipv6_takes_both_families_unless_beside_ipv4() {
     let port = free_port();
     let v4: SocketAddr = (Ipv4Addr::LOCALHOST, port).into();
     let v6: SocketAddr = (Ipv6Addr::LOCALHOST, port).into();
@@ -133,23 +133,23 @@ fn one_listener_that_cannot_be_had_leaves_nothing_behind() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = || On::default().server(no_time_limits()).listen_unix(&path);
     let error =
-        server().listen(other.local_addr().unwrap()).start(|_| Actor::new(Default::default())).unwrap_err();
+        server().listen(other.local_addr().unwrap()).start(|_| Puppet::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::AddressInUse { addr: ListenAddr::Ip(_), .. }), "{error}");
     assert!(!path.exists());
     let error =
-        server().listen_unix("/nowhere/at/all").start(|_| Actor::new(Default::default())).unwrap_err();
+        server().listen_unix("/nowhere/at/all").start(|_| Puppet::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::Listen { addr: ListenAddr::Unix(_), .. }), "{error}");
     assert!(!path.exists());
-    let error = server().listen_unix(&path).start(|_| Actor::new(Default::default())).unwrap_err();
+    let error = server().listen_unix(&path).start(|_| Puppet::new(Default::default())).unwrap_err();
     let text = format!("the address to listen on cannot be used: unix:{} is given twice", path.display());
     assert_eq!(error.to_string(), text);
     let error =
-        server().listen("no such host.invalid:1").start(|_| Actor::new(Default::default())).unwrap_err();
+        server().listen("no such host.invalid:1").start(|_| Puppet::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::Address(_)));
 }
 
 #[test]
-fn a_full_server_takes_from_all_listeners_again_when_there_is_room() {
+fn full_server_takes_from_all_listeners_once_there_is_room() {
     let path = socket_path("full");
     let limits = ringserve::Limits { connections_max: 4, ..no_time_limits() };
     let server = On::default().server(limits).shards(2).listen_unix(&path);
@@ -203,14 +203,14 @@ fn the_echo_example_serves_ports_and_a_unix_socket() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     // It must not block on its log.
     let log = thread::spawn(move || lines.last());
-    let echo = |mut stream: common::net::Stream| {
+    let echo = |mut stream: common::net::ClientStream| {
         stream.set_read_timeout(Some(SOON)).unwrap();
         stream.write_all(b"hello\n").unwrap();
         let mut bytes = [0; 6];
         stream.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"hello\n");
     };
-    addrs.iter().for_each(|addr| echo(common::net::Stream::Tcp(TcpStream::connect(addr).unwrap())));
+    addrs.iter().for_each(|addr| echo(common::net::ClientStream::Tcp(TcpStream::connect(addr).unwrap())));
     echo(UnixStream::connect(&path).unwrap().into());
     kill_process(Pid::from_child(child), Signal::TERM).unwrap();
     let mut status = None;

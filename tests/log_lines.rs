@@ -4,50 +4,31 @@
 
 mod common;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::client::frame;
-use common::{Client, On, SOON, eventually, no_time_limits, watch};
+use common::{Client, Logged, On, SOON, eventually, no_time_limits, watch};
 use ringserve::framing::LengthPrefix;
 use ringserve::{CloseReason, Cx, Frame, Limits, Running, Service, Stream};
+use tracing_subscriber::filter::LevelFilter;
 
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+/// Lines of the connection of `client` that contain `what`.
+fn lines_of(logged: &Logged, client: &Client, what: &str) -> Vec<String> {
+    let peer = format!("peer={}", client.stream.local_addr().unwrap());
+    logged
+        .text()
+        .lines()
+        .filter(|line| line.contains(what) && line.contains(&peer))
+        .map(str::to_owned)
+        .collect()
 }
 
-impl Lines {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-
-    /// Those of the connection of `client`, and that contain `what`.
-    fn of(&self, client: &Client, what: &str) -> Vec<String> {
-        let peer = format!("peer={}", client.stream.local_addr().unwrap());
-        self.text()
-            .lines()
-            .filter(|line| line.contains(what) && line.contains(&peer))
-            .map(str::to_owned)
-            .collect()
-    }
-
-    #[track_caller]
-    fn one(&self, client: &Client, what: &str) -> String {
-        eventually("it is logged", SOON, || !self.of(client, what).is_empty());
-        let lines = self.of(client, what);
-        assert_eq!(lines.len(), 1, "{lines:?}");
-        lines[0].clone()
-    }
+#[track_caller]
+fn one_line(logged: &Logged, client: &Client, what: &str) -> String {
+    eventually("it is logged", SOON, || !lines_of(logged, client, what).is_empty());
+    let lines = lines_of(logged, client, what);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    lines[0].clone()
 }
 
 struct Fails;
@@ -78,13 +59,7 @@ fn frames(limits: Limits) -> Running {
 
 #[test]
 fn each_failed_connection_has_one_line_that_names_it() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
-        .with_writer(move || writer.clone())
-        .init();
+    let logged = Logged::from(LevelFilter::DEBUG);
     // No limit of time is set.
     let running = frames(Limits { calls_in_flight_max: 4, first_frame: None, ..no_time_limits() });
     let connect = || Client::connect(running.local_addrs()[0]);
@@ -92,16 +67,16 @@ fn each_failed_connection_has_one_line_that_names_it() {
     let mut fails = connect();
     fails.write(&frame(b"fail").repeat(4));
     watch::closed_for(&running, CloseReason::HandlerError, 1);
-    let line = lines.one(&fails, "handler failed, connection closed");
+    let line = one_line(&logged, &fails, "handler failed, connection closed");
     assert!(line.contains(" WARN ") && line.contains("error=planted error"), "{line}");
     assert!(line.contains(" id="), "{line}");
-    let failed = lines.text().matches("handler failed, connection closed").count();
+    let failed = logged.text().matches("handler failed, connection closed").count();
     assert_eq!(failed, 1, "of four calls that fail together");
 
     for (said, panic) in [(&b"x1 of 1"[..], "panic=planted: x1 of 1"), (b"X", "panic=planted late")] {
         let mut client = connect();
         client.write(&frame(said));
-        let line = lines.one(&client, "user code panicked; its connection is closed");
+        let line = one_line(&logged, &client, "user code panicked; its connection is closed");
         assert!(line.contains("ERROR") && line.contains(" id=") && line.contains(panic), "{line}");
         assert!(line.contains("place=\"call\""), "{line}");
     }
@@ -117,11 +92,11 @@ fn each_failed_connection_has_one_line_that_names_it() {
     let streams = streams.expect("the server starts");
     let mut client = Client::connect(streams.local_addrs()[0]);
     client.write(b"?");
-    let line = lines.one(&client, "user code panicked; its connection is closed");
+    let line = one_line(&logged, &client, "user code panicked; its connection is closed");
     assert!(line.contains(" id=") && line.contains("panic=planted in a stream"), "{line}");
     common::finish(streams);
 
-    let text = lines.text();
+    let text = logged.text();
     let odd: Vec<&str> =
         text.lines().filter(|line| line.contains("Some(") || line.contains("within off")).collect();
     assert!(odd.is_empty(), "{odd:#?}");

@@ -29,20 +29,20 @@ fn child_serves() {
     }
 }
 
-struct Server {
+struct ServerProcess {
     process: Process,
     addr: SocketAddr,
     /// Resident before the first storm.
     before: usize,
 }
 
-impl Server {
-    fn start() -> Server {
+impl ServerProcess {
+    fn start() -> ServerProcess {
         let mut process = Process::start("child_serves");
         let addr = process.line_after("address ").parse().unwrap();
         // What the first connection of all takes.
         assert_eq!(Client::connect(addr).ask("e"), b"e");
-        let mut server = Server { process, addr, before: 0 };
+        let mut server = ServerProcess { process, addr, before: 0 };
         server.holds(0);
         server.before = server.resident();
         server
@@ -109,18 +109,18 @@ fn kept_frames(addr: SocketAddr) -> Vec<Client> {
 
 #[test]
 fn memory_of_unread_replies_returns() {
-    Server::start().weathers("unread replies", unread_replies);
+    ServerProcess::start().weathers("unread replies", unread_replies);
 }
 
 #[test]
 fn memory_of_half_frames_returns() {
-    Server::start().weathers("half frames", half_frames);
+    ServerProcess::start().weathers("half frames", half_frames);
 }
 
 /// The receives of those that stay are armed again, over other buffers.
 #[test]
 fn memory_of_kept_frames_returns_while_connections_stay() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     let mut stay: Vec<Client> = (0..20).map(|_| Client::connect(server.addr)).collect();
     for round in 0..2 {
         stay.iter_mut().take(10).for_each(|client| assert_eq!(client.ask("ebefore"), b"ebefore"));

@@ -83,7 +83,7 @@ fn messages_of_one_sender_to_one_shard_keep_their_order() {
                     let mut message = [&[sender][..], &n.to_be_bytes()].concat();
                     let started = Instant::now();
                     while let Err(error) = shards.send(usize::from(sender) % 2, message) {
-                        assert!(started.elapsed() < 2 * SOON, "nobody handles what was sent");
+                        assert!(started.elapsed() < 2 * SOON, "no shard handles what was sent");
                         assert!(matches!(error, SendError::Full(_)));
                         message = error.into_message();
                         thread::yield_now();
@@ -122,7 +122,7 @@ fn a_service_reaches_every_shard_also_its_own() {
 fn a_mailbox_is_full_at_its_capacity_and_loses_nothing() {
     let shards = Shards::<u32>::with_capacity(4);
     let handled = Arc::new(Mutex::new(Vec::new()));
-    let block = Arc::new(common::actor::Block::default());
+    let block = Arc::new(common::puppet::Block::default());
     let (joined, notes, blocks) = (shards.clone(), handled.clone(), block.clone());
     let running = server(1).start(move |shard: &Shard| {
         let (notes, blocks) = (notes.clone(), blocks.clone());
@@ -164,7 +164,7 @@ fn there_is_nobody_before_the_start_and_nobody_after_the_end() {
 }
 
 #[test]
-fn messages_that_come_while_the_server_stops_are_handled_or_dropped() {
+fn messages_to_a_stopping_server_are_handled_or_dropped() {
     // What is dropped is dropped once, and what is handled was not: nothing leaks and nothing doubles.
     struct Counted(Arc<AtomicU64>);
     impl Drop for Counted {
@@ -246,7 +246,7 @@ fn no_message_is_handled_before_every_factory_returned() {
             let may_return = may_return.lock().unwrap();
             may_return.recv_timeout(SOON).unwrap();
             may_return.recv_timeout(SOON).unwrap();
-            // Time for what must not happen: nobody sends a third time.
+            // Time for what must not happen: no shard sends a third time.
             assert_eq!(may_return.recv_timeout(Duration::from_millis(200)), Err(RecvTimeoutError::Timeout));
         } else {
             joined.send(shard.index(), ()).unwrap();
@@ -271,7 +271,7 @@ fn a_message_goes_round_all_shards_and_no_wake_up_is_lost() {
     let running = server(SHARDS).start(move |shard: &Shard| {
         let (shards, next) = (joined.clone(), (shard.index() + 1) % SHARDS);
         let arrived = arrived.lock().unwrap().clone();
-        // Now and then by way of its own mailbox.
+        // Now and then through the sender's mailbox.
         let own = shard.index();
         joined.join(shard, move |n| match n {
             0 => arrived.send(()).unwrap(),
@@ -287,7 +287,7 @@ fn a_message_goes_round_all_shards_and_no_wake_up_is_lost() {
 }
 
 #[test]
-fn a_shard_may_have_several_mailboxes_and_share_state_with_its_service() {
+fn shard_may_have_several_mailboxes_that_share_state() {
     /// What a shard was told, for its connections to read.
     struct Told(Rc<RefCell<Vec<String>>>);
     impl Service for Told {

@@ -185,7 +185,7 @@ fn every_hook_reaches_the_service_inside() {
 }
 
 #[test]
-fn a_call_that_takes_too_long_is_dropped_and_closes_its_connection_alone() {
+fn call_that_takes_too_long_closes_its_connection_alone() {
     let (running, inner, calls) = stack(no_time_limits(), 100, Duration::from_millis(20));
     let mut canary = client(&running);
     assert_eq!(canary.ask_text("canary"), "canary");
@@ -209,7 +209,7 @@ fn a_timeout_names_the_time_or_the_error_inside() {
 }
 
 #[test]
-fn no_more_calls_than_allowed_are_in_flight_and_the_others_come_in_their_order() {
+fn calls_beyond_the_limit_wait_and_come_in_their_order() {
     let (running, inner, calls) = stack(no_time_limits(), 2, NEVER);
     let mut clients: Vec<Client> = (0..6).map(|_| client(&running)).collect();
     for (n, client) in clients.iter_mut().enumerate() {

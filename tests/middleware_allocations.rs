@@ -4,6 +4,8 @@
 //! while it is counted either.
 
 mod common;
+#[path = "../benches/support/echo.rs"]
+mod echo;
 
 use std::alloc::System;
 use std::convert::Infallible;
@@ -12,10 +14,11 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use common::{Client, On, no_time_limits, watch};
+use echo::Echo;
 use ringserve::framing::Lines;
 use ringserve::middleware::{CallEnd, Calls, ConcurrencyLimit, Observe, Timeout};
 use ringserve::tower::{Request, Tower};
-use ringserve::{Cx, Frame, MakeService, Service, Shard};
+use ringserve::{Cx, Frame, MakeService, Shard};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tower::{ServiceBuilder, service_fn};
 
@@ -25,18 +28,6 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const WARM_UP: usize = 1_000;
 const ROUNDS: usize = 5_000;
 const TIME: Duration = Duration::from_secs(60);
-
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
-}
 
 #[test]
 fn a_call_that_does_not_wait_allocates_nothing() {

@@ -43,7 +43,7 @@ fn a_call_that_panics_ends_its_connection_only() {
 }
 
 #[test]
-fn a_call_that_panics_behind_others_of_the_same_write_ends_them_too() {
+fn call_that_panics_ends_the_others_of_the_same_write() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     client.write(&[frame(b"e1"), frame(b"x"), frame(b"e2")].concat());
@@ -192,7 +192,7 @@ fn echoes_lines(client: &mut Client) {
 }
 
 #[test]
-fn a_framing_that_panics_over_a_new_frame_ends_its_connection_only() {
+fn framing_that_panics_at_a_frame_ends_its_connection_only() {
     let lab = touchy(no_time_limits());
     let mut canary = lab.client();
     let mut client = lab.client();
@@ -205,7 +205,7 @@ fn a_framing_that_panics_over_a_new_frame_ends_its_connection_only() {
 }
 
 #[test]
-fn a_framing_that_panics_in_the_middle_of_a_frame_leaves_the_accounts_right() {
+fn framing_that_panics_within_a_frame_keeps_the_accounts() {
     let lab = touchy(no_time_limits());
     let mut canary = lab.client();
     for n in 1..=20 {
@@ -244,7 +244,7 @@ fn few_bytes() -> Limits {
 }
 
 #[test]
-fn encode_that_panics_in_a_call_ends_its_connection_and_counts_nothing() {
+fn encode_that_panics_in_a_call_counts_nothing() {
     let lab = touchy(few_bytes());
     let mut canary = lab.client();
     for n in 1..=20 {
@@ -260,7 +260,7 @@ fn encode_that_panics_in_a_call_ends_its_connection_and_counts_nothing() {
 }
 
 #[test]
-fn encode_that_panics_over_a_push_ends_its_connection_and_other_mail_arrives() {
+fn encode_that_panics_over_a_push_lets_other_mail_arrive() {
     let lab = touchy(few_bytes());
     let mut canary = lab.client();
     canary.write(b"Hcanary\n");
@@ -288,7 +288,7 @@ fn encode_that_panics_over_a_push_ends_its_connection_and_other_mail_arrives() {
 }
 
 #[test]
-fn encode_that_panics_over_a_local_push_ends_both_connections_only() {
+fn encode_that_panics_over_a_local_push_ends_both_connections() {
     let lab = touchy(few_bytes());
     let mut canary = lab.client();
     for n in 1..=20 {
@@ -401,7 +401,7 @@ fn a_waker_that_panics_when_a_sleep_ends_wakes_all_others() {
 }
 
 #[test]
-fn a_waker_that_panics_when_there_is_room_ends_its_connection_only() {
+fn waker_that_panics_for_room_ends_its_connection_only() {
     let running = waits();
     let mut other = Client::connect(running.local_addrs()[0]);
     for n in 1..=10 {
@@ -434,7 +434,7 @@ fn a_waker_that_panics_when_a_drain_begins_wakes_all_others() {
 }
 
 #[test]
-fn a_waker_that_panics_when_an_upstream_is_there_harms_no_other_connection() {
+fn waker_that_panics_for_an_upstream_harms_no_other() {
     let running = waits();
     let mut other = Client::connect(running.local_addrs()[0]);
     for _ in 0..10 {

@@ -19,7 +19,7 @@ fn pinned_is_bounded(report: &Report) {
 }
 
 #[test]
-fn a_slow_reader_and_a_handler_that_keep_small_frames_out_of_much_traffic_harm_nobody() {
+fn kept_small_frames_out_of_much_traffic_harm_no_peer() {
     let lab = Lab::start(Limits { receive_bytes_max: RECEIVE_BYTES_MAX, ..no_time_limits() });
     // A call that waits with its frame, and bytes behind it.
     let mut waits = lab.client();
@@ -48,7 +48,7 @@ fn a_slow_reader_and_a_handler_that_keep_small_frames_out_of_much_traffic_harm_n
         }
     }
     let report = lab.report();
-    assert!(report.counters.frames_copied > 0, "so many frames do not fit: {:?}", report.counters);
+    assert!(report.counters.frames_copied > 0, "frames that do not fit are copied: {:?}", report.counters);
     // A receive may find the few buffers of a quiet shard used up; it must not for long, nor often.
     let parked = report.shards[0].driver.receives_parked - before.shards[0].driver.receives_parked;
     assert!(parked <= 100, "{parked} receives found no buffer");

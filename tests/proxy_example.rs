@@ -14,7 +14,8 @@ use ringserve::CloseReason;
 fn clients_are_passed_on_to_the_upstreams_in_turns() {
     let (first, second) = (Lab::start(no_time_limits()), Lab::start(no_time_limits()));
     let upstreams = [first.addr().to_string(), second.addr().to_string()];
-    let proxy = Example::start("proxy", &["--upstream", &upstreams[0], "--upstream", &upstreams[1]]);
+    let proxy =
+        Example::start("proxy", &["--shards", "1", "--upstream", &upstreams[0], "--upstream", &upstreams[1]]);
     let mut clients: Vec<Client> = (0..4).map(|_| Client::connect(proxy.addr)).collect();
     for client in &mut clients {
         let large = [b"e", &pattern(300_000)[..]].concat();
@@ -44,9 +45,9 @@ fn clients_are_passed_on_to_the_upstreams_in_turns() {
 }
 
 #[test]
-fn an_upstream_that_is_not_there_closes_the_client_and_is_named_in_the_log() {
+fn missing_upstream_closes_the_client_and_is_logged() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let proxy = Example::start("proxy", &["--upstream", &nobody.to_string()]);
+    let proxy = Example::start("proxy", &["--shards", "1", "--upstream", &nobody.to_string()]);
     assert_eq!(Client::connect(proxy.addr).end(), End::Fin);
     proxy.said(&format!("no connection to {nobody}: Connection refused"));
     assert!(proxy.stop().success());
@@ -55,7 +56,7 @@ fn an_upstream_that_is_not_there_closes_the_client_and_is_named_in_the_log() {
 #[test]
 fn an_upstream_that_resets_resets_the_client() {
     let upstream = Lab::start(no_time_limits());
-    let proxy = Example::start("proxy", &["--upstream", &upstream.addr().to_string()]);
+    let proxy = Example::start("proxy", &["--shards", "1", "--upstream", &upstream.addr().to_string()]);
     let mut client = Client::connect(proxy.addr);
     assert_eq!(client.ask("e"), b"e");
     client.send("a");
@@ -70,7 +71,8 @@ fn an_upstream_that_resets_resets_the_client() {
 fn a_unix_socket_is_an_upstream_too() {
     let path = std::env::temp_dir().join(format!("ringserve-proxy-example-{}", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
-    let proxy = Example::start("proxy", &["--upstream", &format!("unix:{}", path.display())]);
+    let proxy =
+        Example::start("proxy", &["--shards", "1", "--upstream", &format!("unix:{}", path.display())]);
     let client = Client::connect(proxy.addr);
     let (mut upstream, _) = listener.accept().unwrap();
     std::io::Write::write_all(&mut upstream, b"from a Unix socket").unwrap();

@@ -18,7 +18,7 @@ use ringserve::{CloseReason, ConnHandle, Limits, PushError};
 fn push_all(handle: &ConnHandle, payload: &[u8]) -> bool {
     let started = Instant::now();
     loop {
-        assert!(started.elapsed() < 2 * SOON, "nobody reads what was pushed");
+        assert!(started.elapsed() < 2 * SOON, "no peer reads what was pushed");
         match handle.push(payload.to_vec()) {
             Ok(()) => return true,
             Err(PushError::Gone) => return false,
@@ -139,7 +139,7 @@ fn each_senders_pushes_keep_their_order_among_those_of_others() {
 }
 
 #[test]
-fn what_is_on_the_way_counts_before_the_shard_looks() {
+fn pushes_on_the_way_count_before_the_shard_looks() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.reached("it");
     let mut blocks = lab.client();
@@ -294,8 +294,8 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
                     for (tag, handle) in all {
                         let pushed = handle.push(tag.to_be_bytes().to_vec());
                         pushes.fetch_add(u64::from(pushed.is_ok()), SeqCst);
-                        // An order for who is gone must not meet who is there. Not an abort: who is gone may still be
-                        // sending its last replies, and would end by it.
+                        // An order for a connection that is gone must not meet the next one in its slot. Not an abort:
+                        // the one that is gone may still be sending its last replies, and would end by it.
                         if handle.is_gone() && random.below(4) == 0 {
                             handle.close();
                         }
@@ -319,7 +319,7 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
                 if got == b"elast" {
                     break;
                 }
-                assert_eq!(got, tag.to_be_bytes(), "a push for somebody else came to {tag}");
+                assert_eq!(got, tag.to_be_bytes(), "a push for another peer came to {tag}");
             }
             if tag % 2 == 0 { client.reset() } else { drop(client) }
         }
@@ -327,11 +327,11 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
     assert!(pushes.load(SeqCst) > 1_000, "{pushes:?} pushes are no storm");
     lab.holds(0);
     let counters = lab.finish().counters;
-    assert_eq!(counters.closed_for(CloseReason::Closed), 0, "an order for somebody else ended a connection");
+    assert_eq!(counters.closed_for(CloseReason::Closed), 0, "an order for another connection ended this one");
 }
 
 #[test]
-fn a_storm_from_four_threads_to_a_hundred_connections_loses_no_byte() {
+fn storm_of_pushes_from_four_threads_loses_no_byte() {
     const CONNECTIONS: usize = 100;
     const PUSHES: usize = 120;
     const THREADS: usize = 4;

@@ -55,7 +55,7 @@ fn eight_buffers_bring_every_byte_of_a_thousand_connections() {
     assert!(shard.buffers.total <= BUFFERS, "{:?}", shard.buffers);
     let parked = shard.driver.receives_parked - before.receives_parked;
     assert!(parked > 0, "the buffers were enough: {:?}", shard.driver);
-    // A connection's bytes come in at least so many refills; being armed twice for each is being armed once in vain.
+    // A connection's bytes come in at least that many refills; being armed twice for each is being armed once in vain.
     let refills = CONNECTIONS * (FRAMES + 1);
     let armed = shard.driver.receives_armed - before.receives_armed;
     assert!(armed <= 2 * refills as u64, "{refills} refills: {:?}", shard.driver);
@@ -90,7 +90,7 @@ impl Service for Order {
 }
 
 #[test]
-fn nobody_waits_for_a_buffer_while_others_get_one_again_and_again() {
+fn buffers_come_to_each_peer_before_any_gets_many() {
     let (brake, lever) = brake();
     let (brake, noted) = (Arc::new(brake), Arc::new(Mutex::new(Vec::new())));
     let for_shard = noted.clone();
@@ -124,14 +124,14 @@ fn nobody_waits_for_a_buffer_while_others_get_one_again_and_again() {
         }
     }
     let fewest = served.values().min();
-    assert_eq!(served.len(), CONNECTIONS, "so many got anything while one got all");
+    assert_eq!(served.len(), CONNECTIONS, "connections that got anything while one got all");
     assert!(fewest.is_some_and(|fewest| *fewest >= FRAMES / 2), "{fewest:?} frames while one got {FRAMES}");
     drop((holder, clients));
     finish(running);
 }
 
 #[test]
-fn one_buffer_is_enough_for_frames_of_every_size_and_none_of_them_keeps_it() {
+fn one_buffer_is_enough_for_frames_of_every_size() {
     let limits =
         Limits { receive_buffer_bytes: BUFFER_BYTES, receive_bytes_max: BUFFER_BYTES, ..no_time_limits() };
     let lab = Lab::start(limits);

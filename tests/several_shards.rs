@@ -14,7 +14,7 @@ fn at_most(connections_max: usize, shards: usize) -> Lab {
     Lab::on_shards(shards, Limits { connections_max, ..no_time_limits() })
 }
 
-/// So many that are all served at once.
+/// Connections that are all served at once.
 #[track_caller]
 fn served(lab: &Lab, count: usize) -> Vec<Client> {
     let mut clients: Vec<Client> = (0..count).map(|_| lab.client()).collect();
@@ -36,7 +36,7 @@ fn each_shard_has_its_number_and_knows_how_many_there_are() {
 }
 
 #[test]
-fn the_limit_counts_all_shards_and_whoever_comes_beyond_it_waits() {
+fn limit_counts_all_shards_and_peers_beyond_it_wait() {
     let lab = at_most(40, 4);
     let mut clients = served(&lab, 40);
     let mut waits = lab.client();
@@ -54,9 +54,9 @@ fn the_limit_counts_all_shards_and_whoever_comes_beyond_it_waits() {
 }
 
 #[test]
-fn what_one_shard_gives_back_another_may_take() {
+fn place_that_one_shard_gives_back_another_may_take() {
     let lab = at_most(8, 4);
-    // Whoever comes next lands on any shard, and the place that is free was another one's.
+    // The next peer lands on any shard, and the place that is free was another one's.
     let mut clients = served(&lab, 8);
     let mut random = Random::new(3);
     for _ in 0..100 {
@@ -89,7 +89,7 @@ fn one_is_full() -> (Lab, String, Vec<Client>) {
 }
 
 #[test]
-fn who_comes_to_a_full_shard_is_served_by_another_one() {
+fn peer_at_a_full_shard_is_served_by_another_one() {
     let (lab, full, mut clients) = one_is_full();
     let payload = [&b"e"[..], &pattern(50_000)].concat();
     let mut came = 0;
@@ -148,7 +148,7 @@ fn wait_at_one_shard(lab: &Lab) -> (Client, Vec<Client>) {
         assert!(started.elapsed() < SOON, "the kernel leaves out a shard");
         let mut client = lab.client();
         client.send("i");
-        // Whoever answers is not at that shard; who does not may be late, and is looked at again.
+        // A peer that answers is not at that shard; one that does not may be late, and is looked at again.
         client.stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         if client.stream.peek(&mut [0]).is_err() {
             client.stream.set_read_timeout(Some(SOON)).unwrap();
@@ -165,7 +165,7 @@ fn all_that_came_to_a_full_shard_at_once_are_served_elsewhere() {
     let (mut blocks, mut waiting) = wait_at_one_shard(&lab);
     lab.shared.block.end();
     assert_eq!(blocks.recv(), b"|");
-    // Those that are served stay, so nobody waits for one of them to leave.
+    // Those that are served stay, so no peer waits for one of them to leave.
     waiting.iter_mut().for_each(|client| {
         client.recv();
     });
@@ -192,7 +192,7 @@ fn more_than_there_is_room_for_are_all_served_in_time() {
                     // Those that were served let others in; where all wait, others hold the places.
                     let started = Instant::now();
                     while open.len() == 12 {
-                        assert!(started.elapsed() < SOON, "nobody is served any more");
+                        assert!(started.elapsed() < SOON, "no peer is served any more");
                         thread::yield_now();
                         for mut client in open.extract_if(.., |client| !client.is_silent()) {
                             assert_eq!(client.recv()[0], b'e');

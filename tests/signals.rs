@@ -1,4 +1,4 @@
-//! `serve` in a process of its own: the first signal drains, the second one forces.
+//! `serve` in a child process: the first signal drains, the second one forces.
 
 mod common;
 
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use common::child::{Process, is_child};
 use common::client::{End, frame};
-use common::{Actor, Client, On, SOON, eventually, no_time_limits};
+use common::{Client, On, Puppet, SOON, eventually, no_time_limits};
 use ringserve::Limits;
 use ringserve::framing::LengthPrefix;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The child: an actor on a port of its own, whose gate never opens; the log tells where.
+/// The child: a puppet on a port of the kernel's choice, whose gate never opens; the log tells where.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test --test signals child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -24,7 +24,7 @@ fn child_serves() {
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
     let limits = Limits { drain: Duration::from_secs(60), ..no_time_limits() };
     let server = On::default().server(limits).framing(LengthPrefix::default());
-    let ended = server.serve(|_| Actor::new(Default::default()));
+    let ended = server.serve(|_| Puppet::new(Default::default()));
     println!("\nserve returned {ended:?}");
 }
 
@@ -43,7 +43,7 @@ fn child_waits_in_its_factory() {
                 std::thread::park();
             }
         }
-        Actor::new(Default::default())
+        Puppet::new(Default::default())
     });
     println!("\nserve returned {ended:?}");
 }
@@ -57,10 +57,10 @@ fn child_outlives_serve() {
     }
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
     let server = || On::default().server(no_time_limits()).framing(LengthPrefix::default());
-    let ended = server().serve(|_| Actor::new(Default::default()));
+    let ended = server().serve(|_| Puppet::new(Default::default()));
     println!("\nserve returned {ended:?}");
     let failed =
-        server().serve(|_| -> Result<Actor, std::io::Error> { Err(std::io::Error::other("no service")) });
+        server().serve(|_| -> Result<Puppet, std::io::Error> { Err(std::io::Error::other("no service")) });
     println!("\nserve failed with {failed:?}");
     loop {
         std::thread::park();
@@ -168,7 +168,7 @@ fn one_sigterm_is_enough_where_nothing_is_owed() {
 fn a_second_instance_names_the_process_that_holds_the_port() {
     let served = Served::start();
     let again = On::default().server_at(&served.addr.to_string(), no_time_limits());
-    let text = again.start(|_| Actor::new(Default::default())).unwrap_err().to_string();
+    let text = again.start(|_| Puppet::new(Default::default())).unwrap_err().to_string();
     let holder = format!("in use by process {} (", served.process.child.id());
     assert!(text.contains(&holder), "{text}");
     served.process.signal(Signal::TERM);
@@ -212,7 +212,7 @@ fn a_server_whose_log_nobody_reads_any_more_ends_as_well() {
         client.write(b"hello\n");
         assert_eq!(client.read(6), b"hello\n");
     }
-    // With this, nobody reads either.
+    // With this, no thread reads either.
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut status = None;
     let started = Instant::now();

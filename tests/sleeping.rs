@@ -27,7 +27,7 @@ fn a_sleep_is_never_early_and_others_go_on_meanwhile() {
     }
     assert!(started.elapsed() >= Duration::from_millis(300), "it woke up after {:?}", started.elapsed());
     assert_eq!(sleeps.recv(), b"S300");
-    assert!(asked > 1, "nobody else was served");
+    assert!(asked > 1, "no other peer was served");
     lab.finish();
 }
 
@@ -98,7 +98,7 @@ fn frames_behind_a_sleep_keep_their_order() {
 }
 
 #[test]
-fn who_ends_while_its_call_sleeps_leaves_nothing_behind() {
+fn peer_that_ends_while_its_call_sleeps_leaves_nothing() {
     let lab = Lab::start(no_time_limits());
     let handles: Vec<_> = (0..50)
         .map(|n: u32| {
@@ -266,7 +266,7 @@ fn a_task_that_panics_ends_alone() {
 }
 
 #[test]
-fn tasks_are_dropped_when_their_shard_ends_and_hold_up_no_shutdown() {
+fn tasks_end_with_their_shard_and_hold_up_no_shutdown() {
     let (running, tasks, mut client) = spawner();
     (0..10).for_each(|_| assert_eq!(client.ask("for ever"), b"for ever"));
     running.shutdown();

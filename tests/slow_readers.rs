@@ -36,7 +36,7 @@ fn a_slow_reader_pauses_the_receive() {
 }
 
 #[test]
-fn a_peer_that_never_reads_is_closed_at_the_write_limit_and_others_notice_nothing() {
+fn peer_that_never_reads_is_closed_and_others_notice_nothing() {
     let write_stalled = Some(Duration::from_millis(300));
     let lab = Lab::start(Limits { write_stalled, ..no_time_limits() });
     let mut canary = lab.client();
@@ -98,7 +98,7 @@ fn a_streaming_call_waits_for_room_and_holds_little() {
 }
 
 #[test]
-fn a_streaming_call_to_a_peer_that_reads_nothing_stays_where_it_is() {
+fn streaming_call_to_a_peer_that_reads_nothing_waits() {
     let lab = Lab::start(no_time_limits());
     let mut client = Client::with_small_window(lab.addr());
     client.send("s1000000000");

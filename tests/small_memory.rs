@@ -13,7 +13,7 @@ use std::process::ExitStatus;
 
 use common::child::{Process, is_child};
 use common::client::frame;
-use common::{Actor, Client, SOON, eventually};
+use common::{Client, Puppet, SOON, eventually};
 use ringserve::Server;
 use ringserve::framing::LengthPrefix;
 
@@ -31,7 +31,7 @@ fn child_serves() {
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
     let shared = std::sync::Arc::default();
     let server = Server::bind("127.0.0.1:0").shards(2).pin(false).framing(LengthPrefix::default());
-    let running = server.start(move |_| Actor::new(std::sync::Arc::clone(&shared))).unwrap();
+    let running = server.start(move |_| Puppet::new(std::sync::Arc::clone(&shared))).unwrap();
     println!("\naddress {}", running.local_addrs()[0]);
     for _ in lines {
         println!("\nconnections {}", running.report().connections);

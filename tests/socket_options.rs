@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::child::{Process, is_child};
-use common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits};
+use common::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits};
 use ringserve::framing::LengthPrefix;
 use ringserve::{Error, SocketOptions};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -47,7 +47,7 @@ fn a_start_tells_the_program_what_the_kernel_gave() {
 fn a_congestion_control_that_is_not_there_stops_the_start() {
     let sockets = SocketOptions { congestion: Some("nonesuch".into()), ..SocketOptions::default() };
     let server = On::default().server(no_time_limits()).sockets(sockets);
-    let error = server.start(|_| Actor::new(Default::default())).unwrap_err();
+    let error = server.start(|_| Puppet::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::SocketOption(_)));
     let start = "socket options: the kernel refused congestion = nonesuch: No such file or directory";
     let text = error.to_string();
@@ -58,7 +58,7 @@ fn a_congestion_control_that_is_not_there_stops_the_start() {
 }
 
 #[test]
-fn a_connection_without_data_is_not_accepted_while_that_is_deferred() {
+fn connection_without_data_is_not_accepted_while_deferred() {
     let lab =
         lab_with(SocketOptions { defer_accept: Some(Duration::from_secs(31)), ..SocketOptions::default() });
     assert_eq!(warnings(&lab), [""; 0], "31 s is a step of the kernel's");
@@ -66,7 +66,7 @@ fn a_connection_without_data_is_not_accepted_while_that_is_deferred() {
     for _ in 0..10 {
         assert_eq!(lab.client().ask("e"), b"e");
     }
-    // Whoever came before them would have been accepted before them.
+    // A peer that came before them would have been accepted before them.
     assert_eq!(lab.report().counters.accepted, 10);
     silent.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     assert_eq!(lab.report().counters.accepted, 15);
@@ -75,7 +75,7 @@ fn a_connection_without_data_is_not_accepted_while_that_is_deferred() {
 }
 
 #[test]
-fn a_connection_that_stays_silent_is_accepted_after_the_deferral() {
+fn silent_connection_is_accepted_after_the_deferral() {
     let lab =
         lab_with(SocketOptions { defer_accept: Some(Duration::from_secs(1)), ..SocketOptions::default() });
     let mut silent = lab.client();
@@ -125,7 +125,7 @@ fn steering_without_pinned_shards_is_warned_of() {
     lab.finish();
 }
 
-/// The child, in a network of its own: sets what the kernel's settings are there, and looks at what becomes of options.
+/// The child, in a separate network: sets what the kernel's settings are there, and looks at what becomes of options.
 #[test]
 #[ignore = "the child process of another test here, which starts it; alone: RINGSERVE_TEST_CHILD=1 unshare -rn sh -c 'ip link set lo up; cargo test --test socket_options child_changes_settings -- --exact --ignored --nocapture'"]
 fn child_changes_settings() {
@@ -192,7 +192,7 @@ fn passive_fast_opens() -> u64 {
 }
 
 #[test]
-fn settings_of_the_kernel_that_cut_an_option_or_forbid_it_are_named() {
+fn kernel_settings_that_cut_or_forbid_an_option_are_named() {
     let Some(mut process) = Process::start_in_own_network("child_changes_settings") else {
         return eprintln!("not tested: there can be no network namespace");
     };

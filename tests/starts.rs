@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use common::{Actor, Client, Lab, On, SOON, eventually, finish, no_time_limits};
+use common::{Client, Lab, On, Puppet, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
 use ringserve::{Cx, Error, Frame, LocalHandle, Server, Service};
 
 #[test]
 fn a_second_instance_is_refused_with_the_name_of_the_first() {
     let lab = Lab::start(no_time_limits());
-    let error = Server::bind(lab.addr()).shards(1).start(|_| Actor::new(Default::default())).unwrap_err();
+    let error = Server::bind(lab.addr()).shards(1).start(|_| Puppet::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::AddressInUse { .. }));
     let text = error.to_string();
     assert!(text.contains(&format!("is in use by process {}", std::process::id())), "{text}");
@@ -48,7 +48,7 @@ fn starting_a_server_interrupts_no_call_of_the_starting_thread() {
 #[test]
 fn a_port_of_another_program_is_refused() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
-    let started = Server::bind(other.local_addr().unwrap()).start(|_| Actor::new(Default::default()));
+    let started = Server::bind(other.local_addr().unwrap()).start(|_| Puppet::new(Default::default()));
     assert!(matches!(started, Err(Error::AddressInUse { .. })));
 }
 
@@ -110,10 +110,10 @@ fn a_factory_that_fails_on_one_shard_leaves_nothing_running() {
     };
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
-    // So many that the last one's name is this test's alone.
+    // Enough for the last one's name to be this test's alone.
     let started = On::default().server(no_time_limits()).shards(8).start(move |shard| {
         counted.fetch_add(1, SeqCst);
-        if shard.index() == 7 { Err("planted: no service") } else { Ok(Actor::new(Default::default())) }
+        if shard.index() == 7 { Err("planted: no service") } else { Ok(Puppet::new(Default::default())) }
     });
     let text = started.unwrap_err().to_string();
     assert_eq!(text, "no service for shard 7: planted: no service");
@@ -122,15 +122,15 @@ fn a_factory_that_fails_on_one_shard_leaves_nothing_running() {
 
 #[test]
 fn a_factory_that_panics_is_an_error() {
-    let started = On::default().server(no_time_limits()).start(|_| -> Actor { panic!("planted: factory") });
+    let started = On::default().server(no_time_limits()).start(|_| -> Puppet { panic!("planted: factory") });
     assert!(matches!(started, Err(Error::FactoryPanicked { shard: 0 })));
 }
 
 #[test]
 fn an_address_that_is_none_is_named_at_the_start() {
-    let started = Server::bind("no such host.invalid:1").start(|_| Actor::new(Default::default()));
+    let started = Server::bind("no such host.invalid:1").start(|_| Puppet::new(Default::default()));
     assert!(matches!(started, Err(Error::Address(_))));
-    let started = On::default().server(no_time_limits()).shards(0).start(|_| Actor::new(Default::default()));
+    let started = On::default().server(no_time_limits()).shards(0).start(|_| Puppet::new(Default::default()));
     assert!(matches!(started, Err(Error::Shards(0))));
 }
 
@@ -163,7 +163,7 @@ impl Service for Chat {
 }
 
 #[test]
-fn a_task_spawned_on_a_shard_shares_its_state_and_a_panic_in_it_ends_it_alone() {
+fn task_shares_its_shards_state_and_its_panic_ends_it_alone() {
     let running = On::default().server(no_time_limits()).framing(framing()).start(|shard| {
         let room = Rc::new(Room::default());
         let for_task = room.clone();
@@ -217,7 +217,7 @@ fn a_start_that_failed_listens_no_more_though_a_factory_waits() {
     let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let waits = released.clone();
     let server = On::default().server_at(&addr.to_string(), no_time_limits()).shards(2);
-    let started = server.start(move |shard| -> Result<Actor, std::io::Error> {
+    let started = server.start(move |shard| -> Result<Puppet, std::io::Error> {
         while shard.index() == 0 && !waits.load(SeqCst) {
             std::thread::park_timeout(Duration::from_millis(1));
         }

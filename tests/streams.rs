@@ -258,7 +258,7 @@ fn reading_ends_with_the_peers_fin_and_writing_goes_on() {
 }
 
 #[test]
-fn writing_ends_with_fin_behind_all_that_was_written_and_reading_goes_on() {
+fn writing_ends_with_fin_behind_all_bytes_and_reading_goes_on() {
     const LEN: usize = 2 << 20;
     let (says, hears) = told();
     let server = Streams::start(no_time_limits(), move |_| {
@@ -551,7 +551,7 @@ fn a_stream_that_is_dropped_closes_and_one_that_aborts_resets() {
         }
     });
     let mut client = server.client();
-    client.write(b"d and more that nobody reads");
+    client.write(b"d and more that is not read");
     assert_eq!(client.read_to_end(), (b"bye".to_vec(), End::Fin));
     drop(client);
     server.closed_for(CloseReason::Closed, 1);

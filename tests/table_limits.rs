@@ -1,4 +1,4 @@
-//! `connections_max`: who comes later waits, and nobody is dropped.
+//! `connections_max`: peers that come later wait, and none is dropped.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn at_most(connections_max: usize) -> Lab {
 }
 
 #[test]
-fn who_comes_beyond_the_limit_waits_and_is_served_when_a_slot_is_free() {
+fn peer_beyond_the_limit_is_served_once_a_slot_is_free() {
     let lab = at_most(10);
     let mut first: Vec<Client> = (0..10).map(|_| lab.client()).collect();
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
@@ -21,7 +21,7 @@ fn who_comes_beyond_the_limit_waits_and_is_served_when_a_slot_is_free() {
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     assert!(waiting.iter().all(Client::is_silent));
     assert_eq!(lab.report().connections, 10);
-    // Ten at a time, in whatever order the kernel hands them out; nobody is left out.
+    // Ten at a time, in whatever order the kernel hands them out; no peer is left out.
     drop(first);
     eventually("all that waited are served", SOON, || {
         waiting.retain_mut(|client| {
@@ -56,7 +56,7 @@ fn a_limit_of_one_serves_one_after_the_other() {
 }
 
 #[test]
-fn who_waits_may_give_up() {
+fn peer_that_waits_may_give_up() {
     let lab = at_most(2);
     let mut first = [lab.client(), lab.client()];
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
@@ -106,7 +106,7 @@ fn a_server_that_is_full_shuts_down_with_others_waiting() {
 }
 
 #[test]
-fn who_is_not_admitted_is_closed_and_holds_no_slot() {
+fn peer_not_admitted_is_closed_and_holds_no_slot() {
     let server = common::On::default().server(Limits { connections_max: 2, ..no_time_limits() });
     let lab = Lab::of(server.framing(ringserve::framing::LengthPrefix::default()).admit(|_| false));
     for _ in 0..20 {

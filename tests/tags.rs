@@ -146,7 +146,7 @@ fn one_connection(addr: SocketAddr, tag: u64, random: &mut Random) -> u64 {
             Err(error) => panic!("{error}"),
         }
     }
-    assert!(back[..read] == wire[..read], "a byte of somebody else in connection {tag:x}");
+    assert!(back[..read] == wire[..read], "a byte of another connection in {tag:x}");
     if random.below(2) == 0 {
         client.reset();
     }

@@ -1,4 +1,4 @@
-//! Each time limit closes what it is about, with its own reason, and nobody else notices.
+//! Each time limit closes what it is about, with its own reason, and no other connection notices.
 
 mod common;
 
@@ -11,7 +11,7 @@ use ringserve::{CloseReason, IdleCounts, Limits};
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 
-/// Keeps asking until the server counted so many closes for a reason; every answer must be right.
+/// Keeps asking until the server counted `count` closes for `reason`; every answer must be right.
 #[track_caller]
 fn asks_until_closed(lab: &Lab, canary: &mut Client, reason: CloseReason, count: u64) {
     let started = Instant::now();
@@ -38,7 +38,7 @@ fn silent_peers_are_closed_at_the_first_frame_limit() {
 }
 
 #[test]
-fn a_slow_sender_of_one_frame_is_closed_at_the_first_frame_limit() {
+fn slow_sender_of_one_frame_meets_the_first_frame_limit() {
     let lab = Lab::start(Limits { first_frame: SHORT, idle: SHORT, ..no_time_limits() });
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
@@ -110,7 +110,7 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
 }
 
 #[test]
-fn a_half_received_frame_does_not_keep_a_connection_from_being_idle() {
+fn half_received_frame_does_not_count_as_use() {
     let lab = Lab::start(Limits { idle: SHORT, ..no_time_limits() });
     let mut client = lab.client();
     assert_eq!(client.ask("e"), b"e");
@@ -135,7 +135,7 @@ fn a_limit_that_is_off_closes_nobody() {
 }
 
 #[test]
-fn a_call_that_waits_too_long_is_dropped_and_closed_after_what_was_queued() {
+fn call_that_waits_too_long_is_closed_after_queued_replies() {
     let lab = Lab::start(Limits { handler: SHORT, ..no_time_limits() });
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..10)
@@ -164,7 +164,7 @@ fn a_call_that_waits_too_long_is_dropped_and_closed_after_what_was_queued() {
 }
 
 #[test]
-fn a_call_that_is_done_in_time_starts_the_time_of_the_next_one_anew() {
+fn call_done_in_time_restarts_the_time_of_the_next_one() {
     let time = Duration::from_millis(400);
     let lab = Lab::start(Limits { handler: Some(time), ..no_time_limits() });
     let mut client = lab.client();
@@ -182,7 +182,7 @@ fn a_call_that_is_done_in_time_starts_the_time_of_the_next_one_anew() {
 }
 
 #[test]
-fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enough_lives() {
+fn half_frame_below_the_rate_is_closed_and_one_above_lives() {
     // Measured over 10 s: 100 bytes in that time are enough.
     let lab = Lab::start(Limits { read_bytes_per_second_min: 10, ..no_time_limits() });
     let (mut fast, mut quiet, mut waits, mut slow) = (lab.client(), lab.client(), lab.client(), lab.client());
@@ -214,7 +214,7 @@ fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enoug
     assert_eq!(slow.end_after_all(), End::Fin);
     fast.write(rest);
     assert_eq!(fast.recv(), wire[4..]);
-    assert_eq!(quiet.ask("e"), b"e", "between frames nobody is slow");
+    assert_eq!(quiet.ask("e"), b"e", "between frames no peer is slow");
     lab.shared.gate.open();
     assert_eq!(waits.recv(), b"p");
     waits.write(&wire[10..]);
@@ -228,6 +228,6 @@ fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enoug
 fn limits_that_contradict_each_other_do_not_start() {
     let limits = Limits { outbox_bytes_low: 10, outbox_bytes_high: 5, ..no_time_limits() };
     let server = common::On::default().server(limits);
-    let error = server.start(|_| common::Actor::new(Default::default())).unwrap_err();
+    let error = server.start(|_| common::Puppet::new(Default::default())).unwrap_err();
     assert!(error.to_string().starts_with("limits: outbox_bytes_low is 10"), "{error}");
 }

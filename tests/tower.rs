@@ -35,7 +35,7 @@ fn client(running: &Running) -> Client {
 }
 
 #[test]
-fn a_request_carries_frame_peer_and_id_and_a_response_becomes_a_reply_or_none() {
+fn request_carries_frame_peer_and_id_and_its_response_replies() {
     let ids: Arc<Mutex<Vec<ConnId>>> = Arc::default();
     let seen = ids.clone();
     let (running, _) = serve(move || {
@@ -60,7 +60,7 @@ fn a_request_carries_frame_peer_and_id_and_a_response_becomes_a_reply_or_none() 
 }
 
 #[test]
-fn whatever_is_bytes_can_be_a_reply() {
+fn anything_that_is_bytes_can_be_a_reply() {
     let (running, _) = serve(|| {
         service_fn(|request: Request| {
             let bytes = hyper::body::Bytes::from_static(b"bytes");
@@ -158,7 +158,7 @@ impl Service<Request> for Sluggish {
 }
 
 #[test]
-fn a_service_is_asked_before_each_call_and_those_who_wait_come_in_their_order() {
+fn service_is_asked_before_each_call_and_calls_keep_order() {
     let shared: Arc<Shared> = Arc::default();
     let inside = shared.clone();
     let (running, calls) = serve(move || Sluggish(inside.clone()));
@@ -218,7 +218,7 @@ fn layers_of_tower_work_on_a_shard() {
 }
 
 #[test]
-fn what_is_shed_is_answered_if_the_error_is_made_a_response() {
+fn shed_call_is_answered_if_the_error_is_made_a_response() {
     let (gate, inside): (Arc<Semaphore>, Arc<AtomicUsize>) = (Arc::new(Semaphore::new(0)), Arc::default());
     let (open, count) = (gate.clone(), inside.clone());
     let (running, _) = serve(move || {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::child::{Process, is_child};
 use common::client::End;
-use common::{Actor, Client, Lab, On, no_time_limits, on_epoll, pattern};
+use common::{Client, Lab, On, Puppet, no_time_limits, on_epoll, pattern};
 use ringserve::framing::LengthPrefix;
 use ringserve::{CloseReason, Error, Limits, ListenAddr, Running, Server, SocketOptions};
 use rustix::process::Uid;
@@ -51,7 +51,7 @@ fn server_at(path: impl Into<PathBuf>) -> Server<LengthPrefix> {
 }
 
 fn start(path: impl Into<PathBuf>) -> Result<Running, Error> {
-    server_at(path).start(|_| Actor::new(Default::default()))
+    server_at(path).start(|_| Puppet::new(Default::default()))
 }
 
 #[track_caller]
@@ -77,7 +77,7 @@ fn all_shards_accept_from_one_unix_socket() {
     let report = lab.report();
     let accepted: Vec<u64> = report.shards.iter().map(|shard| shard.counters.accepted).collect();
     assert_eq!((report.connections, accepted.iter().sum()), (100, 100));
-    // Whoever waits longest is next. With epoll all are woken, and the first one takes it.
+    // The peer that waits longest is next. With epoll all are woken, and the first one takes it.
     assert!(on_epoll() || report.skew().unwrap() < 1.5, "{accepted:?}");
     assert!(lab.shared.peers.lock().unwrap().iter().all(Option::is_none));
     drop(clients);
@@ -105,7 +105,7 @@ fn a_burst_of_connections_is_spread_over_the_shards() {
 fn the_file_of_a_server_that_is_gone_is_replaced() {
     let dir = Dir::new("stale");
     drop(UnixListener::bind(dir.path("s")).unwrap());
-    assert!(UnixStream::connect(dir.path("s")).is_err(), "nobody listens there");
+    assert!(UnixStream::connect(dir.path("s")).is_err(), "no server listens there");
     let lab = Lab::of(server_at(dir.path("s")));
     assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
     lab.finish();
@@ -154,13 +154,13 @@ fn a_path_on_which_somebody_listens_is_refused_with_its_holder() {
     let text = error.to_string();
     assert!(text.contains(&format!("is in use by process {}", std::process::id())), "{text}");
     assert!(text.ends_with("stop that, or choose another path; one cannot be shared"), "{text}");
-    assert!(server_at(dir.path("s")).share_port(true).start(|_| Actor::new(Default::default())).is_err());
+    assert!(server_at(dir.path("s")).share_port(true).start(|_| Puppet::new(Default::default())).is_err());
     assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
     lab.finish();
 }
 
 #[test]
-fn whoever_listens_with_a_full_queue_or_another_kind_of_socket_keeps_the_file() {
+fn file_in_use_by_any_listener_is_kept() {
     let dir = Dir::new("kept");
     let busy = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     busy.bind(&socket2::SockAddr::unix(dir.path("busy")).unwrap()).unwrap();
@@ -173,7 +173,7 @@ fn whoever_listens_with_a_full_queue_or_another_kind_of_socket_keeps_the_file() 
 }
 
 #[test]
-fn what_is_no_socket_is_left_alone() {
+fn file_that_is_no_socket_is_left_alone() {
     let dir = Dir::new("no-socket");
     fs::write(dir.path("file"), "precious").unwrap();
     fs::create_dir(dir.path("dir")).unwrap();
@@ -189,7 +189,7 @@ fn what_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn the_file_goes_with_the_server_and_never_before_or_another_one() {
+fn file_goes_with_its_server_and_never_before() {
     let dir = Dir::new("removal");
     let lab = Lab::of(server_at(dir.path("s")));
     let mut client = Client::connect_unix(dir.path("s"));
@@ -207,25 +207,25 @@ fn the_file_goes_with_the_server_and_never_before_or_another_one() {
     let _client = UnixStream::connect(dir.path("s")).unwrap();
     other.accept().unwrap();
 
-    let failed = server_at(dir.path("t")).start(|_| Err::<Actor, _>("planted: no service"));
+    let failed = server_at(dir.path("t")).start(|_| Err::<Puppet, _>("planted: no service"));
     assert!(failed.is_err());
     assert_eq!(dir.names(), ["s"], "nothing is left of a server that does not start");
 }
 
 #[test]
-fn the_file_has_the_permissions_that_were_asked_for_whatever_the_umask() {
+fn file_has_the_permissions_asked_for_under_any_umask() {
     let dir = Dir::new("mode");
     for mode in [0o600, 0o666, 0o777, 0o000] {
         let sockets = SocketOptions { unix_mode: Some(mode), ..SocketOptions::default() };
         let running =
-            server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).unwrap();
+            server_at(dir.path("s")).sockets(sockets).start(|_| Puppet::new(Default::default())).unwrap();
         let given = fs::symlink_metadata(dir.path("s")).unwrap().mode() & 0o7777;
         assert_eq!(given, mode, "{given:o}");
         assert_eq!(running.option_warnings(), []);
     }
     let sockets = SocketOptions { unix_mode: Some(0o10000), ..SocketOptions::default() };
     let error =
-        server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).unwrap_err();
+        server_at(dir.path("s")).sockets(sockets).start(|_| Puppet::new(Default::default())).unwrap_err();
     assert_eq!(error.to_string(), "socket options: unix_mode is 0o10000; it must be 0 to 0o777");
 }
 
@@ -261,7 +261,7 @@ fn a_path_that_cannot_be_had_is_named_with_the_cause() {
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
     let path = closed.join("s");
     let text = thread::spawn(move || {
-        // Root may write anywhere; whoever is not root stays who they are.
+        // Root may write anywhere; any other user stays that user.
         let nobody = Uid::from_raw(65_534);
         let _ = set_thread_res_uid(nobody, nobody, nobody);
         refused(&path)

@@ -38,7 +38,7 @@ fn hear<T>(receiver: &Receiver<T>) -> T {
     receiver.recv_timeout(SOON).expect("the task says so")
 }
 
-/// A listener whose backlog is full, so that the kernel answers nobody else, and those who fill it.
+/// A listener whose backlog is full, so that the kernel answers no other peer, and the peers that fill it.
 fn unanswering() -> (Socket, Vec<Socket>, SocketAddr) {
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -217,7 +217,7 @@ fn never_reads() -> (SocketAddr, std::thread::JoinHandle<TcpStream>) {
 }
 
 #[test]
-fn an_upstream_has_no_more_time_in_a_drain_than_the_accepted_connections() {
+fn upstream_in_a_drain_has_the_time_of_accepted_connections() {
     let (addr, upstream) = never_reads();
     let drain = Duration::from_secs(3);
     let proxy = Streams::start(Limits { drain, ..no_time_limits() }, move |_| {

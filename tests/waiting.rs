@@ -20,21 +20,6 @@ fn a_call_woken_from_another_thread_goes_on() {
 }
 
 #[test]
-fn frames_behind_a_call_that_waits_keep_their_order() {
-    let lab = Lab::start(no_time_limits());
-    let mut client = lab.client();
-    let texts: Vec<String> = (0..300).map(|n| format!("{}{n}", ["e", "t", "w"][n % 3])).collect();
-    client.send("p");
-    client.write(&texts.iter().flat_map(|text| frame(text.as_bytes())).collect::<Vec<u8>>());
-    lab.parked(1);
-    assert!(client.is_silent());
-    lab.shared.gate.open();
-    assert_eq!(client.recv(), b"p");
-    texts.iter().for_each(|text| assert_eq!(client.recv(), text.as_bytes()));
-    lab.finish();
-}
-
-#[test]
 fn other_connections_go_on_while_a_call_waits() {
     let lab = Lab::start(no_time_limits());
     let mut waiting: Vec<Client> = (0..50).map(|_| lab.client()).collect();
@@ -89,7 +74,7 @@ fn a_call_that_waits_is_dropped_when_its_peer_resets() {
 }
 
 #[test]
-fn a_peer_that_finished_writing_still_gets_the_reply_that_was_waited_for() {
+fn half_closed_peer_gets_the_reply_that_was_waited_for() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     client.write(&[frame(b"p1"), frame(b"e2"), frame(b"p3")].concat());
@@ -104,7 +89,7 @@ fn a_peer_that_finished_writing_still_gets_the_reply_that_was_waited_for() {
 }
 
 #[test]
-fn what_arrives_behind_a_call_that_waits_is_bounded() {
+fn bytes_received_behind_a_waiting_call_are_bounded() {
     const SENT: usize = 32 << 20;
     let limits = Limits { inbox_bytes_high: 64 << 10, ..no_time_limits() };
     let lab = Lab::start(limits);

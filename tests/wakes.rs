@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use common::actor::Gate;
 use common::client::{End, frame};
+use common::puppet::Gate;
 use common::{Client, Lab, On, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
 use ringserve::{CloseReason, Cx, Frame, Report, Running, Server, Service, Shards};
@@ -34,7 +34,7 @@ fn of_lab(lab: &Lab) -> [Client; 2] {
 }
 
 #[test]
-fn what_a_blocked_shard_began_to_wake_is_awake() {
+fn shard_that_a_blocked_one_began_to_wake_is_awake() {
     let lab = Lab::on_shards(2, no_time_limits());
     let [mut blocks, mut target] = of_lab(&lab);
     assert_eq!(target.ask("Htarget"), b"reached");
@@ -140,7 +140,7 @@ impl Drop for DropsLast {
 }
 
 #[test]
-fn a_wake_up_of_a_shards_last_turn_arrives_and_its_target_can_be_woken_again() {
+fn wake_up_of_a_shards_last_turn_arrives() {
     for _ in 0..5 {
         let (shards, gate, heard) = (Shards::new(), Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
         let server = On::default().server(no_time_limits()).shards(2).framing(LengthPrefix::default());
@@ -174,10 +174,10 @@ fn a_wake_up_of_a_shards_last_turn_arrives_and_its_target_can_be_woken_again() {
     }
 }
 
-/// Asks for a report of its own server.
+/// Asks for a report of the server that it runs in.
 struct Reports {
     running: Arc<OnceLock<Running>>,
-    gate: Arc<common::actor::Block>,
+    gate: Arc<common::puppet::Block>,
     got: Mutex<Sender<(Report, u64)>>,
 }
 
@@ -209,8 +209,8 @@ fn waits() -> u64 {
 }
 
 #[test]
-fn a_report_is_whole_never_falls_and_says_which_shards_are_stale() {
-    let (running, block) = (Arc::new(OnceLock::new()), Arc::new(common::actor::Block::default()));
+fn report_is_whole_never_falls_and_names_stale_shards() {
+    let (running, block) = (Arc::new(OnceLock::new()), Arc::new(common::puppet::Block::default()));
     let (got, reports) = channel();
     let (for_shards, for_block, got) = (running.clone(), block.clone(), Mutex::new(got));
     let server = Server::bind("127.0.0.1:0").shards(2).pin(false).limits(no_time_limits());

@@ -68,7 +68,7 @@ impl Driver for Loopback<'_> {
     }
 }
 
-/// Runs so many turns, each bringing `received`, and returns how long they took.
+/// Runs `turns` turns, each bringing `received`, and returns how long they took.
 pub fn run<S: Service, F: Framing>(service: S, framing: F, received: &[u8], turns: u64) -> Duration {
     let mut started = None;
     let (pool, side) = Pool::new(PoolConfig::default()).expect("the default sizes are sound");

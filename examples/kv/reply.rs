@@ -13,7 +13,7 @@ pub enum Protocol {
     /// What every client starts with.
     #[default]
     Resp2,
-    /// Asked for with HELLO 3: it has maps, sets and a null of their own.
+    /// Asked for with HELLO 3: it has maps, sets and a null.
     Resp3,
 }
 

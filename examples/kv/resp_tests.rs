@@ -57,7 +57,7 @@ fn refusal(wire: &str) -> String {
 }
 
 #[test]
-fn what_breaks_the_protocol_is_named_as_in_redis() {
+fn protocol_errors_are_named_as_in_redis() {
     let cases = [
         ("*20000000\r\n", "invalid multibulk length"),
         ("*3000000000\r\n", "invalid multibulk length"),
@@ -93,7 +93,7 @@ fn empty_requests_are_requests_without_arguments() {
 }
 
 #[test]
-fn what_is_missing_is_told_as_far_as_it_is_certain() {
+fn missing_bytes_are_told_as_far_as_certain() {
     let more = |wire: &[u8]| match Resp.decode(wire, 0) {
         Ok(Decode::More(more)) => more,
         other => panic!("{other:?}"),
@@ -110,7 +110,7 @@ fn what_is_missing_is_told_as_far_as_it_is_certain() {
 }
 
 #[test]
-fn a_request_of_many_arguments_that_trickles_in_is_not_walked_for_each_byte() {
+fn trickling_request_is_not_walked_for_each_byte() {
     let wire = request((0..100_000).map(|_| &b"x"[..]));
     let (mut seen, mut scanned, mut walked) = (1, 0, 0);
     loop {

@@ -44,7 +44,7 @@ fn keys_are_dealt_out_to_their_owners_in_their_order() {
 }
 
 #[test]
-fn with_one_shard_nothing_is_asked_of_others() {
+fn single_shard_asks_no_other() {
     let (place, keyer) = (Place { index: 0, shards: 1 }, Keyer::default());
     for line in ["get a", "mget a b c", "mset a 1 b 2", "keys *", "dbsize", "scan 7", "flushall", "ping"] {
         let request = crate::resp::request_of_line(line.as_bytes());

@@ -133,7 +133,7 @@ struct Entry {
     end: u64,
 }
 
-/// See the module.
+/// Keys and values of one shard, and when they end.
 #[derive(Default)]
 pub struct Store {
     table: HashTable<u32>,

@@ -1,13 +1,14 @@
-//! A process of its own: the test binary again, in a test that does nothing unless it is called so.
+//! A child process: the test binary again, in a test that does nothing unless it is called so.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 
+use ringserve::{Error, Running};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 
-use super::SOON;
+use super::{Client, SOON, finish};
 
 /// Tells a test that it is the child.
 const ROLE: &str = "RINGSERVE_TEST_CHILD";
@@ -31,7 +32,7 @@ impl Process {
         Process::start_as(test, |command| command)
     }
 
-    /// As [`start`](Process::start), in a network namespace of its own, with nothing but loopback. `None` where this user may
+    /// As [`start`](Process::start), in a separate network namespace, with nothing but loopback. `None` where this user may
     /// not make one, or a tool is missing.
     pub fn start_in_own_network(test: &str) -> Option<Process> {
         let options = if getuid().is_root() { "-n" } else { "-rn" };
@@ -105,5 +106,51 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// What became of the server of a child: its log, then the error if there was one.
+pub struct Outcome {
+    pub log: String,
+    pub refused: Option<String>,
+}
+
+impl Outcome {
+    /// Runs the ignored test `child_starts` of this binary, which reads a line of input and calls [`Outcome::tell`].
+    #[track_caller]
+    pub fn of(input: &str) -> Outcome {
+        // The operator's wish would decide for a server that may choose.
+        let mut process = Process::start_as("child_starts", |child| child.env_remove("RINGSERVE_DRIVER"));
+        process.say(input);
+        let mut log = String::new();
+        loop {
+            let line = process.line_after("");
+            if line == "served" {
+                return Outcome { log, refused: None };
+            }
+            if let Some(error) = line.strip_prefix("refused: ") {
+                return Outcome { log, refused: Some(error.to_owned()) };
+            }
+            log.push_str(&line);
+            log.push('\n');
+        }
+    }
+
+    /// In the child: has 20 clients ask, each by its number, and tells the parent how that went.
+    pub fn tell(started: Result<Running, Error>, ask: impl Fn(usize, &mut Client)) {
+        let running = match started {
+            Ok(running) => running,
+            Err(error) => return println!("\nrefused: {error}"),
+        };
+        let mut clients: Vec<Client> = (0..20).map(|_| Client::connect(running.local_addrs()[0])).collect();
+        clients.iter_mut().enumerate().for_each(|(n, client)| ask(n, client));
+        drop(clients);
+        finish(running);
+        println!("\nserved");
+    }
+
+    #[track_caller]
+    pub fn served(&self) {
+        assert_eq!(self.refused, None, "{}", self.log);
     }
 }

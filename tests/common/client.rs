@@ -7,10 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::SOON;
-use super::net::{Net, Stream};
+use super::net::{ClientStream, Net};
 
 pub struct Client {
-    pub stream: Stream,
+    pub stream: ClientStream,
 }
 
 /// How a connection ended, as its peer sees it.
@@ -37,7 +37,7 @@ impl Client {
         Client::of(Net::Local.connect_with_small_window(addr).expect("the server accepts"))
     }
 
-    pub fn of(stream: impl Into<Stream>) -> Client {
+    pub fn of(stream: impl Into<ClientStream>) -> Client {
         let stream = stream.into();
         stream.set_read_timeout(Some(SOON)).unwrap();
         stream.set_write_timeout(Some(SOON)).unwrap();

@@ -37,7 +37,7 @@ pub fn client(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)
 }
 
-/// An example that runs with one shard.
+/// An example that runs.
 pub struct Example {
     child: Child,
     pub addr: SocketAddr,
@@ -46,11 +46,11 @@ pub struct Example {
 }
 
 impl Example {
-    /// Builds and starts it, with these options beside.
+    /// Builds and starts it on a port of the kernel's choice, with these options beside.
     #[track_caller]
     pub fn start(name: &str, args: &[&str]) -> Example {
         let mut child = Command::new(build(name))
-            .args(["--listen", "127.0.0.1:0", "--shards", "1"])
+            .args(["--listen", "127.0.0.1:0"])
             .args(args)
             .env("NO_COLOR", "1")
             .stdout(Stdio::piped())
@@ -80,10 +80,21 @@ impl Example {
         eventually(&format!("it says {text:?}"), SOON, || self.log.lock().unwrap().contains(text));
     }
 
-    /// Ends it as an operator does.
+    /// Tells it to end as an operator does.
+    pub fn terminate(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
+    /// Terminates it, and waits for its end.
     #[track_caller]
     pub fn stop(mut self) -> ExitStatus {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        self.terminate();
+        self.ends()
+    }
+
+    /// Waits until it has ended.
+    #[track_caller]
+    pub fn ends(&mut self) -> ExitStatus {
         let mut status = None;
         eventually("it ends", SOON, || {
             status = self.child.try_wait().unwrap();

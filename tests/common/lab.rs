@@ -1,4 +1,4 @@
-//! A server with an [`Actor`], and its end.
+//! A server with a [`Puppet`], and its end.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use ringserve::framing::{Framing, LengthPrefix, Raw};
 use ringserve::{AcceptQueue, CloseReason, Driver, Limits, Report, Running, Server};
 use ringserve_sim::memory::Network;
 
-use super::{Actor, Client, Host, Net, SOON, Shared, eventually, watch};
+use super::{Client, Net, Puppet, SOON, Shared, Site, eventually, watch};
 
 /// What a server under test runs on.
 #[derive(Clone, Copy, Default)]
@@ -25,14 +25,14 @@ pub enum Kernel {
     /// The one of this machine.
     #[default]
     Real,
-    /// One in memory, below the bookkeeping of the io_uring driver, on a network of its own.
+    /// One in memory, below the bookkeeping of the io_uring driver, on a separate network.
     Simulated,
     /// The same, and it does now and then what a kernel seldom does.
     SimulatedWithFaults,
 }
 
 impl On {
-    /// A server to be, of one shard on a port of its own, on this machine.
+    /// A server to be, of one shard on a port of the kernel's choice, on this machine.
     pub fn server(self, limits: Limits) -> Server<Raw> {
         self.server_at("127.0.0.1:0", limits)
     }
@@ -43,17 +43,17 @@ impl On {
     }
 
     /// The same, on the network of its kernel.
-    pub fn host(self, limits: Limits) -> Host<Raw> {
-        self.host_at("127.0.0.1:0", limits)
+    pub fn site(self, limits: Limits) -> Site<Raw> {
+        self.site_at("127.0.0.1:0", limits)
     }
 
-    pub fn host_at(self, addr: &str, limits: Limits) -> Host<Raw> {
+    pub fn site_at(self, addr: &str, limits: Limits) -> Site<Raw> {
         let net = match self.kernel {
             Kernel::Real => Net::Local,
             Kernel::Simulated => Net::Simulated(Network::default()),
             Kernel::SimulatedWithFaults => Net::Simulated(Network::with_faults(SEED)),
         };
-        Host::on(self.server_at(addr, limits), net)
+        Site::on(self.server_at(addr, limits), net)
     }
 }
 
@@ -75,15 +75,15 @@ impl Lab {
 
     #[track_caller]
     pub fn on(on: On, limits: Limits) -> Lab {
-        Lab::of(on.host(limits).framing(LengthPrefix::default()))
+        Lab::of(on.site(limits).framing(LengthPrefix::default()))
     }
 
     #[track_caller]
-    pub fn of<F: Framing + Clone + Send>(host: impl Into<Host<F>>) -> Lab {
-        let host = host.into();
-        let (shared, net) = (Arc::new(Shared::default()), host.net.clone());
+    pub fn of<F: Framing + Clone + Send>(site: impl Into<Site<F>>) -> Lab {
+        let site = site.into();
+        let (shared, net) = (Arc::new(Shared::default()), site.net.clone());
         let for_shards = shared.clone();
-        let running = host.start(move |_| Actor::new(for_shards.clone())).expect("the server starts");
+        let running = site.start(move |_| Puppet::new(for_shards.clone())).expect("the server starts");
         Lab { running, net, shared }
     }
 
@@ -121,13 +121,13 @@ impl Lab {
         self.running.report()
     }
 
-    /// Waits until exactly so many connections ended for a reason.
+    /// Waits until exactly `count` connections ended for `reason`.
     #[track_caller]
     pub fn closed_for(&self, reason: CloseReason, count: u64) {
         watch::closed_for(&self.running, reason, count);
     }
 
-    /// Waits until so many connections are there.
+    /// Waits until the server holds `connections`.
     #[track_caller]
     pub fn holds(&self, connections: usize) {
         watch::holds(&self.running, connections);
@@ -141,13 +141,13 @@ impl Lab {
         client
     }
 
-    /// Waits until so many calls came to the doors.
+    /// Waits until `calls` came to the doors.
     #[track_caller]
     pub fn at_doors(&self, calls: u64) {
         eventually("calls come to their doors", SOON, || self.shared.doors.came() >= calls);
     }
 
-    /// Waits until so many calls came to the gate.
+    /// Waits until `calls` came to the gate.
     #[track_caller]
     pub fn parked(&self, calls: u64) {
         eventually("calls come to the gate", SOON, || self.shared.gate.came() >= calls);

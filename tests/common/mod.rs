@@ -3,7 +3,6 @@
 //! Nothing here sleeps to let something happen: [`eventually`] polls for it, with a bound.
 #![allow(dead_code, unused_imports)]
 
-pub mod actor;
 pub mod brake;
 pub mod child;
 pub mod client;
@@ -13,6 +12,7 @@ pub mod http;
 pub mod lab;
 pub mod net;
 pub mod proc_net;
+pub mod puppet;
 pub mod streams;
 pub mod watch;
 
@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 
 use ringserve::{Limits, Report, Running};
 
-pub use actor::{Actor, Shared};
 pub use client::Client;
 pub use lab::{Kernel, Lab, On};
-pub use net::{Host, Net};
+pub use net::{Net, Site};
+pub use puppet::{Puppet, Shared};
 pub use streams::Streams;
-pub use watch::{a_turn_passes, finish};
+pub use watch::{Logged, a_turn_passes, finish};
 
 /// The bound of everything that should happen at once. Long, since these tests also run beside others on
 /// machines with few cores; a test that passes does not wait for it.
@@ -72,7 +72,7 @@ pub fn on_epoll() -> bool {
     std::env::var("RINGSERVE_DRIVER").is_ok_and(|name| name == "epoll")
 }
 
-/// After so many bytes [`pattern`] begins again.
+/// Bytes after which [`pattern`] begins again.
 pub const PERIOD: usize = 251 * 256;
 
 /// Bytes that tell where in a stream they stand, so that a byte lost, doubled or moved shows.

@@ -29,15 +29,15 @@ pub enum Net {
 }
 
 impl Net {
-    pub fn connect(&self, addr: SocketAddr) -> io::Result<Stream> {
+    pub fn connect(&self, addr: SocketAddr) -> io::Result<ClientStream> {
         match self {
-            Net::Local => TcpStream::connect_timeout(&addr, SOON).map(Stream::Tcp),
-            Net::Simulated(network) => network.connect(addr).map(Stream::Memory),
+            Net::Local => TcpStream::connect_timeout(&addr, SOON).map(ClientStream::Tcp),
+            Net::Simulated(network) => network.connect(addr).map(ClientStream::Memory),
         }
     }
 
     /// As above, with a kernel that takes little that was not read.
-    pub fn connect_with_small_window(&self, addr: SocketAddr) -> io::Result<Stream> {
+    pub fn connect_with_small_window(&self, addr: SocketAddr) -> io::Result<ClientStream> {
         match self {
             Net::Local => {
                 let socket = socket2::Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
@@ -45,7 +45,9 @@ impl Net {
                 socket.connect(&addr.into())?;
                 Ok(socket.into())
             }
-            Net::Simulated(network) => network.connect_with_window(addr, SMALL_WINDOW).map(Stream::Memory),
+            Net::Simulated(network) => {
+                network.connect_with_window(addr, SMALL_WINDOW).map(ClientStream::Memory)
+            }
         }
     }
 }
@@ -78,32 +80,32 @@ impl Drivers for Simulated {
 }
 
 /// A server to be, and the network it will be on.
-pub struct Host<F = Raw> {
+pub struct Site<F = Raw> {
     server: Server<F>,
     pub net: Net,
 }
 
-impl<F> From<Server<F>> for Host<F> {
-    fn from(server: Server<F>) -> Host<F> {
-        Host { server, net: Net::Local }
+impl<F> From<Server<F>> for Site<F> {
+    fn from(server: Server<F>) -> Site<F> {
+        Site { server, net: Net::Local }
     }
 }
 
-impl<F: Framing + Clone + Send> Host<F> {
-    pub fn on(server: Server<F>, net: Net) -> Host<F> {
-        Host { server, net }
+impl<F: Framing + Clone + Send> Site<F> {
+    pub fn on(server: Server<F>, net: Net) -> Site<F> {
+        Site { server, net }
     }
 
-    pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Host<G> {
-        Host { server: self.server.framing(framing), net: self.net }
+    pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Site<G> {
+        Site { server: self.server.framing(framing), net: self.net }
     }
 
-    pub fn shards(self, shards: usize) -> Host<F> {
-        Host { server: self.server.shards(shards), ..self }
+    pub fn shards(self, shards: usize) -> Site<F> {
+        Site { server: self.server.shards(shards), ..self }
     }
 
-    pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Host<F> {
-        Host { server: self.server.admit(admit), ..self }
+    pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Site<F> {
+        Site { server: self.server.admit(admit), ..self }
     }
 
     pub fn start<Make: MakeService>(
@@ -117,7 +119,7 @@ impl<F: Framing + Clone + Send> Host<F> {
     }
 }
 
-impl Host<Raw> {
+impl Site<Raw> {
     pub fn start_stream<H, R>(
         self,
         factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
@@ -135,82 +137,82 @@ impl Host<Raw> {
 
 /// A client's end of a connection, with the calls of a [`TcpStream`].
 #[derive(Debug)]
-pub enum Stream {
+pub enum ClientStream {
     Tcp(TcpStream),
     Unix(UnixStream),
     Memory(MemoryStream),
 }
 
-impl From<socket2::Socket> for Stream {
-    fn from(socket: socket2::Socket) -> Stream {
-        Stream::Tcp(socket.into())
+impl From<socket2::Socket> for ClientStream {
+    fn from(socket: socket2::Socket) -> ClientStream {
+        ClientStream::Tcp(socket.into())
     }
 }
 
-impl From<UnixStream> for Stream {
-    fn from(stream: UnixStream) -> Stream {
-        Stream::Unix(stream)
+impl From<UnixStream> for ClientStream {
+    fn from(stream: UnixStream) -> ClientStream {
+        ClientStream::Unix(stream)
     }
 }
 
-impl Stream {
+impl ClientStream {
     /// The socket, for what only one of this machine has.
     #[track_caller]
     pub fn socket(&self) -> &TcpStream {
         match self {
-            Stream::Tcp(stream) => stream,
-            Stream::Unix(_) => panic!("a Unix socket is none of TCP"),
-            Stream::Memory(_) => panic!("a simulated connection has no socket"),
+            ClientStream::Tcp(stream) => stream,
+            ClientStream::Unix(_) => panic!("a Unix socket is none of TCP"),
+            ClientStream::Memory(_) => panic!("a simulated connection has no socket"),
         }
     }
 
-    pub fn try_clone(&self) -> io::Result<Stream> {
+    pub fn try_clone(&self) -> io::Result<ClientStream> {
         match self {
-            Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp),
-            Stream::Unix(stream) => stream.try_clone().map(Stream::Unix),
-            Stream::Memory(stream) => Ok(Stream::Memory(stream.clone())),
+            ClientStream::Tcp(stream) => stream.try_clone().map(ClientStream::Tcp),
+            ClientStream::Unix(stream) => stream.try_clone().map(ClientStream::Unix),
+            ClientStream::Memory(stream) => Ok(ClientStream::Memory(stream.clone())),
         }
     }
 
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match self {
-            Stream::Tcp(stream) => stream.local_addr(),
-            Stream::Unix(_) => Err(io::ErrorKind::AddrNotAvailable.into()),
-            Stream::Memory(stream) => Ok(stream.local_addr()),
+            ClientStream::Tcp(stream) => stream.local_addr(),
+            ClientStream::Unix(_) => Err(io::ErrorKind::AddrNotAvailable.into()),
+            ClientStream::Memory(stream) => Ok(stream.local_addr()),
         }
     }
 
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => stream.set_nodelay(nodelay),
+            ClientStream::Tcp(stream) => stream.set_nodelay(nodelay),
             // Nothing is ever delayed there.
-            Stream::Unix(_) | Stream::Memory(_) => Ok(()),
+            ClientStream::Unix(_) | ClientStream::Memory(_) => Ok(()),
         }
     }
 
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => return stream.set_read_timeout(timeout),
-            Stream::Unix(stream) => return stream.set_read_timeout(timeout),
-            Stream::Memory(stream) => stream.set_read_timeout(timeout),
+            ClientStream::Tcp(stream) => return stream.set_read_timeout(timeout),
+            ClientStream::Unix(stream) => return stream.set_read_timeout(timeout),
+            ClientStream::Memory(stream) => stream.set_read_timeout(timeout),
         }
         Ok(())
     }
 
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => return stream.set_write_timeout(timeout),
-            Stream::Unix(stream) => return stream.set_write_timeout(timeout),
-            Stream::Memory(stream) => stream.set_write_timeout(timeout),
+            ClientStream::Tcp(stream) => return stream.set_write_timeout(timeout),
+            ClientStream::Unix(stream) => return stream.set_write_timeout(timeout),
+            ClientStream::Memory(stream) => stream.set_write_timeout(timeout),
         }
         Ok(())
     }
 
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => return stream.set_nonblocking(nonblocking),
-            Stream::Unix(stream) => return stream.set_nonblocking(nonblocking),
-            Stream::Memory(stream) => stream.set_nonblocking(nonblocking),
+            ClientStream::Tcp(stream) => return stream.set_nonblocking(nonblocking),
+            ClientStream::Unix(stream) => return stream.set_nonblocking(nonblocking),
+            ClientStream::Memory(stream) => stream.set_nonblocking(nonblocking),
         }
         Ok(())
     }
@@ -218,46 +220,46 @@ impl Stream {
     /// The close will be a reset.
     pub fn reset_on_close(&self) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => return SockRef::from(stream).set_linger(Some(Duration::ZERO)),
-            Stream::Unix(_) => panic!("a Unix socket is never reset"),
-            Stream::Memory(stream) => stream.set_reset_on_close(true),
+            ClientStream::Tcp(stream) => return SockRef::from(stream).set_linger(Some(Duration::ZERO)),
+            ClientStream::Unix(_) => panic!("a Unix socket is never reset"),
+            ClientStream::Memory(stream) => stream.set_reset_on_close(true),
         }
         Ok(())
     }
 
     pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Stream::Tcp(stream) => stream.peek(into),
-            Stream::Unix(stream) => Ok(recv(stream, into, RecvFlags::PEEK)?.0),
-            Stream::Memory(stream) => stream.peek(into),
+            ClientStream::Tcp(stream) => stream.peek(into),
+            ClientStream::Unix(stream) => Ok(recv(stream, into, RecvFlags::PEEK)?.0),
+            ClientStream::Memory(stream) => stream.peek(into),
         }
     }
 
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => stream.shutdown(how),
-            Stream::Unix(stream) => stream.shutdown(how),
-            Stream::Memory(stream) => stream.shutdown(how),
+            ClientStream::Tcp(stream) => stream.shutdown(how),
+            ClientStream::Unix(stream) => stream.shutdown(how),
+            ClientStream::Memory(stream) => stream.shutdown(how),
         }
     }
 }
 
-impl Read for Stream {
+impl Read for ClientStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Stream::Tcp(stream) => stream.read(into),
-            Stream::Unix(stream) => stream.read(into),
-            Stream::Memory(stream) => stream.read(into),
+            ClientStream::Tcp(stream) => stream.read(into),
+            ClientStream::Unix(stream) => stream.read(into),
+            ClientStream::Memory(stream) => stream.read(into),
         }
     }
 }
 
-impl Write for Stream {
+impl Write for ClientStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Stream::Tcp(stream) => stream.write(bytes),
-            Stream::Unix(stream) => stream.write(bytes),
-            Stream::Memory(stream) => stream.write(bytes),
+            ClientStream::Tcp(stream) => stream.write(bytes),
+            ClientStream::Unix(stream) => stream.write(bytes),
+            ClientStream::Memory(stream) => stream.write(bytes),
         }
     }
 

@@ -35,13 +35,13 @@ impl Streams {
         self.running.report()
     }
 
-    /// Waits until exactly so many connections ended for a reason.
+    /// Waits until exactly `count` connections ended for `reason`.
     #[track_caller]
     pub fn closed_for(&self, reason: CloseReason, count: u64) {
         watch::closed_for(&self.running, reason, count);
     }
 
-    /// Waits until so many connections are there.
+    /// Waits until the server holds `connections`.
     #[track_caller]
     pub fn holds(&self, connections: usize) {
         watch::holds(&self.running, connections);

@@ -1,12 +1,15 @@
 //! Watching a server that runs, and its end.
 
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ringserve::{CloseReason, Report, Running};
+use tracing_subscriber::filter::LevelFilter;
 
 use super::{SOON, eventually};
 
-/// Waits until exactly so many connections ended for a reason.
+/// Waits until exactly `count` connections ended for `reason`.
 #[track_caller]
 pub fn closed_for(running: &Running, reason: CloseReason, count: u64) {
     let what = format!("{count} connections end as {}", reason.name());
@@ -14,7 +17,7 @@ pub fn closed_for(running: &Running, reason: CloseReason, count: u64) {
     assert_eq!(last.counters.closed_for(reason), count, "{what}");
 }
 
-/// Waits until so many connections are there.
+/// Waits until the server holds `connections`.
 #[track_caller]
 pub fn holds(running: &Running, connections: usize) {
     report_when(running, &format!("the server holds {connections}"), |report| {
@@ -22,7 +25,7 @@ pub fn holds(running: &Running, connections: usize) {
     });
 }
 
-/// Waits until so many connections to upstreams are there, those on their way included.
+/// Waits until the server holds `connections` to upstreams, those on their way included.
 #[track_caller]
 pub fn holds_upstreams(running: &Running, connections: usize) {
     report_when(running, &format!("the server holds {connections} to upstreams"), |report| {
@@ -30,7 +33,7 @@ pub fn holds_upstreams(running: &Running, connections: usize) {
     });
 }
 
-/// Waits until so many connections to upstreams ended for a reason.
+/// Waits until `count` connections to upstreams ended for `reason`.
 #[track_caller]
 pub fn upstreams_closed_for(running: &Running, reason: CloseReason, count: u64) {
     report_when(running, &format!("{count} upstreams end as {}", reason.name()), |report| {
@@ -90,5 +93,42 @@ fn nothing_left(report: &Report) {
         let buffers = shard.buffers;
         assert_eq!(buffers.leased, 0, "a receive buffer is still leased: {buffers:?}");
         assert_eq!(buffers.total, buffers.free + buffers.with_kernel, "buffers do not add up: {buffers:?}");
+    }
+}
+
+/// What this process logged.
+#[derive(Clone, Default)]
+pub struct Logged(Arc<Mutex<Vec<u8>>>);
+
+impl Logged {
+    /// Collects all lines of this level and above, from now on.
+    pub fn from(level: LevelFilter) -> Logged {
+        let logged = Logged::default();
+        let writer = logged.clone();
+        tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(level)
+            .with_writer(move || writer.clone())
+            .init();
+        logged
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// What was logged since the last time.
+    pub fn take(&self) -> String {
+        String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+    }
+}
+
+impl Write for Logged {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -16,7 +16,7 @@ pub fn a_peer_is_accepted_and_greeted(on: On) {
 }
 
 fn address_is_right(on: On, at: &str) {
-    let lab = Lab::of(on.host_at(at, no_time_limits()).framing(LengthPrefix::default()));
+    let lab = Lab::of(on.site_at(at, no_time_limits()).framing(LengthPrefix::default()));
     for _ in 0..10 {
         let mut client = lab.client();
         assert_eq!(client.ask("e"), b"e");
@@ -44,7 +44,7 @@ pub fn many_at_once_are_all_accepted(on: On) {
     assert_eq!(lab.finish().counters.accepted, 300);
 }
 
-pub fn who_is_gone_before_being_accepted_leaves_nothing(on: On) {
+pub fn peer_gone_before_accept_leaks_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
     (0..100).for_each(|_| lab.client().reset());
     assert_eq!(lab.client().ask("e"), b"e");
@@ -56,7 +56,7 @@ fn at_most(on: On, connections_max: usize) -> Lab {
     Lab::on(on, Limits { connections_max, ..no_time_limits() })
 }
 
-pub fn beyond_the_limit_they_wait(on: On) {
+pub fn peers_beyond_the_limit_wait(on: On) {
     let lab = at_most(on, 4);
     let mut first: Vec<Client> = (0..4).map(|_| lab.client()).collect();
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
@@ -75,7 +75,7 @@ pub fn beyond_the_limit_they_wait(on: On) {
     assert_eq!((counters.accepted, counters.refused), (12, 0));
 }
 
-pub fn who_gives_up_waiting_leaves_nothing(on: On) {
+pub fn peer_that_gives_up_waiting_leaves_nothing(on: On) {
     let lab = at_most(on, 1);
     let mut first = lab.client();
     assert_eq!(first.ask("e"), b"e");
@@ -89,15 +89,15 @@ pub fn who_gives_up_waiting_leaves_nothing(on: On) {
     lab.finish();
 }
 
-pub fn who_is_not_admitted_is_closed(on: On) {
-    let host = on.host(no_time_limits()).framing(LengthPrefix::default());
+pub fn peer_not_admitted_is_closed(on: On) {
+    let host = on.site(no_time_limits()).framing(LengthPrefix::default());
     let lab = Lab::of(host.admit(|peer| peer.addr().is_none()));
     (0..10).for_each(|_| assert_eq!(lab.client().end(), End::Fin));
     let counters = lab.finish().counters;
     assert_eq!((counters.accepted, counters.refused, counters.opened), (10, 10, 0));
 }
 
-pub fn who_is_refused_hears_why(on: On) {
+pub fn refused_peer_hears_why(on: On) {
     let lab = Lab::on(on, no_time_limits());
     lab.shared.refuse.store(true, SeqCst);
     let mut client = lab.client();

@@ -12,7 +12,7 @@ use ringserve::{
 };
 
 use crate::common::client::{End, frame};
-use crate::common::{Client, Host, Lab, Net, On, SOON, eventually, no_time_limits, pattern, watch};
+use crate::common::{Client, Lab, Net, On, SOON, Site, eventually, no_time_limits, pattern, watch};
 
 /// A server between clients and `upstream`.
 struct Between {
@@ -23,8 +23,8 @@ struct Between {
 impl Between {
     #[track_caller]
     fn new(on: On, limits: Limits, net: &Net, upstream: SocketAddr) -> Between {
-        let host = Host::on(on.server(limits), net.clone());
-        let running = host.start_stream(move |_| async move |client: Stream| relay(client, upstream).await);
+        let site = Site::on(on.server(limits), net.clone());
+        let running = site.start_stream(move |_| async move |client: Stream| relay(client, upstream).await);
         Between { running: running.expect("the proxy starts"), net: net.clone() }
     }
 
@@ -103,7 +103,7 @@ pub fn half_closes_pass_through(on: On) {
 }
 
 pub fn an_upstream_that_refuses(on: On) {
-    // Its port is nobody's once it is gone.
+    // No server listens at its port once it is gone.
     let lab = Lab::on(on, no_time_limits());
     let (net, nobody) = (lab.net.clone(), lab.addr());
     lab.finish();
@@ -245,8 +245,8 @@ pub fn a_shutdown_lets_both_ends_finish(on: On) {
 pub fn a_shutdown_does_not_wait_for_idle_upstreams(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (net, to) = (lab.net.clone(), lab.addr());
-    let host = Host::on(on.server(no_time_limits()), net);
-    let running = host.start_stream(move |shard| {
+    let site = Site::on(on.server(no_time_limits()), net);
+    let running = site.start_stream(move |shard| {
         for _ in 0..3 {
             let connecting = shard.connect(to);
             shard.spawn(async move {
@@ -303,8 +303,8 @@ impl Service for Asks {
 pub fn a_service_of_frames_asks_an_upstream(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (net, to) = (lab.net.clone(), lab.addr());
-    let host = Host::on(on.server(no_time_limits()), net.clone()).framing(LengthPrefix::default());
-    let running = host.start(move |_| Asks { to }).expect("the server starts");
+    let site = Site::on(on.server(no_time_limits()), net.clone()).framing(LengthPrefix::default());
+    let running = site.start(move |_| Asks { to }).expect("the server starts");
     let mut client = Client::of(net.connect(running.local_addrs()[0]).unwrap());
     for n in 0..20 {
         let question = [b"e", &pattern(n * 1000)[..]].concat();
@@ -320,9 +320,9 @@ pub fn a_thread_closes_an_upstream(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (net, to) = (lab.net.clone(), lab.addr());
     let handle = Arc::new(Mutex::new(None));
-    let host = Host::on(on.server(no_time_limits()), net);
+    let site = Site::on(on.server(no_time_limits()), net);
     let given = handle.clone();
-    let running = host.start_stream(move |shard| {
+    let running = site.start_stream(move |shard| {
         let (connecting, given) = (shard.connect(to), given.clone());
         shard.spawn(async move {
             let mut upstream = connecting.await.expect("the upstream accepts");
@@ -348,8 +348,8 @@ pub fn a_thread_closes_an_upstream(on: On) {
 pub fn an_attempt_that_is_given_up(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (net, to) = (lab.net.clone(), lab.addr());
-    let host = Host::on(on.server(no_time_limits()), net.clone());
-    let running = host.start_stream(move |_| {
+    let site = Site::on(on.server(no_time_limits()), net.clone());
+    let running = site.start_stream(move |_| {
         async move |stream: Stream| {
             // Before the shard looks, while it is on its way, and once it is there.
             drop(stream.shard().connect(to));

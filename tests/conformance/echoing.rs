@@ -28,7 +28,7 @@ pub fn every_size_around_small_buffers(on: On) {
 }
 
 pub fn every_size_around_small_buffers_unframed(on: On) {
-    let lab = Lab::of(on.host(small_buffers()).framing(Raw));
+    let lab = Lab::of(on.site(small_buffers()).framing(Raw));
     let mut client = lab.client();
     for bytes in 1..=200 {
         client.write(&vec![b'e'; bytes]);
@@ -109,7 +109,7 @@ pub fn pipelined_both_ways_at_once(on: On) {
 }
 
 pub fn lines_cut_anywhere(on: On) {
-    let lab = Lab::of(on.host(small_buffers()).framing(Lines::default()));
+    let lab = Lab::of(on.site(small_buffers()).framing(Lines::default()));
     let mut client = lab.client();
     let text =
         b"e\nefirst\r\nesecond\ne\r\r\nethe third one is longer than a buffer of 64 bytes, as this one is\n";
@@ -136,7 +136,7 @@ pub fn a_frame_at_the_limit_and_one_above(on: On) {
 
 pub fn an_endless_line(on: On) {
     let limits = Limits { frame_bytes_max: 1000, ..small_buffers() };
-    let lab = Lab::of(on.host(limits).framing(Lines::default()));
+    let lab = Lab::of(on.site(limits).framing(Lines::default()));
     let mut client = lab.client();
     client.write(&[b'x'; 1001]);
     client.finish_writing();
@@ -146,7 +146,7 @@ pub fn an_endless_line(on: On) {
 }
 
 pub fn two_connections_in_turns(on: On) {
-    let lab = Lab::of(on.host(small_buffers()).framing(LengthPrefix::default()));
+    let lab = Lab::of(on.site(small_buffers()).framing(LengthPrefix::default()));
     let (mut one, mut other) = (lab.client(), lab.client());
     let wire = frame(&echo(300));
     for (byte, n) in wire.iter().zip(0..) {

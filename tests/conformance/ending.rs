@@ -60,7 +60,7 @@ pub fn fin_comes_after_all_bytes(on: On) {
     lab.finish();
 }
 
-pub fn what_is_written_after_a_close_destroys_no_reply(on: On) {
+pub fn bytes_after_a_close_destroy_no_reply(on: On) {
     let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
     let mut client = lab.client_with_small_window();
     client.write(&[frame(b"r5,20000"), frame(b"c")].concat());

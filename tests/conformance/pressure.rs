@@ -57,7 +57,7 @@ pub fn a_slow_reader_gets_every_byte(on: On) {
     lab.finish();
 }
 
-pub fn a_slow_reader_holds_up_nobody(on: On) {
+pub fn slow_reader_holds_up_no_other(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut slow = lab.client_with_small_window();
     slow.send("b30000000");
@@ -121,7 +121,7 @@ pub fn a_shard_has_a_most(on: On) {
     let mut clients: Vec<Client> = (0..8).map(|_| lab.client()).collect();
     let part = &frame(&[b'e'; 900_000])[..800_000];
     for client in &mut clients {
-        // Whoever needs what is not there is reset while it writes.
+        // A peer that needs what is not there is reset while it writes.
         let _ = std::io::Write::write_all(&mut client.stream, part);
     }
     eventually("some are closed", SOON, || lab.report().counters.closed_for(CloseReason::MemoryLimit) >= 4);
@@ -186,7 +186,7 @@ pub fn handler_limit(on: On) {
     lab.finish();
 }
 
-pub fn heartbeats_that_nobody_answers(on: On) {
+pub fn heartbeats_without_an_answer(on: On) {
     let limits = Limits { heartbeat: SHORT, heartbeats_missed_max: 3, ..no_time_limits() };
     let lab = Lab::on(on, limits);
     let (mut mute, mut waits) = (lab.client(), lab.client());

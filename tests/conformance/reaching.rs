@@ -7,10 +7,10 @@ use ringserve::framing::LengthPrefix;
 use ringserve::{CloseReason, ConnHandle, Limits, PushError, Shards};
 
 use crate::common::client::End;
-use crate::common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use crate::common::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, pattern};
 
 fn on_shards(on: On, shards: usize, limits: Limits) -> Lab {
-    Lab::of(on.host(limits).shards(shards).framing(LengthPrefix::default()))
+    Lab::of(on.site(limits).shards(shards).framing(LengthPrefix::default()))
 }
 
 pub fn pushes_from_a_thread(on: On) {
@@ -26,7 +26,7 @@ pub fn pushes_from_a_thread(on: On) {
                 for (to, handle) in handles.iter().enumerate() {
                     let started = Instant::now();
                     while let Err(error) = handle.push(text(to, n)) {
-                        assert!(started.elapsed() < 2 * SOON, "nobody reads what was pushed");
+                        assert!(started.elapsed() < 2 * SOON, "no peer reads what was pushed");
                         assert_eq!(error, PushError::Full);
                         thread::yield_now();
                     }
@@ -72,7 +72,7 @@ pub fn a_push_beyond_the_high_mark(on: On) {
     lab.finish();
 }
 
-pub fn a_push_from_a_thread_to_who_reads_nothing(on: On) {
+pub fn push_from_a_thread_to_a_peer_that_reads_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
     assert_eq!(client.ask("Hit"), b"reached");
@@ -146,7 +146,7 @@ pub fn messages_between_shards(on: On) {
     let shards = Shards::<u32>::new();
     let (arrived, end) = std::sync::mpsc::channel();
     let (joined, arrived) = (shards.clone(), std::sync::Mutex::new(arrived));
-    let host = on.host(no_time_limits()).shards(SHARDS).framing(LengthPrefix::default());
+    let host = on.site(no_time_limits()).shards(SHARDS).framing(LengthPrefix::default());
     let running = host.start(move |shard| {
         let (shards, next) = (joined.clone(), (shard.index() + 1) % SHARDS);
         let arrived = arrived.lock().unwrap().clone();
@@ -154,7 +154,7 @@ pub fn messages_between_shards(on: On) {
             0 => arrived.send(()).unwrap(),
             n => shards.send(next, n - 1).unwrap(),
         });
-        Actor::new(Default::default())
+        Puppet::new(Default::default())
     });
     let running = running.unwrap();
     shards.send(0, 1_000).unwrap();

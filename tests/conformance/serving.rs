@@ -102,7 +102,7 @@ pub fn a_push_from_another_connection(on: On) {
     lab.finish();
 }
 
-pub fn a_push_to_who_reads_nothing(on: On) {
+pub fn push_to_a_peer_that_reads_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut target = lab.client_with_small_window();
     assert_eq!(target.ask("htarget"), b"named");
@@ -110,10 +110,15 @@ pub fn a_push_to_who_reads_nothing(on: On) {
     let text = pattern(100_000);
     let push = [&b">target:"[..], &text].concat();
     let mut pushed = 0;
-    while other.ask(&push) == b"ok" {
+    let last = loop {
+        let answer = other.ask(&push);
+        if answer != b"ok" {
+            break answer;
+        }
         pushed += 1;
         assert!(pushed < 10_000, "never full");
-    }
+    };
+    assert_eq!(last, b"full");
     (0..pushed).for_each(|_| assert!(target.recv() == text));
     eventually("there is room again", SOON, || other.ask(">target:more") == b"ok");
     assert_eq!(target.recv(), b"more");

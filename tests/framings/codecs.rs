@@ -13,8 +13,8 @@ use ringserve::{CloseReason, Limits, Running};
 use tokio_util::bytes as bytes_of;
 use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
-use crate::common::actor::Gate;
 use crate::common::client::{End, frame};
+use crate::common::puppet::Gate;
 use crate::common::{self, Client, SOON, eventually, no_time_limits, pattern};
 
 /// Where test and service meet.
@@ -152,7 +152,7 @@ fn connections_have_codecs_of_their_own() {
 }
 
 #[test]
-fn what_the_decoder_refuses_closes_after_last_words() {
+fn refusal_of_the_decoder_closes_after_last_words() {
     let lab = Lab::with(no_time_limits(), 10, 1 << 20);
     let mut client = lab.client();
     client.write(b"short\n0123456789a\nnever answered\n");
@@ -226,7 +226,7 @@ fn items_behind_a_close_through_a_handle_are_not_handed_over() {
     let mut client = Client::with_small_window(lab.running.local_addrs()[0]);
     client.write(&[&b"much\n".repeat(2000)[..], b"by handle\nlast\n"].concat());
     eventually("the call waits", SOON, || lab.shared.gate.came() == 1);
-    // The shard hears of its own handle's close one turn later, and until then what came is handed over.
+    // The shard hears of a close by its handle one turn later, and until then what came is handed over.
     common::a_turn_passes(&lab.running);
     assert_eq!(lab.shared.items.load(SeqCst), 2001);
     lab.shared.gate.open();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_is_too_large_is_answered_and_counted() {
+fn oversize_is_answered_and_counted() {
     let options = HttpOptions { header_bytes_max: 4096, headers_max: 10, ..HttpOptions::default() };
     let rig = Rig::start(options);
     let mut client = rig.client();
@@ -31,7 +31,7 @@ fn what_is_too_large_is_answered_and_counted() {
 }
 
 #[test]
-fn nonsense_is_answered_and_counted_and_the_errors_of_services_too() {
+fn nonsense_and_service_errors_are_answered_and_counted() {
     let rig = Rig::start(HttpOptions::default());
     let mut client = rig.client();
     client.write(b"nonsense\r\n\r\n");
@@ -86,7 +86,7 @@ fn a_peer_that_vanishes_is_no_failure() {
         client.reset();
         watch::holds(&rig.running, 0);
     }
-    assert_eq!(rig.handlers.inside.load(SeqCst), 0, "whoever waits for a peer that is gone is dropped");
+    assert_eq!(rig.handlers.inside.load(SeqCst), 0, "handlers of a peer that is gone are dropped");
     let report = common::finish(rig.running);
     let ends = &report.counters;
     assert_eq!(ends.closed_for(CloseReason::HandlerError), 0, "{ends:?}");

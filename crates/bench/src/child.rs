@@ -46,7 +46,7 @@ impl Child {
         Child::spawn(server, &mut command)
     }
 
-    /// The same with so many shards, and on any CPU unless there is one.
+    /// The same with `shards` shards, and on any CPU where `cpu` names none.
     pub(crate) fn start_sized(server: &str, cpu: Option<usize>, shards: usize) -> io::Result<Self> {
         let mut command = Child::command(server, cpu)?;
         command.args(["--shards", &shards.to_string()]);

@@ -16,7 +16,7 @@ use crate::table::{Table, median, spread};
 
 /// What to measure.
 pub(crate) struct Plan {
-    /// Numbers of connections, each a measurement of its own.
+    /// Numbers of connections, each a separate measurement.
     pub(crate) connections: Vec<usize>,
     /// What each connection sends in a step.
     pub(crate) shape: Shape,
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
 pub(crate) enum RoundEnd {
     /// After the step in which this time has passed.
     After(Duration),
-    /// After so many steps, or `STEPS_TIME_MAX`.
+    /// After this many steps, or `STEPS_TIME_MAX`.
     Steps(u64),
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn measure_target(plan: &load::Plan, target: &Target) -> io::Result<M
         check_echo(child.address, plan.shape)?;
         measure(&child, plan.connections, plan.shape, RoundEnd::After(plan.measured))
     };
-    // On a thread of its own, since it stays on that CPU.
+    // On another thread, since it stays on that CPU.
     let sample = thread::scope(|scope| scope.spawn(measured).join())
         .map_err(|_| io::Error::other("the generator panicked"))??;
     Ok(Measured {

@@ -46,7 +46,7 @@ fn switches_in(status: &str) -> u64 {
     switches.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
 }
 
-/// Counts the system calls of a process for so long, with `perf`; `None` where that is missing or may not.
+/// Counts the system calls of a process for `time`, with `perf`; `None` where that is missing or may not.
 pub(crate) fn count_calls(pid: u32, time: Duration) -> Option<u64> {
     let perf = Command::new("perf")
         .args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-p", &pid.to_string(), "--", "sleep"])

@@ -83,7 +83,7 @@ fn a_mebibyte_comes_back_whole_and_then_the_end() {
 }
 
 #[test]
-fn a_slow_reader_holds_back_nobody_else_and_gets_everything() {
+fn slow_reader_holds_back_no_other_and_gets_everything() {
     for name in SERVERS {
         let server = Server::start(name);
         let mut slow = server.connect();

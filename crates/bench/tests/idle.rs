@@ -41,7 +41,7 @@ fn connections_of_several_processes_are_held_by_several_shards() {
 }
 
 #[test]
-fn what_cannot_be_held_is_refused_with_what_to_do() {
+fn count_that_cannot_be_held_is_refused_with_advice() {
     for (arguments, expected) in [
         (
             "--connections 6000 --servers tokio",

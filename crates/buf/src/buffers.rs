@@ -102,7 +102,7 @@ impl Header {
         // function; a heap block lives until it is freed below.
         let this = unsafe { header.as_ref() };
         if this.pool.is_null() {
-            // SAFETY: made by `of_heap` from a leaked box of exactly this type, and nobody else knows it any more.
+            // SAFETY: made by `of_heap` from a leaked box of exactly this type, and nothing else knows it any more.
             drop(unsafe { Box::from_raw(header.cast::<HeapBlock>().as_ptr()) });
             return;
         }
@@ -208,7 +208,7 @@ impl Inner {
         true
     }
 
-    /// Puts a buffer that nobody uses any more on top of the free list.
+    /// Puts a buffer that is no longer used on top of the free list.
     pub(crate) fn free(&self, header: &Header) {
         debug_assert_eq!(header.state.get(), 0);
         if self.care.get() != 0 {

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_buffer_is_poisoned_and_zeroed_memory_is_what_a_new_one_shows() {
+    fn freed_buffer_is_poisoned_and_a_new_one_is_zeroed() {
         let config = PoolConfig { buffer_bytes: 64, buffers_max: 1, poison: true };
         let (_pool, mut side) = Pool::new(config).unwrap();
         let id = side.lend().unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_lives_as_long_as_any_lease_and_takes_its_buffers_back_in_any_order() {
+    fn pool_lives_as_long_as_any_lease_in_any_order() {
         let (pool, mut side) =
             Pool::new(PoolConfig { buffer_bytes: 64, buffers_max: 2, poison: true }).unwrap();
         let (a, b) = (side.lend().unwrap(), side.lend().unwrap());

@@ -16,9 +16,9 @@ const BUFFERS_LIMIT: usize = 1 << 15;
 /// Why a pool cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolError {
-    /// `buffer_bytes` is outside of 64 to 16 MiB.
+    /// `buffer_bytes` is outside 64 to 16 MiB.
     BufferBytes(usize),
-    /// `buffers_max` is outside of 1 to 32768.
+    /// `buffers_max` is outside 1 to 32768.
     BuffersMax(usize),
 }
 
@@ -38,7 +38,7 @@ impl core::error::Error for PoolError {}
 pub struct Counts {
     /// Buffers taken from the system so far.
     pub total: usize,
-    /// Buffers nobody uses.
+    /// Buffers that are not used.
     pub free: usize,
     /// Buffers the kernel may write into, leased in part or not.
     pub with_kernel: usize,
@@ -109,7 +109,7 @@ impl Pool {
         counts.free + self.inner.config.buffers_max - counts.total
     }
 
-    /// Has `waker` called when a buffer is freed that a receive waits for: leases may be dropped outside of the shard's
+    /// Has `waker` called when a buffer is freed that a receive waits for: leases may be dropped outside the shard's
     /// turns, while the shard sleeps.
     pub fn wake_when_freed(&self, waker: Waker) {
         *self.inner.waker.borrow_mut() = Some(waker);
@@ -170,7 +170,7 @@ impl fmt::Debug for Pool {
 
 /// The driver's side of a [`Pool`]: lends buffers to a kernel and takes what arrived.
 ///
-/// There is one for each pool. Whoever passes an [`address`](KernelSide::address) to something that writes
+/// There is one for each pool. A driver that passes an [`address`](KernelSide::address) to something that writes
 /// there promises that it writes only while the buffer is lent, only at and above the bytes already reported
 /// through [`received`](KernelSide::received), and that a range is reported only once it is written.
 pub struct KernelSide {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incremental_buffer_is_free_only_after_the_kernel_and_every_lease() {
+    fn incremental_buffer_is_free_after_kernel_and_every_lease() {
         let (pool, mut side) = small(1);
         let id = side.lend().unwrap();
         side.spare(id)[..5].copy_from_slice(b"first");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn trimming_gives_back_only_chunks_nobody_uses() {
+    fn trimming_gives_back_unused_chunks_only() {
         let (pool, mut side) = small(4 * CHUNK_BUFFERS);
         let lent: Vec<u16> = std::iter::from_fn(|| side.lend()).collect();
         assert_eq!(lent.len(), 4 * CHUNK_BUFFERS);

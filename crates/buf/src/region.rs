@@ -30,7 +30,7 @@ impl Region {
 
     /// The address `offset` bytes into the aligned part. Panics if it lies outside.
     pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
-        assert!(offset < self.layout.size() - PAGE, "offset outside of the region");
+        assert!(offset < self.layout.size() - PAGE, "offset outside the region");
         // SAFETY: skip is at most PAGE and offset is below size - PAGE, so the sum stays inside the allocation.
         unsafe { self.allocation.add(self.skip + offset) }
     }

@@ -47,7 +47,7 @@ pub(crate) struct Entrant {
     pub(crate) name: String,
     /// How to measure it with raw messages.
     pub(crate) raw: Option<Target>,
-    /// ... and with lines, in a framing of its own.
+    /// ... and with lines, in a framing of the rival's.
     pub(crate) lines: Option<Target>,
     /// ... and in a form whose handlers wait.
     pub(crate) awaits: Option<Target>,

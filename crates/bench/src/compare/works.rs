@@ -32,7 +32,7 @@ pub(crate) enum Serves {
 pub(crate) enum How {
     /// Each connection sends when its replies are there.
     Closed,
-    /// So many messages in a second.
+    /// This many messages in a second.
     Open(f64),
     /// That part of what the slowest server can do in a closed loop.
     OpenPart(f64),

@@ -23,7 +23,7 @@ impl Connection {
         Connection { stream, sent: 0, received: 0, unsent: 0, pending: VecDeque::new(), partial: 0 }
     }
 
-    /// So many more messages are to be sent, each of `bytes` bytes.
+    /// This many more messages are to be sent, each of `bytes` bytes.
     pub(super) fn queue(&mut self, count: u32, at: u64, bytes: usize) {
         self.unsent += u64::from(count) * bytes as u64;
         self.pending.push_back((at, count));

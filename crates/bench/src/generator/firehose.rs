@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::{Plan, connect};
 use crate::steps::Shape;
 
-/// Its messages, of which so many are always under way.
+/// Its messages, of which this many are always under way.
 const SHAPE: Shape = Shape { bytes: 16 << 10, pipeline: 8, lines: false };
 
 /// No other connection's.

@@ -59,9 +59,9 @@ fn histogram() -> Histogram<u64> {
 pub(crate) enum Pace {
     /// When the replies to the ones before are there.
     Closed,
-    /// So many in a second over all connections.
+    /// This many in a second over all connections.
     Open(f64),
-    /// Once on each connection, which is closed then; so many are under way at once.
+    /// Once on each connection, which is closed then; this many are under way at once.
     Churn,
     /// On one connection, and the reply is a delivery on each of the others.
     Fanout,
@@ -93,7 +93,7 @@ enum Phase {
     Over,
 }
 
-/// What the threads and whoever directs them share.
+/// What the threads and their director share.
 struct Shared {
     phase: AtomicU8,
     /// Threads that failed.

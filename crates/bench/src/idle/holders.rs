@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// What all holders do together.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Task {
-    /// Open connections until all holders have so many.
+    /// Open connections until all holders have this many.
     Hold(usize),
     /// One more round trip on every connection.
     Check,
@@ -102,7 +102,7 @@ impl Holders {
                         Task::Check => holder.check(done, over),
                     })
                 };
-                // Whoever takes the ends outlives the threads.
+                // The receiver of the ends outlives the threads.
                 scope.spawn(move || ended.send(work()).unwrap_or(()));
             }
             drop(ended);

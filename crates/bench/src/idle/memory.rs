@@ -9,7 +9,7 @@ pub(super) struct Kernel {
     pub(super) slab: u64,
     /// The part of it that `available` takes for free. Sockets' inodes and directory entries are in it, and are not.
     pub(super) reclaimable: u64,
-    /// Stacks of threads, page tables, and what each CPU has of its own.
+    /// Stacks of threads, page tables, and what each CPU has.
     pub(super) others: u64,
     /// What sockets hold for bytes on their way.
     pub(super) buffers: u64,
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_reclaimable_is_not_left() {
+    fn reclaimable_memory_is_not_left() {
         let start = Kernel { reclaimable: 10, available: 1000, ..Kernel::default() };
         let later = Kernel { reclaimable: 110, available: 800, ..Kernel::default() };
         assert_eq!((start.left_since(start), later.left_since(start)), (1000, 700));

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_what_does() {
+    fn load_that_does_not_fit_is_refused_with_what_does() {
         let available = RESERVE_BYTES + 1000 * PAIR_BYTES;
         assert!(enough_memory(1000, available).is_ok());
         let why = enough_memory(1001, available).unwrap_err().to_string();

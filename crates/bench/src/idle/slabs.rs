@@ -55,7 +55,7 @@ mod tests {
         new                    1      1   4096    1    1 : tunables    0    0    0 : slabdata      1      1      0\n";
 
     #[test]
-    fn the_cache_that_grew_most_comes_first_and_those_that_did_not_are_left_out() {
+    fn caches_are_listed_by_growth_without_those_that_did_not_grow() {
         let (before, after) = (Slabs(parse(BEFORE, 4096)), Slabs(parse(AFTER, 4096)));
         assert_eq!(after.growth(&before), [("TCP", 10 * 8 * 4096), ("new", 4096)]);
     }

@@ -20,7 +20,7 @@ const PER_SHARD: u64 = 19_000;
 
 /// Measure what an idle connection costs.
 ///
-/// Each connection exchanges one line and then stays silent. They are held by processes of their own, as many as the
+/// Each connection exchanges one line and then stays silent. They are held by separate processes, as many as the
 /// limit of open files needs, and come from loopback addresses, as many as their ports need. As many processes as there
 /// are CPUs open at once.
 ///
@@ -69,14 +69,14 @@ pub(crate) struct IdleOptions {
     /// Say which of the kernel's caches grew, by /proc/slabinfo; for root.
     #[arg(long)]
     slabs: bool,
-    /// Have the kernel free what it keeps of files that nobody uses before memory is read, by /proc/sys/vm/drop_caches; for
+    /// Have the kernel free what it keeps of files that are not in use before memory is read, by /proc/sys/vm/drop_caches; for
     /// root. Needed for exact kernel bytes where a monitor lists /proc/PID/fd: each descriptor listed leaves 950 bytes.
     #[arg(long)]
     drop_caches: bool,
     /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.
     #[arg(long)]
     rivals: Option<PathBuf>,
-    /// Servers [default: all that hold so many].
+    /// Servers [default: all that hold that many].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
     servers: Vec<String>,
 }

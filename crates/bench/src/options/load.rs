@@ -48,7 +48,7 @@ pub(crate) struct LoadOptions {
     /// Make the messages lines: the last of their bytes is a newline.
     #[arg(long)]
     lines: bool,
-    /// An open loop with so many messages a second over all connections.
+    /// Messages a second of an open loop, over all connections.
     #[arg(long, conflicts_with = "pipeline")]
     rate: Option<f64>,
     /// One more connection that keeps 16 KiB messages coming and going, so that others feel it. Neither its messages nor

@@ -46,7 +46,7 @@ pub(crate) struct LockstepOptions {
     /// Length of a server's measured part of a round, up to 60; a fifth more is warm-up.
     #[arg(long, default_value_t = 1.5)]
     seconds_per_round: f64,
-    /// Measure so many steps in a round instead of a length of time.
+    /// Steps to measure in a round, instead of a length of time.
     #[arg(long, conflicts_with = "seconds_per_round")]
     steps: Option<u64>,
     /// Servers, the one to compare with first [default: all that speak what is sent, but proxies].

@@ -1,4 +1,4 @@
-//! The rivals: servers on other libraries, in a workspace of their own.
+//! The rivals: servers on other libraries, in a separate workspace.
 
 use std::io;
 use std::path::{Path, PathBuf};

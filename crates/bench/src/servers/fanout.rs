@@ -32,7 +32,7 @@ impl Service for Fanout {
             cx.reply(frame);
             return Ok(());
         }
-        // Who is gone is forgotten; who is full misses the line.
+        // A listener that is gone is forgotten; one that is full misses the line.
         self.listeners.borrow_mut().retain(|listener| {
             let _ = listener.push(&*frame);
             !listener.is_gone()
@@ -85,7 +85,7 @@ async fn connection(stream: TcpStream, sender: Sender<Rc<[u8]>>) -> io::Result<(
             write.write_all(&line).await?;
             return listen(write, sender.subscribe()).await;
         }
-        // Without listeners there is nobody to tell.
+        // Without listeners the line goes nowhere.
         let _ = sender.send(Rc::from(&*line));
         line.clear();
     }

@@ -54,7 +54,7 @@ pub(crate) enum Run {
     On(fn(TcpListener) -> io::Result<()>),
     /// It binds the address itself and calls [`announce`] when it listens.
     Itself(fn(SocketAddr) -> io::Result<()>),
-    /// The same with so many shards, which hold [`sized_connections_max`] connections together.
+    /// The same with this many shards, which hold [`sized_connections_max`] connections together.
     Sized(fn(SocketAddr, usize) -> io::Result<()>),
 }
 

@@ -133,7 +133,7 @@ pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
     wait(running.map_err(io::Error::other)?)
 }
 
-/// Connections that so many shards hold in this process: as many each as the limit of open files, and no fewer together than by
+/// Connections that `shards` shards hold in this process: as many each as the limit of open files, and no fewer together than by
 /// default.
 pub(crate) fn connections_max(shards: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());

@@ -20,7 +20,7 @@ pub enum FrameError {
         /// The limit.
         max: usize,
     },
-    /// The frame is larger than the `bytes_max` of its own framing.
+    /// The frame is larger than the `bytes_max` of its framing.
     OverBytesMax {
         /// The limit.
         max: usize,
@@ -34,7 +34,7 @@ pub enum FrameError {
     },
     /// A varint goes on after 10 bytes, or says 2^64 or more.
     VarintOverflow,
-    /// A varint has more bytes than its value needs. One value has one form, so that nobody is told two
+    /// A varint has more bytes than its value needs. One value has one form, so that no reader is told two
     /// things by the same bytes.
     VarintOverlong {
         /// Bytes it has.

@@ -44,7 +44,7 @@ impl LengthPrefix {
         LengthField::varint()
     }
 
-    /// A length that stands behind so many bytes: see [`LengthField::offset`].
+    /// A length that stands behind `bytes` bytes: see [`LengthField::offset`].
     pub const fn offset(self, bytes: u8) -> LengthField {
         LengthField::of(self).offset(bytes)
     }
@@ -88,7 +88,7 @@ impl LengthField {
         LengthField { width: Some(prefix.order(order)), ..self }
     }
 
-    /// The length stands behind so many bytes, which it does not count. If there are any the header is kept, as
+    /// The length stands behind `bytes` bytes, which it does not count. If there are any the header is kept, as
     /// with [`keep_header`](LengthField::keep_header): they mean something, and only the service knows what to
     /// write there in a reply.
     pub const fn offset(self, bytes: u8) -> LengthField {

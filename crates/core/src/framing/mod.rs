@@ -5,7 +5,7 @@
 //! | [`Raw`] | whatever arrived | nothing |
 //! | [`Lines`] | bytes up to `\n`, without it and without a `\r` before it | `\n`, or `\r\n` |
 //! | [`Delimiter`] | bytes up to a delimiter of 1 to 255 bytes, without it | the delimiter |
-//! | [`Fixed`] | so many bytes | nothing, and must have the size |
+//! | [`Fixed`] | a fixed number of bytes | nothing, and must have the size |
 //! | [`LengthPrefix`] | as many bytes as the number before it says | the same number |
 //! | [`LengthField`] | the same, with the number written, placed or counted otherwise | the same number, or nothing |
 //!
@@ -210,7 +210,7 @@ impl fmt::Debug for Encoding {
     }
 }
 
-/// A frame of which `have` bytes are there, with so many behind its header.
+/// A frame of which `have` bytes are there, and `follows` come behind its header.
 #[inline(always)]
 fn frame_or_more(skip: usize, header: usize, follows: usize, have: usize) -> Decode {
     // A length beyond the address space saturates; the limit on frames refuses it.
@@ -221,7 +221,7 @@ fn frame_or_more(skip: usize, header: usize, follows: usize, have: usize) -> Dec
     }
 }
 
-/// What a framing that searches answers when there is no end in so many bytes, or in the first `bytes_max` of them.
+/// What a framing that searches answers when there is no end in `bytes` bytes, or in the first `bytes_max` of them.
 #[inline]
 fn unended(bytes: usize, bytes_max: usize) -> Result<Decode, FrameError> {
     if bytes < bytes_max { Ok(Decode::More(1)) } else { Err(FrameError::OverBytesMax { max: bytes_max }) }

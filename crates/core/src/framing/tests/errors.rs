@@ -28,7 +28,7 @@ fn a_length_near_the_end_of_the_address_space_does_not_overflow() {
 }
 
 #[test]
-fn a_payload_longer_than_its_prefix_is_refused_and_nothing_is_written() {
+fn payload_longer_than_its_prefix_writes_nothing() {
     for (width, len) in [(1, 1 << 8), (2, 1 << 16), (3, 1 << 24)] {
         let payload = alloc::vec![0; len];
         assert!(encode_to_vec(&LengthPrefix::bytes(width), &payload).is_err());
@@ -64,7 +64,7 @@ fn a_varint_is_the_one_of_protocol_buffers() {
 }
 
 #[test]
-fn a_length_that_becomes_negative_is_refused_as_soon_as_it_is_there() {
+fn length_that_becomes_negative_is_refused_at_once() {
     let inclusive = LengthPrefix::bytes(2).adjust(-2);
     let negative = Err(FrameError::NegativeLength { length: 1, adjust: -2 });
     assert_eq!(inclusive.decode(&[0, 1], 0), negative);
@@ -137,7 +137,7 @@ fn a_frame_is_as_large_as_bytes_max_and_not_a_byte_larger() {
 }
 
 #[test]
-fn a_delimiter_that_payload_and_delimiter_form_together_is_refused() {
+fn delimiter_formed_with_the_payload_is_refused() {
     let mail = Delimiter::new(b"\r\n.\r\n");
     for bad in [&b"\r\n.\r\n"[..], b"a\r\n.\r\nb", b"a\r\n.", b"\r\n."] {
         assert!(encode_to_vec(&mail, bad).is_err(), "{}", bad.escape_ascii());

@@ -143,7 +143,7 @@ fn both<F: Framing>(framing: F) -> Drawn {
     Drawn { decoding, encoding }
 }
 
-/// A number in so many bytes, or as a varint.
+/// A number of a fixed width, or as a varint.
 fn digits(mut number: u64, width: u8, little: bool) -> Vec<u8> {
     let mut digits = Vec::new();
     if width == 0 {

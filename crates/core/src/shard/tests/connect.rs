@@ -34,7 +34,7 @@ fn a_connection_that_is_made_receives_once_it_is_there() {
 }
 
 #[test]
-fn a_connection_that_cannot_be_made_ends_with_the_errno_and_frees_its_slot() {
+fn connection_that_cannot_be_made_ends_and_frees_its_slot() {
     let (mut shard, id) = connecting(Limits::default(), 0, 1);
     shard.begin_turn(at(1), 0);
     shard.complete(Completion::Connected { id, result: Err(111) });
@@ -48,7 +48,7 @@ fn a_connection_that_cannot_be_made_ends_with_the_errno_and_frees_its_slot() {
 }
 
 #[test]
-fn a_connect_that_takes_too_long_is_stopped_and_closed_once_it_has_ended() {
+fn connect_that_takes_too_long_is_stopped_then_closed() {
     let (mut shard, id) =
         connecting(Limits { connect: Some(Duration::from_secs(3)), ..Limits::default() }, 70_000, 1);
     shard.begin_turn(at(2), 0);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_the_driver_never_ends_is_left_behind_in_time() {
+fn operation_that_never_ends_is_left_behind_in_time() {
     let (mut shard, _) = with_connection(Limits::default());
     shard.begin_turn(at(1), 0);
     shard.force();
@@ -26,7 +26,7 @@ fn what_the_driver_never_ends_is_left_behind_in_time() {
 }
 
 #[test]
-fn a_delayed_drain_accepts_until_it_is_time_and_force_cuts_it_short() {
+fn delayed_drain_accepts_until_its_time_or_force() {
     for forced in [false, true] {
         let (mut shard, id) =
             with_connection(Limits { drain_delay: Duration::from_secs(10), ..Limits::default() });

@@ -36,7 +36,7 @@ fn nearly_full() -> (Tested, Vec<ConnId>) {
 }
 
 #[test]
-fn a_reply_that_leaves_at_once_ends_who_holds_most_and_not_its_own() {
+fn reply_that_leaves_at_once_ends_the_heaviest_connection() {
     let (mut shard, ids) = nearly_full();
     shard.begin_turn(at(2), 0);
     // More than most of those hold that have been holding it, and they go first all the same.
@@ -125,7 +125,7 @@ fn connection_that_closes_is_not_reset_for_what_others_hold() {
 }
 
 #[test]
-fn what_is_queued_counts_once_it_does_not_leave() {
+fn queued_bytes_count_once_they_do_not_leave() {
     let (mut shard, ids) = nearly_full();
     shard.begin_turn(at(2), 0);
     shard.block(ids[9]).unwrap().link.write(&[b'r'; 9_000]);
@@ -139,7 +139,7 @@ fn what_is_queued_counts_once_it_does_not_leave() {
 }
 
 #[test]
-fn where_nothing_is_held_for_long_the_heaviest_reply_goes() {
+fn heaviest_reply_goes_where_nothing_is_held_for_long() {
     let (mut shard, ids) = with_connections(
         12,
         Limits {
@@ -157,7 +157,7 @@ fn where_nothing_is_held_for_long_the_heaviest_reply_goes() {
 }
 
 #[test]
-fn calls_that_wait_are_counted_and_hold_back_others_where_memory_is_tight() {
+fn calls_that_wait_hold_back_others_where_memory_is_tight() {
     let limits = Limits {
         calls_in_flight_max: 1000,
         frame_bytes_max: 10_000,

@@ -17,7 +17,7 @@ fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
 }
 
 #[test]
-fn who_waits_for_the_outbox_hears_of_a_send_that_was_stopped_and_goes_on() {
+fn handler_that_waits_for_room_hears_of_a_stopped_send() {
     let (mut shard, id) = with_connection(Limits {
         outbox_bytes_high: 10,
         outbox_bytes_low: 5,
@@ -35,7 +35,7 @@ fn who_waits_for_the_outbox_hears_of_a_send_that_was_stopped_and_goes_on() {
 }
 
 #[test]
-fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
+fn half_frame_is_watched_again_once_its_peer_may_send() {
     let (mut shard, id) = with_connection(Limits {
         outbox_bytes_high: 10,
         outbox_bytes_low: 5,
@@ -107,7 +107,7 @@ fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
 }
 
 #[test]
-fn limits_are_kept_whenever_the_clock_started_and_however_long_it_was_quiet() {
+fn limits_are_kept_from_any_clock_after_any_quiet_time() {
     let none = Limits { first_frame: None, idle: None, ..Limits::default() };
     let minutes = |count: u64| Duration::from_secs(60 * count);
     let year = Duration::from_secs(365 * 24 * 3600);
@@ -139,7 +139,7 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
     let limits = Limits { idle: Some(Duration::from_secs(10)), ..Limits::default() };
     let (mut shard, ids) = with_connections(1, limits);
     let mut handed = Vec::new();
-    // Beside the news of so many others it has a small batch.
+    // Beside the news of that many others it has a small batch.
     shard.begin_turn(at(1), 500);
     receive_later(&mut shard, ids[0], &empty_frames(40));
     assert_eq!(shard.take_frames(), Some(ids[0]));

@@ -53,7 +53,7 @@ fn a_frame_waits_for_one_batch_of_each_other_connection() {
 }
 
 #[test]
-fn connections_that_wait_leave_the_turn_to_news_while_there_is_more() {
+fn connections_left_over_leave_the_turn_to_news() {
     let (mut shard, ids) = with_connections(500, Limits::default());
     let mut handed = Vec::new();
     let mut turn = |shard: &mut Tested, completions, receives: &[ConnId]| {

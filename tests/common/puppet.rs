@@ -3,9 +3,9 @@
 //! | frame | what happens |
 //! |---|---|
 //! | `e...` | it is sent back |
-//! | `b` number | a reply of so many bytes |
-//! | `r` number`,` size | so many replies of that size, without waiting |
-//! | `s` number | so many bytes unframed, waiting for room between pieces |
+//! | `b` number | a reply of that many bytes |
+//! | `r` number`,` size | `number` replies of `size` bytes, without waiting |
+//! | `s` number | `number` bytes unframed, waiting for room between pieces |
 //! | `p...` | waits for the gate, then it is sent back |
 //! | `t...` | a thread is started that wakes the call; then it is sent back |
 //! | `w...` | wakes its own call and is done at once; it is sent back |
@@ -19,11 +19,11 @@
 //! | `h` name | names the connection |
 //! | `>` name `:` text | pushes text to that connection; replies `ok`, `full` or `gone` |
 //! | `!` name, `?` name | closes that connection; replies whether it is gone |
-//! | `S` number`,`... | sleeps for so many milliseconds, then it is sent back |
+//! | `S` number`,`... | sleeps for `number` milliseconds, then it is sent back |
 //! | `=...` | sent back within a deadline that it does not need |
-//! | `L` number | waits for ever within a deadline of so many milliseconds; replies `elapsed` |
+//! | `L` number | waits for ever within a deadline of `number` milliseconds; replies `elapsed` |
 //! | `g` name | waits until the test lets that name go, then it is sent back |
-//! | `B` number | a reply of so many bytes; then it waits for the gate |
+//! | `B` number | a reply of that many bytes; then it waits for the gate |
 //! | `o` | holds the connection open; replies `held` |
 //! | `H` name | gives the test a handle by that name; replies `reached` |
 //! | `@` name `:` text | pushes text through that handle, from wherever this is; replies as `>` |
@@ -78,14 +78,14 @@ pub struct Shared {
     pub panic_in_malformed: AtomicBool,
 }
 
-pub struct Actor {
+pub struct Puppet {
     pub shared: Arc<Shared>,
     names: RefCell<HashMap<Vec<u8>, LocalHandle>>,
 }
 
-impl Actor {
-    pub fn new(shared: Arc<Shared>) -> Actor {
-        Actor { shared, names: RefCell::default() }
+impl Puppet {
+    pub fn new(shared: Arc<Shared>) -> Puppet {
+        Puppet { shared, names: RefCell::default() }
     }
 }
 
@@ -139,7 +139,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-impl Service for Actor {
+impl Service for Puppet {
     type Session = Session;
     type Error = Failed;
 
@@ -309,7 +309,7 @@ impl Service for Actor {
     }
 }
 
-impl Actor {
+impl Puppet {
     async fn pass(&self) {
         let mut unfinished = Unfinished(&self.shared.dropped, true);
         self.shared.gate.pass().await;
