@@ -15,27 +15,18 @@ use crate::guard::{discard, wake};
 pub(crate) struct Requests {
     asked: RefCell<Vec<Rc<Attempt>>>,
     given_up: RefCell<Vec<ConnId>>,
-    /// There is something in either.
-    some: Cell<bool>,
 }
 
 impl Requests {
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.some.get()
-    }
-
     pub(crate) fn ask(&self, attempt: Rc<Attempt>) {
         self.asked.borrow_mut().push(attempt);
-        self.some.set(true);
     }
 
     pub(crate) fn give_up(&self, id: ConnId) {
         self.given_up.borrow_mut().push(id);
-        self.some.set(true);
     }
 
     pub(crate) fn take(&self) -> (Vec<Rc<Attempt>>, Vec<ConnId>) {
-        self.some.set(false);
         (self.asked.take(), self.given_up.take())
     }
 }

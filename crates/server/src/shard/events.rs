@@ -269,13 +269,15 @@ where
 
     #[inline]
     fn attend(&mut self, core: &mut Core<S, F>) {
+        let mut called = self.called.has(Attention::TASKS);
         for _ in 0..WAKE_ROUNDS {
             if self.post.tasks.is_empty() {
-                self.remote.take_woken(&mut self.post.tasks);
+                called |= self.remote.take_woken(&mut self.post.tasks);
             }
-            if self.post.tasks.is_empty() && !self.shard.tasks().has_new() {
+            if self.post.tasks.is_empty() && !called {
                 break;
             }
+            called = false;
             self.run_woken(core);
             if !self.post.tasks.is_empty() {
                 break;

@@ -216,9 +216,27 @@ impl Remote {
     }
 
     /// Adds the tasks that were woken since the turn began to `woken`.
+    ///
+    /// True if any were, or were spawned.
     #[inline]
-    pub(crate) fn take_woken(&self, woken: &mut Vec<u32>) {
-        self.inbox.take_tasks(woken);
+    pub(crate) fn take_woken(&self, woken: &mut Vec<u32>) -> bool {
+        self.inbox.take_tasks(woken)
+    }
+
+    /// On the shard: true if that was asked for since the turn began.
+    #[inline]
+    pub(crate) fn take(&self, what: Attention) -> bool {
+        self.inbox.take(what)
+    }
+
+    /// A task of the shard was spawned.
+    pub(crate) fn announce_task(&self) {
+        self.call(Attention::TASKS);
+    }
+
+    /// User code of the shard asked for something of its upstreams.
+    pub(crate) fn announce_upstreams(&self) {
+        self.call(Attention::UPSTREAMS);
     }
 
     /// On the shard: what came since the last turn began. What was brought is added to `post`.

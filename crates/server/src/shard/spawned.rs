@@ -82,12 +82,8 @@ impl LocalTasks {
         });
         let task = TaskId { index, generation: slot.generation };
         inner.new.push(task);
-        self.remote.wake_if_asleep();
+        self.remote.announce_task();
         task
-    }
-
-    pub(crate) fn has_new(&self) -> bool {
-        !self.inner.borrow().new.is_empty()
     }
 
     /// Polls what was spawned since the last call; what that spawns is left for the next one.

@@ -105,9 +105,8 @@ where
             sooner(if lane.spare.has_to_do() { Some(lane.now) } else { lane.spare.next() });
         }
         let left_over = !lane.post.tasks.is_empty() || !lane.post.letters.is_empty();
-        let asked_for = lane.shard.tasks().has_new() || !lane.shard.upstream_requests().is_empty();
         let is_due = next.is_some_and(|next| next <= lane.now);
-        if is_due || left_over || asked_for || !lane.remote.fall_asleep() {
+        if is_due || left_over || !lane.remote.fall_asleep() {
             return Wait::No;
         }
         next.map_or(Wait::Forever, |next| Wait::For(next - lane.now))
@@ -135,7 +134,8 @@ where
         for op in core.take_ops() {
             lane.driver.submit(op);
         }
-        if lane.upstreams.is_some() || !lane.shard.upstream_requests().is_empty() {
+        let asked = lane.remote.take(Attention::UPSTREAMS) || lane.called.has(Attention::UPSTREAMS);
+        if lane.upstreams.is_some() || asked {
             awaited |= lane.end_turn_of_upstreams();
         }
         if !awaited {

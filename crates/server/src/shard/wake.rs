@@ -31,7 +31,7 @@ pub(crate) struct Attention(u8);
 impl Attention {
     /// Nothing came.
     pub(crate) const NONE: Attention = Attention(0);
-    /// Tasks were woken.
+    /// Tasks were woken or spawned.
     pub(crate) const TASKS: Attention = Attention(1);
     /// Letters came.
     pub(crate) const LETTERS: Attention = Attention(1 << 1);
@@ -43,6 +43,8 @@ impl Attention {
     pub(crate) const REPORT: Attention = Attention(1 << 4);
     /// User code changed something of its own shard outside of a turn.
     pub(crate) const TOUCHED: Attention = Attention(1 << 5);
+    /// User code of the shard asked for something of its upstreams.
+    pub(crate) const UPSTREAMS: Attention = Attention(1 << 6);
 
     /// True if one of `what` is in it.
     #[inline]
@@ -133,14 +135,25 @@ impl<L> ShardInbox<L> {
         called
     }
 
-    /// On the shard, within its turn: adds the tasks that were woken since to `tasks`. The rest is
-    /// left for the next turn, and keeps the shard awake until then.
+    /// On the shard, within its turn: adds the tasks that were woken since to `tasks`. True if any were, or were spawned.
     #[inline]
-    pub(crate) fn take_tasks(&self, tasks: &mut Vec<u32>) {
-        if Attention(self.word.load(Ordering::Relaxed)).has(Attention::TASKS) {
-            self.word.fetch_and(!Attention::TASKS.0, Ordering::AcqRel);
+    pub(crate) fn take_tasks(&self, tasks: &mut Vec<u32>) -> bool {
+        let called = self.take(Attention::TASKS);
+        if called {
             move_all(&mut self.brought().tasks, tasks);
         }
+        called
+    }
+
+    /// On the shard, within its turn: true if that was asked for since the turn began. The rest is left for the next
+    /// turn, and keeps the shard awake until then.
+    #[inline]
+    pub(crate) fn take(&self, what: Attention) -> bool {
+        let called = Attention(self.word.load(Ordering::Relaxed)).has(what);
+        if called {
+            self.word.fetch_and(!what.0, Ordering::AcqRel);
+        }
+        called
     }
 
     /// On the shard, before it waits. False if something came since [`begin_turn`](ShardInbox::begin_turn): then it must

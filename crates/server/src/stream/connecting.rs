@@ -58,7 +58,7 @@ impl Connecting {
         let attempt =
             Rc::new(Attempt { progress: Cell::new(Progress::Asked(address)), waker: Cell::default() });
         shard.upstream_requests().ask(attempt.clone());
-        shard.remote().wake_if_asleep();
+        shard.remote().announce_upstreams();
         Connecting { attempt, shard: shard.clone() }
     }
 }
@@ -83,7 +83,7 @@ impl Drop for Connecting {
         match self.attempt.progress.take() {
             Progress::Connecting(id) => {
                 self.shard.upstream_requests().give_up(id);
-                self.shard.remote().wake_if_asleep();
+                self.shard.remote().announce_upstreams();
             }
             // Nobody will ever read or write it.
             Progress::Done(Ok(block)) => block.link.close(),
