@@ -4,7 +4,6 @@ use alloc::rc::Rc;
 
 use ringserve_buf::{Lease, try_box};
 
-use super::turn::Lane;
 use super::{Parked, Shard};
 use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing};
@@ -51,60 +50,34 @@ pub struct Frames<'a, S, F: Framing, O: Observer> {
     frame_bytes: usize,
 }
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
-    /// Gives a connection a batch of frames. For one whose call is done, after [`call_done`](Shard::call_done).
-    pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
-        self.begin_batch();
-        let Some(conn) = self.conns.get(id) else { return };
-        let Some(block) = conn.block.clone() else { return };
-        let is_first = !conn.frame_seen;
-        self.hand_out(id, block, Lease::empty(), false, is_first, lane);
-    }
-
-    /// Begins a batch with what was received. `plain` is true if nothing but a frame's own bytes and the link can keep it
-    /// from the service.
+impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
+    /// A batch that begins with what was received. `plain` is true if nothing but a frame's own bytes and the link can keep
+    /// it from the service.
     #[inline(always)]
-    pub(super) fn hand_out(
-        &mut self,
+    pub(super) fn new(
+        shard: &'a mut Shard<S, F, O>,
         id: ConnId,
         block: Rc<Block<S>>,
         lease: Lease,
         plain: bool,
         is_first: bool,
-        lane: &mut (impl Lane<S, F, O> + ?Sized),
-    ) {
-        let left = self.work.frames_left();
-        let weighs = self.short_of_buffers;
-        let ends_plainly = plain;
-        let mut frames = Frames {
-            shard: self,
+    ) -> Frames<'a, S, F, O> {
+        let (left, weighs) = (shard.work.frames_left(), shard.short_of_buffers);
+        Frames {
+            shard,
             id,
             block,
             lease,
             left,
             handed: 0,
             plain: plain && !weighs,
-            ends_plainly,
+            ends_plainly: plain,
             weighs,
             is_first,
             frame_bytes: 0,
-        };
-        lane.frames(&mut frames);
-        frames.end();
-    }
-
-    /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other
-    /// connections add would come on top, and only the end of the turn relieves.
-    #[inline]
-    pub(super) fn begin_batch(&mut self) {
-        match self.held_bytes() > self.held_in_turn_max {
-            false => self.work.begin_batch(),
-            true => self.work.refuse_batch(),
         }
     }
-}
 
-impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
     /// The connection.
     #[inline]
     pub fn id(&self) -> ConnId {
@@ -335,7 +308,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
 
     /// The lane has what it wanted.
     #[inline(always)]
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         self.shard.work.end_batch(self.left);
         self.shard.counters.frames += u64::from(self.handed);
         if !self.lease.is_empty() || (self.is_first && self.handed > 0) {

@@ -20,6 +20,8 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::task::Waker;
 
+use ringserve_buf::Lease;
+
 use super::frames::Frames;
 use super::{QUEUE_KEPT, Shard};
 use crate::conn::Queued;
@@ -188,6 +190,41 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 Event::Wake(id, waker) => lane.wake(self, id, waker),
                 Event::Ended(ended) => lane.ended(self, ended),
             }
+        }
+    }
+
+    /// Gives a connection a batch of frames. For one whose call is done, after [`call_done`](Shard::call_done).
+    pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+        self.begin_batch();
+        let Some(conn) = self.conns.get(id) else { return };
+        let Some(block) = conn.block.clone() else { return };
+        let is_first = !conn.frame_seen;
+        self.hand_out(id, block, Lease::empty(), false, is_first, lane);
+    }
+
+    /// Has the lane take a batch of frames, of which the first are in `lease`. See [`Frames::new`].
+    #[inline(always)]
+    pub(super) fn hand_out(
+        &mut self,
+        id: ConnId,
+        block: Rc<Block<S>>,
+        lease: Lease,
+        plain: bool,
+        is_first: bool,
+        lane: &mut (impl Lane<S, F, O> + ?Sized),
+    ) {
+        let mut frames = Frames::new(self, id, block, lease, plain, is_first);
+        lane.frames(&mut frames);
+        frames.end();
+    }
+
+    /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other
+    /// connections add would come on top, and only the end of the turn relieves.
+    #[inline]
+    pub(super) fn begin_batch(&mut self) {
+        match self.held_bytes() > self.held_in_turn_max {
+            false => self.work.begin_batch(),
+            true => self.work.refuse_batch(),
         }
     }
 

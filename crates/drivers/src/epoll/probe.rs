@@ -7,8 +7,9 @@ use ringserve_core::{ConnId, Driver, Op, Wait};
 use socket2::Socket;
 
 use super::{Epoll, EpollConfig};
-use crate::shared::accept::{accept, is_refused};
+use crate::shared::accept::accept;
 use crate::shared::report::SetupError;
+use crate::shared::report::is_refused;
 use crate::shared::trial::{Steps, Trial};
 
 const EPOLL: Steps =

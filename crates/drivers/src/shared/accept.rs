@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
 
-use crate::shared::report::log;
+use crate::shared::report::{is_refused, log};
 
 /// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
 /// The kernel does not tell whether any is on its way. On loopback none is: handshakes end within the client's call
@@ -60,11 +60,6 @@ pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket
         }
         accepted => accepted,
     }
-}
-
-/// True if an error is that of a system call that is filtered, or not there.
-pub(crate) fn is_refused(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
 }
 
 /// From here on nothing begins to queue at the listener, and [`take`] does not wait. Returns how long what had begun may

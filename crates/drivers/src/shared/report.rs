@@ -9,7 +9,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ringserve_buf::PoolError;
 
-use crate::shared::accept::is_refused;
 use crate::shared::process::{Resource, ResourceLimit};
 
 /// Why a ring could not be set up, or does not work.
@@ -246,4 +245,9 @@ pub(crate) mod log {
     }
 
     lines!($ error_line error warn_line warn debug_line debug trace_line trace);
+}
+
+/// True if an error is that of a system call that is filtered, or not there.
+pub(crate) fn is_refused(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
 }
