@@ -95,7 +95,6 @@ impl Header {
 
     /// # Safety
     /// The last lease is gone; `left` is the state.
-    #[cold]
     #[inline(never)]
     unsafe fn last_dropped(header: NonNull<Header>, left: u32) {
         // SAFETY: a buffer's header lives as long as its pool, which the leases' hold keeps until the end of this

@@ -63,7 +63,7 @@ impl Batch {
 
     /// Appends a copy of `bytes`. Where the system has no memory for it nothing is appended, and the batch
     /// [is refused](Batch::is_refused).
-    #[inline]
+    #[inline(always)]
     pub fn put(&mut self, bytes: &[u8]) {
         if bytes.len() > self.copied.capacity() - self.copied.len() {
             return self.put_growing(bytes);

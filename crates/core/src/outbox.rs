@@ -31,7 +31,7 @@ impl<'a> Outbox<'a> {
 
     /// Appends a payload: copied when small, lent when it is a frame of 4 KiB or more that covers at least a
     /// quarter of its receive buffer.
-    #[inline]
+    #[inline(always)]
     pub fn payload(&mut self, payload: Payload<'_>) {
         let bytes = payload.bytes();
         if bytes.len() < LEND_BYTES_MIN {

@@ -176,12 +176,11 @@ impl Encoding {
         match self {
             Encoding::Raw => Raw.encode(payload, out),
             Encoding::Lines(lines) => lines.encode(payload, out),
-            Encoding::Length(length) => length.encode(payload, out),
             other => other.encode_other(payload, out),
         }
     }
 
-    /// Apart, so that the three above stay small where they are inlined.
+    /// Apart, so that the two above stay small where they are inlined.
     #[inline(never)]
     fn encode_other(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         match self {
