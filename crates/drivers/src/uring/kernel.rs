@@ -250,6 +250,11 @@ impl RawCqe {
     pub fn buffer(&self) -> Option<u16> {
         (self.flags & F_BUFFER != 0).then_some((self.flags >> BUFFER_SHIFT) as u16)
     }
+
+    /// True if the kernel is done with that buffer.
+    pub(crate) fn is_last_of_buffer(&self) -> bool {
+        self.flags & F_BUF_MORE == 0
+    }
 }
 
 /// A [`SendMode::TryQuietly`] that fitted.

@@ -117,12 +117,18 @@ impl Sink<'_> {
         }
     }
 
-    // Always inlined, so that a completion is built where it stays instead of being moved there.
-    #[inline(always)]
     fn push(&mut self, completion: Completion) {
         if !self.has_room() {
             return self.ready.push_back(completion);
         }
+        self.push_first(completion);
+    }
+
+    /// The first one after there was room.
+    // Always inlined, so that a completion is built where it stays instead of being moved there.
+    #[inline(always)]
+    fn push_first(&mut self, completion: Completion) {
+        debug_assert!(self.has_room());
         if let Completion::Received { lease, .. } = &completion {
             self.bytes = self.bytes.saturating_sub(lease.len());
         }
@@ -382,14 +388,15 @@ impl<K: Kernel> Driver for Uring<K> {
         if self.emptying > 0 {
             self.empty_queues(&mut sink);
         }
-        while sink.has_room() {
-            if let Some(cqe) = self.kernel.reap(&mut self.side) {
-                self.complete(cqe, &mut sink);
-            } else if let Some(sent) = self.kernel.reap_quiet() {
-                self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
-            } else {
-                break;
-            }
+        while sink.has_room()
+            && let Some(cqe) = self.kernel.reap(&mut self.side)
+        {
+            self.complete(cqe, &mut sink);
+        }
+        while sink.has_room()
+            && let Some(sent) = self.kernel.reap_quiet()
+        {
+            self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
         }
         self.ready = sink.ready;
         if cfg!(debug_assertions) {

@@ -28,9 +28,8 @@ use super::{Sink, Uring};
 /// over time, so more of them wait only where a shard stood still.
 const PROBES_IN_A_TURN: usize = 64;
 
-/// What a completion says of the operation's life.
+/// What is to be done after a receive that ended.
 enum After {
-    GoesOn,
     Again,
     Park,
     End(ReceiveEnd),
@@ -155,6 +154,24 @@ impl<K: Kernel> Uring<K> {
     #[inline(always)]
     pub(super) fn on_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
+        if let Some(port) = self.ports.find(id)
+            && port.receiving == Receiving::Armed
+            && cqe.res > 0
+            && cqe.flags & F_MORE != 0
+            && let Some(buffer) = cqe.buffer()
+        {
+            port.hears();
+            let (bytes, last) = (cqe.res as usize, cqe.is_last_of_buffer());
+            let lease = self.buffers.filled(&mut self.side, buffer, bytes, last);
+            return sink.push_first(Completion::Received { id, lease });
+        }
+        self.on_receive_over(cqe, sink);
+    }
+
+    /// Any other completion of a receive: it does not go on, or was not in flight.
+    #[inline(never)]
+    fn on_receive_over(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let id = cqe.id();
         let Some(port) = self.ports.find(id).filter(|port| port.receiving == Receiving::Armed) else {
             return self.on_late_receive(cqe);
         };
@@ -165,7 +182,6 @@ impl<K: Kernel> Uring<K> {
         let lease = self.buffers.arrived(&mut self.side, &cqe);
         let after = match -cqe.res {
             _ if cqe.res > 0 && lease.is_none() => After::End(ReceiveEnd::Error(libc::EIO)),
-            _ if cqe.res > 0 && cqe.flags & F_MORE != 0 => After::GoesOn,
             0 => After::End(ReceiveEnd::Eof),
             _ if cqe.res > 0 => After::Again,
             libc::ENOBUFS => After::Park,
@@ -176,7 +192,6 @@ impl<K: Kernel> Uring<K> {
             sink.push(Completion::Received { id, lease });
         }
         match after {
-            After::GoesOn => return,
             After::Again | After::Park if stop == Stop::Stops => {
                 self.receive_ended(id, ReceiveEnd::Stopped, sink)
             }

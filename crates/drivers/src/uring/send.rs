@@ -67,8 +67,8 @@ impl<K: Kernel> Uring<K> {
         self.sent(cqe.id(), cqe.res, batch, sink);
     }
 
-    /// A send ended: with so many bytes sent, or a negative `errno`.
-    #[inline]
+    /// A send ended: with `res` bytes sent, or a negative `errno`.
+    #[inline(always)]
     pub(super) fn sent(&mut self, id: ConnId, res: i32, mut batch: Box<Batch>, sink: &mut Sink<'_>) {
         let Some(port) = self.ports.find(id).filter(|port| port.sending == Sending::Submitted) else {
             return self.stale(RawCqe::new(Kind::Send.with(id.bits()), res, 0));
@@ -76,8 +76,18 @@ impl<K: Kernel> Uring<K> {
         if res > 0 {
             batch.advance(res as usize);
         }
+        if !batch.is_empty() {
+            return self.sent_in_part(id, res, batch, sink);
+        }
+        (port.sending, port.send_stop) = (Sending::No, false);
+        sink.push_first(Completion::Sent { id, batch, end: SendEnd::Done });
+    }
+
+    /// A send left something behind.
+    #[cold]
+    fn sent_in_part(&mut self, id: ConnId, res: i32, batch: Box<Batch>, sink: &mut Sink<'_>) {
+        let Some(port) = self.ports.find(id) else { return };
         let end = match -res {
-            _ if batch.is_empty() => SendEnd::Done,
             0 => SendEnd::Error(libc::EPIPE),
             _ if res > 0 && !port.send_stop => return self.send_rest(id, batch),
             libc::EAGAIN | libc::EINTR | libc::ENOBUFS if !port.send_stop => {
