@@ -37,7 +37,7 @@ use accept::Listening;
 use buffers::Buffers;
 use cancel::Later;
 use give_back::Rest;
-use kernel::{Kernel, Kind, RawCqe, RawOp};
+use kernel::{Kernel, Kind, RawCqe, RawOp, SendMode};
 use table::{Ports, Sending};
 
 pub use config::UringConfig;
@@ -65,7 +65,9 @@ pub struct Uring<K: Kernel> {
     failed: HashMap<ConnId, i32>,
     rest: Rest,
     /// Operations the kernel half was not given yet, in order.
-    queue: VecDeque<RawOp>,
+    queue: Vec<RawOp>,
+    /// Those before them that the submission queue had no room for, in order.
+    delayed: VecDeque<RawOp>,
     /// Completions made here, or beyond the last turn's budget, in order.
     ready: VecDeque<Completion>,
     /// True until the next turn if nobody waits for the sends of it.
@@ -95,8 +97,6 @@ pub struct Anomalies {
 /// Where a turn's completions go.
 struct Sink<'a> {
     out: &'a mut Vec<Completion>,
-    /// What exceeds the budget.
-    ready: VecDeque<Completion>,
     /// Length of `out` at which the budget ends.
     end: usize,
     /// Received bytes that are left of the budget.
@@ -106,22 +106,6 @@ struct Sink<'a> {
 impl Sink<'_> {
     fn has_room(&self) -> bool {
         self.out.len() < self.end && self.bytes > 0
-    }
-
-    /// Starts with what the last turn left.
-    fn take_ready(&mut self) {
-        while self.has_room()
-            && let Some(completion) = self.ready.pop_front()
-        {
-            self.push(completion);
-        }
-    }
-
-    fn push(&mut self, completion: Completion) {
-        if !self.has_room() {
-            return self.ready.push_back(completion);
-        }
-        self.push_first(completion);
     }
 
     /// The first one after there was room.
@@ -140,8 +124,6 @@ impl<K: Kernel> Uring<K> {
     /// A driver over `kernel`, which receives into the pool of `side` and holds at most `connections_max`
     /// connections, at slots below that number.
     pub fn with_kernel(kernel: K, side: KernelSide, connections_max: u32) -> Uring<K> {
-        let mut queue = VecDeque::new();
-        queue.push_back(RawOp::ReadWake);
         let buffers = Buffers::new(kernel.buffer_ring_entries());
         Uring {
             pool: side.pool(),
@@ -155,7 +137,8 @@ impl<K: Kernel> Uring<K> {
             probes: VecDeque::new(),
             failed: HashMap::new(),
             rest: Rest::No,
-            queue,
+            queue: vec![RawOp::ReadWake],
+            delayed: VecDeque::new(),
             ready: VecDeque::new(),
             quiet: false,
             overflowing: false,
@@ -183,26 +166,68 @@ impl<K: Kernel> Uring<K> {
 
     /// Moves queued operations into the submission queue until it is full.
     fn flush(&mut self) {
-        while let Some(op) = self.queue.pop_front() {
-            let Some(op) = self.prepare(op) else { continue };
-            if let Err(op) = self.kernel.submit(op) {
-                self.unprepare(&op);
-                self.queue.push_front(op);
-                self.stats.submissions_delayed += self.queue.len() as u64;
+        if !self.delayed.is_empty() {
+            return self.flush_delayed();
+        }
+        let mut queue = std::mem::take(&mut self.queue);
+        let mut ops = queue.drain(..);
+        for op in ops.by_ref() {
+            if let Err(op) = self.hand_down(op) {
+                self.delayed.push_back(op);
+                break;
+            }
+        }
+        if ops.len() > 0 {
+            self.delayed.extend(ops);
+        } else {
+            drop(ops);
+        }
+        std::mem::swap(&mut self.queue, &mut queue);
+        if !queue.is_empty() || !self.delayed.is_empty() {
+            // What some of them led to is the last.
+            self.queue.append(&mut queue);
+            self.flush_delayed();
+        }
+    }
+
+    #[cold]
+    fn flush_delayed(&mut self) {
+        loop {
+            self.delayed.extend(self.queue.drain(..));
+            let Some(op) = self.delayed.pop_front() else { return };
+            if let Err(op) = self.hand_down(op) {
+                self.delayed.push_front(op);
+                self.stats.submissions_delayed += self.delayed.len() as u64;
                 return;
             }
         }
     }
 
+    /// Gives an operation to the kernel half; it comes back if the submission queue is full.
+    #[inline(always)]
+    fn hand_down(&mut self, op: RawOp) -> Result<(), RawOp> {
+        let Some(op) = self.prepare(op) else { return Ok(()) };
+        self.kernel.submit(op).inspect_err(|op| self.unprepare(op))
+    }
+
+    /// True if there are operations that the kernel half was not given yet.
+    fn has_queued(&self) -> bool {
+        !self.queue.is_empty() || !self.delayed.is_empty() || !self.probes.is_empty()
+    }
+
     /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
-    #[inline]
+    #[inline(always)]
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
         let cancel = match op {
+            RawOp::Send { id, batch, mode: SendMode::All } => return self.prepare_rest(id, batch),
+            RawOp::Send { id, batch, .. } => {
+                let mode = if self.quiet { SendMode::TryQuietly } else { SendMode::Try };
+                return Some(RawOp::Send { id, batch, mode });
+            }
             RawOp::Receive { .. } => {
                 self.stats.receives_armed += 1;
                 return Some(op);
             }
-            RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
             RawOp::Probe { id } => {
                 let probe = self.prepare_probe(id)?;
                 self.stats.probes += 1;
@@ -228,12 +253,34 @@ impl<K: Kernel> Uring<K> {
             | RawOp::CancelReceive { .. }
             | RawOp::CancelAccept { .. }
             | RawOp::CancelConnect { .. } => self.stats.cancels -= 1,
-            RawOp::Send { id, .. } => {
+            RawOp::Send { id, mode: SendMode::All, .. } => {
                 if let Some(port) = self.ports.find(*id) {
-                    port.sending = Sending::Queued;
+                    port.sending = Sending::Rests;
                 }
             }
             _ => {}
+        }
+    }
+
+    /// All operations but sends, of which there are as many as replies.
+    #[inline(never)]
+    fn submit_seldom(&mut self, op: Op) {
+        match op {
+            Op::Accept { listener } => self.accept(listener),
+            Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::StopListening { listener } => self.stop_listening(listener),
+            Op::Adopt { id, socket } => self.adopt(id, socket),
+            Op::Refuse { socket } => self.queue.push(RawOp::CloseFd { fd: socket.0 as i32 }),
+            Op::Connect { id, address } => self.connect(id, address),
+            Op::ConnectStop { id } => self.connect_stop(id),
+            Op::Receive { id } => self.receive(id),
+            Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::ShutdownInput { id } => self.shutdown_input(id),
+            Op::Probe { id } => self.probe(id),
+            Op::Send { id, batch } => self.send(id, batch),
+            Op::SendStop { id } => self.send_stop(id),
+            Op::Shutdown { id } => self.shutdown(id),
+            Op::Close { id, how } => self.close(id, how),
         }
     }
 
@@ -255,8 +302,7 @@ impl<K: Kernel> Uring<K> {
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
     pub(crate) fn has_to_do(&mut self) -> bool {
         let due = self.due_in() == Some(Duration::ZERO);
-        let queued = !self.queue.is_empty() || !self.probes.is_empty();
-        let here = !self.ready.is_empty() || queued || self.can_arm_parked() || due;
+        let here = !self.ready.is_empty() || self.has_queued() || self.can_arm_parked() || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
     }
 
@@ -278,8 +324,7 @@ impl<K: Kernel> Uring<K> {
         self.overflowing = overflowing;
         let something = !self.ready.is_empty() || self.kernel.has_completions();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
-        let queued = !self.queue.is_empty() || !self.probes.is_empty();
-        let more_to_do = queued || self.can_arm_parked();
+        let more_to_do = self.has_queued() || self.can_arm_parked();
         let due = self.due_in();
         let timeout = match wait {
             _ if something || more_to_do || due == Some(Duration::ZERO) => None,
@@ -300,6 +345,11 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
+    /// Delivers a completion in this turn, or in the next where the budget is used up.
+    fn tell(&mut self, completion: Completion, sink: &mut Sink<'_>) {
+        if sink.has_room() { sink.push_first(completion) } else { self.ready.push_back(completion) }
+    }
+
     #[inline(always)]
     fn complete(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         match Kind::of(cqe.user_data) {
@@ -315,7 +365,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
             Some(Kind::CancelConnect) => self.on_cancel_connect(cqe),
             Some(Kind::Timer) => {}
-            Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
+            Some(Kind::Wake) => self.queue.push(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
             Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation without a completion failed"),
             None => self.stale(cqe),
@@ -358,23 +408,11 @@ impl<K: Kernel> Uring<K> {
 }
 
 impl<K: Kernel> Driver for Uring<K> {
+    #[inline]
     fn submit(&mut self, op: Op) {
         match op {
-            Op::Accept { listener } => self.accept(listener),
-            Op::AcceptStop { listener } => self.accept_stop(listener),
-            Op::StopListening { listener } => self.stop_listening(listener),
-            Op::Adopt { id, socket } => self.adopt(id, socket),
-            Op::Refuse { socket } => self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 }),
-            Op::Connect { id, address } => self.connect(id, address),
-            Op::ConnectStop { id } => self.connect_stop(id),
-            Op::Receive { id } => self.receive(id),
-            Op::ReceiveStop { id } => self.receive_stop(id),
-            Op::ShutdownInput { id } => self.shutdown_input(id),
-            Op::Probe { id } => self.probe(id),
             Op::Send { id, batch } => self.send(id, batch),
-            Op::SendStop { id } => self.send_stop(id),
-            Op::Shutdown { id } => self.shutdown(id),
-            Op::Close { id, how } => self.close(id, how),
+            op => self.submit_seldom(op),
         }
     }
 
@@ -382,9 +420,13 @@ impl<K: Kernel> Driver for Uring<K> {
         self.stats.turns += 1;
         self.submit_queued(wait)?;
         let end = completions.len() + budget.completions.max(1);
-        let ready = std::mem::take(&mut self.ready);
-        let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };
-        sink.take_ready();
+        let mut sink = Sink { out: completions, end, bytes: budget.bytes.max(1) };
+        // What the last turn left comes first.
+        while sink.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            sink.push_first(completion);
+        }
         if self.emptying > 0 {
             self.empty_queues(&mut sink);
         }
@@ -398,7 +440,6 @@ impl<K: Kernel> Driver for Uring<K> {
         {
             self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
         }
-        self.ready = sink.ready;
         if cfg!(debug_assertions) {
             self.invariants();
         }

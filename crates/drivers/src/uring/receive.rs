@@ -45,7 +45,7 @@ impl<K: Kernel> Uring<K> {
             }
             Some(port) if port.receiving == Receiving::No => {
                 port.receiving = Receiving::Armed;
-                self.queue.push_back(RawOp::Receive { id });
+                self.queue.push(RawOp::Receive { id });
             }
             // A second one beside the first, should that live, could not be told from it.
             Some(port) if port.receiving == Receiving::Doubtful => {
@@ -64,7 +64,7 @@ impl<K: Kernel> Uring<K> {
                 // One that is being restarted is being cancelled already.
                 if std::mem::replace(&mut port.receive_stop, Stop::Stops) == Stop::No {
                     port.receive_cancels = port.receive_cancels.saturating_add(1);
-                    self.queue.push_back(RawOp::CancelReceive { id });
+                    self.queue.push(RawOp::CancelReceive { id });
                 }
             }
             Receiving::Parked => {
@@ -79,7 +79,7 @@ impl<K: Kernel> Uring<K> {
         match self.ports.find(id) {
             Some(port) if port.receiving == Receiving::Armed && port.life == Life::Open => {
                 (port.receive_stop, port.life) = (Stop::Stops, Life::EndsInput);
-                self.queue.push_back(RawOp::ShutdownInput { id });
+                self.queue.push(RawOp::ShutdownInput { id });
             }
             // Two shutdowns could not be told apart.
             _ => self.receive_stop(id),
@@ -189,7 +189,7 @@ impl<K: Kernel> Uring<K> {
             errno => After::End(ReceiveEnd::Error(errno)),
         };
         if let Some(lease) = lease {
-            sink.push(Completion::Received { id, lease });
+            self.tell(Completion::Received { id, lease }, sink);
         }
         match after {
             After::Again | After::Park if stop == Stop::Stops => {
@@ -201,7 +201,7 @@ impl<K: Kernel> Uring<K> {
             }
             After::Again => {
                 self.believe(id);
-                self.queue.push_back(RawOp::Receive { id });
+                self.queue.push(RawOp::Receive { id });
             }
             After::Park => {
                 self.believe(id);
@@ -230,7 +230,7 @@ impl<K: Kernel> Uring<K> {
         // A socket tells an error once, and told a probe of it.
         let failed = if end == ReceiveEnd::Eof { self.take_failed(id) } else { None };
         let end = failed.map_or(end, ReceiveEnd::Error);
-        sink.push(Completion::ReceiveEnded { id, end });
+        self.tell(Completion::ReceiveEnded { id, end }, sink);
     }
 
     /// A completion of a receive that was held to have ended: its bytes are lost, and the connection receives no more.

@@ -10,12 +10,20 @@ use super::table::Sending;
 use super::{Sink, Uring};
 
 impl<K: Kernel> Uring<K> {
+    #[inline(always)]
     pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         match self.ports.find(id) {
             Some(port) if port.sending == Sending::No && !batch.is_empty() => {
-                port.sending = Sending::Queued;
-                self.queue.push_back(RawOp::Send { id, batch, mode: SendMode::Try });
+                port.sending = Sending::Submitted;
+                self.queue.push(RawOp::Send { id, batch, mode: SendMode::Try });
             }
+            _ => self.send_nothing(id, batch),
+        }
+    }
+
+    #[cold]
+    fn send_nothing(&mut self, id: ConnId, batch: Box<Batch>) {
+        match self.ports.find(id) {
             Some(port) if port.sending == Sending::No => {
                 self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Done });
             }
@@ -30,13 +38,13 @@ impl<K: Kernel> Uring<K> {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a send") };
         if port.sending != Sending::No && !port.send_stop {
             port.send_stop = true;
-            self.queue.push_back(RawOp::CancelSend { id });
+            self.queue.push(RawOp::CancelSend { id });
         }
     }
 
-    /// The send goes to the kernel now, unless it was stopped before.
-    #[inline]
-    pub(super) fn prepare_send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) -> Option<RawOp> {
+    /// The rest of a send goes to the kernel now, unless it was stopped before.
+    #[cold]
+    pub(super) fn prepare_rest(&mut self, id: ConnId, batch: Box<Batch>) -> Option<RawOp> {
         let Some(port) = self.ports.find(id) else {
             self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Error(libc::EBADF) });
             return None;
@@ -47,12 +55,7 @@ impl<K: Kernel> Uring<K> {
             return None;
         }
         port.sending = Sending::Submitted;
-        let mode = match mode {
-            SendMode::All => SendMode::All,
-            _ if self.quiet => SendMode::TryQuietly,
-            _ => SendMode::Try,
-        };
-        Some(RawOp::Send { id, batch, mode })
+        Some(RawOp::Send { id, batch, mode: SendMode::All })
     }
 
     /// A cancel is pointless once the send ended, and wrong once there is a new one.
@@ -100,14 +103,14 @@ impl<K: Kernel> Uring<K> {
             errno => SendEnd::Error(errno),
         };
         (port.sending, port.send_stop) = (Sending::No, false);
-        sink.push(Completion::Sent { id, batch, end });
+        self.tell(Completion::Sent { id, batch, end }, sink);
     }
 
     fn send_rest(&mut self, id: ConnId, batch: Box<Batch>) {
         if let Some(port) = self.ports.find(id) {
-            port.sending = Sending::Queued;
+            port.sending = Sending::Rests;
         }
         self.stats.sends_short += 1;
-        self.queue.push_back(RawOp::Send { id, batch, mode: SendMode::All });
+        self.queue.push(RawOp::Send { id, batch, mode: SendMode::All });
     }
 }
