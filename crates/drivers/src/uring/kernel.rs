@@ -13,6 +13,7 @@
 //! completion is reaped.
 
 use std::net::SocketAddr;
+use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_buf::KernelSide;
@@ -286,6 +287,9 @@ pub struct SentQuietly {
 
 /// The lower half of the io_uring driver.
 pub trait Kernel {
+    /// As [`Driver::Descriptor`](ringserve_core::Driver::Descriptor).
+    type Descriptor: Send;
+
     /// Queues an operation for the next [`enter`](Kernel::enter).
     ///
     /// # Errors
@@ -327,8 +331,11 @@ pub trait Kernel {
     /// was reaped.
     fn reap_quiet(&mut self) -> Option<SentQuietly>;
 
-    /// True if [`reap`](Kernel::reap) or [`reap_quiet`](Kernel::reap_quiet) would return something.
+    /// True if [`reap`](Kernel::reap) would return something.
     fn has_completions(&mut self) -> bool;
+
+    /// True if [`reap_quiet`](Kernel::reap_quiet) would return something, once every completion was reaped.
+    fn has_quiet(&mut self) -> bool;
 
     /// True if the kernel holds back completions, or work that leads to some, until the next
     /// [`enter`](Kernel::enter).
@@ -364,6 +371,26 @@ pub trait Kernel {
     /// # Errors
     /// The `errno`.
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32>;
+
+    /// Ends a [`RawOp::ReadWake`], from any thread.
+    fn waker(&self) -> Waker;
+
+    /// Gives a descriptor of an accept's completion away. `None` if it is not this half's.
+    fn hand_over(&mut self, fd: i32) -> Option<Self::Descriptor>;
+
+    /// Takes a connected stream socket over; the descriptor is as one of an accept's completion.
+    fn take_over(&mut self, descriptor: Self::Descriptor) -> i32;
+
+    /// As [`Driver::readiness`](ringserve_core::Driver::readiness). This one is of a kernel half that can only block.
+    ///
+    /// # Errors
+    /// The `errno`.
+    fn readiness(&mut self) -> Result<Self::Descriptor, i32> {
+        Err(libc::EOPNOTSUPP)
+    }
+
+    /// Has the descriptor of [`readiness`](Kernel::readiness) become readable after this time, which is 21 ms or more.
+    fn rouse_in(&mut self, _time: Duration) {}
 
     /// Ends every operation, within a bound. True if none is left that could read or write memory; false if
     /// the caller has to leak the receive memory instead.

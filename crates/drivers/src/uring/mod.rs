@@ -27,12 +27,14 @@ mod table;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Wait};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Socket, Wait};
 
 use crate::shared::report::log;
+use crate::shared::wait::SET_FROM;
 use accept::Listening;
 use buffers::Buffers;
 use cancel::Later;
@@ -68,6 +70,8 @@ pub struct Uring<K: Kernel> {
     queue: Vec<RawOp>,
     /// Those before them that the submission queue had no room for, in order.
     delayed: VecDeque<RawOp>,
+    /// Some of the sends there may have been told to stop.
+    stops_sends: bool,
     /// Completions made here, or beyond the last turn's budget, in order.
     ready: VecDeque<Completion>,
     /// True until the next turn if nobody waits for the sends of it.
@@ -139,6 +143,7 @@ impl<K: Kernel> Uring<K> {
             rest: Rest::No,
             queue: vec![RawOp::ReadWake],
             delayed: VecDeque::new(),
+            stops_sends: false,
             ready: VecDeque::new(),
             quiet: false,
             overflowing: false,
@@ -156,12 +161,6 @@ impl<K: Kernel> Uring<K> {
     /// The lower half.
     pub fn kernel(&self) -> &K {
         &self.kernel
-    }
-
-    /// Not public: with the real kernel it would let anyone end a loan of memory that the kernel still uses. A
-    /// simulated kernel shares its state with whoever directs it, through an `Rc`.
-    pub(crate) fn kernel_mut(&mut self) -> &mut K {
-        &mut self.kernel
     }
 
     /// Moves queued operations into the submission queue until it is full.
@@ -186,21 +185,23 @@ impl<K: Kernel> Uring<K> {
         if !queue.is_empty() || !self.delayed.is_empty() {
             // What some of them led to is the last.
             self.queue.append(&mut queue);
-            self.flush_delayed();
+            return self.flush_delayed();
         }
+        self.stops_sends = false;
     }
 
     #[cold]
     fn flush_delayed(&mut self) {
         loop {
             self.delayed.extend(self.queue.drain(..));
-            let Some(op) = self.delayed.pop_front() else { return };
+            let Some(op) = self.delayed.pop_front() else { break };
             if let Err(op) = self.hand_down(op) {
                 self.delayed.push_front(op);
                 self.stats.submissions_delayed += self.delayed.len() as u64;
                 return;
             }
         }
+        self.stops_sends = false;
     }
 
     /// Gives an operation to the kernel half; it comes back if the submission queue is full.
@@ -219,10 +220,11 @@ impl<K: Kernel> Uring<K> {
     #[inline(always)]
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
         let cancel = match op {
-            RawOp::Send { id, batch, mode: SendMode::All } => return self.prepare_rest(id, batch),
+            RawOp::Send { id, batch, mode } if mode == SendMode::All || self.stops_sends => {
+                return self.prepare_send(id, batch, mode);
+            }
             RawOp::Send { id, batch, .. } => {
-                let mode = if self.quiet { SendMode::TryQuietly } else { SendMode::Try };
-                return Some(RawOp::Send { id, batch, mode });
+                return Some(RawOp::Send { id, batch, mode: self.first_mode() });
             }
             RawOp::Receive { .. } => {
                 self.stats.receives_armed += 1;
@@ -286,7 +288,7 @@ impl<K: Kernel> Uring<K> {
 
     /// Submits, and waits as told.
     #[inline]
-    pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
+    fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
         self.arm_parked();
         self.repeat_cancels();
         self.queue_probes();
@@ -295,12 +297,8 @@ impl<K: Kernel> Uring<K> {
         self.enter(wait)
     }
 
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet
-    }
-
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
-    pub(crate) fn has_to_do(&mut self) -> bool {
+    fn has_to_do(&mut self) -> bool {
         let due = self.due_in() == Some(Duration::ZERO);
         let here = !self.ready.is_empty() || self.has_queued() || self.can_arm_parked() || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
@@ -322,7 +320,7 @@ impl<K: Kernel> Uring<K> {
         let overflowing = self.kernel.is_overflowing();
         self.stats.overflows += u64::from(overflowing && !self.overflowing);
         self.overflowing = overflowing;
-        let something = !self.ready.is_empty() || self.kernel.has_completions();
+        let something = !self.ready.is_empty() || self.kernel.has_completions() || self.kernel.has_quiet();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
         let more_to_do = self.has_queued() || self.can_arm_parked();
         let due = self.due_in();
@@ -408,6 +406,8 @@ impl<K: Kernel> Uring<K> {
 }
 
 impl<K: Kernel> Driver for Uring<K> {
+    type Descriptor = K::Descriptor;
+
     #[inline]
     fn submit(&mut self, op: Op) {
         match op {
@@ -468,6 +468,35 @@ impl<K: Kernel> Driver for Uring<K> {
 
     fn connections_max(&self) -> usize {
         self.connections_max as usize
+    }
+
+    fn waker(&self) -> Waker {
+        self.kernel.waker()
+    }
+
+    fn hand_over(&mut self, socket: Socket) -> Option<K::Descriptor> {
+        self.kernel.hand_over(socket.0 as i32)
+    }
+
+    fn take_over(&mut self, descriptor: K::Descriptor) -> Socket {
+        Socket(self.kernel.take_over(descriptor) as u64)
+    }
+
+    fn readiness(&mut self) -> Result<K::Descriptor, i32> {
+        self.kernel.readiness()
+    }
+
+    fn begin(&mut self) -> Result<bool, i32> {
+        let quiet = self.quiet;
+        if let Some(due) = self.due_in() {
+            // The shard sleeps elsewhere: the timer wakes it.
+            self.kernel.rouse_in(due.max(SET_FROM));
+        }
+        self.submit_queued(Wait::No)?;
+        self.wait_for_buffer();
+        // Sends of earlier turns that fitted may be awaited now.
+        let posted = self.kernel.has_completions() || !quiet && self.kernel.has_quiet();
+        Ok(posted || self.has_to_do())
     }
 }
 

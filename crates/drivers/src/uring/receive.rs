@@ -145,7 +145,7 @@ impl<K: Kernel> Uring<K> {
 
     /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if a receive
     /// waits for one.
-    pub(crate) fn wait_for_buffer(&mut self) {
+    pub(super) fn wait_for_buffer(&mut self) {
         if self.ports.parked() > 0 && self.buffers.in_ring() == 0 {
             self.side.wait_for_buffer();
         }

@@ -37,14 +37,20 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn send_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a send") };
         if port.sending != Sending::No && !port.send_stop {
-            port.send_stop = true;
+            (port.send_stop, self.stops_sends) = (true, true);
             self.queue.push(RawOp::CancelSend { id });
         }
     }
 
-    /// The rest of a send goes to the kernel now, unless it was stopped before.
+    /// How a send is first tried.
+    #[inline]
+    pub(super) fn first_mode(&self) -> SendMode {
+        if self.quiet { SendMode::TryQuietly } else { SendMode::Try }
+    }
+
+    /// The send goes to the kernel now, unless it was stopped before.
     #[cold]
-    pub(super) fn prepare_rest(&mut self, id: ConnId, batch: Box<Batch>) -> Option<RawOp> {
+    pub(super) fn prepare_send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) -> Option<RawOp> {
         let Some(port) = self.ports.find(id) else {
             self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Error(libc::EBADF) });
             return None;
@@ -55,7 +61,8 @@ impl<K: Kernel> Uring<K> {
             return None;
         }
         port.sending = Sending::Submitted;
-        Some(RawOp::Send { id, batch, mode: SendMode::All })
+        let mode = if mode == SendMode::All { mode } else { self.first_mode() };
+        Some(RawOp::Send { id, batch, mode })
     }
 
     /// A cancel is pointless once the send ended, and wrong once there is a new one.
