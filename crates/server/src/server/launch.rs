@@ -201,30 +201,20 @@ where
         // The one place where the driver is decided: from here on everything is compiled for it.
         match self.chosen.kind.clone() {
             ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
-                Ok(driver) => self.run_on(driver, listeners, ready),
+                Ok(driver) => self.host_on(driver, listeners, ready),
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
             ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
-                Ok(driver) => self.run_on(driver, listeners, ready),
+                Ok(driver) => self.host_on(driver, listeners, ready),
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
         }
     }
 
-    /// On this driver, inside the runtime it was told to run in.
-    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(
-        self,
-        driver: D,
-        listeners: u16,
-        ready: Ready,
-    ) -> ShardEnd {
+    /// Inside the runtime it was told to run in.
+    fn host_on<D: Driver<Descriptor = OwnedFd>>(self, driver: D, listeners: u16, ready: Ready) -> ShardEnd {
         match self.host {
-            Host::Own => match self.prepare(driver, listeners, ready) {
-                Some(parts) => {
-                    ShardLoop::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver)
-                }
-                None => Ok(Default::default()),
-            },
+            Host::Own => self.run_on(driver, listeners, ready),
             #[cfg(feature = "host-tokio")]
             host => {
                 let (shard, mut ready) = (self.index, Some(ready));
@@ -246,6 +236,19 @@ where
                     None => Ok(Default::default()),
                 })
             }
+        }
+    }
+
+    /// On its own thread, where the driver blocks.
+    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(
+        self,
+        driver: D,
+        listeners: u16,
+        ready: Ready,
+    ) -> ShardEnd {
+        match self.prepare(driver, listeners, ready) {
+            Some(parts) => ShardLoop::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver),
+            None => Ok(Default::default()),
         }
     }
 
