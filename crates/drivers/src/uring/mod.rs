@@ -206,8 +206,17 @@ impl<K: Kernel> Uring<K> {
 
     /// Gives an operation to the kernel half; it comes back if the submission queue is full.
     #[inline(always)]
-    fn hand_down(&mut self, op: RawOp) -> Result<(), RawOp> {
-        let Some(op) = self.prepare(op) else { return Ok(()) };
+    fn hand_down(&mut self, mut op: RawOp) -> Result<(), RawOp> {
+        match &mut op {
+            // There are as many of these as replies: they are not moved.
+            RawOp::Send { mode, .. } if *mode != SendMode::All && !self.stops_sends => {
+                *mode = self.first_mode();
+            }
+            _ => match self.prepare(op) {
+                Some(prepared) => op = prepared,
+                None => return Ok(()),
+            },
+        }
         self.kernel.submit(op).inspect_err(|op| self.unprepare(op))
     }
 
@@ -217,15 +226,9 @@ impl<K: Kernel> Uring<K> {
     }
 
     /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
-    #[inline(always)]
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
         let cancel = match op {
-            RawOp::Send { id, batch, mode } if mode == SendMode::All || self.stops_sends => {
-                return self.prepare_send(id, batch, mode);
-            }
-            RawOp::Send { id, batch, .. } => {
-                return Some(RawOp::Send { id, batch, mode: self.first_mode() });
-            }
+            RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
             RawOp::Receive { .. } => {
                 self.stats.receives_armed += 1;
                 return Some(op);
