@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 
 use common::client::End;
 use common::{Client, Logged, Puppet, SOON, Shared, eventually, no_time_limits, on_epoll};
@@ -14,7 +15,7 @@ use ringserve::framing::LengthPrefix;
 use ringserve::{Error, Running, Server};
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Budget, Completion, Driver, DriverStats, Op, Socket, Wait};
-use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig, Waker};
+use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -31,6 +32,8 @@ struct Told {
 }
 
 impl<D: Driver> Driver for Fragile<D> {
+    type Descriptor = D::Descriptor;
+
     fn submit(&mut self, op: Op) {
         self.driver.submit(op);
     }
@@ -56,6 +59,26 @@ impl<D: Driver> Driver for Fragile<D> {
 
     fn connections_max(&self) -> usize {
         self.driver.connections_max()
+    }
+
+    fn waker(&self) -> Waker {
+        self.driver.waker()
+    }
+
+    fn hand_over(&mut self, socket: Socket) -> Option<D::Descriptor> {
+        self.driver.hand_over(socket)
+    }
+
+    fn take_over(&mut self, descriptor: D::Descriptor) -> Socket {
+        self.driver.take_over(descriptor)
+    }
+
+    fn readiness(&mut self) -> Result<D::Descriptor, i32> {
+        self.driver.readiness()
+    }
+
+    fn begin(&mut self) -> Result<bool, i32> {
+        self.driver.begin()
     }
 }
 
@@ -106,18 +129,6 @@ impl Drivers for OnUring {
         let driver = Uring::new(&config, self.0.take()).map_err(io::Error::other)?;
         Ok(Fragile { driver, told: self.0.told(shard) })
     }
-
-    fn waker(driver: &Self::Driver) -> Waker {
-        driver.driver.waker()
-    }
-
-    fn hand_over(driver: &mut Self::Driver, socket: Socket) -> Option<OwnedFd> {
-        driver.driver.hand_over(socket)
-    }
-
-    fn take_over(driver: &mut Self::Driver, socket: OwnedFd) -> Socket {
-        driver.driver.take_over(socket)
-    }
 }
 
 struct OnEpoll(Listeners);
@@ -135,18 +146,6 @@ impl Drivers for OnEpoll {
         let config = EpollConfig { connections: 1000, pool, before_connect };
         let driver = Epoll::new(&config, self.0.take()).map_err(io::Error::other)?;
         Ok(Fragile { driver, told: self.0.told(shard) })
-    }
-
-    fn waker(driver: &Self::Driver) -> Waker {
-        driver.driver.waker()
-    }
-
-    fn hand_over(driver: &mut Self::Driver, socket: Socket) -> Option<OwnedFd> {
-        driver.driver.hand_over(socket)
-    }
-
-    fn take_over(driver: &mut Self::Driver, socket: OwnedFd) -> Socket {
-        driver.driver.take_over(socket)
     }
 }
 

@@ -9,11 +9,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
+use std::task;
 use std::thread;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Address, ConnId, Socket};
+use ringserve_core::{Address, ConnId};
 use ringserve_drivers::kernel::{
     BUFFER_SHIFT, F_BUFFER, F_MORE, Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly,
 };
@@ -80,18 +81,6 @@ impl Drivers for Scripted {
             starved: Vec::new(),
         };
         Ok(Uring::with_kernel(kernel, side, config.connections))
-    }
-
-    fn waker(driver: &Uring<ScriptedKernel>) -> Waker {
-        driver.kernel().waker.clone()
-    }
-
-    fn hand_over(_: &mut Uring<ScriptedKernel>, _: Socket) -> Option<OwnedFd> {
-        None
-    }
-
-    fn take_over(_: &mut Uring<ScriptedKernel>, _: OwnedFd) -> Socket {
-        unreachable!("no shard is full, so none hands a connection over")
     }
 }
 
@@ -212,6 +201,8 @@ fn empty(waker: &Waker) {
 }
 
 impl Kernel for ScriptedKernel {
+    type Descriptor = OwnedFd;
+
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
         self.submissions.push(op);
         Ok(())
@@ -264,7 +255,11 @@ impl Kernel for ScriptedKernel {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.completions.is_empty() || !self.quiet.is_empty()
+        !self.completions.is_empty()
+    }
+
+    fn has_quiet(&mut self) -> bool {
+        !self.quiet.is_empty()
     }
 
     fn has_task_work(&mut self) -> bool {
@@ -295,6 +290,18 @@ impl Kernel for ScriptedKernel {
 
     fn open_socket(&mut self, _: &Address) -> Result<i32, i32> {
         Err(libc::EAFNOSUPPORT)
+    }
+
+    fn waker(&self) -> task::Waker {
+        self.waker.to_task()
+    }
+
+    fn hand_over(&mut self, _: i32) -> Option<OwnedFd> {
+        None
+    }
+
+    fn take_over(&mut self, _: OwnedFd) -> i32 {
+        unreachable!("no shard is full, so none hands a connection over")
     }
 
     fn finish(&mut self, _: &mut KernelSide) -> bool {

@@ -2,14 +2,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
 use ringserve::{Error, MakeService, Peer, Running, Server, Shard, StreamResult};
-use ringserve_core::Socket;
-use ringserve_drivers::{Uring, UringConfig, Waker};
+use ringserve_drivers::{Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on, start_stream_on};
 use ringserve_sim::memory::{MemoryKernel, MemoryStream, Network};
 use rustix::net::{RecvFlags, recv};
@@ -64,18 +62,6 @@ impl Drivers for Simulated {
 
     fn make(&self, shard: usize, config: &UringConfig) -> io::Result<Self::Driver> {
         self.0.driver(shard, config)
-    }
-
-    fn waker(driver: &Self::Driver) -> Waker {
-        driver.kernel().waker()
-    }
-
-    fn hand_over(driver: &mut Self::Driver, socket: Socket) -> Option<OwnedFd> {
-        driver.kernel().hand_over(socket)
-    }
-
-    fn take_over(driver: &mut Self::Driver, socket: OwnedFd) -> Socket {
-        driver.kernel().take_over(socket)
     }
 }
 

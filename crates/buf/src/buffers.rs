@@ -172,10 +172,14 @@ impl Inner {
     #[inline]
     pub(crate) fn buffer(&self, id: u16) -> Option<(NonNull<Header>, NonNull<u8>)> {
         let (chunk, index) = (usize::from(id) / CHUNK_BUFFERS, usize::from(id) % CHUNK_BUFFERS);
-        let chunks = self.chunks.borrow();
+        // SAFETY: the list is borrowed until the end of this function, and nothing that is called here changes it. An
+        // ordinary borrow would count itself up and down for each buffer.
+        let chunks = unsafe { self.chunks.try_borrow_unguarded() }.ok()?;
         let chunk = chunks.get(chunk)?.as_ref()?;
         let header = chunk.headers.get(index)?;
-        Some((NonNull::from(header), chunk.memory.at(index * self.config.buffer_bytes)))
+        // SAFETY: the memory of a chunk has `buffer_bytes` for each of its headers (see `grow`), and `index` is that of one.
+        let data = unsafe { chunk.memory.start().add(index * self.config.buffer_bytes) };
+        Some((NonNull::from(header), data))
     }
 
     /// How many buffers chunk `n` has: the last one may be cut short by `buffers_max`.
@@ -184,7 +188,7 @@ impl Inner {
     }
 
     /// Takes one more chunk from the system; false at the limit or when the system refuses.
-    pub(crate) fn grow(self: &Rc<Inner>) -> bool {
+    fn grow(self: &Rc<Inner>) -> bool {
         let mut chunks = self.chunks.borrow_mut();
         let chunks_max = self.config.buffers_max.div_ceil(CHUNK_BUFFERS);
         let chunk = chunks.iter().position(Option::is_none).unwrap_or(chunks.len());
@@ -205,6 +209,12 @@ impl Inner {
         self.free.borrow_mut().extend((first..first + count).rev().map(|id| id as u16));
         self.total.set(self.total.get() + count);
         true
+    }
+
+    /// A buffer of one more chunk, where none is free.
+    #[cold]
+    pub(crate) fn grow_and_take(self: &Rc<Inner>) -> Option<u16> {
+        if self.grow() { self.free.borrow_mut().pop() } else { None }
     }
 
     /// Puts a buffer that is no longer used on top of the free list.

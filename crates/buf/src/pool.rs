@@ -188,11 +188,11 @@ impl KernelSide {
     #[inline]
     pub fn lend(&mut self) -> Option<u16> {
         let inner = &self.inner;
-        let mut popped = inner.free.borrow_mut().pop();
-        if popped.is_none() && inner.grow() {
-            popped = inner.free.borrow_mut().pop();
-        }
-        let id = popped?;
+        let popped = inner.free.borrow_mut().pop();
+        let id = match popped {
+            Some(id) => id,
+            None => inner.grow_and_take()?,
+        };
         let (header, _) = inner.buffer(id)?;
         // SAFETY: the header lives in a chunk of this pool, which `buffer` just found.
         unsafe { header.as_ref() }.state.set(WITH_KERNEL);

@@ -11,8 +11,8 @@ pub(crate) struct Region {
     /// What the allocator returned.
     allocation: NonNull<u8>,
     layout: Layout,
-    /// Offset of the first page boundary in the allocation.
-    skip: usize,
+    /// The first page boundary in it.
+    start: NonNull<u8>,
 }
 
 impl Region {
@@ -25,14 +25,15 @@ impl Region {
         // SAFETY: the layout's size is at least PAGE, so it is not zero.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let skip = allocation.as_ptr().align_offset(PAGE).min(PAGE);
-        Some(Region { allocation, layout, skip })
+        // SAFETY: the allocation has at least PAGE bytes.
+        let start = unsafe { allocation.add(skip) };
+        Some(Region { allocation, layout, start })
     }
 
-    /// The address `offset` bytes into the aligned part. Panics if it lies outside.
-    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
-        assert!(offset < self.layout.size() - PAGE, "offset outside the region");
-        // SAFETY: skip is at most PAGE and offset is below size - PAGE, so the sum stays inside the allocation.
-        unsafe { self.allocation.add(self.skip + offset) }
+    /// The first byte, on a page boundary; as many follow as [`new`](Region::new) was asked for.
+    #[inline]
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
     }
 }
 

@@ -1,6 +1,6 @@
 //! The driver boundary: operations go out, completions come in.
 //!
-//! What a driver must supply, and nothing else, so that one body of tests can hold every driver to it. A
+//! What a driver must supply, all of it and nothing else, so that one body of tests can hold every driver to it. A
 //! driver owns the sockets and the tables that belong to them; `core` knows them by [`ConnId`] and [`Socket`].
 //!
 //! | operation | completions it leads to |
@@ -36,6 +36,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::task::Waker;
 use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool};
@@ -43,7 +44,7 @@ use ringserve_buf::{Lease, Pool};
 use crate::{Address, Batch, ConnId};
 
 /// An accepted socket that is not a connection yet: what to call it is the driver's affair. Each one goes
-/// back in exactly one [`Op::Adopt`] or [`Op::Refuse`].
+/// back in exactly one [`Op::Adopt`], [`Op::Refuse`] or [`Driver::hand_over`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Socket(pub u64);
 
@@ -326,8 +327,17 @@ pub struct DriverStats {
     pub submissions_delayed: u64,
 }
 
-/// The owner of a ring, of an epoll instance, or of a simulated kernel.
+/// The owner of a ring, of an epoll instance, or of a simulated kernel. It belongs to one shard, and is called on that shard's
+/// thread; its [`waker`](Driver::waker) alone goes to other threads.
+///
+/// A shard calls [`turn`](Driver::turn), which may block. One that runs inside an event loop of another kind watches
+/// [`readiness`](Driver::readiness) there instead. The order in which nothing is missed: the loop clears that the descriptor
+/// was readable, then takes a turn with [`Wait::No`], then sleeps once [`begin`](Driver::begin) says that nothing is left.
 pub trait Driver {
+    /// An open descriptor that is on its way out of the driver or into it, and closes when it is dropped: an `OwnedFd`, which
+    /// this crate cannot name.
+    type Descriptor: Send;
+
     /// Takes an operation. It may be carried out now or in the next [`turn`](Driver::turn).
     fn submit(&mut self, op: Op);
 
@@ -367,4 +377,32 @@ pub trait Driver {
 
     /// Connections this driver can hold at once.
     fn connections_max(&self) -> usize;
+
+    /// Makes a turn return, from any thread. If none blocks, the next one that would block returns at once. What the waking
+    /// thread did before is seen after that turn. Several wakes before a turn sees them may count as one.
+    fn waker(&self) -> Waker;
+
+    /// Takes an accepted socket out of this driver, in the place of an [`Op::Adopt`] or [`Op::Refuse`]. `None` if there is no
+    /// such socket, or no descriptor is left to name it; then it is closed.
+    fn hand_over(&mut self, socket: Socket) -> Option<Self::Descriptor>;
+
+    /// Takes over a connected stream socket, as if it had been accepted here: it goes back as each [`Socket`] does. It comes
+    /// from [`hand_over`](Driver::hand_over) of another driver of this kind.
+    fn take_over(&mut self, descriptor: Self::Descriptor) -> Socket;
+
+    /// A descriptor that becomes readable, as an edge, whenever something happened that a turn would bring. It is not to be
+    /// read, and may become readable for nothing. To be called once, before the first turn.
+    ///
+    /// # Errors
+    /// The `errno`, if there is no descriptor left, the kernel refuses, or the driver can only block.
+    fn readiness(&mut self) -> Result<Self::Descriptor, i32>;
+
+    /// Before a shard sleeps at [`readiness`](Driver::readiness): submits what is queued, and sees to it that what comes due
+    /// in the driver itself makes the descriptor readable. If a receive waits for a buffer, the next one that is freed wakes
+    /// what [`Pool::wake_when_freed`] was given. True if a turn would bring something now. After
+    /// [`defer_sent`](Driver::defer_sent) the ends of sends that fitted at once do not count, those of earlier turns neither.
+    ///
+    /// # Errors
+    /// Those of [`turn`](Driver::turn).
+    fn begin(&mut self) -> Result<bool, i32>;
 }

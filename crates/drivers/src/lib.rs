@@ -6,12 +6,10 @@
 #![warn(missing_docs)]
 
 mod epoll;
-mod hosted;
 mod shared;
 mod uring;
 
 pub use epoll::{Epoll, EpollConfig, probe_epoll};
-pub use hosted::Hosted;
 pub use shared::connect::BeforeConnect;
 pub use shared::process::{Resource, ResourceLimit, trim_heap};
 pub use shared::report::{SetupError, guarded};

@@ -4,6 +4,7 @@ mod common;
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ fn at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives() {
 }
 
 /// Turns, with waits that nothing but the driver itself ends, until the listener is closed. The sockets that came first.
-fn until_closed(driver: &mut dyn Driver, turns_max: u64) -> Vec<Socket> {
+fn until_closed(driver: &mut dyn Driver<Descriptor = OwnedFd>, turns_max: u64) -> Vec<Socket> {
     let (mut sockets, mut out) = (Vec::new(), Vec::new());
     for _ in 0..turns_max {
         driver.turn(Wait::Forever, Budget::default(), &mut out).unwrap();
@@ -86,7 +87,7 @@ fn a_queue_is_taken_once_descriptors_are_back_and_given_up_in_bounded_turns() {
         for back in [true, false] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
-            let mut driver: Box<dyn Driver> = if uring {
+            let mut driver: Box<dyn Driver<Descriptor = OwnedFd>> = if uring {
                 Box::new(Uring::new(&small(), vec![listener.into()]).unwrap())
             } else {
                 let pool = small().pool;

@@ -343,7 +343,7 @@ fn a_waker_ends_a_turn_from_another_thread_and_wakes_are_joined() {
         thread.join().unwrap();
     }
     for _ in 0..1000 {
-        waker.wake();
+        waker.wake_by_ref();
     }
     rig.turn(Wait::For(PATIENCE));
     let start = Instant::now();

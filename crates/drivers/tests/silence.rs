@@ -7,41 +7,24 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::PoolConfig;
-use ringserve_core::{
-    Budget, CloseHow, Completion, ConnId, Driver, DriverStats, Op, ReceiveEnd, Socket, Wait,
-};
-use ringserve_drivers::{Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
+use ringserve_core::{Budget, CloseHow, Completion, ConnId, Driver, DriverStats, Op, ReceiveEnd, Wait};
+use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig};
 use socket2::SockRef;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A driver that takes sockets from elsewhere.
-trait Takes: Driver {
-    fn take(&mut self, socket: OwnedFd) -> Socket;
-}
-
-impl Takes for Uring<SystemKernel> {
-    fn take(&mut self, socket: OwnedFd) -> Socket {
-        self.take_over(socket)
-    }
-}
-
-impl Takes for Epoll {
-    fn take(&mut self, socket: OwnedFd) -> Socket {
-        self.take_over(socket)
-    }
-}
+type AnyDriver = Box<dyn Driver<Descriptor = OwnedFd>>;
 
 fn pool() -> PoolConfig {
     PoolConfig { buffer_bytes: 4096, buffers_max: 16, poison: true }
 }
 
-fn uring(plain_descriptors: bool) -> Box<dyn Takes> {
+fn uring(plain_descriptors: bool) -> AnyDriver {
     let config = UringConfig { pool: pool(), connections: 1000, plain_descriptors, ..UringConfig::default() };
     Box::new(Uring::new(&config, Vec::new()).unwrap())
 }
 
-fn drivers() -> [Box<dyn Takes>; 3] {
+fn drivers() -> [AnyDriver; 3] {
     let config = EpollConfig { pool: pool(), connections: 1000, ..EpollConfig::default() };
     [uring(false), uring(true), Box::new(Epoll::new(&config, Vec::new()).unwrap())]
 }
@@ -92,19 +75,19 @@ impl Client {
 }
 
 struct Rig {
-    driver: Box<dyn Takes>,
+    driver: AnyDriver,
     seen: Vec<String>,
 }
 
 impl Rig {
-    fn new(driver: Box<dyn Takes>) -> Rig {
+    fn new(driver: AnyDriver) -> Rig {
         Rig { driver, seen: Vec::new() }
     }
 
     /// A connection with a receive in flight.
     fn receiving(&mut self, slot: u32, socket: OwnedFd) -> ConnId {
         let id = ConnId::new(slot, 1);
-        let socket = self.driver.take(socket);
+        let socket = self.driver.take_over(socket);
         self.driver.submit(Op::Adopt { id, socket });
         self.driver.submit(Op::Receive { id });
         self.turn(Wait::No);

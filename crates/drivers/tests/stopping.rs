@@ -76,7 +76,7 @@ fn pool() -> PoolConfig {
     PoolConfig { buffer_bytes: 4096, buffers_max: 16, poison: true }
 }
 
-fn uring(listener: OwnedFd) -> Box<dyn Driver> {
+fn uring(listener: OwnedFd) -> Box<dyn Driver<Descriptor = OwnedFd>> {
     let config = UringConfig {
         submission_entries: 16,
         completion_entries: 64,
@@ -87,16 +87,20 @@ fn uring(listener: OwnedFd) -> Box<dyn Driver> {
     Box::new(Uring::new(&config, vec![listener]).unwrap())
 }
 
-fn epoll(listener: OwnedFd) -> Box<dyn Driver> {
+fn epoll(listener: OwnedFd) -> Box<dyn Driver<Descriptor = OwnedFd>> {
     let config = EpollConfig { connections: 16, pool: pool(), ..EpollConfig::default() };
     Box::new(Epoll::new(&config, vec![listener]).unwrap())
 }
 
-type Make = fn(OwnedFd) -> Box<dyn Driver>;
+type Make = fn(OwnedFd) -> Box<dyn Driver<Descriptor = OwnedFd>>;
 const DRIVERS: [(&str, Make); 2] = [("io_uring", uring), ("epoll", epoll)];
 
 /// One turn; the sockets that came, and how accepting ended if it did.
-fn turn(driver: &mut dyn Driver, completions: usize, sockets: &mut Vec<Socket>) -> Option<AcceptEnd> {
+fn turn(
+    driver: &mut dyn Driver<Descriptor = OwnedFd>,
+    completions: usize,
+    sockets: &mut Vec<Socket>,
+) -> Option<AcceptEnd> {
     let mut out = Vec::new();
     let budget = Budget { completions, ..Budget::default() };
     driver.turn(Wait::For(Duration::from_millis(50)), budget, &mut out).unwrap();
@@ -114,7 +118,11 @@ fn turn(driver: &mut dyn Driver, completions: usize, sockets: &mut Vec<Socket>) 
 }
 
 /// Turns until accepting ends.
-fn until_ended(driver: &mut dyn Driver, completions: usize, sockets: &mut Vec<Socket>) -> AcceptEnd {
+fn until_ended(
+    driver: &mut dyn Driver<Descriptor = OwnedFd>,
+    completions: usize,
+    sockets: &mut Vec<Socket>,
+) -> AcceptEnd {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(end) = turn(driver, completions, sockets) {
@@ -125,7 +133,11 @@ fn until_ended(driver: &mut dyn Driver, completions: usize, sockets: &mut Vec<So
 }
 
 /// Closes the sockets: each client sees the end of its stream, and no reset.
-fn refuse_all(driver: &mut dyn Driver, sockets: &[Socket], clients: &mut [Box<dyn Client>]) {
+fn refuse_all(
+    driver: &mut dyn Driver<Descriptor = OwnedFd>,
+    sockets: &[Socket],
+    clients: &mut [Box<dyn Client>],
+) {
     sockets.iter().for_each(|socket| driver.submit(Op::Refuse { socket: *socket }));
     let mut out = Vec::new();
     for _ in 0..sockets.len() / 8 + 2 {
@@ -148,7 +160,11 @@ enum Before {
     Pausing,
 }
 
-fn queued_are_delivered_and_newcomers_refused(place: &Place, driver: &mut dyn Driver, before: Before) {
+fn queued_are_delivered_and_newcomers_refused(
+    place: &Place,
+    driver: &mut dyn Driver<Descriptor = OwnedFd>,
+    before: Before,
+) {
     let mut sockets = Vec::new();
     if before != Before::Never {
         driver.submit(Op::Accept { listener: 0 });

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ringserve_core::{Budget, Driver, Wait};
-use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig, Waker};
+use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -12,9 +12,10 @@ fn turn(driver: &mut impl Driver, wait: Duration) {
 }
 
 /// Each wait comes after one that was longer and ended early, and left its timer behind.
-fn waits_end_in_time(mut driver: impl Driver, waker: &Waker) {
+fn waits_end_in_time(mut driver: impl Driver) {
+    let waker = driver.waker();
     for millis in [100, 30, 1, 60, 25, 10, 80] {
-        waker.wake();
+        waker.wake_by_ref();
         turn(&mut driver, HOUR);
         let (start, time) = (Instant::now(), Duration::from_millis(millis));
         let mut turns = 0;
@@ -31,13 +32,11 @@ fn waits_end_in_time(mut driver: impl Driver, waker: &Waker) {
 #[test]
 fn a_wait_after_a_longer_one_ends_in_time_on_io_uring() {
     let driver = Uring::new(&UringConfig::default(), Vec::new()).unwrap();
-    let waker = driver.waker();
-    waits_end_in_time(driver, &waker);
+    waits_end_in_time(driver);
 }
 
 #[test]
 fn a_wait_after_a_longer_one_ends_in_time_on_epoll() {
     let driver = Epoll::new(&EpollConfig::default(), Vec::new()).unwrap();
-    let waker = driver.waker();
-    waits_end_in_time(driver, &waker);
+    waits_end_in_time(driver);
 }

@@ -47,7 +47,7 @@ pub(super) struct Accepted {
 }
 
 impl Accepted {
-    fn put(&mut self, socket: Socket) -> Name {
+    pub(super) fn put(&mut self, socket: Socket) -> Name {
         let number = self.free.pop().unwrap_or_else(|| {
             self.sockets.push(None);
             (self.sockets.len() - 1) as u32
@@ -56,7 +56,7 @@ impl Accepted {
         Name(u64::from(number))
     }
 
-    fn take(&mut self, name: Name) -> Option<Socket> {
+    pub(super) fn take(&mut self, name: Name) -> Option<Socket> {
         let socket = self.sockets.get_mut(usize::try_from(name.0).ok()?)?.take()?;
         self.free.push(name.0 as u32);
         Some(socket)
@@ -255,18 +255,6 @@ impl Epoll {
             // So that the next receive finds out.
             port.readable = true;
         }
-    }
-
-    /// Takes an accepted socket out of this driver, instead of an [`Op::Adopt`](ringserve_core::Op::Adopt) or
-    /// [`Op::Refuse`](ringserve_core::Op::Refuse).
-    pub fn hand_over(&mut self, name: Name) -> Option<OwnedFd> {
-        self.accepted.take(name).map(OwnedFd::from)
-    }
-
-    /// Takes over a connected stream socket that another driver of this kind accepted; it goes back in one
-    /// [`Op::Adopt`](ringserve_core::Op::Adopt) or [`Op::Refuse`](ringserve_core::Op::Refuse).
-    pub fn take_over(&mut self, socket: OwnedFd) -> Name {
-        self.accepted.put(Socket::from(socket))
     }
 
     pub(super) fn refuse(&mut self, name: Name) {

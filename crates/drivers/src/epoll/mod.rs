@@ -15,7 +15,7 @@
 //!
 //! A request costs one receive and one send, and a share of an `epoll_wait`: a receive that does not fill its
 //! buffer emptied the socket, so no further one is tried before the next edge. Long waits end by a timerfd, which is
-//! set once for many of them. There is no `unsafe` here.
+//! set once for many of them.
 
 mod accept;
 mod close;
@@ -28,14 +28,15 @@ mod table;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::task;
 use std::time::Duration;
 
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Wait};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Socket, Wait};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -43,7 +44,7 @@ use rustix::time::{
 use crate::shared::connect::BeforeConnect;
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
-use crate::shared::wait::{Bound, Timer, Waker};
+use crate::shared::wait::{Bound, SET_FROM, Timer, Waker};
 use accept::{Accepted, Listening};
 use table::Ports;
 
@@ -159,18 +160,8 @@ impl Epoll {
         })
     }
 
-    /// Wakes this driver's shard from other threads.
-    pub fn waker(&self) -> Waker {
-        self.waker.clone()
-    }
-
-    /// What the driver waits at.
-    pub(crate) fn instance(&self) -> RawFd {
-        self.poll.as_raw_fd()
-    }
-
     /// True if there is something to do before the next event. Forgets [`defer_sent`](Driver::defer_sent).
-    pub(crate) fn has_to_do(&mut self) -> bool {
+    fn has_to_do(&mut self) -> bool {
         self.dry = self.dry && !self.can_lend();
         let quiet = std::mem::take(&mut self.quiet);
         let awaited = self.ready.len() > if quiet { self.sent_at_once } else { 0 };
@@ -179,7 +170,7 @@ impl Epoll {
 
     /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if the last
     /// receive found none.
-    pub(crate) fn wait_for_buffer(&mut self) {
+    fn wait_for_buffer(&mut self) {
         if self.dry {
             self.side.wait_for_buffer();
         }
@@ -230,7 +221,7 @@ impl Epoll {
     }
 
     /// True if the timer ends a wait of this length.
-    pub(crate) fn is_bound(&mut self, wait: Duration) -> bool {
+    fn is_bound(&mut self, wait: Duration) -> bool {
         match self.timer.bound(wait, true) {
             Bound::Timer => true,
             Bound::Set { until, .. } => {
@@ -302,6 +293,8 @@ impl Epoll {
 }
 
 impl Driver for Epoll {
+    type Descriptor = OwnedFd;
+
     fn submit(&mut self, op: Op) {
         match op {
             Op::Accept { listener } => self.accept(listener),
@@ -359,5 +352,33 @@ impl Driver for Epoll {
 
     fn connections_max(&self) -> usize {
         self.connections_max as usize
+    }
+
+    fn waker(&self) -> task::Waker {
+        self.waker.to_task()
+    }
+
+    fn hand_over(&mut self, socket: Socket) -> Option<OwnedFd> {
+        self.accepted.take(socket).map(OwnedFd::from)
+    }
+
+    fn take_over(&mut self, descriptor: OwnedFd) -> Socket {
+        self.accepted.put(descriptor.into())
+    }
+
+    /// The epoll instance itself.
+    fn readiness(&mut self) -> Result<OwnedFd, i32> {
+        // SAFETY: the instance is open, and stays so while the driver is borrowed.
+        let instance = unsafe { BorrowedFd::borrow_raw(self.poll.as_raw_fd()) };
+        instance.try_clone_to_owned().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    fn begin(&mut self) -> Result<bool, i32> {
+        if let Some(due) = self.due_in() {
+            self.is_bound(due.max(SET_FROM));
+        }
+        let has_to_do = self.has_to_do();
+        self.wait_for_buffer();
+        Ok(has_to_do)
     }
 }

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{self, Wake as _};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,6 +31,19 @@ struct Inner {
     pending: AtomicBool,
 }
 
+impl task::Wake for Inner {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.pending.swap(true, Ordering::AcqRel) {
+            // It cannot block: the counter is far from its end, since each wake that was seen empties it or adds one.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
 impl Waker {
     /// For the kernel half of a driver.
     ///
@@ -43,16 +57,18 @@ impl Waker {
 
     /// Wakes the shard: its turn returns, or the next one does not wait.
     pub fn wake(&self) {
-        if !self.inner.pending.swap(true, Ordering::AcqRel) {
-            // It cannot block: the counter is far from its end, since each wake that was seen empties it or adds one.
-            let _ = rustix::io::write(&self.inner.eventfd, &1u64.to_ne_bytes());
-        }
+        self.inner.wake_by_ref();
     }
 
     /// For the kernel half of a driver: the shard saw the wake, and its eventfd was read. What the waking threads did
     /// before is visible from here on.
     pub fn seen(&self) {
         self.inner.pending.swap(false, Ordering::AcqRel);
+    }
+
+    /// The same for those who know no driver.
+    pub fn to_task(&self) -> task::Waker {
+        task::Waker::from(self.inner.clone())
     }
 
     pub(crate) fn raw(&self) -> RawFd {
@@ -90,6 +106,8 @@ pub(crate) fn now() -> Duration {
 pub(crate) struct Timer {
     /// When it goes off, on the monotonic clock.
     armed: Option<Duration>,
+    /// That clock when it was last read.
+    read: Duration,
 }
 
 /// What ends a wait.
@@ -110,13 +128,23 @@ impl Timer {
         if wait <= SHORT {
             return Bound::Call;
         }
-        self.bound_at(now(), wait, can)
+        if self.ends(self.read + wait.min(LONG)) {
+            // So it does for a wait that begins now, which is later.
+            return Bound::Timer;
+        }
+        self.read = now();
+        self.bound_at(self.read, wait, can)
+    }
+
+    /// True if it goes off by then.
+    fn ends(&self, until: Duration) -> bool {
+        self.armed.is_some_and(|armed| armed <= until + SLACK)
     }
 
     fn bound_at(&mut self, now: Duration, wait: Duration, can: bool) -> Bound {
         let until = now + wait.min(LONG);
         match self.armed {
-            Some(armed) if armed <= until + SLACK => Bound::Timer,
+            _ if self.ends(until) => Bound::Timer,
             _ if !can => Bound::Call,
             armed => {
                 self.armed = Some(until);
@@ -184,6 +212,15 @@ mod tests {
         assert_eq!(timer.bound(SHORT, true), Bound::Call);
         assert_eq!(timer.bound(S, false), Bound::Call);
         assert!(matches!(timer.bound(S, true), Bound::Set { again: false, .. }));
+    }
+
+    #[test]
+    fn clock_is_read_only_for_a_wait_that_may_end_before_the_timer() {
+        let mut timer = Timer { armed: Some(S * 60), read: S };
+        assert_eq!((timer.bound(S * 60, true), timer.read), (Bound::Timer, S));
+        assert_eq!((timer.bound(Duration::MAX, true), timer.read), (Bound::Timer, S));
+        timer.bound(S * 58, true);
+        assert!(timer.read > S, "{:?}", timer.read);
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl<K: Kernel> Uring<K> {
             return;
         }
         *listening = Listening { armed: true, ..Listening::default() };
-        self.queue.push_back(RawOp::Accept { listener });
+        self.queue.push(RawOp::Accept { listener });
     }
 
     pub(super) fn accept_stop(&mut self, listener: u16) {
@@ -52,7 +52,7 @@ impl<K: Kernel> Uring<K> {
             && !listening.stop
         {
             listening.stop = true;
-            self.queue.push_back(RawOp::CancelAccept { listener });
+            self.queue.push(RawOp::CancelAccept { listener });
         }
     }
 
@@ -122,7 +122,7 @@ impl<K: Kernel> Uring<K> {
                 self.kernel.close_listener(listener);
                 self.listeners[index].life = Life::Closed;
                 self.emptying -= 1;
-                sink.push(Completion::AcceptEnded { listener, end: AcceptEnd::Closed });
+                self.tell(Completion::AcceptEnded { listener, end: AcceptEnd::Closed }, sink);
             }
         }
     }
@@ -130,17 +130,17 @@ impl<K: Kernel> Uring<K> {
     fn accepted(&mut self, listener: u16, fd: i32, sink: &mut Sink<'_>) {
         self.stats.calls += 1;
         let peer = self.kernel.peer_of(fd);
-        sink.push(Completion::Accepted { listener, socket: Socket(fd as u64), peer });
+        self.tell(Completion::Accepted { listener, socket: Socket(fd as u64), peer }, sink);
     }
 
     pub(super) fn adopt(&mut self, id: ConnId, socket: Socket) {
         assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
         if !self.ports.open(id) {
             // Closing it is all that can be done without mixing up two connections.
-            self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 });
+            self.queue.push(RawOp::CloseFd { fd: socket.0 as i32 });
             return Self::unknown(id, "adopt");
         }
-        self.queue.push_back(RawOp::Install { id, fd: socket.0 as i32 });
+        self.queue.push(RawOp::Install { id, fd: socket.0 as i32 });
     }
 
     #[cold]
@@ -154,7 +154,7 @@ impl<K: Kernel> Uring<K> {
         let index = usize::from(listener);
         if !self.listeners.get(index).is_some_and(|listening| listening.armed) {
             if cqe.res >= 0 {
-                self.queue.push_back(RawOp::CloseFd { fd: cqe.res });
+                self.queue.push(RawOp::CloseFd { fd: cqe.res });
             }
             return self.stale(cqe);
         }
@@ -182,10 +182,10 @@ impl<K: Kernel> Uring<K> {
         };
         let end = end.or(self.listeners[index].stop.then_some(AcceptEnd::Stopped));
         match end {
-            None => self.queue.push_back(RawOp::Accept { listener }),
+            None => self.queue.push(RawOp::Accept { listener }),
             Some(end) => {
                 self.listeners[index] = Listening::default();
-                sink.push(Completion::AcceptEnded { listener, end });
+                self.tell(Completion::AcceptEnded { listener, end }, sink);
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use ringserve_buf::{KernelSide, Lease};
 
-use super::kernel::{F_BUF_MORE, Kernel, RawCqe};
+use super::kernel::{Kernel, RawCqe};
 
 /// Half a chunk of the pool, so that a quiet shard's buffers, lent and leased, fit in its first chunk.
 const TARGET_START: usize = 32;
@@ -84,16 +84,22 @@ impl Buffers {
         *self = Buffers::new(self.entries);
     }
 
+    /// Accounts for a buffer that brought bytes; `last` if the kernel is done with it.
+    #[inline(always)]
+    pub(super) fn filled(&mut self, side: &mut KernelSide, buffer: u16, bytes: usize, last: bool) -> Lease {
+        self.in_ring -= usize::from(last);
+        side.received(buffer, bytes, last)
+    }
+
     /// Accounts for the buffer of a completion, exactly once, whatever else the completion says.
-    #[inline]
     pub(super) fn arrived(&mut self, side: &mut KernelSide, cqe: &RawCqe) -> Option<Lease> {
         let buffer = cqe.buffer()?;
-        let last = cqe.flags & F_BUF_MORE == 0;
-        self.in_ring -= usize::from(last);
+        let last = cqe.is_last_of_buffer();
         if cqe.res > 0 {
-            return Some(side.received(buffer, cqe.res as usize, last));
+            return Some(self.filled(side, buffer, cqe.res as usize, last));
         }
         if last {
+            self.in_ring -= 1;
             side.take_back(buffer);
         }
         None

@@ -11,7 +11,7 @@ impl<K: Kernel> Uring<K> {
         match self.ports.find(id) {
             Some(port) if port.life == Life::Open => {
                 port.life = Life::ShutsDown;
-                self.queue.push_back(RawOp::Shutdown { id });
+                self.queue.push(RawOp::Shutdown { id });
             }
             _ => Self::unknown(id, "shutdown"),
         }
@@ -36,7 +36,7 @@ impl<K: Kernel> Uring<K> {
         match self.ports.find(id) {
             Some(port) if port.life == Life::ShutsDown => {
                 port.life = Life::Open;
-                sink.push(Completion::ShutDown { id });
+                self.tell(Completion::ShutDown { id }, sink);
             }
             Some(port) if port.life == Life::EndsInput => {
                 port.life = Life::Open;
@@ -47,7 +47,7 @@ impl<K: Kernel> Uring<K> {
             }
             Some(port) if port.is_clearing() => {
                 port.receive_cancels = port.receive_cancels.saturating_add(1);
-                self.queue.push_back(RawOp::CancelReceive { id });
+                self.queue.push(RawOp::CancelReceive { id });
             }
             Some(Port { life: life @ Life::Clears(_), .. }) => {
                 if let Life::Clears(how) = std::mem::replace(life, Life::Open) {
@@ -71,7 +71,7 @@ impl<K: Kernel> Uring<K> {
         let idle = port.receiving == Receiving::No && port.sending == Sending::No;
         debug_assert!(idle && port.life == Life::Open, "close of {id} with an operation in flight: {port:?}");
         port.life = Life::Closes;
-        self.queue.push_back(RawOp::Close { id, how });
+        self.queue.push(RawOp::Close { id, how });
     }
 
     /// Makes sure that the kernel has no receive of this connection: it would hold the socket, and its bytes would come under
@@ -81,7 +81,7 @@ impl<K: Kernel> Uring<K> {
     fn clear(&mut self, id: ConnId, how: CloseHow) {
         if let Some(port) = self.ports.find(id) {
             port.life = Life::Clears(how);
-            self.queue.push_back(RawOp::ShutdownInput { id });
+            self.queue.push(RawOp::ShutdownInput { id });
         }
     }
 
@@ -110,6 +110,6 @@ impl<K: Kernel> Uring<K> {
         }
         self.ports.close(id);
         self.take_failed(id);
-        sink.push(Completion::Closed { id });
+        self.tell(Completion::Closed { id }, sink);
     }
 }

@@ -18,8 +18,8 @@ impl<K: Kernel> Uring<K> {
                 if let Some(port) = self.ports.find(id) {
                     port.life = Life::Connecting;
                 }
-                self.queue.push_back(RawOp::Install { id, fd });
-                self.queue.push_back(RawOp::Connect { id, address });
+                self.queue.push(RawOp::Install { id, fd });
+                self.queue.push(RawOp::Connect { id, address });
             }
             // The slot stays empty until it is closed.
             Err(errno) => self.ready.push_back(Completion::Connected { id, result: Err(errno) }),
@@ -30,7 +30,7 @@ impl<K: Kernel> Uring<K> {
         match self.ports.find(id) {
             Some(port) if port.life == Life::Connecting => {
                 port.life = Life::StopsConnecting;
-                self.queue.push_back(RawOp::CancelConnect { id });
+                self.queue.push(RawOp::CancelConnect { id });
             }
             Some(_) => {}
             None => Self::unknown(id, "stop of a connect"),
@@ -51,6 +51,6 @@ impl<K: Kernel> Uring<K> {
         };
         port.life = Life::Open;
         let result = if cqe.res < 0 { Err(-cqe.res) } else { Ok(()) };
-        sink.push(Completion::Connected { id, result });
+        self.tell(Completion::Connected { id, result }, sink);
     }
 }

@@ -13,6 +13,7 @@
 //! completion is reaped.
 
 use std::net::SocketAddr;
+use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_buf::KernelSide;
@@ -27,68 +28,84 @@ pub const F_BUF_MORE: u32 = 1 << 4;
 /// Where the buffer id starts in the flags.
 pub const BUFFER_SHIFT: u32 = 16;
 
-/// What an operation is: the upper 4 bits of a `user_data`, of which 12 is free. The other 60 are the connection's
-/// [`ConnId::bits`], or the number of a listener.
+/// What an operation is: the upper 4 bits of a `user_data`. Operations on a connection have 1 to 10 there, and 11 to 15 are
+/// free; the other 60 bits are the connection's [`ConnId::bits`]. All others share 0, and are told apart by the 8 bits below,
+/// of which 5 to 255 are free; the lowest 16 bits are the number of a listener, where there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nobody waits for it; it posts a completion only when it failed.
-    Ignored = 0,
-    /// Multishot accept.
-    Accept = 1,
     /// Multishot receive.
-    Receive = 2,
+    Receive = 1,
     /// Send.
-    Send = 3,
+    Send = 2,
     /// Shutdown of one side.
-    Shutdown = 4,
+    Shutdown = 3,
     /// Close of a connection's descriptor.
-    Close = 5,
-    /// Cancel of an accept.
-    CancelAccept = 6,
-    /// Cancel of a receive.
-    CancelReceive = 7,
-    /// Cancel of a send.
-    CancelSend = 8,
-    /// Read of the wake-up descriptor.
-    Wake = 9,
-    /// A descriptor becomes a connection; it posts a completion only when it failed.
-    Install = 10,
-    /// A look at what a receive would find.
-    Probe = 11,
-    /// The kernel half's own timer went off: a wait was over.
-    Timer = 13,
+    Close = 4,
     /// Connect.
-    Connect = 14,
+    Connect = 5,
+    /// A descriptor becomes a connection; it posts a completion only when it failed.
+    Install = 6,
+    /// A look at what a receive would find.
+    Probe = 7,
+    /// Cancel of a receive.
+    CancelReceive = 8,
+    /// Cancel of a send.
+    CancelSend = 9,
     /// Cancel of a connect.
-    CancelConnect = 15,
+    CancelConnect = 10,
+    /// Nothing waits for it; it posts a completion only when it failed.
+    Ignored = CONTROL,
+    /// Multishot accept.
+    Accept = CONTROL + 1,
+    /// Cancel of an accept.
+    CancelAccept = CONTROL + 2,
+    /// Read of the wake-up descriptor.
+    Wake = CONTROL + 3,
+    /// The kernel half's own timer went off: a wait was over.
+    Timer = CONTROL + 4,
 }
+
+/// The first of the kinds that name no connection.
+const CONTROL: u8 = 16;
 
 impl Kind {
     /// Puts a `user_data` together.
+    #[inline]
     pub fn with(self, bits: u64) -> u64 {
-        debug_assert_eq!(bits >> 60, 0);
-        (self as u64) << 60 | bits
+        let kind = self as u64;
+        let (kind, free) =
+            if self as u8 >= CONTROL { ((kind - u64::from(CONTROL)) << 52, 52) } else { (kind << 60, 60) };
+        debug_assert_eq!(bits >> free, 0);
+        kind | bits
     }
 
-    /// What a `user_data` names; `None` for values nobody made.
+    /// What a `user_data` names; `None` for values that no operation has.
+    #[inline]
     pub fn of(user_data: u64) -> Option<Kind> {
         Some(match user_data >> 60 {
+            0 => return Kind::of_control((user_data >> 52) as u8),
+            1 => Kind::Receive,
+            2 => Kind::Send,
+            3 => Kind::Shutdown,
+            4 => Kind::Close,
+            5 => Kind::Connect,
+            6 => Kind::Install,
+            7 => Kind::Probe,
+            8 => Kind::CancelReceive,
+            9 => Kind::CancelSend,
+            10 => Kind::CancelConnect,
+            _ => return None,
+        })
+    }
+
+    fn of_control(which: u8) -> Option<Kind> {
+        Some(match which {
             0 => Kind::Ignored,
             1 => Kind::Accept,
-            2 => Kind::Receive,
-            3 => Kind::Send,
-            4 => Kind::Shutdown,
-            5 => Kind::Close,
-            6 => Kind::CancelAccept,
-            7 => Kind::CancelReceive,
-            8 => Kind::CancelSend,
-            9 => Kind::Wake,
-            10 => Kind::Install,
-            11 => Kind::Probe,
-            13 => Kind::Timer,
-            14 => Kind::Connect,
-            15 => Kind::CancelConnect,
+            2 => Kind::CancelAccept,
+            3 => Kind::Wake,
+            4 => Kind::Timer,
             _ => return None,
         })
     }
@@ -250,6 +267,11 @@ impl RawCqe {
     pub fn buffer(&self) -> Option<u16> {
         (self.flags & F_BUFFER != 0).then_some((self.flags >> BUFFER_SHIFT) as u16)
     }
+
+    /// True if the kernel is done with that buffer.
+    pub(crate) fn is_last_of_buffer(&self) -> bool {
+        self.flags & F_BUF_MORE == 0
+    }
 }
 
 /// A [`SendMode::TryQuietly`] that fitted.
@@ -265,6 +287,9 @@ pub struct SentQuietly {
 
 /// The lower half of the io_uring driver.
 pub trait Kernel {
+    /// As [`Driver::Descriptor`](ringserve_core::Driver::Descriptor).
+    type Descriptor: Send;
+
     /// Queues an operation for the next [`enter`](Kernel::enter).
     ///
     /// # Errors
@@ -306,8 +331,11 @@ pub trait Kernel {
     /// was reaped.
     fn reap_quiet(&mut self) -> Option<SentQuietly>;
 
-    /// True if [`reap`](Kernel::reap) or [`reap_quiet`](Kernel::reap_quiet) would return something.
+    /// True if [`reap`](Kernel::reap) would return something.
     fn has_completions(&mut self) -> bool;
+
+    /// True if [`reap_quiet`](Kernel::reap_quiet) would return something, once every completion was reaped.
+    fn has_quiet(&mut self) -> bool;
 
     /// True if the kernel holds back completions, or work that leads to some, until the next
     /// [`enter`](Kernel::enter).
@@ -344,7 +372,60 @@ pub trait Kernel {
     /// The `errno`.
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32>;
 
+    /// Ends a [`RawOp::ReadWake`], from any thread.
+    fn waker(&self) -> Waker;
+
+    /// Gives a descriptor of an accept's completion away. `None` if it is not this half's.
+    fn hand_over(&mut self, fd: i32) -> Option<Self::Descriptor>;
+
+    /// Takes a connected stream socket over; the descriptor is as one of an accept's completion.
+    fn take_over(&mut self, descriptor: Self::Descriptor) -> i32;
+
+    /// As [`Driver::readiness`](ringserve_core::Driver::readiness). This one is of a kernel half that can only block.
+    ///
+    /// # Errors
+    /// The `errno`.
+    fn readiness(&mut self) -> Result<Self::Descriptor, i32> {
+        Err(libc::EOPNOTSUPP)
+    }
+
+    /// Has the descriptor of [`readiness`](Kernel::readiness) become readable after this time, which is 21 ms or more.
+    fn rouse_in(&mut self, _time: Duration) {}
+
     /// Ends every operation, within a bound. True if none is left that could read or write memory; false if
     /// the caller has to leak the receive memory instead.
     fn finish(&mut self, side: &mut KernelSide) -> bool;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF_CONNECTIONS: [Kind; 10] = [
+        Kind::Receive,
+        Kind::Send,
+        Kind::Shutdown,
+        Kind::Close,
+        Kind::Connect,
+        Kind::Install,
+        Kind::Probe,
+        Kind::CancelReceive,
+        Kind::CancelSend,
+        Kind::CancelConnect,
+    ];
+    const OF_NONE: [Kind; 5] = [Kind::Ignored, Kind::Accept, Kind::CancelAccept, Kind::Wake, Kind::Timer];
+
+    #[test]
+    fn kind_and_what_it_is_of_are_read_from_user_data() {
+        let id = ConnId::new(ConnId::SLOTS_MAX - 1, u64::MAX >> 28);
+        for kind in OF_CONNECTIONS {
+            let cqe = RawCqe::new(kind.with(id.bits()), 0, 0);
+            assert_eq!((Kind::of(cqe.user_data), cqe.id()), (Some(kind), id));
+        }
+        for kind in OF_NONE {
+            let user_data = kind.with(u64::from(u16::MAX));
+            assert_eq!((Kind::of(user_data), user_data as u16), (Some(kind), u16::MAX));
+        }
+        assert_eq!([5 << 52, 255 << 52, 11 << 60, 15 << 60].map(Kind::of), [None; 4]);
+    }
 }

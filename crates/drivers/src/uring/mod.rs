@@ -27,17 +27,19 @@ mod table;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Wait};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Socket, Wait};
 
 use crate::shared::report::log;
+use crate::shared::wait::SET_FROM;
 use accept::Listening;
 use buffers::Buffers;
 use cancel::Later;
 use give_back::Rest;
-use kernel::{Kernel, Kind, RawCqe, RawOp};
+use kernel::{Kernel, Kind, RawCqe, RawOp, SendMode};
 use table::{Ports, Sending};
 
 pub use config::UringConfig;
@@ -65,7 +67,11 @@ pub struct Uring<K: Kernel> {
     failed: HashMap<ConnId, i32>,
     rest: Rest,
     /// Operations the kernel half was not given yet, in order.
-    queue: VecDeque<RawOp>,
+    queue: Vec<RawOp>,
+    /// Those before them that the submission queue had no room for, in order.
+    delayed: VecDeque<RawOp>,
+    /// Some of the sends there may have been told to stop.
+    stops_sends: bool,
     /// Completions made here, or beyond the last turn's budget, in order.
     ready: VecDeque<Completion>,
     /// True until the next turn if nobody waits for the sends of it.
@@ -95,8 +101,6 @@ pub struct Anomalies {
 /// Where a turn's completions go.
 struct Sink<'a> {
     out: &'a mut Vec<Completion>,
-    /// What exceeds the budget.
-    ready: VecDeque<Completion>,
     /// Length of `out` at which the budget ends.
     end: usize,
     /// Received bytes that are left of the budget.
@@ -108,21 +112,11 @@ impl Sink<'_> {
         self.out.len() < self.end && self.bytes > 0
     }
 
-    /// Starts with what the last turn left.
-    fn take_ready(&mut self) {
-        while self.has_room()
-            && let Some(completion) = self.ready.pop_front()
-        {
-            self.push(completion);
-        }
-    }
-
+    /// The first one after there was room.
     // Always inlined, so that a completion is built where it stays instead of being moved there.
     #[inline(always)]
-    fn push(&mut self, completion: Completion) {
-        if !self.has_room() {
-            return self.ready.push_back(completion);
-        }
+    fn push_first(&mut self, completion: Completion) {
+        debug_assert!(self.has_room());
         if let Completion::Received { lease, .. } = &completion {
             self.bytes = self.bytes.saturating_sub(lease.len());
         }
@@ -134,8 +128,6 @@ impl<K: Kernel> Uring<K> {
     /// A driver over `kernel`, which receives into the pool of `side` and holds at most `connections_max`
     /// connections, at slots below that number.
     pub fn with_kernel(kernel: K, side: KernelSide, connections_max: u32) -> Uring<K> {
-        let mut queue = VecDeque::new();
-        queue.push_back(RawOp::ReadWake);
         let buffers = Buffers::new(kernel.buffer_ring_entries());
         Uring {
             pool: side.pool(),
@@ -149,7 +141,9 @@ impl<K: Kernel> Uring<K> {
             probes: VecDeque::new(),
             failed: HashMap::new(),
             rest: Rest::No,
-            queue,
+            queue: vec![RawOp::ReadWake],
+            delayed: VecDeque::new(),
+            stops_sends: false,
             ready: VecDeque::new(),
             quiet: false,
             overflowing: false,
@@ -169,34 +163,76 @@ impl<K: Kernel> Uring<K> {
         &self.kernel
     }
 
-    /// Not public: with the real kernel it would let anyone end a loan of memory that the kernel still uses. A
-    /// simulated kernel shares its state with whoever directs it, through an `Rc`.
-    pub(crate) fn kernel_mut(&mut self) -> &mut K {
-        &mut self.kernel
-    }
-
     /// Moves queued operations into the submission queue until it is full.
     fn flush(&mut self) {
-        while let Some(op) = self.queue.pop_front() {
-            let Some(op) = self.prepare(op) else { continue };
-            if let Err(op) = self.kernel.submit(op) {
-                self.unprepare(&op);
-                self.queue.push_front(op);
-                self.stats.submissions_delayed += self.queue.len() as u64;
+        if !self.delayed.is_empty() {
+            return self.flush_delayed();
+        }
+        let mut queue = std::mem::take(&mut self.queue);
+        let mut ops = queue.drain(..);
+        for op in ops.by_ref() {
+            if let Err(op) = self.hand_down(op) {
+                self.delayed.push_back(op);
+                break;
+            }
+        }
+        if ops.len() > 0 {
+            self.delayed.extend(ops);
+        } else {
+            drop(ops);
+        }
+        std::mem::swap(&mut self.queue, &mut queue);
+        if !queue.is_empty() || !self.delayed.is_empty() {
+            // What some of them led to is the last.
+            self.queue.append(&mut queue);
+            return self.flush_delayed();
+        }
+        self.stops_sends = false;
+    }
+
+    #[cold]
+    fn flush_delayed(&mut self) {
+        loop {
+            self.delayed.extend(self.queue.drain(..));
+            let Some(op) = self.delayed.pop_front() else { break };
+            if let Err(op) = self.hand_down(op) {
+                self.delayed.push_front(op);
+                self.stats.submissions_delayed += self.delayed.len() as u64;
                 return;
             }
         }
+        self.stops_sends = false;
+    }
+
+    /// Gives an operation to the kernel half; it comes back if the submission queue is full.
+    #[inline(always)]
+    fn hand_down(&mut self, mut op: RawOp) -> Result<(), RawOp> {
+        match &mut op {
+            // There are as many of these as replies: they are not moved.
+            RawOp::Send { mode, .. } if *mode != SendMode::All && !self.stops_sends => {
+                *mode = self.first_mode();
+            }
+            _ => match self.prepare(op) {
+                Some(prepared) => op = prepared,
+                None => return Ok(()),
+            },
+        }
+        self.kernel.submit(op).inspect_err(|op| self.unprepare(op))
+    }
+
+    /// True if there are operations that the kernel half was not given yet.
+    fn has_queued(&self) -> bool {
+        !self.queue.is_empty() || !self.delayed.is_empty() || !self.probes.is_empty()
     }
 
     /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
-    #[inline]
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
         let cancel = match op {
+            RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
             RawOp::Receive { .. } => {
                 self.stats.receives_armed += 1;
                 return Some(op);
             }
-            RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
             RawOp::Probe { id } => {
                 let probe = self.prepare_probe(id)?;
                 self.stats.probes += 1;
@@ -222,18 +258,40 @@ impl<K: Kernel> Uring<K> {
             | RawOp::CancelReceive { .. }
             | RawOp::CancelAccept { .. }
             | RawOp::CancelConnect { .. } => self.stats.cancels -= 1,
-            RawOp::Send { id, .. } => {
+            RawOp::Send { id, mode: SendMode::All, .. } => {
                 if let Some(port) = self.ports.find(*id) {
-                    port.sending = Sending::Queued;
+                    port.sending = Sending::Rests;
                 }
             }
             _ => {}
         }
     }
 
+    /// All operations but sends, of which there are as many as replies.
+    #[inline(never)]
+    fn submit_seldom(&mut self, op: Op) {
+        match op {
+            Op::Accept { listener } => self.accept(listener),
+            Op::AcceptStop { listener } => self.accept_stop(listener),
+            Op::StopListening { listener } => self.stop_listening(listener),
+            Op::Adopt { id, socket } => self.adopt(id, socket),
+            Op::Refuse { socket } => self.queue.push(RawOp::CloseFd { fd: socket.0 as i32 }),
+            Op::Connect { id, address } => self.connect(id, address),
+            Op::ConnectStop { id } => self.connect_stop(id),
+            Op::Receive { id } => self.receive(id),
+            Op::ReceiveStop { id } => self.receive_stop(id),
+            Op::ShutdownInput { id } => self.shutdown_input(id),
+            Op::Probe { id } => self.probe(id),
+            Op::Send { id, batch } => self.send(id, batch),
+            Op::SendStop { id } => self.send_stop(id),
+            Op::Shutdown { id } => self.shutdown(id),
+            Op::Close { id, how } => self.close(id, how),
+        }
+    }
+
     /// Submits, and waits as told.
     #[inline]
-    pub(crate) fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
+    fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
         self.arm_parked();
         self.repeat_cancels();
         self.queue_probes();
@@ -242,15 +300,10 @@ impl<K: Kernel> Uring<K> {
         self.enter(wait)
     }
 
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet
-    }
-
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
-    pub(crate) fn has_to_do(&mut self) -> bool {
+    fn has_to_do(&mut self) -> bool {
         let due = self.due_in() == Some(Duration::ZERO);
-        let queued = !self.queue.is_empty() || !self.probes.is_empty();
-        let here = !self.ready.is_empty() || queued || self.can_arm_parked() || due;
+        let here = !self.ready.is_empty() || self.has_queued() || self.can_arm_parked() || due;
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
     }
 
@@ -270,10 +323,9 @@ impl<K: Kernel> Uring<K> {
         let overflowing = self.kernel.is_overflowing();
         self.stats.overflows += u64::from(overflowing && !self.overflowing);
         self.overflowing = overflowing;
-        let something = !self.ready.is_empty() || self.kernel.has_completions();
+        let something = !self.ready.is_empty() || self.kernel.has_completions() || self.kernel.has_quiet();
         // Parked receives are armed a few at a time; the next few must not wait for a completion.
-        let queued = !self.queue.is_empty() || !self.probes.is_empty();
-        let more_to_do = queued || self.can_arm_parked();
+        let more_to_do = self.has_queued() || self.can_arm_parked();
         let due = self.due_in();
         let timeout = match wait {
             _ if something || more_to_do || due == Some(Duration::ZERO) => None,
@@ -294,6 +346,11 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
+    /// Delivers a completion in this turn, or in the next where the budget is used up.
+    fn tell(&mut self, completion: Completion, sink: &mut Sink<'_>) {
+        if sink.has_room() { sink.push_first(completion) } else { self.ready.push_back(completion) }
+    }
+
     #[inline(always)]
     fn complete(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         match Kind::of(cqe.user_data) {
@@ -309,7 +366,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),
             Some(Kind::CancelConnect) => self.on_cancel_connect(cqe),
             Some(Kind::Timer) => {}
-            Some(Kind::Wake) => self.queue.push_back(RawOp::ReadWake),
+            Some(Kind::Wake) => self.queue.push(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
             Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation without a completion failed"),
             None => self.stale(cqe),
@@ -352,23 +409,13 @@ impl<K: Kernel> Uring<K> {
 }
 
 impl<K: Kernel> Driver for Uring<K> {
+    type Descriptor = K::Descriptor;
+
+    #[inline]
     fn submit(&mut self, op: Op) {
         match op {
-            Op::Accept { listener } => self.accept(listener),
-            Op::AcceptStop { listener } => self.accept_stop(listener),
-            Op::StopListening { listener } => self.stop_listening(listener),
-            Op::Adopt { id, socket } => self.adopt(id, socket),
-            Op::Refuse { socket } => self.queue.push_back(RawOp::CloseFd { fd: socket.0 as i32 }),
-            Op::Connect { id, address } => self.connect(id, address),
-            Op::ConnectStop { id } => self.connect_stop(id),
-            Op::Receive { id } => self.receive(id),
-            Op::ReceiveStop { id } => self.receive_stop(id),
-            Op::ShutdownInput { id } => self.shutdown_input(id),
-            Op::Probe { id } => self.probe(id),
             Op::Send { id, batch } => self.send(id, batch),
-            Op::SendStop { id } => self.send_stop(id),
-            Op::Shutdown { id } => self.shutdown(id),
-            Op::Close { id, how } => self.close(id, how),
+            op => self.submit_seldom(op),
         }
     }
 
@@ -376,22 +423,26 @@ impl<K: Kernel> Driver for Uring<K> {
         self.stats.turns += 1;
         self.submit_queued(wait)?;
         let end = completions.len() + budget.completions.max(1);
-        let ready = std::mem::take(&mut self.ready);
-        let mut sink = Sink { out: completions, ready, end, bytes: budget.bytes.max(1) };
-        sink.take_ready();
+        let mut sink = Sink { out: completions, end, bytes: budget.bytes.max(1) };
+        // What the last turn left comes first.
+        while sink.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            sink.push_first(completion);
+        }
         if self.emptying > 0 {
             self.empty_queues(&mut sink);
         }
-        while sink.has_room() {
-            if let Some(cqe) = self.kernel.reap(&mut self.side) {
-                self.complete(cqe, &mut sink);
-            } else if let Some(sent) = self.kernel.reap_quiet() {
-                self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
-            } else {
-                break;
-            }
+        while sink.has_room()
+            && let Some(cqe) = self.kernel.reap(&mut self.side)
+        {
+            self.complete(cqe, &mut sink);
         }
-        self.ready = sink.ready;
+        while sink.has_room()
+            && let Some(sent) = self.kernel.reap_quiet()
+        {
+            self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
+        }
         if cfg!(debug_assertions) {
             self.invariants();
         }
@@ -420,6 +471,35 @@ impl<K: Kernel> Driver for Uring<K> {
 
     fn connections_max(&self) -> usize {
         self.connections_max as usize
+    }
+
+    fn waker(&self) -> Waker {
+        self.kernel.waker()
+    }
+
+    fn hand_over(&mut self, socket: Socket) -> Option<K::Descriptor> {
+        self.kernel.hand_over(socket.0 as i32)
+    }
+
+    fn take_over(&mut self, descriptor: K::Descriptor) -> Socket {
+        Socket(self.kernel.take_over(descriptor) as u64)
+    }
+
+    fn readiness(&mut self) -> Result<K::Descriptor, i32> {
+        self.kernel.readiness()
+    }
+
+    fn begin(&mut self) -> Result<bool, i32> {
+        let quiet = self.quiet;
+        if let Some(due) = self.due_in() {
+            // The shard sleeps elsewhere: the timer wakes it.
+            self.kernel.rouse_in(due.max(SET_FROM));
+        }
+        self.submit_queued(Wait::No)?;
+        self.wait_for_buffer();
+        // Sends of earlier turns that fitted may be awaited now.
+        let posted = self.kernel.has_completions() || !quiet && self.kernel.has_quiet();
+        Ok(posted || self.has_to_do())
     }
 }
 

@@ -28,9 +28,8 @@ use super::{Sink, Uring};
 /// over time, so more of them wait only where a shard stood still.
 const PROBES_IN_A_TURN: usize = 64;
 
-/// What a completion says of the operation's life.
+/// What is to be done after a receive that ended.
 enum After {
-    GoesOn,
     Again,
     Park,
     End(ReceiveEnd),
@@ -46,7 +45,7 @@ impl<K: Kernel> Uring<K> {
             }
             Some(port) if port.receiving == Receiving::No => {
                 port.receiving = Receiving::Armed;
-                self.queue.push_back(RawOp::Receive { id });
+                self.queue.push(RawOp::Receive { id });
             }
             // A second one beside the first, should that live, could not be told from it.
             Some(port) if port.receiving == Receiving::Doubtful => {
@@ -65,7 +64,7 @@ impl<K: Kernel> Uring<K> {
                 // One that is being restarted is being cancelled already.
                 if std::mem::replace(&mut port.receive_stop, Stop::Stops) == Stop::No {
                     port.receive_cancels = port.receive_cancels.saturating_add(1);
-                    self.queue.push_back(RawOp::CancelReceive { id });
+                    self.queue.push(RawOp::CancelReceive { id });
                 }
             }
             Receiving::Parked => {
@@ -80,7 +79,7 @@ impl<K: Kernel> Uring<K> {
         match self.ports.find(id) {
             Some(port) if port.receiving == Receiving::Armed && port.life == Life::Open => {
                 (port.receive_stop, port.life) = (Stop::Stops, Life::EndsInput);
-                self.queue.push_back(RawOp::ShutdownInput { id });
+                self.queue.push(RawOp::ShutdownInput { id });
             }
             // Two shutdowns could not be told apart.
             _ => self.receive_stop(id),
@@ -146,7 +145,7 @@ impl<K: Kernel> Uring<K> {
 
     /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if a receive
     /// waits for one.
-    pub(crate) fn wait_for_buffer(&mut self) {
+    pub(super) fn wait_for_buffer(&mut self) {
         if self.ports.parked() > 0 && self.buffers.in_ring() == 0 {
             self.side.wait_for_buffer();
         }
@@ -154,6 +153,24 @@ impl<K: Kernel> Uring<K> {
 
     #[inline(always)]
     pub(super) fn on_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let id = cqe.id();
+        if let Some(port) = self.ports.find(id)
+            && port.receiving == Receiving::Armed
+            && cqe.res > 0
+            && cqe.flags & F_MORE != 0
+            && let Some(buffer) = cqe.buffer()
+        {
+            port.hears();
+            let (bytes, last) = (cqe.res as usize, cqe.is_last_of_buffer());
+            let lease = self.buffers.filled(&mut self.side, buffer, bytes, last);
+            return sink.push_first(Completion::Received { id, lease });
+        }
+        self.on_receive_over(cqe, sink);
+    }
+
+    /// Any other completion of a receive: it does not go on, or was not in flight.
+    #[inline(never)]
+    fn on_receive_over(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         let Some(port) = self.ports.find(id).filter(|port| port.receiving == Receiving::Armed) else {
             return self.on_late_receive(cqe);
@@ -165,7 +182,6 @@ impl<K: Kernel> Uring<K> {
         let lease = self.buffers.arrived(&mut self.side, &cqe);
         let after = match -cqe.res {
             _ if cqe.res > 0 && lease.is_none() => After::End(ReceiveEnd::Error(libc::EIO)),
-            _ if cqe.res > 0 && cqe.flags & F_MORE != 0 => After::GoesOn,
             0 => After::End(ReceiveEnd::Eof),
             _ if cqe.res > 0 => After::Again,
             libc::ENOBUFS => After::Park,
@@ -173,10 +189,9 @@ impl<K: Kernel> Uring<K> {
             errno => After::End(ReceiveEnd::Error(errno)),
         };
         if let Some(lease) = lease {
-            sink.push(Completion::Received { id, lease });
+            self.tell(Completion::Received { id, lease }, sink);
         }
         match after {
-            After::GoesOn => return,
             After::Again | After::Park if stop == Stop::Stops => {
                 self.receive_ended(id, ReceiveEnd::Stopped, sink)
             }
@@ -186,7 +201,7 @@ impl<K: Kernel> Uring<K> {
             }
             After::Again => {
                 self.believe(id);
-                self.queue.push_back(RawOp::Receive { id });
+                self.queue.push(RawOp::Receive { id });
             }
             After::Park => {
                 self.believe(id);
@@ -215,7 +230,7 @@ impl<K: Kernel> Uring<K> {
         // A socket tells an error once, and told a probe of it.
         let failed = if end == ReceiveEnd::Eof { self.take_failed(id) } else { None };
         let end = failed.map_or(end, ReceiveEnd::Error);
-        sink.push(Completion::ReceiveEnded { id, end });
+        self.tell(Completion::ReceiveEnded { id, end }, sink);
     }
 
     /// A completion of a receive that was held to have ended: its bytes are lost, and the connection receives no more.

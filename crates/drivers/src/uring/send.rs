@@ -10,12 +10,20 @@ use super::table::Sending;
 use super::{Sink, Uring};
 
 impl<K: Kernel> Uring<K> {
+    #[inline(always)]
     pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         match self.ports.find(id) {
             Some(port) if port.sending == Sending::No && !batch.is_empty() => {
-                port.sending = Sending::Queued;
-                self.queue.push_back(RawOp::Send { id, batch, mode: SendMode::Try });
+                port.sending = Sending::Submitted;
+                self.queue.push(RawOp::Send { id, batch, mode: SendMode::Try });
             }
+            _ => self.send_nothing(id, batch),
+        }
+    }
+
+    #[cold]
+    fn send_nothing(&mut self, id: ConnId, batch: Box<Batch>) {
+        match self.ports.find(id) {
             Some(port) if port.sending == Sending::No => {
                 self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Done });
             }
@@ -29,13 +37,19 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn send_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a send") };
         if port.sending != Sending::No && !port.send_stop {
-            port.send_stop = true;
-            self.queue.push_back(RawOp::CancelSend { id });
+            (port.send_stop, self.stops_sends) = (true, true);
+            self.queue.push(RawOp::CancelSend { id });
         }
     }
 
-    /// The send goes to the kernel now, unless it was stopped before.
+    /// How a send is first tried.
     #[inline]
+    pub(super) fn first_mode(&self) -> SendMode {
+        if self.quiet { SendMode::TryQuietly } else { SendMode::Try }
+    }
+
+    /// The send goes to the kernel now, unless it was stopped before.
+    #[cold]
     pub(super) fn prepare_send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) -> Option<RawOp> {
         let Some(port) = self.ports.find(id) else {
             self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Error(libc::EBADF) });
@@ -47,11 +61,7 @@ impl<K: Kernel> Uring<K> {
             return None;
         }
         port.sending = Sending::Submitted;
-        let mode = match mode {
-            SendMode::All => SendMode::All,
-            _ if self.quiet => SendMode::TryQuietly,
-            _ => SendMode::Try,
-        };
+        let mode = if mode == SendMode::All { mode } else { self.first_mode() };
         Some(RawOp::Send { id, batch, mode })
     }
 
@@ -67,8 +77,8 @@ impl<K: Kernel> Uring<K> {
         self.sent(cqe.id(), cqe.res, batch, sink);
     }
 
-    /// A send ended: with so many bytes sent, or a negative `errno`.
-    #[inline]
+    /// A send ended: with `res` bytes sent, or a negative `errno`.
+    #[inline(always)]
     pub(super) fn sent(&mut self, id: ConnId, res: i32, mut batch: Box<Batch>, sink: &mut Sink<'_>) {
         let Some(port) = self.ports.find(id).filter(|port| port.sending == Sending::Submitted) else {
             return self.stale(RawCqe::new(Kind::Send.with(id.bits()), res, 0));
@@ -76,8 +86,18 @@ impl<K: Kernel> Uring<K> {
         if res > 0 {
             batch.advance(res as usize);
         }
+        if !batch.is_empty() {
+            return self.sent_in_part(id, res, batch, sink);
+        }
+        (port.sending, port.send_stop) = (Sending::No, false);
+        sink.push_first(Completion::Sent { id, batch, end: SendEnd::Done });
+    }
+
+    /// A send left something behind.
+    #[cold]
+    fn sent_in_part(&mut self, id: ConnId, res: i32, batch: Box<Batch>, sink: &mut Sink<'_>) {
+        let Some(port) = self.ports.find(id) else { return };
         let end = match -res {
-            _ if batch.is_empty() => SendEnd::Done,
             0 => SendEnd::Error(libc::EPIPE),
             _ if res > 0 && !port.send_stop => return self.send_rest(id, batch),
             libc::EAGAIN | libc::EINTR | libc::ENOBUFS if !port.send_stop => {
@@ -90,14 +110,14 @@ impl<K: Kernel> Uring<K> {
             errno => SendEnd::Error(errno),
         };
         (port.sending, port.send_stop) = (Sending::No, false);
-        sink.push(Completion::Sent { id, batch, end });
+        self.tell(Completion::Sent { id, batch, end }, sink);
     }
 
     fn send_rest(&mut self, id: ConnId, batch: Box<Batch>) {
         if let Some(port) = self.ports.find(id) {
-            port.sending = Sending::Queued;
+            port.sending = Sending::Rests;
         }
         self.stats.sends_short += 1;
-        self.queue.push_back(RawOp::Send { id, batch, mode: SendMode::All });
+        self.queue.push(RawOp::Send { id, batch, mode: SendMode::All });
     }
 }

@@ -20,10 +20,10 @@ pub(super) enum Receiving {
 pub(super) enum Sending {
     /// Not asked for, or ended.
     No,
-    /// In the driver's own queue.
-    Queued,
-    /// With the kernel.
+    /// With the kernel, or queued to be tried there.
     Submitted,
+    /// What did not fit at once is in the driver's own queue.
+    Rests,
 }
 
 /// Whether the receive in flight is to end.

@@ -41,6 +41,8 @@ struct Script {
 }
 
 impl Kernel for Script {
+    type Descriptor = i32;
+
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
         if address.ip().is_some() { Ok(77) } else { Err(libc::EAFNOSUPPORT) }
     }
@@ -106,6 +108,10 @@ impl Kernel for Script {
         !self.completions.is_empty()
     }
 
+    fn has_quiet(&mut self) -> bool {
+        false
+    }
+
     fn has_task_work(&mut self) -> bool {
         self.task_work
     }
@@ -134,6 +140,18 @@ impl Kernel for Script {
 
     fn now(&mut self) -> Duration {
         self.now
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::noop().clone()
+    }
+
+    fn hand_over(&mut self, fd: i32) -> Option<i32> {
+        Some(fd)
+    }
+
+    fn take_over(&mut self, fd: i32) -> i32 {
+        fd
     }
 
     fn finish(&mut self, _side: &mut KernelSide) -> bool {

@@ -40,8 +40,8 @@ fn a_waker_ends_the_turn_from_another_thread_and_is_seen_once() {
         rig.turn(Wait::For(rest));
         assert!(started.elapsed() >= rest, "woken twice by one wake");
     }
-    waker.wake();
-    waker.wake();
+    waker.wake_by_ref();
+    waker.wake_by_ref();
     rig.turn_woken();
 }
 

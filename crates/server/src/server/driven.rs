@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ringserve_core::Driver;
 use ringserve_core::framing::{Framing, Raw};
-use ringserve_core::{Driver, Socket};
-use ringserve_drivers::{UringConfig, Waker};
+use ringserve_drivers::UringConfig;
 
 use super::builder::{SHARDS_MAX, Server};
 use super::driver::Wanted;
@@ -20,14 +20,13 @@ use super::runtime::Host;
 use super::starting::Starting;
 use crate::service::MakeService;
 use crate::shard::handle::Shard;
-use crate::shard::state::Others;
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::{StreamResult, Streams};
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {
     /// One shard's.
-    type Driver: Driver;
+    type Driver: Driver<Descriptor = OwnedFd>;
 
     /// Listens, once for each shard, and returns the address with its port.
     ///
@@ -41,15 +40,6 @@ pub trait Drivers: Send + Sync + 'static {
     /// # Errors
     /// The server does not start then.
     fn make(&self, shard: usize, config: &UringConfig) -> io::Result<Self::Driver>;
-
-    /// A handle for other threads that makes a turn return.
-    fn waker(driver: &Self::Driver) -> Waker;
-
-    /// Takes an accepted socket out of the driver.
-    fn hand_over(driver: &mut Self::Driver, socket: Socket) -> Option<OwnedFd>;
-
-    /// Takes over what another driver handed over.
-    fn take_over(driver: &mut Self::Driver, socket: OwnedFd) -> Socket;
 }
 
 /// As [`Server::start`], over these drivers and with one shard by default. What the server was told of its driver, of
@@ -102,14 +92,7 @@ where
     let no_sockets = (0..shards).map(|_| Vec::new()).collect();
     let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_, _>, ready| {
         match drivers.make(shard.index, &config) {
-            Ok(driver) => {
-                let others = Others {
-                    remotes: shard.remotes.clone(),
-                    hand_over: D::hand_over,
-                    take_over: D::take_over,
-                };
-                shard.run_on(D::waker(&driver), driver, others, listeners, ready)
-            }
+            Ok(driver) => shard.run_on(driver, listeners, ready),
             Err(error) => give_up(ready, Error::Broken { shard: shard.index, error }),
         }
     });

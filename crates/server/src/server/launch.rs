@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Limits, Quota};
-use ringserve_drivers::{Epoll, Hosted, Uring, Waker};
+use ringserve_core::{Driver, Limits, Quota};
+use ringserve_drivers::{Epoll, Uring};
 use socket2::SockRef;
 use tracing::{error, info, warn};
 
@@ -26,7 +26,7 @@ use crate::service::MakeService;
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Order, Remote, enter_shard};
-use crate::shard::state::{Admit, Others, Parts, ShardLoop};
+use crate::shard::state::{Admit, Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
@@ -177,7 +177,7 @@ pub(super) struct OneShard<F, Factory> {
     admit: Option<Admit>,
     host: Host,
     factory: Arc<Factory>,
-    pub(super) remotes: Arc<[Arc<Remote>]>,
+    remotes: Arc<[Arc<Remote>]>,
     quota: Arc<Quota>,
     gate: Arc<Gate>,
     sockets: Vec<OwnedFd>,
@@ -201,41 +201,20 @@ where
         // The one place where the driver is decided: from here on everything is compiled for it.
         match self.chosen.kind.clone() {
             ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
-                Ok(driver) => {
-                    let others = Others {
-                        remotes: self.remotes.clone(),
-                        hand_over: Uring::hand_over,
-                        take_over: Uring::take_over,
-                    };
-                    self.host_on(driver.waker(), driver, others, listeners, ready)
-                }
+                Ok(driver) => self.host_on(driver, listeners, ready),
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
             ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
-                Ok(driver) => {
-                    let others = Others {
-                        remotes: self.remotes.clone(),
-                        hand_over: Epoll::hand_over,
-                        take_over: Epoll::take_over,
-                    };
-                    self.host_on(driver.waker(), driver, others, listeners, ready)
-                }
+                Ok(driver) => self.host_on(driver, listeners, ready),
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
         }
     }
 
     /// Inside the runtime it was told to run in.
-    fn host_on<D: Hosted>(
-        self,
-        waker: Waker,
-        driver: D,
-        others: Others<D>,
-        listeners: u16,
-        ready: Ready,
-    ) -> ShardEnd {
+    fn host_on<D: Driver<Descriptor = OwnedFd>>(self, driver: D, listeners: u16, ready: Ready) -> ShardEnd {
         match self.host {
-            Host::Own => self.run_on(waker, driver, others, listeners, ready),
+            Host::Own => self.run_on(driver, listeners, ready),
             #[cfg(feature = "host-tokio")]
             host => {
                 let (shard, mut ready) = (self.index, Some(ready));
@@ -243,7 +222,7 @@ where
                     let ready = ready.take();
                     async move {
                         let Some(ready) = ready else { return Ok(Default::default()) };
-                        match self.prepare(waker, driver, others, listeners, ready) {
+                        match self.prepare(driver, listeners, ready) {
                             Some(parts) => ShardLoop::new(parts, calls::<Make::Service>)
                                 .run_hosted()
                                 .await
@@ -260,32 +239,28 @@ where
         }
     }
 
-    /// On a driver that blocks.
-    pub(super) fn run_on<D: ringserve_core::Driver>(
+    /// On its own thread, where the driver blocks.
+    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(
         self,
-        waker: Waker,
         driver: D,
-        others: Others<D>,
         listeners: u16,
         ready: Ready,
     ) -> ShardEnd {
-        match self.prepare(waker, driver, others, listeners, ready) {
+        match self.prepare(driver, listeners, ready) {
             Some(parts) => ShardLoop::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver),
             None => Ok(Default::default()),
         }
     }
 
     /// Makes the service, says so, and waits until all others have theirs. `None` if there is none.
-    fn prepare<D: ringserve_core::Driver>(
+    fn prepare<D: Driver<Descriptor = OwnedFd>>(
         self,
-        waker: Waker,
         driver: D,
-        others: Others<D>,
         listeners: u16,
         ready: Ready,
     ) -> Option<Parts<Make::Service, F, D>> {
         let remote = self.remotes[self.index].clone();
-        remote.set_driver(waker);
+        remote.set_driver(driver.waker());
         let shard = Shard::new(self.index, self.shards, remote);
         let service = match guard(|| (self.factory)(&shard).make()) {
             Ok(Ok(service)) => service,
@@ -307,7 +282,7 @@ where
             driver.pool().clone(),
             LogObserver::new(self.index),
         );
-        let others = (self.shards > 1).then_some(others);
+        let others = (self.shards > 1).then(|| self.remotes.clone());
         if others.is_some() {
             core.share_quota(self.quota);
         }

@@ -1,6 +1,7 @@
 //! What a turn brings to the service: newcomers, frames, calls that were woken, ends.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::Waker;
 
@@ -29,7 +30,7 @@ const WAKE_ROUNDS: usize = 4;
 impl<S, D, Make, Fut> ServiceLane<S, D, Make, Fut>
 where
     S: Service,
-    D: Driver,
+    D: Driver<Descriptor = OwnedFd>,
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
@@ -179,7 +180,7 @@ impl<S, F, D, Make, Fut> Lane<S::Session, F, LogObserver> for ServiceLane<S, D, 
 where
     S: Service,
     F: Framing,
-    D: Driver,
+    D: Driver<Descriptor = OwnedFd>,
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {

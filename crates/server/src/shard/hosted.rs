@@ -20,8 +20,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, Completion, Time, Wait};
-use ringserve_drivers::Hosted;
+use ringserve_core::{Budget, Completion, Driver, Time, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -68,7 +67,7 @@ impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
 where
     S: Service,
     F: Framing,
-    D: Hosted,
+    D: Driver<Descriptor = OwnedFd>,
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
@@ -92,7 +91,7 @@ where
     fn waits(&mut self) -> io::Result<Waits> {
         let breath = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Waits {
-            readiness: watch(self.lane.driver.readiness()?)?,
+            readiness: watch(self.lane.driver.readiness().map_err(io::Error::from_raw_os_error)?)?,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
             ends: None,
             look: true,

@@ -68,7 +68,7 @@ pub(crate) struct Remote {
     order: AtomicU8,
     /// Connections the shard's table has room for.
     room: AtomicUsize,
-    driver: OnceLock<ringserve_drivers::Waker>,
+    driver: OnceLock<Waker>,
     /// Wakes the shard instead of its driver, where that does not block.
     #[cfg(feature = "host-tokio")]
     host: Mutex<Option<Waker>>,
@@ -100,7 +100,7 @@ impl Remote {
         })
     }
 
-    pub(crate) fn set_driver(&self, waker: ringserve_drivers::Waker) {
+    pub(crate) fn set_driver(&self, waker: Waker) {
         let _ = self.driver.set(waker);
     }
 
@@ -206,7 +206,7 @@ impl Remote {
             return;
         }
         if let Some(driver) = self.driver.get() {
-            driver.wake();
+            driver.wake_by_ref();
         }
     }
 

@@ -1,5 +1,7 @@
 //! What a turn does with orders, messages and mail: what other threads want.
 
+use std::os::fd::OwnedFd;
+
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Payload};
 
@@ -12,7 +14,7 @@ use crate::service::Service;
 /// What other threads want of connections is carried out for at most so many orders in a turn: 1 ms of short pushes.
 const LETTERS_IN_A_TURN: usize = 4096;
 
-impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
+impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, Make, Fut> {
     pub(super) fn apply_orders<F: Framing>(&mut self, core: &mut Core<S, F>) {
         let order = self.remote.ordered();
         if order == self.order {
@@ -90,10 +92,8 @@ impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
                     }
                 }
                 Mail::Socket { socket, peer, listener } => {
-                    if let Some(others) = &self.others {
-                        let socket = (others.take_over)(&mut self.driver, socket);
-                        core.accepted_elsewhere(listener, socket, peer);
-                    }
+                    let socket = self.driver.take_over(socket);
+                    core.accepted_elsewhere(listener, socket, peer);
                 }
             }
         }

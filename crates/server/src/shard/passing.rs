@@ -1,6 +1,7 @@
 //! Connections that are passed to other shards.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Socket};
@@ -13,29 +14,29 @@ use crate::service::Service;
 /// stayed with whoever was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
 const HAND_OFF_LEAD: usize = 8;
 
-impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
+impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, Make, Fut> {
     /// Tells the other shards how much room there is here, and looks for room there if there is none.
     pub(super) fn share_room<F: Framing>(&self, core: &mut Core<S, F>) {
         let Some(others) = &self.others else { return };
         let room = if core.has_stopped() { 0 } else { core.slots_left() };
         self.remote.set_room(room);
-        core.set_room_elsewhere(room == 0 && others.remotes.iter().any(|remote| remote.room() > 0));
+        core.set_room_elsewhere(room == 0 && others.iter().any(|remote| remote.room() > 0));
     }
 
     /// True if another shard has far fewer connections. All tables have the same size.
     pub(super) fn is_ahead<F: Framing>(&self, core: &Core<S, F>) -> bool {
         let Some(others) = &self.others else { return false };
         let room = core.slots_left() + HAND_OFF_LEAD;
-        others.remotes.iter().any(|remote| remote.room() > room)
+        others.iter().any(|remote| remote.room() > room)
     }
 
     /// Passes a connection on to the shard with the most room.
     #[cold]
     pub(super) fn hand_off_to_another(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         let Some(others) = &self.others else { return };
-        let Some(socket) = (others.hand_over)(&mut self.driver, socket) else { return };
+        let Some(socket) = self.driver.hand_over(socket) else { return };
         let mut mail = Mail::Socket { socket, peer, listener };
-        let mut remotes: Vec<_> = others.remotes.iter().collect();
+        let mut remotes: Vec<_> = others.iter().collect();
         remotes.sort_by_key(|remote| std::cmp::Reverse(remote.room()));
         for remote in remotes {
             remote.take_room();

@@ -1,12 +1,11 @@
 //! What a shard at work consists of: driver, state machine and user code.
 
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{ConnId, Driver, Limits, Link, Socket, Time};
+use ringserve_core::{ConnId, Driver, Limits, Link, Time};
 
 use super::calls::{Job, Tasks};
 use super::handle::Shard;
@@ -29,21 +28,14 @@ pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
     pub driver: D,
     pub service: S,
     pub admit: Option<Admit>,
-    pub others: Option<Others<D>>,
+    pub others: Option<Others>,
     /// The limits, and the number of the first slot that is an upstream's.
     pub limits: Limits,
     pub first_upstream: u32,
 }
 
-/// The shards of the server, for one that passes connections on.
-pub(crate) struct Others<D> {
-    /// All of them, this one too.
-    pub remotes: Arc<[Arc<Remote>]>,
-    /// Takes an accepted socket from the driver.
-    pub hand_over: fn(&mut D, Socket) -> Option<OwnedFd>,
-    /// Gives one to it.
-    pub take_over: fn(&mut D, OwnedFd) -> Socket,
-}
+/// The shards of the server, this one too, for one that passes connections on.
+pub(crate) type Others = Arc<[Arc<Remote>]>;
 
 /// The state machine below a service.
 pub(crate) type Core<S, F> = ringserve_core::Shard<<S as Service>::Session, F, LogObserver>;
@@ -63,7 +55,7 @@ pub(crate) struct ServiceLane<S: Service, D: Driver, Make, Fut> {
     pub(super) tasks: Tasks<S, Make, Fut>,
     pub(super) remote: Arc<Remote>,
     pub(super) admit: Option<Admit>,
-    pub(super) others: Option<Others<D>>,
+    pub(super) others: Option<Others>,
     pub(super) limits: Limits,
     pub(super) first_upstream: u32,
     /// Connections that the server made, once it made one.

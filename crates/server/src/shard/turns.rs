@@ -1,5 +1,6 @@
 //! The loop of a shard: its turns, the waits between them, and its end.
 
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use ringserve_core::framing::Framing;
@@ -20,7 +21,7 @@ impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
 where
     S: Service,
     F: Framing,
-    D: Driver,
+    D: Driver<Descriptor = OwnedFd>,
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
@@ -174,7 +175,7 @@ impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
 ///
 /// # Errors
 /// The driver's.
-pub fn run_on<S: Service, F: Framing, D: Driver>(
+pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     driver: D,
     service: S,
     framing: F,

@@ -1,5 +1,6 @@
 //! The one system call: submit, post what is ready, block.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ringserve_drivers::kernel::{Kind, RawCqe};
@@ -23,6 +24,7 @@ impl State {
                 index += 1;
             }
         }
+        self.wake_due |= self.woken.0.swap(false, Ordering::Acquire);
         if self.wake_due && self.wake_armed {
             (self.wake_due, self.wake_armed) = (false, false);
             self.post(RawCqe::new(Kind::Wake.with(0), 8, 0), Arm::Wake);

@@ -21,10 +21,13 @@ use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Address, ConnId};
+use ringserve_core::{Address, ConnId, Socket};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 
 use crate::faults::Canary;
@@ -163,6 +166,18 @@ pub struct State {
     connects: Vec<connect::Connect>,
     wake_armed: bool,
     wake_due: bool,
+    /// Wakes of other threads.
+    woken: Arc<Woken>,
+}
+
+/// True from a wake until the kernel saw it.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// The lower half of the driver that is tested.
@@ -221,6 +236,7 @@ impl State {
             connects: Vec::new(),
             wake_armed: false,
             wake_due: false,
+            woken: Arc::default(),
             plan,
         }
     }
@@ -286,6 +302,9 @@ impl State {
 }
 
 impl Kernel for SimKernel {
+    /// The number of a connection.
+    type Descriptor = usize;
+
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
         let state = &mut *self.state.borrow_mut();
         let used = state.submissions_used + State::entries_of(&op);
@@ -336,8 +355,12 @@ impl Kernel for SimKernel {
     }
 
     fn has_completions(&mut self) -> bool {
+        !self.state.borrow().completions.is_empty()
+    }
+
+    fn has_quiet(&mut self) -> bool {
         let state = self.state.borrow();
-        !state.completions.is_empty() || (!state.unannounced.is_empty() && state.overflow.is_empty())
+        !state.unannounced.is_empty() && state.overflow.is_empty()
     }
 
     fn has_task_work(&mut self) -> bool {
@@ -376,6 +399,18 @@ impl Kernel for SimKernel {
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
         self.state.borrow_mut().open_socket(address)
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::from(self.state.borrow().woken.clone())
+    }
+
+    fn hand_over(&mut self, fd: i32) -> Option<usize> {
+        Some(self.state.borrow_mut().take_passed(Socket(fd as u64)))
+    }
+
+    fn take_over(&mut self, tag: usize) -> i32 {
+        self.state.borrow_mut().open_descriptor(tag)
     }
 
     fn finish(&mut self, side: &mut KernelSide) -> bool {

@@ -5,10 +5,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::task;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::KernelSide;
-use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
+use ringserve_core::{Address, Batch, CloseHow, ConnId};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use ringserve_drivers::{UringConfig, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -113,27 +114,6 @@ impl MemoryKernel {
         })
     }
 
-    /// A handle for other threads that makes a turn return.
-    pub fn waker(&self) -> Waker {
-        self.waker.clone()
-    }
-
-    /// Takes an accepted socket out, for another ring of the network. Its descriptor only stands for it; if it is closed
-    /// on the way, the connection goes when its number is used again.
-    pub fn hand_over(&self, socket: Socket) -> Option<OwnedFd> {
-        let stand_in = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
-        let mut state = self.shared.lock();
-        let number = state.take_descriptor(socket.0 as i32);
-        state.pass(stand_in.as_raw_fd(), number);
-        Some(stand_in)
-    }
-
-    /// Takes over what another ring of the network handed over, as if it had been accepted.
-    pub fn take_over(&self, stand_in: OwnedFd) -> Socket {
-        // The number is this one's until the end of this function.
-        Socket(self.shared.lock().take_passed(self.ring, stand_in.as_raw_fd()) as u64)
-    }
-
     pub(super) fn post(&mut self, cqe: RawCqe) {
         self.post_with(cqe, Vec::new());
     }
@@ -217,6 +197,8 @@ fn take_count(waker: &Waker) {
 }
 
 impl Kernel for MemoryKernel {
+    type Descriptor = OwnedFd;
+
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
         let used = self.submissions_used + Self::entries_of(&op);
         if used > self.submissions_max {
@@ -285,7 +267,11 @@ impl Kernel for MemoryKernel {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.completions.is_empty() || !self.quiet.is_empty()
+        !self.completions.is_empty()
+    }
+
+    fn has_quiet(&mut self) -> bool {
+        !self.quiet.is_empty()
     }
 
     fn has_task_work(&mut self) -> bool {
@@ -340,6 +326,25 @@ impl Kernel for MemoryKernel {
             return Err(libc::EAFNOSUPPORT);
         }
         Ok(self.shared.lock().open_socket(self.ring))
+    }
+
+    fn waker(&self) -> task::Waker {
+        self.waker.to_task()
+    }
+
+    /// The descriptor only stands for the socket; if it is closed on the way, the connection goes when its number is used
+    /// again.
+    fn hand_over(&mut self, fd: i32) -> Option<OwnedFd> {
+        let stand_in = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
+        let mut state = self.shared.lock();
+        let number = state.take_descriptor(fd);
+        state.pass(stand_in.as_raw_fd(), number);
+        Some(stand_in)
+    }
+
+    fn take_over(&mut self, stand_in: OwnedFd) -> i32 {
+        // The number is this one's until the end of this function.
+        self.shared.lock().take_passed(self.ring, stand_in.as_raw_fd())
     }
 
     fn finish(&mut self, side: &mut KernelSide) -> bool {

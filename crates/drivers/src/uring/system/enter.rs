@@ -1,6 +1,5 @@
 //! Entering the kernel, for how long, and what it brought.
 
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::EnterFlags;
@@ -38,7 +37,7 @@ impl SystemKernel {
     }
 
     /// True if a timer that is with the kernel, or will be, ends a wait of this length.
-    pub(crate) fn is_bound(&mut self, wait: Duration) -> bool {
+    pub(super) fn is_bound(&mut self, wait: Duration) -> bool {
         let room = self.room() > 0;
         match self.timer.bound(wait, room) {
             Bound::Timer => true,
@@ -118,16 +117,5 @@ impl SystemKernel {
         let consumed = self.consumed;
         let first_is = self.quiet.front().is_some_and(|quiet| consumed.wrapping_sub(quiet.after) as i32 >= 0);
         first_is && self.ring.completion().is_empty() && !self.ring.submission().cq_overflow()
-    }
-
-    /// Has the kernel count up this eventfd when there is something to reap, or work that leads to it.
-    pub(crate) fn tell(&mut self, eventfd: &OwnedFd) -> std::io::Result<()> {
-        // It is held by the ring itself from here on.
-        self.ring.submitter().register_eventfd(eventfd.as_raw_fd())
-    }
-
-    /// True if there is a completion to reap. Quiet sends are none.
-    pub(crate) fn has_posted(&mut self) -> bool {
-        !self.ring.completion().is_empty()
     }
 }

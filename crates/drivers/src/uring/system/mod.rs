@@ -1,5 +1,5 @@
 //! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
-//! single calls in `shared` (socket options, limits of the process, its allocator) and the descriptor that `hosted` lends.
+//! single calls in `shared` (socket options, limits of the process, its allocator) and the descriptor that `epoll` lends.
 //!
 //! What makes it sound, and is relied on by each `SAFETY` comment below:
 //!
@@ -29,13 +29,16 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::task;
 use std::time::Duration;
 
 use io_uring::IoUring;
 use io_uring::squeue::Entry;
 use io_uring::types::Timespec;
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Address, Batch, CloseHow, ConnId, Socket};
+use ringserve_core::{Address, Batch, CloseHow, ConnId};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use socket2::{Domain, SockRef};
 
 use crate::shared::accept;
@@ -118,28 +121,9 @@ impl Uring<SystemKernel> {
         Ok(Uring::with_kernel(kernel, side, config.connections))
     }
 
-    /// A handle for other threads that makes a turn return.
-    pub fn waker(&self) -> Waker {
-        self.kernel().waker.clone()
-    }
-
     /// What the ring runs with, in a line for the log.
     pub fn describe(&self) -> String {
         self.kernel().describe()
-    }
-
-    /// Takes an accepted socket out of this driver, instead of an [`Op::Adopt`](ringserve_core::Op::Adopt) or
-    /// [`Op::Refuse`](ringserve_core::Op::Refuse).
-    pub fn hand_over(&mut self, socket: Socket) -> Option<OwnedFd> {
-        self.kernel_mut().owned.take(socket.0 as i32)
-    }
-
-    /// Takes over a connected stream socket, as if it had been accepted; it goes back in one
-    /// [`Op::Adopt`](ringserve_core::Op::Adopt) or [`Op::Refuse`](ringserve_core::Op::Refuse).
-    pub fn take_over(&mut self, socket: OwnedFd) -> Socket {
-        let fd = socket.into_raw_fd();
-        self.kernel_mut().owned.insert(fd);
-        Socket(fd as u64)
     }
 }
 
@@ -278,6 +262,8 @@ impl SystemKernel {
 }
 
 impl Kernel for SystemKernel {
+    type Descriptor = OwnedFd;
+
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
         let needs = match &op {
             RawOp::Install { .. } if self.plain.is_none() => 2,
@@ -377,7 +363,11 @@ impl Kernel for SystemKernel {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.ring.completion().is_empty() || self.quiet_is_done()
+        !self.ring.completion().is_empty()
+    }
+
+    fn has_quiet(&mut self) -> bool {
+        self.quiet_is_done()
     }
 
     fn has_task_work(&mut self) -> bool {
@@ -424,6 +414,34 @@ impl Kernel for SystemKernel {
         let fd = self.before_connect.open_socket(address)?.into_raw_fd();
         self.owned.insert(fd);
         Ok(fd)
+    }
+
+    fn waker(&self) -> task::Waker {
+        self.waker.to_task()
+    }
+
+    fn hand_over(&mut self, fd: i32) -> Option<OwnedFd> {
+        self.owned.take(fd)
+    }
+
+    fn take_over(&mut self, socket: OwnedFd) -> i32 {
+        let fd = socket.into_raw_fd();
+        self.owned.insert(fd);
+        fd
+    }
+
+    /// An eventfd of the ring's: polling the ring itself does not tell of work that is deferred (`DEFER_TASKRUN`).
+    fn readiness(&mut self) -> Result<OwnedFd, i32> {
+        let eventfd =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Errno::raw_os_error)?;
+        // It is held by the ring itself from here on.
+        let registered = self.ring.submitter().register_eventfd(eventfd.as_raw_fd());
+        registered.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        Ok(eventfd)
+    }
+
+    fn rouse_in(&mut self, time: Duration) {
+        self.is_bound(time);
     }
 
     fn finish(&mut self, side: &mut KernelSide) -> bool {
