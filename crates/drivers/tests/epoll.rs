@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rig::{Rig, pattern, small};
 use ringserve_buf::Lease;
-use ringserve_core::{Batch, CloseHow, Completion, Driver, Op, ReceiveEnd, SendEnd, Wait};
+use ringserve_core::{Batch, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait};
 use socket2::SockRef;
 
 /// Resets the connection.
@@ -243,7 +243,9 @@ fn refused_sockets_and_those_of_a_dropped_driver_are_closed() {
     let (mut adopted, _) = rig.connect_receiving(0);
     let mut waiting = TcpStream::connect(rig.address).unwrap();
     let (again, _) = rig.accepted();
-    assert_eq!(again, socket, "the name is free for the next one");
+    let slot = |socket: Socket| ConnId::from_bits(socket.0).slot();
+    assert_eq!(slot(again), slot(socket), "the slot is free for the next one");
+    assert_ne!(again, socket, "the old name is no other socket's");
     drop(rig);
     assert_eq!(adopted.read(&mut [0; 4]).unwrap(), 0);
     assert_eq!(waiting.read(&mut [0; 4]).unwrap(), 0);

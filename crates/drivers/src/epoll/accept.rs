@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
+use ringserve_core::internals::Slots;
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use socket2::{Domain, SockRef, Socket};
 
@@ -39,27 +40,20 @@ impl Listening {
     }
 }
 
-/// Sockets that were accepted and not adopted or refused yet, by the number that names them.
+/// Sockets that were accepted and not adopted or refused yet. A name that was answered already names none.
 #[derive(Default)]
 pub(super) struct Accepted {
-    sockets: Vec<Option<Socket>>,
-    free: Vec<u32>,
+    sockets: Slots<Socket>,
 }
 
 impl Accepted {
     pub(super) fn put(&mut self, socket: Socket) -> Name {
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.sockets.push(None);
-            (self.sockets.len() - 1) as u32
-        });
-        self.sockets[number as usize] = Some(socket);
-        Name(u64::from(number))
+        let id = self.sockets.insert_with(|_| socket).expect("memory for 256 sockets");
+        Name(id.bits())
     }
 
     pub(super) fn take(&mut self, name: Name) -> Option<Socket> {
-        let socket = self.sockets.get_mut(usize::try_from(name.0).ok()?)?.take()?;
-        self.free.push(name.0 as u32);
-        Some(socket)
+        self.sockets.remove(ConnId::from_bits(name.0))
     }
 }
 
