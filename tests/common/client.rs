@@ -119,6 +119,12 @@ impl Client {
         }
     }
 
+    /// Waits for a byte, which is left, or for the server's FIN. True if it is the latter.
+    #[track_caller]
+    pub fn is_ended(&self) -> bool {
+        self.stream.peek(&mut [0]).expect("a byte, or the end") == 0
+    }
+
     /// The end, with nothing before it.
     #[track_caller]
     pub fn end(&mut self) -> End {

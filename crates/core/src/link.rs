@@ -655,10 +655,13 @@ impl Link {
         flags & !(DIRTY | HELD_OPEN | READS_ON) != 0
     }
 
-    /// True if nothing depends on what is queued, and nothing is queued behind what is in flight.
+    /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
+    /// the turn in any case.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.flags.get() & !(HELD_OPEN | READS_ON) == 0 && self.pending.borrow().is_none()
+        let flags = self.flags.get();
+        flags & !(HELD_OPEN | READS_ON | DIRTY) == 0
+            && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 
     /// Everything in flight was sent. Returns how much that was.
