@@ -11,70 +11,227 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::ops::{Deref, DerefMut};
+use core::task::Waker;
 use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
-use super::{Event, Next, Parked, Quota, Shard};
+use super::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 use crate::framing::LengthPrefix;
 use crate::{
-    Address, Batch, CloseHow, CloseReason, Completion, ConnId, Limits, Op, Payload, SendEnd, Socket, Time,
-    Wait,
+    Address, Batch, CloseHow, CloseReason, Completion, ConnId, Frame, Limits, Op, Payload, SendEnd, Socket,
+    Time, Wait,
 };
 
-type Tested = Shard<(), LengthPrefix>;
+type Core = Shard<(), LengthPrefix>;
+
+/// What a lane was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    Accepted(Socket),
+    HandOff(Socket),
+    Connected(ConnId),
+    Batch(ConnId),
+    Frame(ConnId),
+    Heartbeat(ConnId),
+    InputEnded(ConnId),
+    Wake(ConnId),
+    Ended { id: ConnId, reason: CloseReason, opened: bool },
+}
+
+/// A call that waits.
+#[derive(Debug)]
+struct Call {
+    id: ConnId,
+    frame: Frame,
+    parked: Parked,
+}
+
+/// Notes what it is told, admits every connection and takes every frame.
+#[derive(Default)]
+struct Recorder {
+    heard: Vec<Heard>,
+    /// Sockets wait for the test's answer.
+    leaves_sockets: bool,
+    /// Every call waits, and holds this many bytes.
+    parks: Option<usize>,
+    /// Calls that wait, each named by its place.
+    calls: Vec<Call>,
+}
+
+impl Lane<(), LengthPrefix> for Recorder {
+    fn accepted(&mut self, shard: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
+        self.heard.push(Heard::Accepted(socket));
+        if !self.leaves_sockets {
+            let id = shard.admit(socket, peer, listener, ()).unwrap();
+            shard.opened(id);
+        }
+    }
+
+    fn hand_off(&mut self, _shard: &mut Core, socket: Socket, _peer: Option<SocketAddr>, _listener: u16) {
+        self.heard.push(Heard::HandOff(socket));
+    }
+
+    fn connected(&mut self, shard: &mut Core, id: ConnId) {
+        self.heard.push(Heard::Connected(id));
+        shard.opened(id);
+    }
+
+    fn frames(&mut self, frames: &mut Frames<'_, (), LengthPrefix, ()>) {
+        let id = frames.id();
+        self.heard.push(Heard::Batch(id));
+        loop {
+            let frame = match frames.next() {
+                Next::Frame(frame) => frame,
+                Next::Nothing => return,
+                Next::Bad(error) => panic!("{error:?}"),
+            };
+            self.heard.push(Heard::Frame(id));
+            if let Some(bytes) = self.parks {
+                let parked = frames.park(self.calls.len() as u32, bytes);
+                self.calls.push(Call { id, frame, parked });
+            }
+        }
+    }
+
+    fn heartbeat(&mut self, _shard: &mut Core, id: ConnId) {
+        self.heard.push(Heard::Heartbeat(id));
+    }
+
+    fn input_ended(&mut self, _shard: &mut Core, id: ConnId) {
+        self.heard.push(Heard::InputEnded(id));
+    }
+
+    fn wake(&mut self, _shard: &mut Core, id: ConnId, waker: Waker) {
+        self.heard.push(Heard::Wake(id));
+        waker.wake();
+    }
+
+    fn ended(&mut self, _shard: &mut Core, ended: Ended<()>) {
+        let Ended { id, reason, opened, .. } = ended;
+        self.heard.push(Heard::Ended { id, reason, opened });
+    }
+}
+
+/// A shard, and the lane above it.
+struct Tested {
+    shard: Core,
+    lane: Recorder,
+}
+
+impl Tested {
+    fn new(limits: Limits, connections_max: usize, listeners: u16) -> Tested {
+        let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
+        let shard = Shard::new(limits, connections_max, listeners, LengthPrefix::default(), pool, ());
+        Tested { shard, lane: Recorder::default() }
+    }
+
+    fn begin(&mut self, now: Time, completions: usize) {
+        self.shard.begin(now, completions, &mut self.lane);
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        self.shard.complete(completion, &mut self.lane);
+    }
+
+    fn end(&mut self) {
+        self.shard.end(&mut self.lane);
+    }
+
+    /// A turn without completions.
+    fn turn(&mut self, now: Time) {
+        self.begin(now, 0);
+        self.end();
+    }
+
+    /// The lane hears of what the test did itself.
+    fn dispatch(&mut self) {
+        self.shard.dispatch(&mut self.lane);
+    }
+
+    fn ops(&mut self) -> Vec<Op> {
+        self.shard.take_ops().collect()
+    }
+
+    /// What the lane was told since this was asked last.
+    fn heard(&mut self) -> Vec<Heard> {
+        core::mem::take(&mut self.lane.heard)
+    }
+
+    /// The connections of the frames among it, where there is nothing else.
+    fn handed(&mut self) -> Vec<ConnId> {
+        let frame = |heard| match heard {
+            Heard::Frame(id) => Some(id),
+            Heard::Batch(_) => None,
+            other => panic!("{other:?}"),
+        };
+        self.heard().into_iter().filter_map(frame).collect()
+    }
+
+    fn receive(&mut self, id: ConnId, bytes: &[u8]) {
+        self.complete(Completion::Received { id, lease: Lease::copy_of(bytes) });
+    }
+
+    /// Receives what completes no frame.
+    fn receive_part(&mut self, id: ConnId, bytes: &[u8]) {
+        let before = self.lane.heard.len();
+        self.receive(id, bytes);
+        assert!(!self.lane.heard[before..].contains(&Heard::Frame(id)), "a frame");
+    }
+
+    /// The call that began last is done: the next frame follows.
+    fn call_done(&mut self) -> Call {
+        let call = self.lane.calls.pop().expect("a call waits");
+        let Parked { next, bytes } = call.parked;
+        self.shard.call_done(call.id, self.lane.calls.len() as u32, next, bytes);
+        self.shard.run_frames(call.id, &mut self.lane);
+        self.dispatch();
+        call
+    }
+}
+
+impl Deref for Tested {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.shard
+    }
+}
+
+impl DerefMut for Tested {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.shard
+    }
+}
 
 fn at(seconds: u64) -> Time {
     Time::ZERO + Duration::from_secs(seconds)
 }
 
+/// A connection arrives. Returns its name.
+fn accept(shard: &mut Tested, number: u64) -> ConnId {
+    let socket = Socket(number);
+    shard.complete(Completion::Accepted { listener: 0, socket, peer: None });
+    assert_eq!(shard.heard(), [Heard::Accepted(socket)]);
+    let adopted = |op| if let Op::Adopt { id, .. } = op { Some(id) } else { None };
+    shard.ops().into_iter().find_map(adopted).expect("a connection")
+}
+
 /// A shard with one connection.
 fn with_connection(limits: Limits) -> (Tested, ConnId) {
-    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
-    let mut shard = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
-    shard.begin_turn(Time::ZERO, 0);
-    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
-    let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
-    let id = shard.admit(socket, None, 0, ()).unwrap();
-    shard.opened(id);
-    shard.end_turn();
-    shard.take_ops().for_each(drop);
-    (shard, id)
-}
-
-fn receive_later(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
-    shard.complete(Completion::Received { id, lease: Lease::copy_of(bytes) });
-}
-
-fn receive(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
-    receive_later(shard, id, bytes);
-    if shard.take_frames().is_some() {
-        assert!(matches!(shard.next_frame(id), Next::Nothing), "a frame");
-    }
-}
-
-/// Frames handed out to each connection, in order, until it has none for now.
-fn frames_of(shard: &mut Tested, id: ConnId, handed: &mut Vec<ConnId>) {
-    while let Next::Frame(..) = shard.next_frame(id) {
-        handed.push(id);
-    }
+    let (shard, ids) = with_connections(1, limits);
+    (shard, ids[0])
 }
 
 /// A shard with `count` connections, each of which may be handed frames.
 fn with_connections(count: usize, limits: Limits) -> (Tested, Vec<ConnId>) {
-    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
-    let mut shard: Tested = Shard::new(limits, count, 1, LengthPrefix::default(), pool, ());
-    shard.begin_turn(Time::ZERO, count);
-    let ids = (0..count as u64).map(|number| {
-        shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
-        let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
-        let id = shard.admit(socket, None, 0, ()).unwrap();
-        shard.opened(id);
-        id
-    });
-    let ids = ids.collect();
-    shard.end_turn();
-    shard.take_ops().for_each(drop);
+    let mut shard = Tested::new(limits, count, 1);
+    shard.begin(Time::ZERO, count);
+    let ids = (0..count as u64).map(|number| accept(&mut shard, number)).collect();
+    shard.end();
+    shard.ops();
     (shard, ids)
 }
 

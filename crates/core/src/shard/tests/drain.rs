@@ -4,19 +4,18 @@ use super::*;
 
 #[test]
 fn operation_that_never_ends_is_left_behind_in_time() {
-    let (mut shard, _) = with_connection(Limits::default());
-    shard.begin_turn(at(1), 0);
+    let (mut shard, id) = with_connection(Limits::default());
+    shard.begin(at(1), 0);
     shard.force();
-    assert!(matches!(shard.next_event(), Some(Event::Ended { reason: CloseReason::Forced, .. })));
-    shard.end_turn();
+    shard.end();
+    assert_eq!(shard.heard(), [Heard::Ended { id, reason: CloseReason::Forced, opened: true }]);
     let mut now = at(1);
     // The receive never ends, nor does the listener.
     for _ in 0..8 {
         assert!(!shard.is_done() && shard.left_behind() == 0);
         let Wait::For(time) = shard.wait() else { break };
         now = now + time;
-        shard.begin_turn(now, 0);
-        shard.end_turn();
+        shard.turn(now);
         if shard.is_done() {
             break;
         }
@@ -30,17 +29,17 @@ fn delayed_drain_accepts_until_its_time_or_force() {
     for forced in [false, true] {
         let (mut shard, id) =
             with_connection(Limits { drain_delay: Duration::from_secs(10), ..Limits::default() });
-        shard.begin_turn(at(1), 0);
+        shard.begin(at(1), 0);
         shard.drain();
-        shard.end_turn();
+        shard.end();
         assert!(shard.local().is_draining() && !shard.has_stopped());
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 0);
-        shard.begin_turn(at(if forced { 5 } else { 11 }), 0);
+        shard.begin(at(if forced { 5 } else { 11 }), 0);
         if forced {
             shard.force();
         }
         assert!(shard.has_stopped() && shard.block(id).is_none() == forced);
-        shard.end_turn();
+        shard.end();
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 1);
     }
 }
@@ -51,11 +50,10 @@ fn peer_that_still_sends_when_its_time_is_over_is_reset() {
         let linger = Duration::from_secs(1);
         let (mut shard, id) = with_connection(Limits { linger, ..Limits::default() });
         let turn = |shard: &mut Tested, seconds, completion: Option<Completion>| {
-            shard.begin_turn(at(seconds), 0);
+            shard.begin(at(seconds), 0);
             completion.into_iter().for_each(|completion| shard.complete(completion));
-            while shard.next_event().is_some() {}
-            shard.end_turn();
-            shard.take_ops().collect::<Vec<Op>>()
+            shard.end();
+            shard.ops()
         };
         shard.finish(id, CloseReason::Closed);
         assert!(matches!(turn(&mut shard, 1, None)[..], [Op::Shutdown { .. }]));

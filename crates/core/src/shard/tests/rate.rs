@@ -4,8 +4,8 @@ use super::*;
 
 /// The batch that is sent to a connection.
 fn sent_to(shard: &mut Tested, id: ConnId) -> Option<Box<Batch>> {
-    shard.end_turn();
-    shard.take_ops().fold(None, |found, op| match op {
+    shard.end();
+    shard.ops().into_iter().fold(None, |found, op| match op {
         Op::Send { id: to, batch } if to == id => Some(batch),
         _ => found,
     })
@@ -20,8 +20,7 @@ fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, 
     let mut looks = Vec::new();
     for tenths in 1..3000 {
         let now = Time::ZERO + Duration::from_millis(100 * tenths);
-        shard.begin_turn(now, 0);
-        shard.end_turn();
+        shard.turn(now);
         if !shard.take_ops().any(|op| matches!(op, Op::SendStop { .. })) {
             continue;
         }
@@ -29,8 +28,8 @@ fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, 
         stopped.advance(takes(looks.len()));
         looks.push(tenths / 10);
         shard.complete(Completion::Sent { id, batch: stopped, end: SendEnd::Stopped });
-        while let Some(event) = shard.next_event() {
-            if let Event::Ended { reason, .. } = event {
+        for heard in shard.heard() {
+            if let Heard::Ended { reason, .. } = heard {
                 return (looks, Some((reason, tenths / 10)));
             }
         }

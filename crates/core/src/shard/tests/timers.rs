@@ -4,15 +4,16 @@ use super::*;
 
 /// Sends a reply of 100 bytes, behind which the peer is held back in the middle of a frame.
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
-    shard.begin_turn(at(1), 0);
-    receive(shard, id, &[0, 0, 0, 9, b'h']);
+    shard.begin(at(1), 0);
+    shard.receive_part(id, &[0, 0, 0, 9, b'h']);
     shard.block(id).unwrap().link.reply(Payload::Bytes(&[b'r'; 100]));
-    shard.end_turn();
-    let send =
-        shard.take_ops().find_map(|op| if let Op::Send { batch, .. } = op { Some(batch) } else { None });
-    shard.begin_turn(at(2), 0);
-    receive(shard, id, b"a");
-    shard.end_turn();
+    shard.end();
+    let sent = |op| if let Op::Send { batch, .. } = op { Some(batch) } else { None };
+    let send = shard.ops().into_iter().find_map(sent);
+    shard.begin(at(2), 0);
+    shard.receive_part(id, b"a");
+    shard.end();
+    shard.heard();
     send.expect("the reply is sent")
 }
 
@@ -25,12 +26,11 @@ fn handler_that_waits_for_room_hears_of_a_stopped_send() {
         ..Limits::default()
     });
     let mut batch = hold_back(&mut shard, id);
-    shard.begin_turn(at(3), 0);
+    shard.begin(at(3), 0);
     batch.advance(batch.len() - 3);
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
-    assert!(matches!(shard.next_event(), Some(Event::Frames(of)) if of == id));
-    assert!(matches!(shard.next_frame(id), Next::Nothing));
-    shard.end_turn();
+    assert_eq!(shard.heard(), [Heard::Batch(id)]);
+    shard.end();
     assert!(shard.take_ops().any(|op| matches!(op, Op::Send { batch, .. } if batch.len() == 3)));
 }
 
@@ -49,17 +49,13 @@ fn half_frame_is_watched_again_once_its_peer_may_send() {
     let mut batch = hold_back(&mut shard, id);
     // The limits of the half frame, and of a peer that is silent, go off and find that it is held back.
     for seconds in 3..40 {
-        shard.begin_turn(at(seconds), 0);
-        shard.end_turn();
+        shard.turn(at(seconds));
     }
-    shard.begin_turn(at(40), 0);
+    shard.begin(at(40), 0);
     batch.advance(batch.len());
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
-    while let Some(event) = shard.next_event() {
-        assert!(matches!(event, Event::Frames(of) if of == id));
-        assert!(matches!(shard.next_frame(id), Next::Nothing));
-    }
-    shard.end_turn();
+    assert_eq!(shard.heard(), [Heard::Batch(id)]);
+    shard.end();
     let window = Duration::from_secs(10)..Duration::from_secs(11);
     let mut waited = Duration::ZERO;
     // The wheel may wake the shard on the way.
@@ -68,8 +64,7 @@ fn half_frame_is_watched_again_once_its_peer_may_send() {
         && waited < window.end
     {
         waited += time;
-        shard.begin_turn(at(40) + waited, 0);
-        shard.end_turn();
+        shard.turn(at(40) + waited);
     }
     assert!(window.contains(&waited) && shard.block(id).is_none(), "closed after {waited:?}");
     assert_eq!(shard.counters().closed_for(crate::CloseReason::ReadTooSlow), 1);
@@ -78,20 +73,15 @@ fn half_frame_is_watched_again_once_its_peer_may_send() {
 /// Turns and time until the one connection is closed, on a shard whose first turn is at `start` and whose connection comes
 /// `quiet` later.
 fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
-    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
-    let mut shard: Tested = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
-    shard.begin_turn(start, 0);
-    shard.end_turn();
+    let mut shard = Tested::new(limits, 1, 1);
+    shard.turn(start);
     let opened = start + quiet;
-    shard.begin_turn(opened, 0);
-    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
-    let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
-    let id = shard.admit(socket, None, 0, ()).unwrap();
-    shard.opened(id);
+    shard.begin(opened, 0);
+    let id = accept(&mut shard, 3);
     let (mut now, mut turns) = (opened, 0);
     loop {
-        shard.end_turn();
-        let ops: Vec<Op> = shard.take_ops().collect();
+        shard.end();
+        let ops = shard.ops();
         if shard.block(id).is_none() {
             return (turns, now - opened);
         }
@@ -101,8 +91,7 @@ fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
         }
         let Wait::For(time) = shard.wait() else { panic!("it waits for a limit, not {:?}", shard.wait()) };
         (now, turns) = (now + time, turns + 1);
-        shard.begin_turn(now, 0);
-        while shard.next_event().is_some() {}
+        shard.begin(now, 0);
     }
 }
 
@@ -138,24 +127,23 @@ fn limits_are_kept_from_any_clock_after_any_quiet_time() {
 fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
     let limits = Limits { idle: Some(Duration::from_secs(10)), ..Limits::default() };
     let (mut shard, ids) = with_connections(1, limits);
-    let mut handed = Vec::new();
     // Beside the news of that many others it has a small batch.
-    shard.begin_turn(at(1), 500);
-    receive_later(&mut shard, ids[0], &empty_frames(40));
-    assert_eq!(shard.take_frames(), Some(ids[0]));
-    frames_of(&mut shard, ids[0], &mut handed);
-    shard.end_turn();
+    shard.begin(at(1), 500);
+    shard.receive(ids[0], &empty_frames(40));
+    shard.end();
+    let mut handed = shard.handed().len();
     // The first of them looks at its receive.
     for seconds in [20, 60] {
-        assert!(handed.len() < 40, "nothing waits");
-        shard.begin_turn(at(seconds), 500);
-        assert!(matches!(shard.next_event(), Some(Event::Frames(of)) if of == ids[0]));
-        frames_of(&mut shard, ids[0], &mut handed);
-        shard.end_turn();
+        assert!(handed < 40, "nothing waits");
+        shard.begin(at(seconds), 500);
+        let frames = shard.handed();
+        assert!(!frames.is_empty(), "it has another batch");
+        handed += frames.len();
+        shard.end();
         assert_eq!(shard.counters().closed_for(CloseReason::IdleTimeout), 0);
     }
-    assert_eq!(handed.len(), 40);
-    shard.begin_turn(at(61), 0);
+    assert_eq!(handed, 40);
+    shard.begin(at(61), 0);
     assert_eq!(shard.counters().closed_for(CloseReason::IdleTimeout), 1);
 }
 
@@ -163,25 +151,19 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
 /// first turn, behind these bytes.
 fn probes(connections: u32, bytes: &[u8]) -> Vec<(u64, usize)> {
     let limits = Limits { first_frame: None, idle: None, read_bytes_per_second_min: 0, ..Limits::default() };
-    let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
-    let mut shard: Tested = Shard::new(limits, connections as usize, 1, LengthPrefix::default(), pool, ());
-    shard.begin_turn(Time::ZERO, connections as usize);
+    let mut shard = Tested::new(limits, connections as usize, 1);
+    shard.begin(Time::ZERO, connections as usize);
     for number in 0..connections {
-        shard.complete(Completion::Accepted { listener: 0, socket: Socket(number.into()), peer: None });
-        let Some(Event::Accepted { socket, .. }) = shard.next_event() else { panic!("a connection") };
-        let id = shard.admit(socket, None, 0, ()).unwrap();
-        shard.opened(id);
-        shard.complete(Completion::Received { id, lease: Lease::copy_of(bytes) });
-        shard.take_frames();
-        while let Next::Frame(..) = shard.next_frame(id) {}
+        let id = accept(&mut shard, number.into());
+        shard.receive(id, bytes);
+        shard.heard();
     }
-    shard.end_turn();
-    shard.take_ops().for_each(drop);
+    shard.end();
+    shard.ops();
     let mut now = Time::ZERO;
     let mut turns = Vec::new();
     while turns.iter().map(|(_, count)| count).sum::<usize>() < connections as usize {
-        shard.begin_turn(now, 0);
-        shard.end_turn();
+        shard.turn(now);
         let count = shard.take_ops().inspect(|op| assert!(matches!(op, Op::Probe { .. }), "{op:?}")).count();
         if count > 0 {
             turns.push((now.as_nanos() >> 24, count));

@@ -6,41 +6,27 @@ use super::*;
 fn a_frame_waits_for_one_batch_of_each_other_connection() {
     let (mut shard, mut ids) = with_connections(501, Limits::default());
     let pinger = ids.pop().unwrap();
-    let mut handed = Vec::new();
-    shard.begin_turn(at(1), 500);
+    shard.begin(at(1), 500);
     for &id in &ids {
-        receive_later(&mut shard, id, &empty_frames(2000));
-        while let Some(event) = shard.next_event() {
-            let Event::Frames(of) = event else { panic!("{event:?}") };
-            frames_of(&mut shard, of, &mut handed);
-        }
+        shard.receive(id, &empty_frames(2000));
     }
-    shard.end_turn();
-    assert!(handed.len() <= 4096, "{} calls in a turn", handed.len());
-    let mut pinged = false;
+    shard.end();
+    let calls = shard.handed().len();
+    assert!(calls <= 4096, "{calls} calls in a turn");
+    let mut handed = Vec::new();
     // It comes in the second turn, when the driver has no more news than the ping.
     for turn in -1.. {
+        assert_eq!(shard.wait(), Wait::No);
+        shard.begin(at(2), usize::from(turn == 0));
         if turn == 0 {
             handed.clear();
+            shard.receive(pinger, &empty_frames(1));
         }
-        assert_eq!(shard.wait(), Wait::No);
-        shard.begin_turn(at(2), usize::from(turn == 0));
-        let before = handed.len();
-        let mut work_off = |shard: &mut Tested| {
-            while let Some(event) = shard.next_event() {
-                let Event::Frames(of) = event else { panic!("{event:?}") };
-                frames_of(shard, of, &mut handed);
-                pinged |= of == pinger && handed.last() == Some(&pinger);
-            }
-        };
-        work_off(&mut shard);
-        if turn == 0 {
-            receive_later(&mut shard, pinger, &empty_frames(1));
-            work_off(&mut shard);
-        }
-        shard.end_turn();
-        assert!(handed.len() - before <= 4096, "{} calls in a turn", handed.len() - before);
-        if pinged {
+        shard.end();
+        let calls = shard.handed();
+        assert!(calls.len() <= 4096, "{} calls in a turn", calls.len());
+        handed.extend_from_slice(&calls);
+        if calls.contains(&pinger) {
             break;
         }
     }
@@ -55,23 +41,13 @@ fn a_frame_waits_for_one_batch_of_each_other_connection() {
 #[test]
 fn connections_left_over_leave_the_turn_to_news() {
     let (mut shard, ids) = with_connections(500, Limits::default());
-    let mut handed = Vec::new();
-    let mut turn = |shard: &mut Tested, completions, receives: &[ConnId]| {
-        handed.clear();
-        shard.begin_turn(at(1), completions);
-        let mut work_off = |shard: &mut Tested| {
-            while let Some(event) = shard.next_event() {
-                let Event::Frames(of) = event else { panic!("{event:?}") };
-                frames_of(shard, of, &mut handed);
-            }
-        };
-        work_off(shard);
+    let turn = |shard: &mut Tested, completions, receives: &[ConnId]| {
+        shard.begin(at(1), completions);
         for &id in receives {
-            receive_later(shard, id, &empty_frames(4096));
-            work_off(shard);
+            shard.receive(id, &empty_frames(4096));
         }
-        shard.end_turn();
-        handed.len()
+        shard.end();
+        shard.handed().len()
     };
     // 16 KiB each: 1 MiB of 64 connections is as much as a turn may bring, as are 256 completions.
     assert_eq!(turn(&mut shard, 64, &ids[..64]), 64 * 64);
@@ -83,13 +59,10 @@ fn connections_left_over_leave_the_turn_to_news() {
 #[test]
 fn a_connection_alone_has_its_frames_in_one_row() {
     let (mut shard, ids) = with_connections(1, Limits::default());
-    let mut handed = Vec::new();
-    shard.begin_turn(at(1), 1);
-    receive_later(&mut shard, ids[0], &empty_frames(1024));
-    assert_eq!(shard.take_frames(), Some(ids[0]));
-    frames_of(&mut shard, ids[0], &mut handed);
-    shard.end_turn();
-    assert_eq!((handed.len(), shard.wait() == Wait::No), (1024, false));
+    shard.begin(at(1), 1);
+    shard.receive(ids[0], &empty_frames(1024));
+    shard.end();
+    assert_eq!((shard.handed().len(), shard.wait() == Wait::No), (1024, false));
 }
 
 #[test]
@@ -97,32 +70,24 @@ fn an_end_behind_exactly_one_batch_is_heard() {
     for frames in [31, 32, 33, 64] {
         let (mut shard, ids) = with_connections(1, Limits::default());
         let id = ids[0];
-        let mut handed = Vec::new();
         shard.bound_turn(32, 32);
-        shard.begin_turn(at(1), 2);
+        shard.begin(at(1), 2);
         // A call waits while the rest arrives.
-        receive_later(&mut shard, id, &empty_frames(1));
-        assert_eq!(shard.take_frames(), Some(id));
-        assert!(matches!(shard.next_frame(id), Next::Frame(..)));
-        shard.handler_parked(id, 7, 0);
-        assert!(matches!(shard.next_frame(id), Next::Nothing));
-        receive_later(&mut shard, id, &empty_frames(frames));
+        shard.lane.parks = Some(0);
+        shard.receive(id, &empty_frames(1));
+        shard.receive(id, &empty_frames(frames));
         shard.complete(Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Eof });
-        shard.end_turn();
-        shard.begin_turn(at(2), 0);
-        shard.handler_done(id, 7, None, 0);
-        frames_of(&mut shard, id, &mut handed);
-        shard.end_turn();
+        shard.end();
+        assert_eq!(shard.handed(), [id]);
+        shard.lane.parks = None;
+        shard.begin(at(2), 0);
+        shard.call_done();
+        shard.end();
         for _ in 0..4 {
-            shard.begin_turn(at(2), 0);
-            while let Some(event) = shard.next_event() {
-                if let Event::Frames(of) = event {
-                    frames_of(&mut shard, of, &mut handed);
-                }
-            }
-            shard.end_turn();
+            shard.turn(at(2));
         }
-        assert_eq!(handed.len(), frames);
+        let handed = shard.heard().into_iter().filter(|heard| *heard == Heard::Frame(id)).count();
+        assert_eq!(handed, frames);
         assert_eq!(shard.counters().closed_for(CloseReason::PeerClosed), 1, "after {frames} frames");
     }
 }
@@ -132,22 +97,15 @@ fn tasks_have_their_part_of_each_turn_whatever_peers_send() {
     let (mut shard, ids) = with_connections(8, Limits::default());
     let mut tasks = Vec::new();
     for turn in 0..20 {
-        shard.begin_turn(at(2), 8 * usize::from(turn == 0));
-        let mut handed = Vec::new();
+        shard.begin(at(2), 8 * usize::from(turn == 0));
         if turn == 0 {
             for id in &ids {
-                receive_later(&mut shard, *id, &empty_frames(15_000));
-                while let Some(Event::Frames(id)) = shard.next_event() {
-                    frames_of(&mut shard, id, &mut handed);
-                }
+                shard.receive(*id, &empty_frames(15_000));
             }
         }
-        while let Some(Event::Frames(id)) = shard.next_event() {
-            frames_of(&mut shard, id, &mut handed);
-        }
         tasks.push((0..100).take_while(|_| shard.take_call()).count());
-        shard.end_turn();
-        shard.take_ops().for_each(drop);
+        shard.end();
+        shard.ops();
     }
     assert!(tasks.iter().all(|polled| *polled == 100), "{tasks:?}");
 }
