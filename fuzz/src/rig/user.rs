@@ -51,7 +51,7 @@ impl Lane<Session, Checked> for Model {
         let alive = self.live.get(&id).is_some_and(|known| Rc::ptr_eq(known, &block));
         assert!(alive, "{id} is gone, and has frames");
         loop {
-            match frames.next() {
+            match frames.next_frame() {
                 Next::Nothing => return,
                 Next::Bad(error) => {
                     let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);

@@ -14,7 +14,7 @@ use crate::{CloseReason, ConnId, Frame, Observer};
 /// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
 const FRAME_BYTES: usize = 96;
 
-/// What [`Frames::next`] found.
+/// What [`Frames::next_frame`] found.
 #[derive(Debug)]
 pub enum Next {
     /// A frame for the service.
@@ -108,7 +108,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
     /// The next frame. Between two calls nothing may happen but user code, [`park`](Frames::park) and what ends the
     /// connection.
     #[inline]
-    pub fn next(&mut self) -> Next {
+    pub fn next_frame(&mut self) -> Next {
         if self.plain && !self.block.link.stops_frames() {
             if self.lease.is_empty() {
                 if self.ends_plainly {

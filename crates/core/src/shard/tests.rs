@@ -83,7 +83,7 @@ impl Lane<(), LengthPrefix> for Recorder {
         let id = frames.id();
         self.heard.push(Heard::Batch(id));
         loop {
-            let frame = match frames.next() {
+            let frame = match frames.next_frame() {
                 Next::Frame(frame) => frame,
                 Next::Nothing => return,
                 Next::Bad(error) => panic!("{error:?}"),

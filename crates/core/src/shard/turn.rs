@@ -70,7 +70,7 @@ pub trait Lane<S, F: Framing, O: Observer = ()> {
     /// A connection that the server made is there: answer with [`Shard::opened`] or [`Shard::finish`].
     fn connected(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
 
-    /// A connection may have frames: take them with [`Frames::next`] until it answers [`Next::Nothing`](super::Next::Nothing)
+    /// A connection may have frames: take them with [`Frames::next_frame`] until it answers [`Next::Nothing`](super::Next::Nothing)
     /// or [`Next::Bad`](super::Next::Bad), or end the connection.
     fn frames(&mut self, frames: &mut Frames<'_, S, F, O>);
 

@@ -38,7 +38,7 @@ where
     #[inline]
     fn call_for_each_frame<F: Framing>(&mut self, frames: &mut Frames<'_, S::Session, F, LogObserver>) {
         loop {
-            match frames.next() {
+            match frames.next_frame() {
                 Next::Frame(frame) => match self.tasks.start(frames.id(), frames.block(), frame) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => {

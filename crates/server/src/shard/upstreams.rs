@@ -253,7 +253,7 @@ impl Lane<Session, Raw, LogObserver> for UpstreamLane {
     fn frames(&mut self, frames: &mut Frames<'_, Session, Raw, LogObserver>) {
         let (id, block) = (frames.id(), frames.block().clone());
         let session = &block.session;
-        while let Next::Frame(frame) = frames.next() {
+        while let Next::Frame(frame) = frames.next_frame() {
             session.put(frame.into_lease());
             if !self.run_reader(frames.shard(), id, session) {
                 return;

@@ -14,7 +14,7 @@ impl Above {
     pub(super) fn call_for_each_frame(&mut self, frames: &mut Batch<'_>) {
         let id = frames.id();
         loop {
-            let next = frames.next();
+            let next = frames.next_frame();
             self.check_relieved(frames.shard());
             match next {
                 Next::Frame(frame) => {
