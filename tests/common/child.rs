@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 
-use ringserve::{Error, Running};
+use ringserve::{Error, ServerHandle};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 
 use super::{Client, SOON, finish};
@@ -137,7 +137,7 @@ impl Outcome {
     }
 
     /// In the child: has 20 clients ask, each by its number, and tells the parent how that went.
-    pub fn tell(started: Result<Running, Error>, ask: impl Fn(usize, &mut Client)) {
+    pub fn tell(started: Result<ServerHandle, Error>, ask: impl Fn(usize, &mut Client)) {
         let running = match started {
             Ok(running) => running,
             Err(error) => return println!("\nrefused: {error}"),

@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
-use ringserve::{Error, MakeService, Peer, Running, Server, Shard, StreamResult};
+use ringserve::net::StreamResult;
+use ringserve::{Error, MakeService, Peer, Server, ServerHandle, Shard};
 use ringserve_drivers::{Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on, start_stream_on};
 use ringserve_sim::memory::{MemoryKernel, MemoryStream, Network};
@@ -97,7 +98,7 @@ impl<F: Framing + Clone + Send> Site<F> {
     pub fn start<Make: MakeService>(
         self,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
-    ) -> Result<Running, Error> {
+    ) -> Result<ServerHandle, Error> {
         match self.net {
             Net::Local => self.server.start(factory),
             Net::Simulated(network) => start_on(self.server, Simulated(network), factory),
@@ -109,7 +110,7 @@ impl Site<Raw> {
     pub fn start_stream<H, R>(
         self,
         factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-    ) -> Result<Running, Error>
+    ) -> Result<ServerHandle, Error>
     where
         H: AsyncFn(ringserve::Stream) -> R + 'static,
         R: StreamResult + 'static,

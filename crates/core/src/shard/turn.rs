@@ -74,7 +74,7 @@ pub trait Lane<S, F: Framing, O: Observer = ()> {
     /// or [`Next::Bad`](super::Next::Bad), or end the connection.
     fn frames(&mut self, frames: &mut Frames<'_, S, F, O>);
 
-    /// The peer sent nothing for [`Limits::heartbeat`](crate::Limits::heartbeat): ask for a sign of life.
+    /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): ask for a sign of life.
     fn heartbeat(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
 
     /// The peer sent its last byte, every frame was handed out, and the service holds the connection open

@@ -48,7 +48,7 @@ fn connection_that_cannot_be_made_ends_and_frees_its_slot() {
 #[test]
 fn connect_that_takes_too_long_is_stopped_then_closed() {
     let (mut shard, id) =
-        connecting(Limits { connect: Some(Duration::from_secs(3)), ..Limits::default() }, 70_000, 1);
+        connecting(Limits { connect_timeout: Some(Duration::from_secs(3)), ..Limits::default() }, 70_000, 1);
     shard.turn(at(2));
     assert_eq!(shard.take_ops().count(), 0);
     shard.begin(at(4), 0);

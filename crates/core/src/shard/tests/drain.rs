@@ -8,7 +8,7 @@ fn operation_that_never_ends_is_left_behind_in_time() {
     shard.begin(at(1), 0);
     shard.force();
     shard.end();
-    assert_eq!(shard.heard(), [Heard::Ended { id, reason: CloseReason::Forced, opened: true }]);
+    assert_eq!(shard.heard(), [Heard::Ended { id, reason: CloseReason::ServerAborted, opened: true }]);
     let mut now = at(1);
     // The receive never ends, nor does the listener.
     for _ in 0..8 {
@@ -48,7 +48,7 @@ fn delayed_drain_accepts_until_its_time_or_force() {
 fn peer_that_still_sends_when_its_time_is_over_is_reset() {
     for (still_sends, how) in [(false, CloseHow::Orderly), (true, CloseHow::Abort)] {
         let linger = Duration::from_secs(1);
-        let (mut shard, id) = with_connection(Limits { linger, ..Limits::default() });
+        let (mut shard, id) = with_connection(Limits { linger_timeout: linger, ..Limits::default() });
         let turn = |shard: &mut Tested, seconds, completion: Option<Completion>| {
             shard.begin(at(seconds), 0);
             completion.into_iter().for_each(|completion| shard.complete(completion));
