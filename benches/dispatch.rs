@@ -42,7 +42,7 @@ impl Service for Limited {
     type Error = Infallible;
 
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        let done = cx.deadline(Duration::from_secs(1), async { black_box(&*frame).len() }).await;
+        let done = cx.timeout(Duration::from_secs(1), async { black_box(&*frame).len() }).await;
         black_box(done.is_ok());
         Ok(())
     }

@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ringserve::framing::{Framing, LengthPrefix, Lines};
-use ringserve::{Frame, Outbox, Payload};
+use ringserve::Frame;
+use ringserve::framing::{Framing, LengthPrefix, Lines, Outbox, Payload};
 use ringserve_buf::{Lease, Pool, PoolConfig};
 use ringserve_core::internals::{Slots, Wheel, step_at};
 use ringserve_core::{Batch, Time};

@@ -101,7 +101,7 @@ fn pushes(criterion: &mut Criterion) {
     handle.close();
     assert_eq!(reader.join().ok(), Some(()));
     assert_eq!(handle.push(payload), Err(PushError::Gone));
-    running.force();
+    running.abort();
 }
 
 /// Pushes each frame to the connection of the shard that did not receive it.
@@ -164,7 +164,7 @@ fn lock_step(criterion: &mut Criterion) {
         });
     });
     group.finish();
-    running.force();
+    running.abort();
 }
 
 criterion_group!(benches, pushes, lock_step);

@@ -12,8 +12,8 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 
 use clap::Parser;
-use ringserve::framing::{Decode, EncodeError, FrameError, Framing};
-use ringserve::{Cx, Driver, Frame, Outbox, Payload, Server, Service};
+use ringserve::framing::{Decode, EncodeError, FrameError, Framing, Outbox, Payload};
+use ringserve::{Cx, Driver, Frame, Server, Service};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use ringserve::framing::{LengthPrefix, Lines};
-use ringserve::{Cx, Driver, Frame, Limits, Server, Service, Shard, SocketOptions};
+use ringserve::net::SocketOptions;
+use ringserve::{Cx, Driver, Frame, Limits, Server, Service, Shard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -98,9 +99,14 @@ fn main() -> Result<(), ringserve::Error> {
         let held_bytes_max = args.held.map_or(defaults.held_bytes_max, |mib| mib << 20);
         let outbox_bytes_max = defaults.outbox_bytes_max.min(held_bytes_max);
         let calls_in_flight_max = args.calls;
-        server = server.limits(Limits { held_bytes_max, outbox_bytes_max, calls_in_flight_max, ..defaults });
+        server = server.limits(
+            defaults
+                .held_bytes_max(held_bytes_max)
+                .outbox_bytes_max(outbox_bytes_max)
+                .calls_in_flight_max(calls_in_flight_max),
+        );
     }
-    server = server.sockets(SocketOptions { unix_mode: args.unix_mode, ..SocketOptions::default() });
+    server = server.sockets(SocketOptions::default().unix_mode(args.unix_mode));
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }

@@ -74,7 +74,7 @@ impl Service for Patient {
         let request = String::from_utf8_lossy(&line).trim().to_owned();
         let time = Duration::from_millis(request.parse()?);
         // Dropped when the time is over, whatever it waits for.
-        let answer = match cx.deadline(self.deadline, self.work(cx, time)).await {
+        let answer = match cx.timeout(self.deadline, self.work(cx, time)).await {
             Ok(answer) => {
                 self.report.answered.fetch_add(1, Relaxed);
                 answer
@@ -100,8 +100,7 @@ fn main() -> Result<(), ringserve::Error> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let limits =
-        Limits { calls_in_flight_max: 4, drain: Duration::from_millis(args.drain), ..Limits::default() };
+    let limits = Limits::default().calls_in_flight_max(4).drain_timeout(Duration::from_millis(args.drain));
     let mut server = Server::bind(args.listen).driver(args.driver).limits(limits).framing(Lines::default());
     if let Some(shards) = args.shards {
         server = server.shards(shards);

@@ -20,7 +20,7 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use ringserve::http::HttpOptions;
-use ringserve::{Driver, Server};
+use ringserve::{Driver, Server, http};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -146,7 +146,7 @@ fn main() -> Result<(), ringserve::Error> {
     let mut options = HttpOptions::default();
     if let Some(patience) = args.patience.map(Duration::from_secs) {
         options.rate_window = patience;
-        (options.answer, options.http2_idle) = (Some(patience * 2), Some(patience));
+        (options.response_timeout, options.http2_idle_timeout) = (Some(patience * 2), Some(patience));
     }
-    server.serve_http_with(options, |_shard| service_fn(answer))
+    server.serve(|_shard| http(service_fn(answer)).options(options.clone()))
 }

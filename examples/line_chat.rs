@@ -12,7 +12,7 @@
 //! | anything else | goes to everybody in the room but you |
 //!
 //! Each shard keeps the members it serves itself and knows nothing of the others. What is said goes to each shard once,
-//! as a message through [`Shards`], however many listen there, and is handed out there through [`LocalHandle`]s, which
+//! as a message through [`Mesh`], however many listen there, and is handed out there through [`LocalHandle`]s, which
 //! costs a copy into each outbox.
 //!
 //! Who reads too slowly misses lines instead of holding up the room or filling memory: a push to a full outbox is
@@ -28,9 +28,10 @@ use std::sync::Arc;
 
 use clap::Parser;
 use ringserve::framing::Lines;
+use ringserve::sync::Mesh;
 use ringserve::{
     CloseReason, ConnHandle, ConnId, Cx, Driver, Frame, Limits, LocalHandle, PushError, Refusal, Server,
-    Service, Shard, Shards,
+    Service, Shard,
 };
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -133,7 +134,7 @@ impl Member {
 /// One shard's part of the chat.
 struct Chat {
     shard: usize,
-    shards: Shards<Message>,
+    shards: Mesh<Message>,
     rooms: Rc<Rooms>,
 }
 
@@ -244,24 +245,22 @@ fn main() -> Result<(), ringserve::Error> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let limits = Limits {
-        frame_bytes_max: LINE_BYTES_MAX,
-        outbox_bytes_high: args.outbox,
-        outbox_bytes_low: args.outbox / 4,
+    let limits = Limits::default()
+        .frame_bytes_max(LINE_BYTES_MAX)
+        .outbox_bytes_high(args.outbox)
+        .outbox_bytes_low(args.outbox / 4)
         // People listen for longer than they talk.
-        first_frame: None,
-        idle: None,
-        ..Limits::default()
-    };
+        .first_frame_timeout(None)
+        .idle_timeout(None);
     let mut server = Server::bind(args.listen).driver(args.driver).limits(limits).framing(Lines::default());
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    let shards = Shards::new();
+    let shards = Mesh::new();
     server.serve(move |shard: &Shard| {
         let (rooms, here) = (Rc::new(Rooms::default()), shard.index());
         let local = rooms.clone();
-        shards.join(shard, move |message| local.handle(here, message));
+        shards.register(shard, move |message| local.handle(here, message));
         Chat { shard: here, shards: shards.clone(), rooms }
     })
 }

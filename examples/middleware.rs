@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
-use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, Timeout};
+use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, TimeLimit};
 use ringserve::tower::{Request, Tower};
 use ringserve::{Cx, Driver, Frame, Server, Service, Shard};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
@@ -135,7 +135,7 @@ fn main() -> Result<(), ringserve::Error> {
         let time = Duration::from_millis(args.timeout);
         server.serve(move |_shard| {
             let limited = ConcurrencyLimit::new(Work { calls: calls.clone() }, at_once);
-            Observe::new(Timeout::new(limited, time), calls.on_shard())
+            Observe::new(TimeLimit::new(limited, time), calls.on_shard())
         })?;
     }
     println!("{}", counts(&seen));

@@ -12,7 +12,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
-use ringserve::{Address, CopyError, CopySide, Driver, Limits, Server, Stream, copy_bidirectional};
+use ringserve::net::{Address, CopyError, CopySide, copy_bidirectional};
+use ringserve::{Driver, Limits, Server, Stream, stream};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -88,24 +89,22 @@ fn main() -> Result<(), ringserve::Error> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let limits = Limits {
-        connect: Some(Duration::from_secs(args.connect_timeout)),
+    let limits = Limits::default()
+        .connect_timeout(Duration::from_secs(args.connect_timeout))
         // One for each client.
-        upstreams_max: 1 << 20,
+        .upstreams_max(1 << 20)
         // Which side speaks first is for the protocol to say.
-        first_frame: None,
-        ..Limits::default()
-    };
+        .first_frame_timeout(None);
     let mut server = Server::bind(args.listen).driver(args.driver).limits(limits);
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
     let upstreams = args.upstream;
-    server.serve_stream(move |_shard| {
+    server.serve(move |_shard| {
         let (upstreams, next) = (upstreams.clone(), Rc::new(Cell::new(0)));
-        async move |client: Stream| {
+        stream(async move |client: Stream| {
             let to = upstreams[next.replace((next.get() + 1) % upstreams.len())].clone();
             relay(client, to).await
-        }
+        })
     })
 }

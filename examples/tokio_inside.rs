@@ -3,9 +3,9 @@
 //!     cargo run --release --example tokio_inside
 //!     printf 'wait 200\ncount\nfetch 127.0.0.1:7000\n' | nc -N 127.0.0.1 7000
 //!
-//! With `--host tokio-uring` files are read by io_uring too:
+//! With `--runtime tokio-uring` files are read by io_uring too:
 //!
-//!     cargo run --release --example tokio_inside -- --host tokio-uring
+//!     cargo run --release --example tokio_inside -- --runtime tokio-uring
 //!     printf 'file /etc/hostname\n' | nc -N 127.0.0.1 7000
 
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
-use ringserve::{Cx, Driver, Frame, Host, Server, Service};
+use ringserve::{Cx, Driver, Frame, Runtime, Server, Service};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
@@ -32,7 +32,7 @@ struct Args {
     listen: SocketAddr,
     /// tokio or tokio-uring.
     #[arg(long, default_value = "tokio", value_name = "NAME")]
-    host: Host,
+    runtime: Runtime,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -48,14 +48,14 @@ const FETCH_MAX: Duration = Duration::from_secs(2);
 const FILE_BYTES_MAX: usize = 64 << 10;
 
 struct Answers {
-    host: Host,
+    runtime: Runtime,
     /// To the task that counts for this shard.
     counter: mpsc::Sender<oneshot::Sender<u64>>,
 }
 
 impl Answers {
     /// On the shard's thread, inside its runtime.
-    fn new(host: Host) -> Answers {
+    fn new(runtime: Runtime) -> Answers {
         let (counter, mut questions) = mpsc::channel::<oneshot::Sender<u64>>(100);
         spawn_local(async move {
             let mut count = 0;
@@ -65,7 +65,7 @@ impl Answers {
                 let _ = answer.send(count);
             }
         });
-        Answers { host, counter }
+        Answers { runtime, counter }
     }
 
     async fn count(&self) -> io::Result<u64> {
@@ -75,7 +75,7 @@ impl Answers {
     }
 
     async fn file(&self, path: &str) -> io::Result<Vec<u8>> {
-        if self.host != Host::TokioUring {
+        if self.runtime != Runtime::TokioUring {
             return tokio::task::spawn_blocking({
                 let path = path.to_owned();
                 move || std::fs::read(path)
@@ -137,13 +137,14 @@ fn main() -> Result<(), ringserve::Error> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    if args.host == Host::Own {
-        eprintln!("--host own: this example needs a runtime; choose tokio or tokio-uring");
+    if args.runtime == Runtime::Own {
+        eprintln!("--runtime own: this example needs a runtime; choose tokio or tokio-uring");
         std::process::exit(2);
     }
-    let mut server = Server::bind(args.listen).driver(args.driver).host(args.host).framing(Lines::default());
+    let mut server =
+        Server::bind(args.listen).driver(args.driver).runtime(args.runtime).framing(Lines::default());
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    server.serve(move |_shard| Answers::new(args.host))
+    server.serve(move |_shard| Answers::new(args.runtime))
 }

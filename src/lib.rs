@@ -45,12 +45,12 @@
 //!
 //! # Waiting, and others
 //!
-//! A call may await whatever it likes: [`Cx::sleep`], [`Cx::deadline`] around any future, a channel that another thread
+//! A call may await whatever it likes: [`Cx::sleep`], [`Cx::timeout`] around any future, a channel that another thread
 //! feeds. The next frame of its connection waits until it is done, unless [`Limits::calls_in_flight_max`] allows more at
 //! once. [`Cx::spawn`] starts what does not belong to a connection.
 //!
 //! [`ConnHandle`] reaches a connection from anywhere; [`LocalHandle`] does so on its own shard and costs less. State that is
-//! split over the shards is reached by messages: [`Shards`].
+//! split over the shards is reached by messages: [`Mesh`].
 //!
 //! # Protocols that exist
 //!
@@ -80,15 +80,15 @@
 //!
 //! # How a connection ends
 //!
-//! With exactly one [`CloseReason`], which [`Service::close`] is told and the [`Counters`] count. Its
-//! [`actor`](CloseReason::actor) says who it was: the peer, the service, the server, the system.
+//! With exactly one [`CloseReason`], which [`Service::close`] is told and the [`ConnStats`] count. Its
+//! [`closed_by`](CloseReason::closed_by) says who it was: the peer, the service, the server, the system.
 //!
 //! # How a server ends
 //!
 //! [`Server::serve`] handles SIGINT and SIGTERM: after [`Limits::drain_delay`], which is none unless it is set, the listeners
 //! are closed; frames that had arrived whole are answered, no further call begins, and connections are closed when nothing
-//! is owed; after [`Limits::drain`] the rest is reset. A second signal stops at once.
-//! [`Server::start`] leaves signals alone and returns a [`Running`] with the addresses, a report, and the same
+//! is owed; after [`Limits::drain_timeout`] the rest is reset. A second signal stops at once.
+//! [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with the addresses, a report, and the same
 //! two ways to stop.
 //!
 //! # Cargo features
@@ -101,8 +101,8 @@
 //! | `http` | the module `http`, `Server::serve_http`: HTTP/1.1 and HTTP/2, by hyper |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
-//! | `host-tokio` | `Host::Tokio`: shards inside a runtime of tokio's |
-//! | `host-tokio-uring` | `Host::TokioUring`: shards inside a runtime of tokio-uring's |
+//! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
+//! | `runtime-tokio-uring` | `Runtime::TokioUring`: shards inside a runtime of tokio-uring's |
 //!
 //! # What it does not do
 //!
@@ -117,12 +117,12 @@ pub use ringserve_server::http;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{
-    AcceptQueue, Actor, Address, BufferCounts, CloseReason, ConnHandle, ConnId, Connecting, CopyError,
-    CopySide, Counters, Cx, Deadline, DeadlineElapsed, DrainBegins, Driver, DriverStats, Error, Frame, Host,
-    IdleCounts, KeepAlive, LimitError, Limits, ListenAddr, LocalHandle, MakeService, OptionError,
-    OptionWarning, Outbox, Payload, Peer, PushError, Refusal, Report, Running, SendError, Server, Service,
-    SetupError, Shard, ShardReport, Shards, Sleep, SocketOptions, Stopper, Stream, StreamHandle,
-    StreamResult, UpstreamReport, UsableMemory, copy_bidirectional, framing, middleware, usable_memory,
+    AcceptQueueStats, Address, BufferStats, CloseReason, ClosedBy, ConnHandle, ConnId, ConnStats, Connecting,
+    CopyError, CopySide, Cx, Draining, Driver, DriverStats, Elapsed, Error, Frame, IdleCounts, KeepAlive,
+    LimitError, Limits, LocalHandle, MakeService, Mesh, Outbox, Payload, Peer, PushError, Refusal, Runtime,
+    SendError, Server, ServerHandle, ServerStats, Service, SetupError, Shard, ShardStats, ShutdownHandle,
+    Sleep, SocketOptionError, SocketOptionWarning, SocketOptions, Stream, StreamHandle, StreamResult,
+    Timeout, UpstreamStats, UsableMemory, copy_bidirectional, framing, middleware, usable_memory,
 };
 
 #[doc = include_str!("../docs/FRAMING.md")]

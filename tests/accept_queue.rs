@@ -8,7 +8,8 @@ use common::child::{Process, is_child};
 use common::client::frame;
 use common::{Client, Lab, On, SOON, eventually, no_time_limits};
 use ringserve::framing::LengthPrefix;
-use ringserve::{AcceptQueue, SocketOptions};
+use ringserve::net::SocketOptions;
+use ringserve::stats::AcceptQueueStats;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use socket2::{Domain, Socket, Type};
@@ -28,12 +29,12 @@ fn child_serves() {
     if !is_child() {
         return;
     }
-    let sockets = SocketOptions { backlog: BACKLOG, ..SocketOptions::default() };
+    let sockets = SocketOptions::default().backlog(BACKLOG);
     let server = On::default().server(no_time_limits()).sockets(sockets);
     let lab = Lab::of(server.framing(LengthPrefix::default()));
     println!("\naddress {}", lab.addr());
     for _ in std::io::stdin().lines() {
-        let report = lab.report();
+        let report = lab.stats();
         assert_eq!(lab.accept_queues().len(), 1);
         println!("\nreport {} {}", report.connections, report.counters.accepted);
         if report.connections == 0 {
@@ -81,13 +82,13 @@ fn every_peer_of_a_stopped_server_is_served_although_its_accept_queue_overflowed
         told.is_some_and(|(_, status)| status.stopped())
     });
 
-    let before = AcceptQueue::of(addr).unwrap();
+    let before = AcceptQueueStats::of(addr).unwrap();
     assert_eq!(before.waiting, 0);
     canary.send("ewaits too");
     let peers: Vec<Peer> = (0..PEERS).map(|_| Peer::to(addr)).collect();
-    eventually("the accept queue is full", SOON, || AcceptQueue::of(addr).unwrap().waiting == QUEUE);
+    eventually("the accept queue is full", SOON, || AcceptQueueStats::of(addr).unwrap().waiting == QUEUE);
     // The counters are those of the machine: others may add to them.
-    let full = AcceptQueue::of(addr).unwrap();
+    let full = AcceptQueueStats::of(addr).unwrap();
     assert!(full.overflows > before.overflows && full.drops > before.drops, "{before:?}, then {full:?}");
     // Those whose last step the kernel could not take believe that they are connected, too.
     let (established, waiting): (Vec<Peer>, Vec<Peer>) = peers.into_iter().partition(Peer::is_established);

@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 
 use common::{Client, Lab, On, no_time_limits};
 use ringserve::framing::{Framing, LengthPrefix, Lines, Raw};
-use ringserve::{Host, Server};
+use ringserve::{Runtime, Server};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -33,8 +33,8 @@ fn a_frame_allocates_nothing() {
     counts("lengths, pipelined", LengthPrefix::default(), &length, 16);
     counts("a deadline that is not needed", LengthPrefix::default(), &common::client::frame(b"=text"), 1);
     counts("lengths, large and lent", LengthPrefix::default(), &common::client::frame(&[b'e'; 8_000]), 1);
-    for host in [Host::Tokio, Host::TokioUring] {
-        let server = || On::default().server(no_time_limits()).host(host).framing(LengthPrefix::default());
+    for host in [Runtime::Tokio, Runtime::TokioUring] {
+        let server = || On::default().server(no_time_limits()).runtime(host).framing(LengthPrefix::default());
         counts_of(&format!("on {host}"), server(), &length, 1);
         counts_of(&format!("on {host}, pipelined"), server(), &length, 16);
     }

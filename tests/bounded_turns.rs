@@ -14,7 +14,8 @@ use std::thread;
 
 use common::{Client, EndOf, SOON, eventually, no_time_limits};
 use ringserve::framing::Lines;
-use ringserve::{Cx, Frame, Server, Service, Shards};
+use ringserve::sync::Mesh;
+use ringserve::{Cx, Frame, Server, Service};
 
 /// Connections that send empty lines without end.
 const FLOODERS: usize = 500;
@@ -193,13 +194,13 @@ fn tasks_beyond_the_bound_of_a_turn_are_all_polled() {
 #[test]
 fn messages_beyond_the_bound_of_a_turn_arrive_in_order() {
     const MESSAGES: u64 = 20_000;
-    let shards = Shards::new();
+    let shards = Mesh::new();
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).limits(no_time_limits());
     let handled = Arc::new(AtomicU64::new(0));
     let (joined, in_shard) = (shards.clone(), handled.clone());
     let running = server.framing(Lines::default()).start(move |shard| {
         let next = in_shard.clone();
-        joined.join(shard, move |number: u64| {
+        joined.register(shard, move |number: u64| {
             assert_eq!(next.load(SeqCst), number);
             next.store(number + 1, SeqCst);
         });

@@ -42,14 +42,14 @@ fn a_broadcast_that_fills_the_submission_queue_reaches_all_once_and_in_order() {
     let running = server.start(|_| Everybody::default()).unwrap();
     let addr = running.local_addrs()[0];
     let mut members: Vec<Client> = (0..MEMBERS).map(|_| Client::connect(addr)).collect();
-    eventually("all are there", SOON, || running.report().connections == MEMBERS);
-    let before = running.report().shards[0].driver;
+    eventually("all are there", SOON, || running.stats().connections == MEMBERS);
+    let before = running.stats().shards[0].driver;
     let text = |n: usize| format!("text {n}").into_bytes();
     for n in 0..TEXTS {
         members[n * MEMBERS / TEXTS].send(text(n));
         members.iter_mut().for_each(|member| assert_eq!(member.recv(), text(n)));
     }
-    let report = running.report();
+    let report = running.stats();
     assert!(members.iter().all(Client::is_silent), "somebody got one more");
     assert_eq!(report.counters.frames, TEXTS as u64);
     assert_eq!(report.counters.sends, (TEXTS * MEMBERS) as u64);

@@ -7,7 +7,6 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Client, Lab, SOON, descriptors, eventually, no_time_limits, status_kib};
-use ringserve::Limits;
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 5;
@@ -21,7 +20,7 @@ fn a_hundred_thousand_connections_leave_nothing() {
     // Whatever is made once, like the threads of the test itself.
     Lab::start(no_time_limits()).finish();
     let descriptors_before = descriptors();
-    let lab = Lab::start(Limits { idle: Some(Duration::from_secs(1)), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().idle_timeout(Duration::from_secs(1)));
     let mut held = Vec::new();
     for _ in 0..ROUNDS {
         connections(lab.addr(), CONNECTIONS / ROUNDS);

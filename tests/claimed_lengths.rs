@@ -8,8 +8,8 @@ use std::alloc::System;
 
 use common::client::End;
 use common::{Lab, On, no_time_limits};
+use ringserve::CloseReason;
 use ringserve::framing::{FrameError, LengthPrefix};
-use ringserve::{CloseReason, Limits};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -23,7 +23,7 @@ const CLAIMS: [u64; 5] = [(1 << 20) + 1, (1 << 31) - 1, (1 << 32) - 1, 1 << 63, 
 
 #[test]
 fn a_claimed_length_allocates_nothing() {
-    let limits = Limits { frame_bytes_max: FRAME_BYTES_MAX, ..no_time_limits() };
+    let limits = no_time_limits().frame_bytes_max(FRAME_BYTES_MAX);
     let lab = Lab::of(On::default().server(limits).framing(LengthPrefix::bytes(8)));
     // Everything that is made once is there.
     claim(&lab, CLAIMS[0]);

@@ -13,7 +13,7 @@ use hyper::body::Bytes;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use ringserve::http::HttpOptions;
-use ringserve::{CloseReason, Limits};
+use ringserve::{CloseReason, http};
 use ringserve_server::internals::age_new_shards;
 
 const BRIEF: Duration = Duration::from_millis(30);
@@ -54,7 +54,7 @@ fn sleeps_and_deadlines_end_in_time_on_shards_of_every_age() {
             assert_eq!(client.ask("S30"), b"S30");
             assert!(started.elapsed() >= BRIEF, "{age:?}: too early");
         }
-        let turns = lab.report().shards[0].driver.turns;
+        let turns = lab.stats().shards[0].driver.turns;
         assert!(turns < 200, "{age:?}: the shard spins, {turns} turns");
         lab.finish();
     }
@@ -64,7 +64,7 @@ fn sleeps_and_deadlines_end_in_time_on_shards_of_every_age() {
 fn time_limits_end_connections_on_shards_of_every_age() {
     for age in ages() {
         let _age = Age::set(age);
-        let lab = Lab::start(Limits { idle: Some(Duration::from_millis(60)), ..no_time_limits() });
+        let lab = Lab::start(no_time_limits().idle_timeout(Duration::from_millis(60)));
         for count in 1..=3 {
             let mut client = lab.client();
             assert_eq!(client.ask("e"), b"e");
@@ -72,7 +72,7 @@ fn time_limits_end_connections_on_shards_of_every_age() {
             drop(client);
             lab.closed_for(CloseReason::IdleTimeout, count);
         }
-        let turns = lab.report().shards[0].driver.turns;
+        let turns = lab.stats().shards[0].driver.turns;
         assert!(turns < 200, "{age:?}: the shard spins, {turns} turns");
         lab.finish();
     }
@@ -82,11 +82,12 @@ fn time_limits_end_connections_on_shards_of_every_age() {
 fn an_http_server_of_every_age_answers_limits_heads_and_shuts_down() {
     for age in ages() {
         let _age = Age::set(age);
-        let options = HttpOptions { header_read: Some(BRIEF * 2), ..HttpOptions::default() };
-        let running = On::default().server(no_time_limits()).start_http_with(options, |_| {
-            service_fn(async |_: Request<_>| {
+        let options = HttpOptions::default().header_timeout(BRIEF * 2);
+        let running = On::default().server(no_time_limits()).start(|_| {
+            http(service_fn(async |_: Request<_>| {
                 Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))
-            })
+            }))
+            .options(options.clone())
         });
         let running = running.unwrap();
         for _ in 0..3 {

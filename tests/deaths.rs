@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use common::client::End;
 use common::{Actor, Client, SOON, Shared, eventually, no_time_limits, on_epoll};
 use ringserve::framing::LengthPrefix;
-use ringserve::{Error, Running, Server};
+use ringserve::{Error, Server, ServerHandle};
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Budget, Completion, Driver, DriverStats, Op, Socket, Wait};
 use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig, Waker};
@@ -149,7 +149,7 @@ impl Drivers for OnEpoll {
     }
 }
 
-fn start(told: &Arc<Told>, shared: &Arc<Shared>) -> Running {
+fn start(told: &Arc<Told>, shared: &Arc<Shared>) -> ServerHandle {
     let server =
         Server::bind("127.0.0.1:0").shards(3).limits(no_time_limits()).framing(LengthPrefix::default());
     let for_shards = shared.clone();
@@ -199,7 +199,7 @@ fn dies(lines: &Lines, tell: impl Fn(&Told)) -> Error {
     on_0[1..].iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));
     let text = || String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     eventually("the cause is logged", SOON, || text().contains("the other shards drain and the server ends"));
-    let report = running.report();
+    let report = running.stats();
     assert_eq!(report.shards.len(), 3);
     shared.gate.open();
     assert_eq!(on_0[0].recv(), b"pwaits");

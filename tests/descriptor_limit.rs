@@ -8,7 +8,6 @@ use std::sync::Mutex;
 use common::child::{Process, is_child};
 use common::client::frame;
 use common::{Client, Lab, SOON, no_time_limits};
-use ringserve::Limits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: u64 = 128;
@@ -22,7 +21,7 @@ fn child_serves() {
     }
     let words = std::io::stdin().lines();
     setrlimit(Resource::Nofile, Rlimit { current: Some(LIMIT), maximum: Some(LIMIT) }).unwrap();
-    let lab = Lab::start(Limits { ..no_time_limits() });
+    let lab = Lab::start(no_time_limits());
     println!("\naddress {}", lab.addr());
     let eaten = Mutex::new(Vec::new());
     for word in words {
@@ -37,7 +36,7 @@ fn child_serves() {
             "report" => {}
             _ => break,
         }
-        let report = lab.report();
+        let report = lab.stats();
         println!(
             "\nreport {} {} {} {}",
             report.connections,

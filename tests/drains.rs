@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::client::{End, frame, frames};
 use common::{Client, Lab, On, SOON, Shared, eventually, no_time_limits, pattern};
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Limits, Service};
+use ringserve::{CloseReason, Cx, Frame, Service};
 
 #[test]
 fn quiet_connections_are_closed_with_fin_and_the_port_is_free() {
@@ -31,7 +31,7 @@ fn quiet_connections_are_closed_with_fin_and_the_port_is_free() {
 
 #[test]
 fn a_drain_under_load_cuts_no_reply_and_resets_nobody() {
-    let lab = Lab::start(Limits { linger: Duration::from_secs(10), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(10)));
     let answered = AtomicU64::new(0);
     thread::scope(|scope| {
         let loads: Vec<_> = (0..20)
@@ -84,7 +84,7 @@ fn a_slow_reader_gets_the_rest_of_its_reply_in_a_drain() {
     let lab = Lab::start(no_time_limits());
     let mut client = Client::with_small_window(lab.addr());
     client.send("b20000000");
-    eventually("the reply is under way", SOON, || lab.report().counters.sends > 0);
+    eventually("the reply is under way", SOON, || lab.stats().counters.sends > 0);
     lab.running.shutdown();
     assert!(client.recv() == pattern(20_000_000));
     assert_eq!(client.end(), End::Fin);
@@ -113,7 +113,7 @@ fn a_call_that_waits_is_finished_in_a_drain() {
 
 #[test]
 fn what_is_not_done_at_the_drain_limit_is_reset() {
-    let lab = Lab::start(Limits { drain: Duration::from_millis(300), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().drain_timeout(Duration::from_millis(300)));
     let mut waits = lab.client();
     waits.send("p");
     lab.parked(1);
@@ -121,7 +121,7 @@ fn what_is_not_done_at_the_drain_limit_is_reset() {
     never_reads.send("r300,100000");
     let mut half = lab.client();
     half.write(&[0, 0, 0, 9, 1]);
-    eventually("everything arrives", SOON, || lab.report().counters.bytes_received == 5 + 15 + 5);
+    eventually("everything arrives", SOON, || lab.stats().counters.bytes_received == 5 + 15 + 5);
     let started = Instant::now();
     lab.running.shutdown();
     // Half a frame is not waited for.
@@ -159,12 +159,12 @@ fn force_resets_at_once_whatever_a_connection_does() {
     never_reads.send("r300,100000");
     let mut quiet = lab.client();
     assert_eq!(quiet.ask("e"), b"e");
-    eventually("everything arrives", SOON, || lab.report().counters.frames == 3);
-    lab.running.force();
+    eventually("everything arrives", SOON, || lab.stats().counters.frames == 3);
+    lab.running.abort();
     assert_eq!(waits.end(), End::Reset);
     assert_eq!(quiet.end(), End::Reset);
     assert_eq!(never_reads.end_after_all(), End::Reset);
-    assert_eq!(lab.ended().counters.closed_for(CloseReason::Forced), 3);
+    assert_eq!(lab.ended().counters.closed_for(CloseReason::ServerAborted), 3);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn force_ends_a_drain_that_waits() {
     lab.parked(1);
     lab.running.shutdown();
     let mut quiet = lab.client_that_may_fail();
-    lab.running.force();
+    lab.running.abort();
     assert_eq!(waits.end(), End::Reset);
     if let Some(quiet) = &mut quiet {
         quiet.end_after_all();
@@ -198,7 +198,7 @@ fn a_report_from_two_threads_at_once_reaches_both() {
     let lab = Lab::start(no_time_limits());
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..300).for_each(|_| assert_eq!(lab.report().shards.len(), 1)));
+            scope.spawn(|| (0..300).for_each(|_| assert_eq!(lab.stats().shards.len(), 1)));
         }
     });
     lab.finish();

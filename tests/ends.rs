@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::client::{End, frame, frames};
 use common::{Client, Lab, SOON, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 #[test]
 fn a_half_closed_peer_gets_all_replies_then_fin() {
@@ -109,7 +109,7 @@ fn close_lets_the_replies_leave_and_says_fin() {
 #[test]
 fn close_does_not_destroy_the_reply_although_the_peer_goes_on_writing() {
     // What the kernel still holds must survive what the peer sends, for as long as linger says.
-    let lab = Lab::start(Limits { linger: SOON, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().linger_timeout(SOON));
     for n in 1..=10 {
         let mut client = Client::with_small_window(lab.addr());
         client.write(&[frame(b"r5,20000"), frame(b"c")].concat());
@@ -124,7 +124,7 @@ fn close_does_not_destroy_the_reply_although_the_peer_goes_on_writing() {
 
 #[test]
 fn a_peer_that_does_not_close_is_let_go_after_the_linger_limit() {
-    let lab = Lab::start(Limits { linger: Duration::from_millis(100), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_millis(100)));
     let mut client = lab.client();
     assert_eq!(client.ask("c"), b"bye");
     assert_eq!(client.end(), End::Fin);

@@ -64,7 +64,7 @@ fn pings_beside_a_firehose(receive_bytes_max: usize) {
     let (brake, lever) = brake();
     let (brake, answered) = (Arc::new(brake), Arc::new(AtomicU64::new(0)));
     let for_shard = answered.clone();
-    let server = On::default().server(Limits { receive_bytes_max, ..no_time_limits() });
+    let server = On::default().server(no_time_limits().receive_bytes_max(receive_bytes_max));
     let running = server
         .framing(LengthPrefix::default())
         .start(move |_| Counting { brake: brake.clone(), answered: for_shard.clone() })

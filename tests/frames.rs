@@ -7,8 +7,8 @@ use std::thread;
 
 use common::client::{End, frame, frames};
 use common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve::CloseReason;
 use ringserve::framing::{FrameError, LengthPrefix, Lines};
-use ringserve::{CloseReason, Limits};
 
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 
@@ -43,7 +43,7 @@ fn frames_in_segments_of_one_byte_are_put_together() {
 
 #[test]
 fn a_frame_larger_than_a_buffer_arrives_whole() {
-    let limits = Limits { receive_buffer_bytes: 1024, receive_bytes_max: 1 << 20, ..no_time_limits() };
+    let limits = no_time_limits().receive_buffer_bytes(1024).receive_bytes_max(1 << 20);
     let lab = Lab::start(limits);
     let mut client = lab.client();
     for len in [1023, 1024, 1025, 10 * 1024, 500_000] {
@@ -55,7 +55,7 @@ fn a_frame_larger_than_a_buffer_arrives_whole() {
 
 #[test]
 fn a_frame_may_be_as_large_as_the_limit_and_not_a_byte_larger() {
-    let lab = Lab::start(Limits { frame_bytes_max: 5000, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().frame_bytes_max(5000));
     let mut canary = Canary::of(&lab);
     let mut client = lab.client();
     let largest = [&b"e"[..], &pattern(4995)].concat();
@@ -88,7 +88,7 @@ fn a_length_beyond_all_bounds_closes_at_once() {
 
 #[test]
 fn an_endless_line_is_closed_at_the_limit() {
-    let limits = Limits { frame_bytes_max: 64 << 10, ..no_time_limits() };
+    let limits = no_time_limits().frame_bytes_max(64 << 10);
     let lab = Lab::of(On::default().server(limits).framing(Lines::default()));
     let mut canary = lab.client();
     let mut client = lab.client();
@@ -104,7 +104,7 @@ fn an_endless_line_is_closed_at_the_limit() {
 
 #[test]
 fn garbage_closes_its_connection_and_no_other() {
-    let lab = Lab::start(Limits { frame_bytes_max: 1000, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().frame_bytes_max(1000));
     let mut canary = Canary::of(&lab);
     for seed in 0..50 {
         let mut random = common::Random::new(seed);
@@ -124,7 +124,7 @@ fn garbage_closes_its_connection_and_no_other() {
 
 #[test]
 fn pipelined_frames_are_answered_in_order_whatever_their_size() {
-    let lab = Lab::start(Limits { receive_buffer_bytes: 4096, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().receive_buffer_bytes(4096));
     let client = lab.client();
     let payloads: Vec<Vec<u8>> =
         (0..2000).map(|n: usize| [format!("e{n}:").as_bytes(), &pattern(n * n % 9001)].concat()).collect();
@@ -173,7 +173,7 @@ fn a_reply_that_cannot_be_framed_closes_the_connection() {
 #[test]
 fn eight_small_buffers_serve_200_busy_connections() {
     const ROUNDS: usize = 20;
-    let limits = Limits { receive_buffer_bytes: 256, receive_bytes_max: 8 * 256, ..no_time_limits() };
+    let limits = no_time_limits().receive_buffer_bytes(256).receive_bytes_max(8 * 256);
     let lab = Lab::start(limits);
     let mut clients: Vec<Client> = (0..200).map(|_| lab.client()).collect();
     thread::scope(|scope| {
@@ -192,7 +192,7 @@ fn eight_small_buffers_serve_200_busy_connections() {
         }
     });
     drop(clients);
-    let report = lab.report();
+    let report = lab.stats();
     assert!(report.shards[0].buffers.total <= 8, "{:?}", report.shards[0].buffers);
     assert_eq!(report.counters.frames, 200 * ROUNDS as u64);
     lab.closed_for(CloseReason::PeerClosed, 200);
@@ -205,7 +205,7 @@ fn a_silent_connection_holds_no_buffer_while_others_work() {
     let silent: Vec<Client> = (0..100).map(|_| lab.client()).collect();
     lab.holds(100);
     Canary::of(&lab).sings();
-    eventually("no buffer is leased", SOON, || lab.report().shards[0].buffers.leased == 0);
+    eventually("no buffer is leased", SOON, || lab.stats().shards[0].buffers.leased == 0);
     drop(silent);
     lab.closed_for(CloseReason::PeerClosed, 101);
     lab.finish();

@@ -18,7 +18,7 @@ use common::client::End;
 use common::{Client, SOON, eventually, no_time_limits, on_epoll};
 use custom_framing::Http2Frames;
 use ringserve::framing::{ByteOrder, Delimiter, Fixed, FrameError, Framing, LengthPrefix, Lines, Raw};
-use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Running, Server, Service};
+use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, ServerHandle, Service};
 
 const LAST_WORDS: &[u8] = b"these are no frames";
 
@@ -34,7 +34,7 @@ fn start<F: Framing + Clone + Send, S: Service>(
     framing: F,
     limits: Limits,
     service: impl Fn() -> S + Send + Sync + 'static,
-) -> Running {
+) -> ServerHandle {
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).driver(driver).limits(limits);
     server.framing(framing).start(move |_| service()).expect("the server starts")
 }
@@ -83,7 +83,7 @@ fn told(client: &mut Client) -> (usize, usize) {
 /// After a good frame the bad bytes come, at once or one by one. They must be refused by that name, and in no way else.
 #[track_caller]
 fn refuses(framing: impl Framing + Clone + Send, good: &[u8], bad: &[u8], error: FrameError) {
-    let limits = Limits { frame_bytes_max: 1000, ..no_time_limits() };
+    let limits = no_time_limits().frame_bytes_max(1000);
     for (driver, one_by_one) in drivers().flat_map(|driver| [(driver, false), (driver, true)]) {
         let seen = Arc::new(Seen::default());
         let witness = seen.clone();
@@ -166,7 +166,7 @@ fn copies_only_what_spans_buffers(framing: impl Framing + Clone + Send, frame: &
         }
         client.write(&frame[..half]);
         eventually("the first half arrives", SOON, || {
-            running.report().counters.bytes_received == (2 * frame.len() + half) as u64
+            running.stats().counters.bytes_received == (2 * frame.len() + half) as u64
         });
         client.write(&frame[half..]);
         let (len, pinned) = told(&mut client);
@@ -228,7 +228,7 @@ impl Service for Echo {
 /// Frames of many sizes come back as they were sent, pipelined, whatever the network does to them.
 #[track_caller]
 fn echoes(framing: impl Framing + Clone + Send, frames: impl Fn(usize) -> Vec<u8>) {
-    let limits = Limits { receive_buffer_bytes: 1024, receive_bytes_max: 1 << 20, ..no_time_limits() };
+    let limits = no_time_limits().receive_buffer_bytes(1024).receive_bytes_max(1 << 20);
     let stream: Vec<u8> =
         [0, 1, 2, 127, 128, 1000, 1023, 1024, 1025, 70_000, 3].into_iter().flat_map(frames).collect();
     for driver in drivers() {

@@ -8,7 +8,7 @@ use common::{On, SOON, no_time_limits};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ringserve::Running;
+use ringserve::{ServerHandle, http};
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::codegen::tokio_stream::{self, StreamExt};
 use tonic::{Code, Status};
@@ -77,7 +77,7 @@ async fn answer(request: hyper::Request<Incoming>) -> Result<hyper::Response<ton
 }
 
 /// Runs a client of tonic's on a runtime of tokio's.
-fn with_grpc(running: &Running, test: impl AsyncFnOnce(Grpc)) {
+fn with_grpc(running: &ServerHandle, test: impl AsyncFnOnce(Grpc)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let stream = tokio::net::TcpStream::connect(running.local_addrs()[0]).await.unwrap();
@@ -118,7 +118,7 @@ fn path(path: &'static str) -> hyper::http::uri::PathAndQuery {
 #[test]
 fn tonic_serves_calls_and_streams() {
     let server = On::default().server(no_time_limits());
-    let running = server.start_http(|_| service_fn(answer)).expect("the server starts");
+    let running = server.start(|_| http(service_fn(answer))).expect("the server starts");
     with_grpc(&running, async |mut grpc| {
         for len in [0, 5, 100_000] {
             let message = Bytes::from(common::pattern(len));

@@ -4,7 +4,7 @@ mod common;
 
 use common::client::{End, frame};
 use common::{Client, Lab, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 /// A connection that others know by a name.
 fn named(lab: &Lab, name: &str) -> Client {
@@ -100,7 +100,7 @@ fn a_handle_says_gone_as_soon_as_a_close_was_asked_for() {
 #[test]
 fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
     // Two slots: the named one's is used again at once.
-    let lab = Lab::start(Limits { connections_max: 2, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().connections_max(2));
     let mut other = lab.client();
     assert_eq!(other.ask("e"), b"e");
     for n in 0..100 {

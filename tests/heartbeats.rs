@@ -12,12 +12,12 @@ use ringserve::{CloseReason, Limits};
 
 /// Asked for each tenth of a second; nobody is lost who is not silent for more than a second.
 fn often() -> Limits {
-    Limits { heartbeat: Some(Duration::from_millis(100)), heartbeats_missed_max: 10, ..no_time_limits() }
+    no_time_limits().heartbeat_interval(Duration::from_millis(100)).heartbeats_missed_max(10)
 }
 
 /// A mute peer is lost after twice this.
 fn soon_lost() -> Limits {
-    Limits { heartbeat: Some(Duration::from_millis(100)), heartbeats_missed_max: 1, ..no_time_limits() }
+    no_time_limits().heartbeat_interval(Duration::from_millis(100)).heartbeats_missed_max(1)
 }
 
 /// Waits until one that says nothing is lost.
@@ -25,12 +25,12 @@ fn soon_lost() -> Limits {
 fn another_is_lost(lab: &Lab, mut mute: Client) {
     assert_eq!(mute.end_after_all(), End::Fin);
     drop(mute);
-    eventually("it is lost", SOON, || lab.report().counters.closed_for(CloseReason::HeartbeatLost) >= 1);
+    eventually("it is lost", SOON, || lab.stats().counters.closed_for(CloseReason::HeartbeatLost) >= 1);
 }
 
 #[test]
 fn a_mute_peer_is_asked_as_often_as_it_may_miss_and_then_closed() {
-    let lab = Lab::start(Limits { heartbeats_missed_max: 3, ..often() });
+    let lab = Lab::start(often().heartbeats_missed_max(3));
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
     clients[..10].iter_mut().for_each(|client| client.write(&frame(b"e")[..2]));
     for client in &mut clients {
@@ -48,7 +48,7 @@ fn who_answers_lives_while_who_does_not_is_lost() {
     let lab = Lab::start(often());
     let mut answers = lab.client();
     let mute = lab.client();
-    let lost = || lab.report().counters.closed_for(CloseReason::HeartbeatLost);
+    let lost = || lab.stats().counters.closed_for(CloseReason::HeartbeatLost);
     let mut beats = 0;
     // More than it could miss, so its answers were counted.
     while beats < 15 || lost() == 0 {
@@ -108,7 +108,7 @@ fn whom_the_server_itself_holds_back_is_not_lost() {
             let _ = writer.write_all(&wire);
             let _ = writer.shutdown(std::net::Shutdown::Write);
         });
-        eventually("the server reads no more", SOON, || lab.report().counters.receives_paused >= 1);
+        eventually("the server reads no more", SOON, || lab.stats().counters.receives_paused >= 1);
         another_is_lost(&lab, lab.client());
         lab.shared.gate.open();
         let (replies, end) = client.read_to_end();
@@ -122,7 +122,7 @@ fn whom_the_server_itself_holds_back_is_not_lost() {
 
 #[test]
 fn nobody_is_asked_where_it_is_off() {
-    let lab = Lab::start(Limits { idle: Some(Duration::from_millis(300)), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().idle_timeout(Duration::from_millis(300)));
     let mut client = lab.client();
     assert_eq!(client.end(), End::Fin);
     drop(client);

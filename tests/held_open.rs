@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::client::{End, frame, frames};
 use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 /// One whose peer finished writing, and that the service heard of.
 fn held(lab: &Lab, name: &str) -> Client {
@@ -62,7 +62,7 @@ fn every_frame_is_answered_before_the_service_hears_of_the_end() {
 
 #[test]
 fn several_in_flight_are_answered_before_the_service_hears_of_the_end() {
-    let lab = Lab::start(Limits { calls_in_flight_max: 8, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().calls_in_flight_max(8));
     let mut client = lab.reached("it");
     client.write(&[frame(b"o"), frame(b"g1"), frame(b"g2"), frame(b"e3")].concat());
     client.finish_writing();
@@ -141,7 +141,7 @@ fn a_drain_waits_for_it() {
 
 #[test]
 fn a_drain_waits_for_it_no_longer_than_it_may() {
-    let lab = Lab::start(Limits { drain: Duration::from_millis(200), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().drain_timeout(Duration::from_millis(200)));
     let mut client = held(&lab, "it");
     lab.running.shutdown();
     assert_eq!(client.end(), End::Reset);
@@ -151,7 +151,7 @@ fn a_drain_waits_for_it_no_longer_than_it_may() {
 #[test]
 fn half_a_frame_that_nobody_can_finish_is_not_too_slow() {
     // The rate is measured over 10 s, so this takes as long.
-    let lab = Lab::start(Limits { read_bytes_per_second_min: 240, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().read_bytes_per_second_min(240));
     let mut client = lab.reached("it");
     assert_eq!(client.ask("o"), b"held");
     client.write(&frame(b"half of it")[..9]);
@@ -160,7 +160,7 @@ fn half_a_frame_that_nobody_can_finish_is_not_too_slow() {
     let mut slow = lab.client();
     slow.write(&frame(b"half of it")[..9]);
     eventually("one that could go on is closed", 2 * SOON, || {
-        lab.report().counters.closed_for(CloseReason::ReadTooSlow) >= 1
+        lab.stats().counters.closed_for(CloseReason::ReadTooSlow) >= 1
     });
     let handle = lab.shared.handle("it");
     assert_eq!(handle.push("still here"), Ok(()));

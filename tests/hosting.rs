@@ -15,29 +15,30 @@ use std::time::{Duration, Instant};
 use common::client::End;
 use common::{Client, On, SOON, eventually, no_time_limits, pattern, watch};
 use ringserve::framing::{LengthPrefix, Lines};
+use ringserve::net::copy_bidirectional;
 use ringserve::{
-    CloseReason, Cx, Driver, Frame, Host, Limits, Running, Server, Service, Shard, Stream, copy_bidirectional,
+    CloseReason, Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream, stream,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
 /// Every way to be hosted, on the driver that the environment decides.
-const HOSTS: [Host; 2] = [Host::Tokio, Host::TokioUring];
+const HOSTS: [Runtime; 2] = [Runtime::Tokio, Runtime::TokioUring];
 
-fn server(host: Host, limits: Limits) -> Server {
-    On::default().server(limits).host(host)
+fn server(host: Runtime, limits: Limits) -> Server {
+    On::default().server(limits).runtime(host)
 }
 
 /// For every host that there is here.
 #[track_caller]
-fn on_each(test: impl Fn(Host)) {
+fn on_each(test: impl Fn(Runtime)) {
     for host in HOSTS {
         eprintln!("on {host}");
         test(host);
     }
 }
 
-fn client(running: &Running) -> Client {
+fn client(running: &ServerHandle) -> Client {
     Client::connect(running.local_addrs()[0])
 }
 
@@ -211,8 +212,8 @@ fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
             On::default().server(no_time_limits()).framing(LengthPrefix::default()).start(|_| Echo);
         let upstream = upstream.unwrap();
         let to = upstream.local_addrs()[0];
-        let running = server(host, no_time_limits()).start_stream(move |_shard| {
-            async move |mut stream: Stream| {
+        let running = server(host, no_time_limits()).start(move |_shard| {
+            stream(async move |mut stream: Stream| {
                 let done = tokio::task::spawn_local(async move {
                     let mut byte = [0; 1];
                     while stream.read(&mut byte).await? > 0 {
@@ -243,7 +244,7 @@ fn what_tasks_of_the_runtime_do_reaches_a_shard_that_sleeps() {
                     std::io::Result::Ok(())
                 });
                 done.await.expect("it does not panic")
-            }
+            })
         });
         let running = running.unwrap();
         let mut client = client(&running);
@@ -314,8 +315,7 @@ impl Service for Keeper {
 fn a_buffer_that_a_task_gives_back_wakes_a_receive_that_waits_for_one() {
     const BUFFERS: usize = 4;
     on_each(|host| {
-        let limits =
-            Limits { receive_buffer_bytes: 4096, receive_bytes_max: BUFFERS * 4096, ..no_time_limits() };
+        let limits = no_time_limits().receive_buffer_bytes(4096).receive_bytes_max(BUFFERS * 4096);
         let (release, released) = mpsc::unbounded_channel();
         let released = std::sync::Mutex::new(Some(released));
         let server = server(host, limits).framing(LengthPrefix::default());
@@ -329,11 +329,11 @@ fn a_buffer_that_a_task_gives_back_wakes_a_receive_that_waits_for_one() {
                 assert_eq!(keeper.ask("x".repeat(3000)), b"kept");
             }
             // Arming a receive without a buffer may park it, before anything is sent.
-            let before = running.report().shards[0].driver.receives_parked;
+            let before = running.stats().shards[0].driver.receives_parked;
             let mut waiting = client(&running);
             waiting.write(b"\0\0\0\x04ping");
             eventually("the receive waits for a buffer", SOON, || {
-                running.report().shards[0].driver.receives_parked > before
+                running.stats().shards[0].driver.receives_parked > before
             });
             // Nothing else happens on the shard from here on.
             release.send(()).unwrap();
@@ -362,7 +362,7 @@ fn files_of_tokio_uring_are_read_in_handlers() {
     let path = std::env::temp_dir().join(format!("ringserve-hosting-{}", std::process::id()));
     std::fs::write(&path, pattern(50_000)).unwrap();
     let running =
-        server(Host::TokioUring, no_time_limits()).framing(Lines::default()).start(|_| Files).unwrap();
+        server(Runtime::TokioUring, no_time_limits()).framing(Lines::default()).start(|_| Files).unwrap();
     for _ in 0..10 {
         let mut client = client(&running);
         client.write(format!("{}\n", path.display()).as_bytes());
@@ -399,7 +399,7 @@ fn a_busy_shard_lets_the_runtime_go_on() {
         });
         let running = running.unwrap();
         let mut client = client(&running);
-        let file = (host == Host::TokioUring).then_some("file");
+        let file = (host == Runtime::TokioUring).then_some("file");
         for way in ["timeout", "local", "blocking", "channel"].into_iter().chain(file) {
             client.write(format!("{way}\n").as_bytes());
             assert_eq!(client.read(way.len() + 1), format!("{way}\n").as_bytes());
@@ -407,7 +407,7 @@ fn a_busy_shard_lets_the_runtime_go_on() {
         let before = turns.load(SeqCst);
         eventually("it turns", SOON, || turns.load(SeqCst) > before + 100);
         drop(client);
-        running.force();
+        running.abort();
         watch::ended(running);
     });
 }
@@ -431,10 +431,10 @@ fn a_hosted_shard_that_has_nothing_to_do_does_nothing() {
     on_each(|host| {
         let running = server(host, no_time_limits()).framing(Lines::default()).start(|_| Pauses).unwrap();
         let mut client = client(&running);
-        let before = running.report().shards[0].driver.turns;
+        let before = running.stats().shards[0].driver.turns;
         client.write(b"hello\n");
         client.read(6);
-        let turns = running.report().shards[0].driver.turns - before;
+        let turns = running.stats().shards[0].driver.turns - before;
         assert!(turns < 20, "{turns} turns for one answer");
         drop(client);
         watch::finish(running);
@@ -444,7 +444,7 @@ fn a_hosted_shard_that_has_nothing_to_do_does_nothing() {
 #[test]
 fn limits_drain_and_pushes_hold_on_a_host() {
     on_each(|host| {
-        let limits = Limits { idle: Some(Duration::from_millis(100)), ..no_time_limits() };
+        let limits = no_time_limits().idle_timeout(Duration::from_millis(100));
         let running =
             server(host, limits).framing(Lines::default()).start(|_| Ways::new(([127, 0, 0, 1], 1).into()));
         let running = running.unwrap();
@@ -488,11 +488,11 @@ fn a_proxy_copies_on_a_host() {
         On::default().server(no_time_limits()).framing(LengthPrefix::default()).start(|_| Echo).unwrap();
     let to = upstream.local_addrs()[0];
     on_each(|host| {
-        let running = server(host, no_time_limits()).start_stream(move |_| {
-            async move |mut client: Stream| {
+        let running = server(host, no_time_limits()).start(move |_| {
+            stream(async move |mut client: Stream| {
                 let mut upstream = client.shard().connect(to).await?;
                 copy_bidirectional(&mut client, &mut upstream).await.map(drop).map_err(|broken| broken.error)
-            }
+            })
         });
         let running = running.unwrap();
         let mut client = client(&running);
@@ -533,7 +533,7 @@ fn a_port_is_free_once_a_hosted_server_has_ended() {
 #[test]
 fn hosts_are_for_both_drivers() {
     for driver in [Driver::Epoll, Driver::Auto] {
-        let server = Server::bind("127.0.0.1:0").shards(1).pin(false).driver(driver).host(Host::Tokio);
+        let server = Server::bind("127.0.0.1:0").shards(1).pin(false).driver(driver).runtime(Runtime::Tokio);
         let running = server.framing(Lines::default()).start(|_| Echo).unwrap();
         let mut client = client(&running);
         client.write(b"hello\n");

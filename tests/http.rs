@@ -101,7 +101,7 @@ async fn answer(request: Request<Incoming>) -> Result<Answer, hyper::Error> {
 fn http1() -> Streams {
     Streams::start(no_time_limits(), |_| {
         async |stream: Stream| {
-            let drain = stream.drain_begins();
+            let drain = stream.draining();
             let io = TokioIo::new(stream);
             let mut connection = std::pin::pin!(
                 hyper::server::conn::http1::Builder::new().serve_connection(io, service_fn(answer))
@@ -119,7 +119,7 @@ fn http2() -> Streams {
     Streams::start(no_time_limits(), |shard| {
         let shard = shard.clone();
         async move |stream: Stream| {
-            let drain = stream.drain_begins();
+            let drain = stream.draining();
             let builder = hyper::server::conn::http2::Builder::new(OnShard(shard.clone()));
             let mut connection =
                 std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service_fn(answer)));

@@ -16,7 +16,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use ringserve::http::HttpOptions;
-use ringserve::{CloseReason, Limits, Running};
+use ringserve::{CloseReason, Limits, ServerHandle, http};
 
 const LARGE: usize = 4 << 20;
 
@@ -32,16 +32,16 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     Ok(Response::new(Full::new(answer)))
 }
 
-fn start(limits: Limits, options: HttpOptions) -> Running {
+fn start(limits: Limits, options: HttpOptions) -> ServerHandle {
     let server = On::default().server(limits).shards(1);
-    server.start_http_with(options, |_| service_fn(answer)).expect("the server starts")
+    server.start(|_| http(service_fn(answer)).options(options.clone())).expect("the server starts")
 }
 
 /// A neighbour on a connection that was there before.
 struct Neighbour(Client);
 
 impl Neighbour {
-    fn of(running: &Running) -> Neighbour {
+    fn of(running: &ServerHandle) -> Neighbour {
         let mut neighbour = Neighbour(Client::connect(running.local_addrs()[0]));
         neighbour.is_served();
         neighbour
@@ -56,15 +56,13 @@ impl Neighbour {
 
 /// Limits under which a shard holds little.
 fn little(held_bytes_max: usize) -> Limits {
-    Limits {
-        frame_bytes_max: 64 << 10,
-        outbox_bytes_high: 64 << 10,
-        outbox_bytes_low: 16 << 10,
-        outbox_bytes_max: 256 << 10,
-        inbox_bytes_high: 64 << 10,
-        held_bytes_max,
-        ..no_time_limits()
-    }
+    no_time_limits()
+        .frame_bytes_max(64 << 10)
+        .outbox_bytes_high(64 << 10)
+        .outbox_bytes_low(16 << 10)
+        .outbox_bytes_max(256 << 10)
+        .inbox_bytes_high(64 << 10)
+        .held_bytes_max(held_bytes_max)
 }
 
 #[test]
@@ -85,7 +83,7 @@ fn response_inside_of_hyper_counts_as_held() {
 #[test]
 fn unread_bodies_inside_of_hyper_count_as_held() {
     const BODY: usize = 60 << 10;
-    let options = HttpOptions { connection_window_bytes: 1 << 16, ..HttpOptions::default() };
+    let options = HttpOptions::default().connection_window_bytes(1 << 16);
     let running = start(little(512 << 10), options);
     let mut neighbour = Neighbour::of(&running);
     let body: Vec<u8> = (0..4).flat_map(|_| frames::frame(0, 0, 1, &[b'x'; BODY / 4])).collect();
@@ -98,11 +96,11 @@ fn unread_bodies_inside_of_hyper_count_as_held() {
         }
         // Eight of them fit. What the others held counts no more once they are gone.
         let closed = || {
-            let counters = running.report().counters;
+            let counters = running.stats().counters;
             counters.reasons().find(|(reason, _)| *reason == "memory_limit").map_or(0, |(_, count)| count)
         };
         eventually("those beyond it are closed", SOON, || closed() >= round * 10);
-        eventually("the others stay", SOON, || (5..=10).contains(&(running.report().connections - 1)));
+        eventually("the others stay", SOON, || (5..=10).contains(&(running.stats().connections - 1)));
         neighbour.is_served();
         drop(uploads);
         watch::holds(&running, 1);
@@ -113,7 +111,7 @@ fn unread_bodies_inside_of_hyper_count_as_held() {
 
 #[test]
 fn bodies_that_were_read_count_no_more() {
-    let options = HttpOptions { connection_window_bytes: 1 << 16, ..HttpOptions::default() };
+    let options = HttpOptions::default().connection_window_bytes(1 << 16);
     let running = start(little(512 << 10), options);
     let mut clients: Vec<Client> = (0..30).map(|_| Client::connect(running.local_addrs()[0])).collect();
     // Each leaves its connection open, and all together sent three times as much as may be held.
@@ -133,12 +131,10 @@ fn bodies_that_were_read_count_no_more() {
 #[test]
 fn one_fast_upload_does_not_shield_those_that_stop() {
     // Looked at every 100 ms: 2000 bytes are enough for one, 42 000 for all.
-    let options = HttpOptions {
-        body_bytes_per_second_min: 20_000,
-        rate_window: Duration::from_millis(500),
-        answer: Some(Duration::from_millis(100)),
-        ..HttpOptions::default()
-    };
+    let options = HttpOptions::default()
+        .body_bytes_per_second_min(20_000)
+        .rate_window(Duration::from_millis(500))
+        .response_timeout(Duration::from_millis(100));
     let running = start(no_time_limits(), options);
     let mut client = Client::connect(running.local_addrs()[0]);
     let stops: Vec<u8> = (0..20).flat_map(|n| frames::request(2 * n + 3, false, "/read")).collect();
@@ -167,7 +163,7 @@ fn one_fast_upload_does_not_shield_those_that_stop() {
 
 #[test]
 fn pings_whose_answers_are_not_read_end_their_connection() {
-    let limits = Limits { write_stalled: Some(Duration::from_millis(300)), ..no_time_limits() };
+    let limits = no_time_limits().write_stall_timeout(Duration::from_millis(300));
     let running = start(limits, HttpOptions::default());
     let mut neighbour = Neighbour::of(&running);
     let mut client = Client::with_small_window(running.local_addrs()[0]);
@@ -176,7 +172,7 @@ fn pings_whose_answers_are_not_read_end_their_connection() {
     while client.stream.write_all(&pings).is_ok() {
         assert!(Instant::now() < bound, "the server takes pings for ever");
     }
-    watch::closed_for(&running, CloseReason::WriteStalled, 1);
+    watch::closed_for(&running, CloseReason::WriteStallTimeout, 1);
     neighbour.is_served();
     drop((client, neighbour));
     common::finish(running);
@@ -186,7 +182,7 @@ fn pings_whose_answers_are_not_read_end_their_connection() {
 fn endless_continuations_end_their_connection() {
     // What comes behind the bound of a head is thrown away, for so long.
     let linger = Duration::from_millis(100);
-    let running = start(Limits { linger, ..no_time_limits() }, HttpOptions::default());
+    let running = start(no_time_limits().linger_timeout(linger), HttpOptions::default());
     let mut neighbour = Neighbour::of(&running);
     // Literal fields that are not indexed, of which hyper could keep as much as is sent.
     let field = [&b"\x00\x01x\x7f\xe1\x0e"[..], &[b'v'; 2000]].concat();

@@ -31,7 +31,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
 use ringserve::http::{Http, HttpOptions, HttpVersions};
-use ringserve::{CloseReason, Limits, Running, Stream};
+use ringserve::{CloseReason, Limits, ServerHandle, Stream, http};
 use tokio::sync::Semaphore;
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -58,7 +58,7 @@ impl Drop for Inside {
 }
 
 struct Rig {
-    running: Running,
+    running: ServerHandle,
     handlers: Arc<Handlers>,
     gate: Arc<Semaphore>,
 }
@@ -73,9 +73,10 @@ impl Rig {
     fn start_with(limits: Limits, options: HttpOptions) -> Rig {
         let (handlers, gate) = (Arc::new(Handlers::default()), Arc::new(Semaphore::new(0)));
         let (shared, open) = (handlers.clone(), gate.clone());
-        let running = On::default().server(limits).start_http_with(options, move |_| {
+        let running = On::default().server(limits).start(move |_| {
             let (shared, open) = (shared.clone(), open.clone());
-            service_fn(move |request| answer(request, shared.clone(), open.clone()))
+            http(service_fn(move |request| answer(request, shared.clone(), open.clone())))
+                .options(options.clone())
         });
         Rig { running: running.expect("the server starts"), handlers, gate }
     }
@@ -90,10 +91,10 @@ impl Rig {
 
     /// Sends bytes, and waits until the server has them.
     fn takes_in(&self, client: &mut Client, bytes: &[u8]) {
-        let before = self.running.report().counters.bytes_received;
+        let before = self.running.stats().counters.bytes_received;
         client.write(bytes);
         eventually("the bytes arrive", SOON, || {
-            self.running.report().counters.bytes_received == before + bytes.len() as u64
+            self.running.stats().counters.bytes_received == before + bytes.len() as u64
         });
     }
 
@@ -173,7 +174,7 @@ async fn ask(sender: &mut Sender, path: &str) -> Bytes {
 
 /// Options under which a rate is measured over a short time.
 fn brief_window() -> HttpOptions {
-    HttpOptions { rate_window: BRIEF, ..HttpOptions::default() }
+    HttpOptions::default().rate_window(BRIEF)
 }
 
 /// The stream of the next RST_STREAM.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::{On, SOON, no_time_limits};
 use hyper::rt::{Sleep, Timer};
-use ringserve::Shard;
 use ringserve::http::ShardTimer;
+use ringserve::{Shard, stream};
 
 const BRIEF: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
@@ -20,7 +20,7 @@ fn on_a_shard<F: Future<Output = ()> + 'static>(
 ) {
     let (done, is_done) = mpsc::channel();
     let server = On::default().server(no_time_limits());
-    let running = server.start_stream(move |shard| {
+    let running = server.start(move |shard| {
         let timer = ShardTimer::new(shard);
         let (body, done) = (body(shard.clone(), timer.clone()), done.clone());
         shard.spawn(timer.sleep(LONG));
@@ -31,7 +31,7 @@ fn on_a_shard<F: Future<Output = ()> + 'static>(
             body.await;
             done.send(()).unwrap();
         });
-        async |_stream| {}
+        stream(async |_stream| {})
     });
     let running = running.expect("the server starts");
     is_done.recv_timeout(SOON).expect("the timers go off");
@@ -105,7 +105,7 @@ fn a_sleep_may_be_carried_to_another_thread() {
             runtime.block_on(sleep);
             let _ = done.send(());
         });
-        shard.deadline(SOON, &mut is_done).await.expect("it is over").unwrap();
+        shard.timeout(SOON, &mut is_done).await.expect("it is over").unwrap();
         took(from, BRIEF);
     });
 }

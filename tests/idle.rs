@@ -45,7 +45,7 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     };
     // It looks once, a second later, whether the one whose call waits was reset.
     rests_for(Duration::from_millis(1500));
-    let before = lab.report().shards[0].driver;
+    let before = lab.stats().shards[0].driver;
     // It falls asleep after its answer.
     let slept = rests_for(Duration::from_millis(50));
     // Nobody ever sends: this is a wait for what must not happen.
@@ -55,10 +55,10 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     // The wheel of timers may turn its third level in that time, which it does every 68 s.
     let woke = sleeps() - slept;
     assert!(woke <= 1, "the shard's thread woke up {woke} times");
-    let after = lab.report().shards[0].driver;
+    let after = lab.stats().shards[0].driver;
     // The turn that rested, and the one that answers.
     let turns = after.turns - before.turns;
     assert!(turns <= 2 + woke, "{turns} turns in {QUIET:?}: before {before:?}, after {after:?}");
     assert_eq!(clients.pop().unwrap().ask("ealive"), b"ealive");
-    lab.force();
+    lab.abort();
 }

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use common::client::{End, frame};
 use common::{Client, Lab, Random, SOON, eventually, no_time_limits};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 fn up_to(calls_in_flight_max: u16) -> Lab {
-    Lab::start(Limits { calls_in_flight_max, ..no_time_limits() })
+    Lab::start(no_time_limits().calls_in_flight_max(calls_in_flight_max))
 }
 
 fn send_all(client: &mut Client, texts: &[&str]) {
@@ -208,7 +208,7 @@ fn many_in_flight_on_many_connections_are_each_answered_once() {
 
 #[test]
 fn two_that_wait_for_room_both_go_on() {
-    let lab = Lab::start(Limits { calls_in_flight_max: 2, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().calls_in_flight_max(2));
     let mut client = lab.client();
     let len = 8 << 20;
     client.send(format!("s{len}"));

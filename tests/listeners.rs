@@ -14,7 +14,8 @@ use std::thread;
 
 use common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits};
 use ringserve::framing::{LengthPrefix, Lines};
-use ringserve::{Cx, Error, Frame, ListenAddr, Peer, Server, Service};
+use ringserve::net::Address;
+use ringserve::{Cx, Error, Frame, Peer, Server, Service};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn socket_path(name: &str) -> PathBuf {
@@ -50,7 +51,7 @@ fn listeners_of_all_kinds_serve_at_once_and_peers_know_which() {
         .start(|_| Numbers)
         .unwrap();
     let (v4, v6) = match running.listeners() {
-        [ListenAddr::Unix(first), ListenAddr::Ip(v4), ListenAddr::Unix(third), ListenAddr::Ip(v6)] => {
+        [Address::Unix(first), Address::Ip(v4), Address::Unix(third), Address::Ip(v6)] => {
             assert!(*first == one && third.as_os_str() == two.as_str() && v4.is_ipv4() && v6.is_ipv6());
             (*v4, *v6)
         }
@@ -134,11 +135,11 @@ fn one_listener_that_cannot_be_had_leaves_nothing_behind() {
     let server = || On::default().server(no_time_limits()).listen_unix(&path);
     let error =
         server().listen(other.local_addr().unwrap()).start(|_| Actor::new(Default::default())).unwrap_err();
-    assert!(matches!(error, Error::AddressInUse { addr: ListenAddr::Ip(_), .. }), "{error}");
+    assert!(matches!(error, Error::AddressInUse { addr: Address::Ip(_), .. }), "{error}");
     assert!(!path.exists());
     let error =
         server().listen_unix("/nowhere/at/all").start(|_| Actor::new(Default::default())).unwrap_err();
-    assert!(matches!(error, Error::Listen { addr: ListenAddr::Unix(_), .. }), "{error}");
+    assert!(matches!(error, Error::Listen { addr: Address::Unix(_), .. }), "{error}");
     assert!(!path.exists());
     let error = server().listen_unix(&path).start(|_| Actor::new(Default::default())).unwrap_err();
     let text = format!("the address to listen on cannot be used: unix:{} is given twice", path.display());
@@ -151,7 +152,7 @@ fn one_listener_that_cannot_be_had_leaves_nothing_behind() {
 #[test]
 fn a_full_server_takes_from_all_listeners_again_when_there_is_room() {
     let path = socket_path("full");
-    let limits = ringserve::Limits { connections_max: 4, ..no_time_limits() };
+    let limits = no_time_limits().connections_max(4);
     let server = On::default().server(limits).shards(2).listen_unix(&path);
     let lab = Lab::of(server.framing(LengthPrefix::default()));
     for _ in 0..20 {

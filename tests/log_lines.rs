@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::client::frame;
 use common::{Client, On, SOON, eventually, no_time_limits, watch};
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Limits, Running, Service, Stream};
+use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service, Stream, stream};
 
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -71,7 +71,7 @@ impl Service for Fails {
     }
 }
 
-fn frames(limits: Limits) -> Running {
+fn frames(limits: Limits) -> ServerHandle {
     let server = On::default().server(limits).framing(LengthPrefix::default());
     server.start(|_| Fails).expect("the server starts")
 }
@@ -86,7 +86,7 @@ fn each_failed_connection_has_one_line_that_names_it() {
         .with_writer(move || writer.clone())
         .init();
     // No limit of time is set.
-    let running = frames(Limits { calls_in_flight_max: 4, first_frame: None, ..no_time_limits() });
+    let running = frames(no_time_limits().calls_in_flight_max(4).first_frame_timeout(None));
     let connect = || Client::connect(running.local_addrs()[0]);
 
     let mut fails = connect();
@@ -108,11 +108,11 @@ fn each_failed_connection_has_one_line_that_names_it() {
     watch::closed_for(&running, CloseReason::HandlerPanicked, 2);
     common::finish(running);
 
-    let streams = On::default().server(no_time_limits()).start_stream(|_| {
-        async |mut stream: Stream| {
+    let streams = On::default().server(no_time_limits()).start(|_| {
+        stream(async |mut stream: Stream| {
             let read = stream.read_frame().await;
             assert!(read.is_err(), "planted in a stream");
-        }
+        })
     });
     let streams = streams.expect("the server starts");
     let mut client = Client::connect(streams.local_addrs()[0]);

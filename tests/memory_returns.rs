@@ -25,7 +25,7 @@ fn child_serves() {
     let lab = Lab::start(no_time_limits());
     println!("\naddress {}", lab.addr());
     for _ in std::io::stdin().lines() {
-        println!("\nconnections {}", lab.report().connections);
+        println!("\nconnections {}", lab.stats().connections);
     }
 }
 

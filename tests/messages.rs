@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use common::{Client, EndOf, On, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
-use ringserve::{Cx, Frame, Running, SendError, Server, Service, Shard, Shards};
+use ringserve::sync::{Mesh, SendError};
+use ringserve::{Cx, Frame, Server, ServerHandle, Service, Shard};
 
 /// Sends what a frame says to the shard that its first byte names, and answers `ok`, `full` or `gone`.
-struct Sends(Shards<Vec<u8>>);
+struct Sends(Mesh<Vec<u8>>);
 
 impl Service for Sends {
     type Session = ();
@@ -40,12 +41,12 @@ fn server(shards: usize) -> Server<LengthPrefix> {
 type Got = (usize, Vec<u8>);
 
 /// A server whose shards report each message, with a handle on it.
-fn reporting(count: usize, shards: Shards<Vec<u8>>) -> (Running, Receiver<Got>) {
+fn reporting(count: usize, shards: Mesh<Vec<u8>>) -> (ServerHandle, Receiver<Got>) {
     let (got, reports) = channel::<Got>();
     let got = Mutex::new(got);
     let running = server(count).start(move |shard: &Shard| {
         let (index, got) = (shard.index(), got.lock().unwrap().clone());
-        shards.join(shard, move |message: Vec<u8>| got.send((index, message)).unwrap());
+        shards.register(shard, move |message: Vec<u8>| got.send((index, message)).unwrap());
         Sends(shards.clone())
     });
     (running.unwrap(), reports)
@@ -58,7 +59,7 @@ fn next(reports: &Receiver<Got>) -> Got {
 
 #[test]
 fn a_message_wakes_a_shard_that_sleeps() {
-    let shards = Shards::new();
+    let shards = Mesh::new();
     let (running, reports) = reporting(2, shards.clone());
     assert_eq!(shards.count(), 2);
     // One after the other: nothing else happens on these shards.
@@ -73,7 +74,7 @@ fn a_message_wakes_a_shard_that_sleeps() {
 #[test]
 fn messages_of_one_sender_to_one_shard_keep_their_order() {
     const MESSAGES: u32 = 50_000;
-    let shards = Shards::<Vec<u8>>::with_capacity(1_000);
+    let shards = Mesh::<Vec<u8>>::with_capacity(1_000);
     let (running, reports) = reporting(2, shards.clone());
     thread::scope(|scope| {
         for sender in 0..3u8 {
@@ -106,7 +107,7 @@ fn messages_of_one_sender_to_one_shard_keep_their_order() {
 
 #[test]
 fn a_service_reaches_every_shard_also_its_own() {
-    let shards = Shards::new();
+    let shards = Mesh::new();
     let (running, reports) = reporting(4, shards);
     let mut client = Client::connect(running.local_addrs()[0]);
     for to in (0..4).cycle().take(400) {
@@ -120,19 +121,19 @@ fn a_service_reaches_every_shard_also_its_own() {
 
 #[test]
 fn a_mailbox_is_full_at_its_capacity_and_loses_nothing() {
-    let shards = Shards::<u32>::with_capacity(4);
+    let shards = Mesh::<u32>::with_capacity(4);
     let handled = Arc::new(Mutex::new(Vec::new()));
     let block = Arc::new(common::actor::Block::default());
     let (joined, notes, blocks) = (shards.clone(), handled.clone(), block.clone());
     let running = server(1).start(move |shard: &Shard| {
         let (notes, blocks) = (notes.clone(), blocks.clone());
-        joined.join(shard, move |message| {
+        joined.register(shard, move |message| {
             if message == 0 {
                 blocks.wait();
             }
             notes.lock().unwrap().push(message);
         });
-        Sends(Shards::new())
+        Sends(Mesh::new())
     });
     let running = running.unwrap();
     shards.send(0, 0).unwrap();
@@ -149,7 +150,7 @@ fn a_mailbox_is_full_at_its_capacity_and_loses_nothing() {
 
 #[test]
 fn there_is_nobody_before_the_start_and_nobody_after_the_end() {
-    let shards = Shards::<Vec<u8>>::new();
+    let shards = Mesh::<Vec<u8>>::new();
     assert_eq!(shards.count(), 0);
     assert_eq!(shards.send(0, vec![1]), Err(SendError::Gone(vec![1])));
     let (running, reports) = reporting(2, shards.clone());
@@ -172,15 +173,15 @@ fn messages_that_come_while_the_server_stops_are_handled_or_dropped() {
             self.0.fetch_add(1, SeqCst);
         }
     }
-    let shards = Shards::<Counted>::new();
+    let shards = Mesh::<Counted>::new();
     let (dropped, handled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (joined, count) = (shards.clone(), handled.clone());
     let running = server(2).start(move |shard: &Shard| {
         let count = count.clone();
-        joined.join(shard, move |_message| {
+        joined.register(shard, move |_message| {
             count.fetch_add(1, SeqCst);
         });
-        Sends(Shards::new())
+        Sends(Mesh::new())
     });
     let running = running.unwrap();
     let given_up = AtomicBool::new(false);
@@ -203,16 +204,16 @@ fn messages_that_come_while_the_server_stops_are_handled_or_dropped() {
 
 #[test]
 fn a_handler_that_panics_loses_only_its_message() {
-    let shards = Shards::<u32>::new();
+    let shards = Mesh::<u32>::new();
     let (got, reports) = channel();
     let (joined, got) = (shards.clone(), Mutex::new(got));
     let running = server(1).start(move |shard: &Shard| {
         let got: Sender<u32> = got.lock().unwrap().clone();
-        joined.join(shard, move |message| {
+        joined.register(shard, move |message| {
             assert!(!message.is_multiple_of(3), "planted: a message handler panics");
             got.send(message).unwrap();
         });
-        Sends(Shards::new())
+        Sends(Mesh::new())
     });
     let running = running.unwrap();
     (0..100).for_each(|n| shards.send(0, n).unwrap());
@@ -234,14 +235,14 @@ fn a_handler_that_panics_loses_only_its_message() {
 
 #[test]
 fn no_message_is_handled_before_every_factory_returned() {
-    let shards = Shards::<()>::new();
+    let shards = Mesh::<()>::new();
     let (returned, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (sent, may_return) = channel::<()>();
     let (sent, may_return) = (Mutex::new(sent), Mutex::new(may_return));
     let (joined, count, notes) = (shards, returned.clone(), seen.clone());
     let running = server(3).start(move |shard: &Shard| {
         let (count_then, notes) = (count.clone(), notes.clone());
-        joined.join(shard, move |()| notes.lock().unwrap().push(count_then.load(SeqCst)));
+        joined.register(shard, move |()| notes.lock().unwrap().push(count_then.load(SeqCst)));
         if shard.index() == 2 {
             let may_return = may_return.lock().unwrap();
             may_return.recv_timeout(SOON).unwrap();
@@ -253,7 +254,7 @@ fn no_message_is_handled_before_every_factory_returned() {
             sent.lock().unwrap().send(()).unwrap();
         }
         count.fetch_add(1, SeqCst);
-        Sends(Shards::new())
+        Sends(Mesh::new())
     });
     let running = running.unwrap();
     eventually("both are handled", SOON, || seen.lock().unwrap().len() == 2);
@@ -265,7 +266,7 @@ fn no_message_is_handled_before_every_factory_returned() {
 fn a_message_goes_round_all_shards_and_no_wake_up_is_lost() {
     const SHARDS: usize = 6;
     const ROUNDS: u32 = 2_000;
-    let shards = Shards::<u32>::new();
+    let shards = Mesh::<u32>::new();
     let (arrived, end) = channel();
     let (joined, arrived) = (shards.clone(), Mutex::new(arrived));
     let running = server(SHARDS).start(move |shard: &Shard| {
@@ -273,12 +274,12 @@ fn a_message_goes_round_all_shards_and_no_wake_up_is_lost() {
         let arrived = arrived.lock().unwrap().clone();
         // Now and then by way of its own mailbox.
         let own = shard.index();
-        joined.join(shard, move |n| match n {
+        joined.register(shard, move |n| match n {
             0 => arrived.send(()).unwrap(),
             n if n % 7 == 0 => shards.send(own, n - 1).unwrap(),
             n => shards.send(next, n - 1).unwrap(),
         });
-        Sends(Shards::new())
+        Sends(Mesh::new())
     });
     let running = running.unwrap();
     (0..3).for_each(|start| shards.send(start, ROUNDS * SHARDS as u32).unwrap());
@@ -298,13 +299,13 @@ fn a_shard_may_have_several_mailboxes_and_share_state_with_its_service() {
             Ok(())
         }
     }
-    let (numbers, words) = (Shards::<u32>::new(), Shards::<&'static str>::new());
+    let (numbers, words) = (Mesh::<u32>::new(), Mesh::<&'static str>::new());
     let (some, others) = (numbers.clone(), words.clone());
     let running = server(1).start(move |shard: &Shard| {
         let told: Rc<RefCell<Vec<String>>> = Rc::default();
         let (first, second) = (told.clone(), told.clone());
-        some.join(shard, move |n| first.borrow_mut().push(n.to_string()));
-        others.join(shard, move |word| second.borrow_mut().push(word.to_owned()));
+        some.register(shard, move |n| first.borrow_mut().push(n.to_string()));
+        others.register(shard, move |word| second.borrow_mut().push(word.to_owned()));
         Told(told)
     });
     let running = running.unwrap();
@@ -321,18 +322,18 @@ fn a_shard_may_have_several_mailboxes_and_share_state_with_its_service() {
 
 #[test]
 fn a_server_whose_shards_cannot_join_does_not_start() {
-    let twice = Shards::<()>::new();
+    let twice = Mesh::<()>::new();
     let error = server(1).start(move |shard: &Shard| {
-        twice.join(shard, |()| {});
-        twice.join(shard, |()| {});
-        Sends(Shards::new())
+        twice.register(shard, |()| {});
+        twice.register(shard, |()| {});
+        Sends(Mesh::new())
     });
     assert!(matches!(error, Err(ringserve::Error::FactoryPanicked { shard: 0 })), "{error:?}");
-    let shared = Shards::<Vec<u8>>::new();
+    let shared = Mesh::<Vec<u8>>::new();
     let (running, _reports) = reporting(2, shared.clone());
     let other = server(3).start(move |shard: &Shard| {
-        shared.join(shard, |_| {});
-        Sends(Shards::new())
+        shared.register(shard, |_| {});
+        Sends(Mesh::new())
     });
     assert!(matches!(other, Err(ringserve::Error::FactoryPanicked { .. })), "{other:?}");
     finish(running);

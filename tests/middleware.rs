@@ -12,8 +12,10 @@ use std::time::Duration;
 use common::client::End;
 use common::{Client, On, SOON, eventually, no_time_limits, watch};
 use ringserve::framing::{FrameError, LengthPrefix};
-use ringserve::middleware::{CallEnd, CallObserver, Calls, ConcurrencyLimit, Observe, Timeout, TimeoutError};
-use ringserve::{CloseReason, Cx, Frame, Limits, MakeService, Refusal, Running, Service, Shard};
+use ringserve::middleware::{
+    CallEnd, CallObserver, Calls, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError,
+};
+use ringserve::{CloseReason, Cx, Frame, Limits, MakeService, Refusal, ServerHandle, Service, Shard};
 use tokio::sync::Semaphore;
 
 /// Long enough never to be over in a test.
@@ -127,21 +129,24 @@ impl Service for Inner {
     }
 }
 
-fn serve<M: MakeService>(limits: Limits, factory: impl Fn(&Shard) -> M + Send + Sync + 'static) -> Running {
+fn serve<M: MakeService>(
+    limits: Limits,
+    factory: impl Fn(&Shard) -> M + Send + Sync + 'static,
+) -> ServerHandle {
     On::default().server(limits).framing(LengthPrefix::default()).start(factory).expect("the server starts")
 }
 
-fn client(running: &Running) -> Client {
+fn client(running: &ServerHandle) -> Client {
     Client::connect(running.local_addrs()[0])
 }
 
 /// The whole stack, and what it counts.
-fn stack(limits: Limits, max: usize, time: Duration) -> (Running, Inner, Calls) {
+fn stack(limits: Limits, max: usize, time: Duration) -> (ServerHandle, Inner, Calls) {
     let (inner, calls) = (Inner::default(), Calls::default().time_one_in(1).slower_than(Duration::ZERO));
     let (inside, counts) = (inner.clone(), calls.clone());
     let running = serve(limits, move |_| {
         let limited = ConcurrencyLimit::new(inside.clone(), max);
-        Observe::new(Timeout::new(limited, time), counts.on_shard())
+        Observe::new(TimeLimit::new(limited, time), counts.on_shard())
     });
     (running, inner, calls)
 }
@@ -150,7 +155,7 @@ fn stack(limits: Limits, max: usize, time: Duration) -> (Running, Inner, Calls) 
 fn every_hook_reaches_the_service_inside() {
     // Heartbeats may come at any time, and as often as it takes.
     let heartbeat = Some(Duration::from_millis(20));
-    let limits = Limits { heartbeat, heartbeats_missed_max: 255, ..no_time_limits() };
+    let limits = no_time_limits().heartbeat_interval(heartbeat).heartbeats_missed_max(255);
     let (running, inner, _) = stack(limits, 100, NEVER);
     let mut one = client(&running);
     one.send("hold");
@@ -203,9 +208,9 @@ fn a_call_that_takes_too_long_is_dropped_and_closes_its_connection_alone() {
 
 #[test]
 fn a_timeout_names_the_time_or_the_error_inside() {
-    let elapsed = TimeoutError::<Failed>::Elapsed(Duration::from_millis(1500));
+    let elapsed = TimeLimitError::<Failed>::Elapsed(Duration::from_millis(1500));
     assert_eq!(elapsed.to_string(), "the call was not done within 1.5s");
-    assert_eq!(TimeoutError::Service(Failed).to_string(), "as it was told");
+    assert_eq!(TimeLimitError::Service(Failed).to_string(), "as it was told");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::{Client, On, no_time_limits, watch};
 use ringserve::framing::Lines;
-use ringserve::middleware::{CallEnd, Calls, ConcurrencyLimit, Observe, Timeout};
+use ringserve::middleware::{CallEnd, Calls, ConcurrencyLimit, Observe, TimeLimit};
 use ringserve::tower::{Request, Tower};
 use ringserve::{Cx, Frame, MakeService, Service, Shard};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -40,14 +40,14 @@ impl Service for Echo {
 
 #[test]
 fn a_call_that_does_not_wait_allocates_nothing() {
-    counts("timeout", |_| Timeout::new(Echo, TIME));
+    counts("timeout", |_| TimeLimit::new(Echo, TIME));
     counts("concurrency limit", |_| ConcurrencyLimit::new(Echo, 1));
     let calls = Calls::default().slower_than(TIME).time_one_in(100);
     counts("observe", move |_| Observe::new(Echo, calls.on_shard()));
     counts("a closure", |_| Observe::new(Echo, |_: &Cx<'_, ()>, _: CallEnd<'_, Infallible>| {}));
     let calls = Calls::default();
     counts("a stack", move |_| {
-        Observe::new(Timeout::new(ConcurrencyLimit::new(Echo, 100), TIME), calls.on_shard())
+        Observe::new(TimeLimit::new(ConcurrencyLimit::new(Echo, 100), TIME), calls.on_shard())
     });
     let echo = |request: Request| ready(Ok::<_, Infallible>(request.frame));
     counts("tower", move |_| Tower::new(service_fn(echo)));

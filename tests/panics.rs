@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use common::client::{End, frame};
 use common::{Client, Lab, On, SOON, eventually, no_time_limits, watch};
-use ringserve::framing::{Decode, EncodeError, FrameError, Framing, LengthPrefix, Lines};
-use ringserve::{CloseReason, Cx, Frame, Limits, Outbox, Payload, Running, Service};
+use ringserve::framing::{Decode, EncodeError, FrameError, Framing, LengthPrefix, Lines, Outbox, Payload};
+use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service};
 
 const PANICKED: CloseReason = CloseReason::HandlerPanicked;
 
@@ -159,7 +159,7 @@ fn a_panic_at_shutdown_does_not_keep_the_server() {
     let mut waits = lab.client();
     waits.send("D");
     lab.parked(1);
-    lab.force();
+    lab.abort();
 }
 
 /// Lines, but it panics over the byte 0xEE, in decoding or encoding.
@@ -211,7 +211,7 @@ fn a_framing_that_panics_in_the_middle_of_a_frame_leaves_the_accounts_right() {
     for n in 1..=20 {
         let mut client = lab.client();
         client.write(&[b'e'; 3000]);
-        eventually("the first part arrives", SOON, || lab.report().counters.bytes_received >= n * 3000);
+        eventually("the first part arrives", SOON, || lab.stats().counters.bytes_received >= n * 3000);
         client.write(&[0xEE; 3000]);
         assert_eq!(client.end(), End::Reset);
         lab.closed_for(PANICKED, n);
@@ -232,15 +232,13 @@ fn echoes_half(client: &mut Client) {
 
 /// Less than what a few panics leave behind if what they wrote is not taken back.
 fn few_bytes() -> Limits {
-    Limits {
-        frame_bytes_max: 4 << 10,
-        outbox_bytes_low: 1 << 10,
-        outbox_bytes_high: 4 << 10,
-        outbox_bytes_max: 8 << 10,
-        inbox_bytes_high: 4 << 10,
-        held_bytes_max: 16 << 10,
-        ..no_time_limits()
-    }
+    no_time_limits()
+        .frame_bytes_max(4 << 10)
+        .outbox_bytes_low(1 << 10)
+        .outbox_bytes_high(4 << 10)
+        .outbox_bytes_max(8 << 10)
+        .inbox_bytes_high(4 << 10)
+        .held_bytes_max(16 << 10)
 }
 
 #[test]
@@ -345,7 +343,7 @@ impl Service for Waits {
                 cx.reply(&[b'r'; 1 << 20]);
                 with_waker(bombed, cx.ready()).await;
             }
-            b'd' => with_waker(bombed, cx.shard().drain_begins()).await,
+            b'd' => with_waker(bombed, cx.shard().draining()).await,
             b'c' => drop(with_waker(bombed, cx.shard().connect(self.upstream)).await),
             _ => {}
         }
@@ -368,7 +366,7 @@ async fn with_waker<F: Future>(bombed: bool, future: F) -> F::Output {
     .await
 }
 
-fn waits() -> Running {
+fn waits() -> ServerHandle {
     let upstream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = upstream.local_addr().unwrap();
     thread::spawn(move || while upstream.accept().is_ok() {});
@@ -396,7 +394,7 @@ fn a_waker_that_panics_when_a_sleep_ends_wakes_all_others() {
     }
     let mut other = Client::connect(running.local_addrs()[0]);
     answers(&mut other, b"s\n");
-    running.force();
+    running.abort();
     running.wait().expect("no shard ended by it");
 }
 
@@ -423,13 +421,13 @@ fn a_waker_that_panics_when_a_drain_begins_wakes_all_others() {
         answers(client, b"e\n");
         client.write(if n % 3 == 0 { b"D\n" } else { b"d\n" });
     }
-    eventually("all wait", SOON, || running.report().counters.frames == 40);
+    eventually("all wait", SOON, || running.stats().counters.frames == 40);
     running.shutdown();
     for (_, client) in clients.iter_mut().enumerate().filter(|(n, _)| n % 3 != 0) {
         assert_eq!(client.read(2), b"d\n");
         assert_eq!(client.end(), End::Fin);
     }
-    running.force();
+    running.abort();
     running.wait().expect("no shard ended by it");
 }
 
@@ -443,7 +441,7 @@ fn a_waker_that_panics_when_an_upstream_is_there_harms_no_other_connection() {
         answers(&mut other, b"c\n");
         answers(&mut other, b"s\n");
     }
-    running.force();
+    running.abort();
     running.wait().expect("no shard ended by it");
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Client, Lab, no_time_limits, pattern};
-use ringserve::{Limits, Report};
+use ringserve::stats::ServerStats;
 
 const RECEIVE_BYTES_MAX: usize = 8 << 20;
 
@@ -11,7 +11,7 @@ const RECEIVE_BYTES_MAX: usize = 8 << 20;
 const TURN: usize = 1 << 20;
 
 #[track_caller]
-fn pinned_is_bounded(report: &Report) {
+fn pinned_is_bounded(report: &ServerStats) {
     let buffers = report.shards[0].buffers;
     let pinned = buffers.leased * (16 << 10);
     assert!(pinned <= RECEIVE_BYTES_MAX / 2 + TURN, "{pinned} bytes pinned: {buffers:?}");
@@ -20,7 +20,7 @@ fn pinned_is_bounded(report: &Report) {
 
 #[test]
 fn a_slow_reader_and_a_handler_that_keep_small_frames_out_of_much_traffic_harm_nobody() {
-    let lab = Lab::start(Limits { receive_bytes_max: RECEIVE_BYTES_MAX, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().receive_bytes_max(RECEIVE_BYTES_MAX));
     // A call that waits with its frame, and bytes behind it.
     let mut waits = lab.client();
     waits.send([&b"p"[..], &[0; 63]].concat());
@@ -37,17 +37,17 @@ fn a_slow_reader_and_a_handler_that_keep_small_frames_out_of_much_traffic_harm_n
     let mut keeps = lab.client();
     let small = [&b"k"[..], &[0; 63]].concat();
     let mut others: Vec<Client> = (0..4).map(|_| lab.client()).collect();
-    let before = lab.report();
+    let before = lab.stats();
     for n in 0..2_000 {
         assert_eq!(keeps.ask(&small), b"64");
         if n % 4 == 0 {
             let large = [&b"e"[..], &pattern(100_000 + n)].concat();
             let other = &mut others[n / 4 % 4];
             assert!(other.ask(&large) == large);
-            pinned_is_bounded(&lab.report());
+            pinned_is_bounded(&lab.stats());
         }
     }
-    let report = lab.report();
+    let report = lab.stats();
     assert!(report.counters.frames_copied > 0, "so many frames do not fit: {:?}", report.counters);
     // A receive may find the few buffers of a quiet shard used up; it must not for long, nor often.
     let parked = report.shards[0].driver.receives_parked - before.shards[0].driver.receives_parked;
@@ -58,14 +58,14 @@ fn a_slow_reader_and_a_handler_that_keep_small_frames_out_of_much_traffic_harm_n
     (0..100).for_each(|_| assert_eq!(waits.recv(), [b'e'; 63]));
     drop((waits, others));
     lab.holds(0);
-    assert_eq!(lab.report().shards[0].buffers.leased, 0);
+    assert_eq!(lab.stats().shards[0].buffers.leased, 0);
     lab.finish();
 }
 
 #[test]
 fn frames_that_are_kept_in_all_of_the_memory_end_nobody() {
     // Eight buffers, and each of a hundred connections keeps five frames.
-    let limits = Limits { receive_buffer_bytes: 1024, receive_bytes_max: 8 << 10, ..no_time_limits() };
+    let limits = no_time_limits().receive_buffer_bytes(1024).receive_bytes_max(8 << 10);
     let lab = Lab::start(limits);
     let mut clients: Vec<Client> = (0..100).map(|_| lab.client()).collect();
     for _ in 0..5 {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::client::{End, frame};
 use common::{Client, Lab, On, SOON, eventually, no_time_limits};
+use ringserve::CloseReason;
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Limits};
 
 const CLIENTS: usize = 500;
 const THREADS: usize = 4;
@@ -54,7 +54,7 @@ impl Pipeline {
 
 #[test]
 fn pipelining_clients_are_answered_and_closed_with_fin() {
-    let lab = Lab::start(Limits { linger: Duration::from_secs(5), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(5)));
     let answered = AtomicUsize::new(0);
     let wire = frame(&[b'e'; 100]);
     let resets: usize = thread::scope(|scope| {
@@ -112,7 +112,7 @@ fn keep_in_flight(mut client: Client, depth: usize, sent: &AtomicUsize, stop: &A
 
 #[test]
 fn a_client_with_calls_always_in_flight_is_drained() {
-    let limits = Limits { calls_in_flight_max: 16, linger: Duration::from_secs(5), ..no_time_limits() };
+    let limits = no_time_limits().calls_in_flight_max(16).linger_timeout(Duration::from_secs(5));
     let lab = Lab::of(On::default().server(limits).framing(LengthPrefix::default()));
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let got: usize = thread::scope(|scope| {
@@ -122,7 +122,7 @@ fn a_client_with_calls_always_in_flight_is_drained() {
                 scope.spawn(move || keep_in_flight(client, 16, sent, stop))
             })
             .collect();
-        eventually("all are busy", SOON, || lab.report().counters.frames > 2000);
+        eventually("all are busy", SOON, || lab.stats().counters.frames > 2000);
         stop.store(true, SeqCst);
         lab.running.shutdown();
         clients

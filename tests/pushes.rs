@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use common::client::{End, frame};
 use common::{Client, EndOf, Lab, Random, SOON, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, ConnHandle, Limits, PushError};
+use ringserve::{CloseReason, ConnHandle, PushError};
 
 /// Pushes, as often as it takes. False if the connection ended.
 #[track_caller]
@@ -240,7 +240,7 @@ fn handles_are_the_same_exactly_if_their_connection_is() {
     let again = lab.shared.handle("again");
     assert!(first == again && first == first.clone() && first != other);
     assert_eq!((first.id(), first.id() == other.id()), (again.id(), false));
-    lab.force();
+    lab.abort();
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn handles_outlive_their_server() {
         });
         let _done = EndOf(&done);
         eventually("pushes are under way", SOON, || pushed.load(SeqCst) > 100);
-        lab.force();
+        lab.abort();
         stopped.store(true, SeqCst);
         eventually("all of them are gone", SOON, || gone.load(SeqCst) >= 100);
     });
@@ -281,7 +281,7 @@ fn handles_outlive_their_server() {
 fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
     const ROUNDS: u64 = 3_000;
     // Four slots, so each is used again at once, while pushes to the one before are still on their way.
-    let lab = Lab::start(Limits { connections_max: 4, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().connections_max(4));
     let handles: Mutex<Vec<(u64, ConnHandle)>> = Mutex::default();
     let (done, pushes) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {

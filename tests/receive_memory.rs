@@ -27,7 +27,7 @@ const FRAMES: usize = BYTES / BUFFER_BYTES;
 
 fn eight_buffers() -> Limits {
     let receive_bytes_max = BUFFERS * BUFFER_BYTES;
-    Limits { receive_buffer_bytes: BUFFER_BYTES, receive_bytes_max, ..no_time_limits() }
+    no_time_limits().receive_buffer_bytes(BUFFER_BYTES).receive_bytes_max(receive_bytes_max)
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn eight_buffers_bring_every_byte_of_a_thousand_connections() {
     let lab = Lab::start(eight_buffers());
     let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| lab.client()).collect();
     lab.holds(CONNECTIONS);
-    let before = lab.report().shards[0].driver;
+    let before = lab.stats().shards[0].driver;
     // Each its own bytes, so that none can be another's.
     let bytes = pattern(BYTES + CONNECTIONS);
     let payload = |n: usize| [b"e", &bytes[n..][..BYTES - 1]].concat();
@@ -50,7 +50,7 @@ fn eight_buffers_bring_every_byte_of_a_thousand_connections() {
             });
         }
     });
-    let report = lab.report();
+    let report = lab.stats();
     let shard = &report.shards[0];
     assert!(shard.buffers.total <= BUFFERS, "{:?}", shard.buffers);
     let parked = shard.driver.receives_parked - before.receives_parked;
@@ -105,7 +105,7 @@ fn nobody_waits_for_a_buffer_while_others_get_one_again_and_again() {
     let mut holder = Client::connect(addr);
     let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| Client::connect(addr)).collect();
     let peers: Vec<_> = clients.iter().map(Client::local_addr).collect();
-    eventually("all are there", SOON, || running.report().connections == CONNECTIONS + 1);
+    eventually("all are there", SOON, || running.stats().connections == CONNECTIONS + 1);
     holder.send("h");
     lever.wait_for_hold();
     let wire = frame(&[b'x'; BUFFER_BYTES - 4]).repeat(FRAMES);
@@ -132,8 +132,7 @@ fn nobody_waits_for_a_buffer_while_others_get_one_again_and_again() {
 
 #[test]
 fn one_buffer_is_enough_for_frames_of_every_size_and_none_of_them_keeps_it() {
-    let limits =
-        Limits { receive_buffer_bytes: BUFFER_BYTES, receive_bytes_max: BUFFER_BYTES, ..no_time_limits() };
+    let limits = no_time_limits().receive_buffer_bytes(BUFFER_BYTES).receive_bytes_max(BUFFER_BYTES);
     let lab = Lab::start(limits);
     let mut clients = [lab.client(), lab.client()];
     // Below, at and above the end of one buffer, and of many.
@@ -143,7 +142,7 @@ fn one_buffer_is_enough_for_frames_of_every_size_and_none_of_them_keeps_it() {
             let payload = [b"e", &pattern(len - 1)[..]].concat();
             assert!(client.ask(&payload) == payload, "a frame of {len} bytes");
         }
-        assert_eq!(lab.report().shards[0].buffers.leased, 0, "after a frame of {len} bytes");
+        assert_eq!(lab.stats().shards[0].buffers.leased, 0, "after a frame of {len} bytes");
     }
     drop(clients);
     lab.closed_for(CloseReason::PeerClosed, 2);

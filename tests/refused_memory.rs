@@ -13,7 +13,7 @@ use common::child::{Process, is_child};
 use common::client::End;
 use common::{Client, SOON, eventually, no_time_limits, status_kib};
 use ringserve::framing::Lines;
-use ringserve::{CloseReason, Cx, Frame, Limits, Server, Service};
+use ringserve::{CloseReason, Cx, Frame, Server, Service};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// Address space that is left once the server runs.
@@ -45,14 +45,12 @@ fn child_serves() {
     if !is_child() {
         return;
     }
-    let limits = Limits {
-        frame_bytes_max: 1 << 30,
-        outbox_bytes_max: 1 << 30,
-        held_bytes_max: 4 << 30,
-        inbox_bytes_high: 1 << 20,
-        calls_in_flight_max: u16::MAX,
-        ..no_time_limits()
-    };
+    let limits = no_time_limits()
+        .frame_bytes_max(1 << 30)
+        .outbox_bytes_max(1 << 30)
+        .held_bytes_max(4 << 30)
+        .inbox_bytes_high(1 << 20)
+        .calls_in_flight_max(u16::MAX);
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).limits(limits).framing(Lines::default());
     let running = server.start(|_| Greedy).unwrap();
     let mut warm = Client::connect(running.local_addrs()[0]);
@@ -62,7 +60,7 @@ fn child_serves() {
     setrlimit(Resource::As, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
     println!("\nserves at {}", running.local_addrs()[0]);
     for _ in std::io::stdin().lines() {
-        println!("\nended {}", running.report().counters.closed_for(CloseReason::MemoryLimit));
+        println!("\nended {}", running.stats().counters.closed_for(CloseReason::MemoryLimit));
     }
 }
 

@@ -29,7 +29,7 @@ fn child_starts() {
         let (call, errno) = word.split_once(':').unwrap();
         forbid(call.parse().unwrap(), errno.parse().unwrap());
     }
-    let server = On { driver, ..On::default() }.server(no_time_limits()).host(host);
+    let server = On { driver, ..On::default() }.server(no_time_limits()).runtime(host);
     let shared = Arc::default();
     let started = server.framing(LengthPrefix::default()).start(move |_| Actor::new(Arc::clone(&shared)));
     let running = match started {

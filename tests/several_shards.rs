@@ -11,7 +11,7 @@ use common::{Client, Lab, Random, SOON, eventually, no_time_limits, on_epoll, pa
 use ringserve::{CloseReason, Limits};
 
 fn at_most(connections_max: usize, shards: usize) -> Lab {
-    Lab::on_shards(shards, Limits { connections_max, ..no_time_limits() })
+    Lab::on_shards(shards, no_time_limits().connections_max(connections_max))
 }
 
 /// So many that are all served at once.
@@ -43,10 +43,10 @@ fn the_limit_counts_all_shards_and_whoever_comes_beyond_it_waits() {
     waits.send("e41");
     clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     assert!(waits.is_silent());
-    assert_eq!(lab.report().connections, 40);
+    assert_eq!(lab.stats().connections, 40);
     drop(clients.pop());
     assert_eq!(waits.recv(), b"e41");
-    assert_eq!(lab.report().connections, 40);
+    assert_eq!(lab.stats().connections, 40);
     drop((clients, waits));
     lab.holds(0);
     let counters = lab.finish().counters;
@@ -63,7 +63,7 @@ fn what_one_shard_gives_back_another_may_take() {
         drop(clients.swap_remove(random.below(8) as usize));
         clients.extend(served(&lab, 1));
     }
-    assert_eq!(lab.report().connections, 8);
+    assert_eq!(lab.stats().connections, 8);
     drop(clients);
     lab.holds(0);
     assert_eq!(lab.finish().counters.opened, 108);
@@ -94,7 +94,7 @@ fn who_comes_to_a_full_shard_is_served_by_another_one() {
     let payload = [&b"e"[..], &pattern(50_000)].concat();
     let mut came = 0;
     // On average one of sixteen lands there.
-    while lab.report().counters.passed_on < 5 {
+    while lab.stats().counters.passed_on < 5 {
         let mut client = lab.client();
         let shard = client.ask_text("i");
         assert!(shard != full || on_epoll(), "there are four already");
@@ -102,7 +102,7 @@ fn who_comes_to_a_full_shard_is_served_by_another_one() {
         let peer = lab.shared.peers.lock().unwrap().pop();
         assert_eq!(peer, Some(Some(client.local_addr())), "it keeps its address");
         came += 1;
-        assert!(came < 10_000, "{:?}", lab.report().counters);
+        assert!(came < 10_000, "{:?}", lab.stats().counters);
         if on_epoll() && came > 200 {
             break;
         }
@@ -119,7 +119,7 @@ fn all_are_served_at_once_however_the_kernel_spreads_them() {
     let lab = at_most(16, 16);
     for wave in 1..=10 {
         let mut clients = served(&lab, 16);
-        let report = lab.report();
+        let report = lab.stats();
         assert_eq!((report.connections, report.counters.opened), (16, 17 * wave - 1));
         if !on_epoll() {
             assert!(report.shards.iter().all(|shard| shard.connections <= 4));
@@ -238,7 +238,7 @@ fn a_full_server_that_waits_for_room_does_next_to_nothing() {
     let lab = at_most(16, 4);
     let mut clients = served(&lab, 16);
     let waiting: Vec<Client> = (0..8).map(|_| lab.client()).collect();
-    let turns = || lab.report().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
+    let turns = || lab.stats().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
     let (before, started) = (turns(), Instant::now());
     assert_eq!(clients[0].ask("S1000"), b"S1000");
     // Each shard looks ten times a second whether another one made room.
@@ -246,5 +246,5 @@ fn a_full_server_that_waits_for_room_does_next_to_nothing() {
     let turns = turns() - before;
     assert!(turns < 4 * 15 * seconds + 30, "{turns} turns in {seconds} s");
     drop((clients, waiting));
-    lab.force();
+    lab.abort();
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use common::child::{Process, is_child};
 use common::client::{End, frame};
 use common::{Actor, Client, On, SOON, eventually, no_time_limits};
-use ringserve::Limits;
 use ringserve::framing::LengthPrefix;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -22,7 +21,7 @@ fn child_serves() {
         return;
     }
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
-    let limits = Limits { drain: Duration::from_secs(60), ..no_time_limits() };
+    let limits = no_time_limits().drain_timeout(Duration::from_secs(60));
     let server = On::default().server(limits).framing(LengthPrefix::default());
     let ended = server.serve(|_| Actor::new(Default::default()));
     println!("\nserve returned {ended:?}");

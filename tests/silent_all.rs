@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::crowd::{self, Cpu};
 use common::{Lab, SOON, eventually, no_time_limits, on_epoll};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 /// Half a frame: its receive is looked at within seconds.
 #[test]
@@ -18,12 +18,12 @@ fn child_holds_connections() {
 #[test]
 fn silent_crowd_is_probed_and_closed_without_cancels() {
     // Its peers do not close, so each waits until this is over.
-    let lab = Lab::start(Limits { linger: Duration::from_secs(2), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(2)));
     let Some((mut child, connections)) = crowd::of(&lab, "child_holds_connections", 2) else { return };
     let report = || {
         // Seldom, since each costs the shard a turn.
         std::thread::park_timeout(Duration::from_millis(100));
-        lab.report()
+        lab.stats()
     };
     let driver = || report().shards[0].driver;
     let began = Cpu::now();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::client::{End, frame};
 use common::{Client, Lab, On, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::{LengthPrefix, Lines};
-use ringserve::{CloseReason, Cx, Frame, Running, Service};
+use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service};
 
 #[test]
 fn a_sleep_is_never_early_and_others_go_on_meanwhile() {
@@ -79,9 +79,9 @@ fn many_sleep_at_once_for_different_times_and_none_wakes_early() {
 fn a_sleep_keeps_the_shard_asleep() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
-    let before = lab.report().shards[0].driver.turns;
+    let before = lab.stats().shards[0].driver.turns;
     assert_eq!(client.ask("S1000"), b"S1000");
-    let turns = lab.report().shards[0].driver.turns - before;
+    let turns = lab.stats().shards[0].driver.turns - before;
     // Frame, levels of the wheel, waking up, the reply, the two reports.
     assert!(turns <= 12, "{turns} turns in a second of sleep");
     lab.finish();
@@ -189,7 +189,7 @@ impl Service for Spawner {
                 std::future::pending().await
             }),
             b"late" => cx.spawn(async move {
-                let kept = shard.deadline(Duration::from_millis(20), std::future::pending::<()>()).await;
+                let kept = shard.timeout(Duration::from_millis(20), std::future::pending::<()>()).await;
                 assert!(kept.is_err());
                 tasks.done.fetch_add(1, SeqCst);
             }),
@@ -208,7 +208,7 @@ impl Spawner {
     }
 }
 
-fn spawner() -> (Running, Arc<Tasks>, Client) {
+fn spawner() -> (ServerHandle, Arc<Tasks>, Client) {
     let tasks = Arc::new(Tasks::default());
     let for_shard = tasks.clone();
     let server = On::default().server(no_time_limits()).framing(LengthPrefix::default());

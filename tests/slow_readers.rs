@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::client::{End, frame};
 use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 #[test]
 fn a_slow_reader_pauses_the_receive() {
@@ -17,7 +17,7 @@ fn a_slow_reader_pauses_the_receive() {
     let wire = frame(&[&b"e"[..], &pattern(9_999)].concat()).repeat(3_000);
     let written = client.write_until_stuck(&wire, Duration::from_millis(300));
     assert!(written < wire.len(), "the server took all {written} bytes of a peer that reads nothing");
-    let counters = lab.report().counters;
+    let counters = lab.stats().counters;
     // Marks of outbox and inbox, and a turn's worth of what was on the way.
     assert!(counters.bytes_received - counters.bytes_sent < (256 << 10) + (64 << 10) + (2 << 20));
     assert!(counters.receives_paused >= 1);
@@ -38,15 +38,15 @@ fn a_slow_reader_pauses_the_receive() {
 #[test]
 fn a_peer_that_never_reads_is_closed_at_the_write_limit_and_others_notice_nothing() {
     let write_stalled = Some(Duration::from_millis(300));
-    let lab = Lab::start(Limits { write_stalled, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().write_stall_timeout(write_stalled));
     let mut canary = lab.client();
     let mut client = Client::with_small_window(lab.addr());
     client.send("r300,100000");
     eventually("it is closed", SOON, || {
         assert_eq!(canary.ask("ecanary"), b"ecanary");
-        lab.report().counters.closed > 0
+        lab.stats().counters.closed > 0
     });
-    lab.closed_for(CloseReason::WriteStalled, 1);
+    lab.closed_for(CloseReason::WriteStallTimeout, 1);
     assert_eq!(client.end_after_all(), End::Reset);
     lab.finish();
 }
@@ -54,11 +54,9 @@ fn a_peer_that_never_reads_is_closed_at_the_write_limit_and_others_notice_nothin
 #[test]
 fn a_reader_that_is_slow_but_reads_is_neither_stalled_nor_idle() {
     // The kernel holds little for the peer, so that most of the reply waits in the server all the time.
-    let limits = Limits {
-        write_stalled: Some(Duration::from_millis(400)),
-        idle: Some(Duration::from_millis(200)),
-        ..no_time_limits()
-    };
+    let limits = no_time_limits()
+        .write_stall_timeout(Duration::from_millis(400))
+        .idle_timeout(Duration::from_millis(200));
     let lab = Lab::start(limits);
     let mut client = Client::with_small_window(lab.addr());
     let len = 24 << 20;
@@ -116,7 +114,7 @@ fn a_streaming_call_to_a_peer_that_reads_nothing_stays_where_it_is() {
 
 #[test]
 fn a_service_that_produces_without_end_is_closed_at_the_most() {
-    let limits = Limits { outbox_bytes_max: 1 << 20, ..no_time_limits() };
+    let limits = no_time_limits().outbox_bytes_max(1 << 20);
     let lab = Lab::start(limits);
     let mut canary = lab.client();
     let mut client = Client::with_small_window(lab.addr());
@@ -130,7 +128,7 @@ fn a_service_that_produces_without_end_is_closed_at_the_most() {
 #[test]
 fn peers_that_never_read_do_not_hold_up_others() {
     let write_stalled = Some(Duration::from_millis(500));
-    let lab = Lab::start(Limits { write_stalled, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().write_stall_timeout(write_stalled));
     let mut canary = lab.client();
     let clients: Vec<Client> = (0..20)
         .map(|_| {
@@ -142,7 +140,7 @@ fn peers_that_never_read_do_not_hold_up_others() {
         .collect();
     eventually("all are closed", SOON, || {
         assert_eq!(canary.ask("ecanary"), b"ecanary");
-        lab.report().counters.closed_for(CloseReason::WriteStalled) == 20
+        lab.stats().counters.closed_for(CloseReason::WriteStallTimeout) == 20
     });
     drop(clients);
     lab.finish();

@@ -34,7 +34,7 @@ fn child_serves() {
     let running = server.start(move |_| Actor::new(std::sync::Arc::clone(&shared))).unwrap();
     println!("\naddress {}", running.local_addrs()[0]);
     for _ in lines {
-        println!("\nconnections {}", running.report().connections);
+        println!("\nconnections {}", running.stats().connections);
     }
 }
 

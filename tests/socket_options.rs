@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use common::child::{Process, is_child};
 use common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits};
+use ringserve::Error;
 use ringserve::framing::LengthPrefix;
-use ringserve::{Error, SocketOptions};
+use ringserve::net::SocketOptions;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use socket2::{Domain, Socket, Type};
 
@@ -21,13 +22,13 @@ fn lab_with(sockets: SocketOptions) -> Lab {
 }
 
 fn warnings(lab: &Lab) -> Vec<String> {
-    lab.running.option_warnings().iter().map(ToString::to_string).collect()
+    lab.running.socket_option_warnings().iter().map(ToString::to_string).collect()
 }
 
 #[test]
 fn a_start_tells_the_program_what_the_kernel_gave() {
     let wanted = 1 << 30;
-    let sockets = SocketOptions { receive_buffer_bytes: Some(wanted), ..SocketOptions::default() };
+    let sockets = SocketOptions::default().receive_buffer_bytes(wanted);
     let lab = lab_with(sockets);
     let max = fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
     let max = max.trim();
@@ -35,7 +36,7 @@ fn a_start_tells_the_program_what_the_kernel_gave() {
         "receive_buffer_bytes {wanted} was cut to {max} by net.core.rmem_max; raise that to have more"
     );
     assert_eq!(warnings(&lab), [text]);
-    let [warning] = lab.running.option_warnings() else { unreachable!() };
+    let [warning] = lab.running.socket_option_warnings() else { unreachable!() };
     assert_eq!((warning.name(), warning.given()), ("receive_buffer_bytes", Some(max)));
     lab.finish();
     let lab = lab_with(SocketOptions::default());
@@ -45,7 +46,7 @@ fn a_start_tells_the_program_what_the_kernel_gave() {
 
 #[test]
 fn a_congestion_control_that_is_not_there_stops_the_start() {
-    let sockets = SocketOptions { congestion: Some("nonesuch".into()), ..SocketOptions::default() };
+    let sockets = SocketOptions::default().congestion("nonesuch");
     let server = On::default().server(no_time_limits()).sockets(sockets);
     let error = server.start(|_| Actor::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::SocketOption(_)));
@@ -59,27 +60,25 @@ fn a_congestion_control_that_is_not_there_stops_the_start() {
 
 #[test]
 fn a_connection_without_data_is_not_accepted_while_that_is_deferred() {
-    let lab =
-        lab_with(SocketOptions { defer_accept: Some(Duration::from_secs(31)), ..SocketOptions::default() });
+    let lab = lab_with(SocketOptions::default().defer_accept(Duration::from_secs(31)));
     assert_eq!(warnings(&lab), [""; 0], "31 s is a step of the kernel's");
     let mut silent: Vec<Client> = (0..5).map(|_| lab.client()).collect();
     for _ in 0..10 {
         assert_eq!(lab.client().ask("e"), b"e");
     }
     // Whoever came before them would have been accepted before them.
-    assert_eq!(lab.report().counters.accepted, 10);
+    assert_eq!(lab.stats().counters.accepted, 10);
     silent.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
-    assert_eq!(lab.report().counters.accepted, 15);
+    assert_eq!(lab.stats().counters.accepted, 15);
     drop(silent);
     lab.finish();
 }
 
 #[test]
 fn a_connection_that_stays_silent_is_accepted_after_the_deferral() {
-    let lab =
-        lab_with(SocketOptions { defer_accept: Some(Duration::from_secs(1)), ..SocketOptions::default() });
+    let lab = lab_with(SocketOptions::default().defer_accept(Duration::from_secs(1)));
     let mut silent = lab.client();
-    eventually("it is accepted", SOON, || lab.report().counters.accepted == 1);
+    eventually("it is accepted", SOON, || lab.stats().counters.accepted == 1);
     assert_eq!(silent.ask("e"), b"e");
     drop(silent);
     lab.finish();
@@ -92,7 +91,7 @@ fn a_shard_takes_the_connections_of_its_cpu() {
     if cpus.len() < 2 {
         return eprintln!("not tested: there is one CPU");
     }
-    let sockets = SocketOptions { incoming_cpu: true, ..SocketOptions::default() };
+    let sockets = SocketOptions::default().incoming_cpu(true);
     let server = On::default().server(no_time_limits()).shards(2).pin(true).sockets(sockets);
     let lab = Lab::of(server.framing(LengthPrefix::default()));
     assert_eq!(warnings(&lab), [""; 0]);
@@ -108,15 +107,15 @@ fn a_shard_takes_the_connections_of_its_cpu() {
         thread::spawn(ask).join().unwrap()
     };
     assert_eq!(shards_of(cpus[1], 30), ["1"; 30]);
-    assert_eq!(lab.report().skew(), Some(2.0), "one of two shards has all");
+    assert_eq!(lab.stats().skew(), Some(2.0), "one of two shards has all");
     assert_eq!(shards_of(cpus[0], 30), ["0"; 30]);
-    assert_eq!(lab.report().skew(), Some(1.0));
+    assert_eq!(lab.stats().skew(), Some(1.0));
     lab.finish();
 }
 
 #[test]
 fn steering_without_pinned_shards_is_warned_of() {
-    let lab = lab_with(SocketOptions { incoming_cpu: true, ..SocketOptions::default() });
+    let lab = lab_with(SocketOptions::default().incoming_cpu(true));
     assert_eq!(
         warnings(&lab),
         ["incoming_cpu has no effect: the shards are not pinned to CPUs (Server::pin)"]
@@ -136,7 +135,7 @@ fn child_changes_settings() {
     let set = |file: &str, value: &str| fs::write(format!("/proc/sys/net/{file}"), value).unwrap();
     set("core/somaxconn", "8");
     set("ipv4/tcp_fastopen", "1");
-    let sockets = SocketOptions { backlog: 9, fast_open: Some(7), ..SocketOptions::default() };
+    let sockets = SocketOptions::default().backlog(9).fast_open(7);
     let lab = lab_with(sockets.clone());
     let no_effect = "fast_open 7 has no effect: net.ipv4.tcp_fastopen is 1 and lacks the 2 that allows it for listeners; \
                      set it to 3";
@@ -146,20 +145,24 @@ fn child_changes_settings() {
     lab.finish();
 
     set("ipv4/tcp_fastopen", "3");
-    let lab = lab_with(SocketOptions { backlog: 8, ..sockets });
+    let lab = lab_with(sockets.backlog(8));
     assert_eq!(warnings(&lab), [""; 0]);
     assert!(!fast_opened(lab.addr()), "the first one is given a cookie");
     for _ in 0..10 {
         assert!(fast_opened(lab.addr()));
     }
-    assert_eq!(lab.report().counters.accepted, 11);
+    assert_eq!(lab.stats().counters.accepted, 11);
     lab.finish();
 
     let shared = || {
         let lab =
             Lab::of(On::default().server(no_time_limits()).share_port(true).framing(LengthPrefix::default()));
-        let warnings =
-            lab.running.option_warnings().iter().filter(|warning| warning.name() == "share_port").count();
+        let warnings = lab
+            .running
+            .socket_option_warnings()
+            .iter()
+            .filter(|warning| warning.name() == "share_port")
+            .count();
         lab.finish();
         warnings
     };

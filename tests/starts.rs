@@ -62,7 +62,7 @@ fn a_shared_port_serves_while_either_instance_runs() {
     let second = shared(&addr.to_string());
     let both = |count: usize| (0..count).for_each(|_| assert_eq!(Client::connect(addr).ask("e"), b"e"));
     both(40);
-    let served = first.report().counters.opened;
+    let served = first.stats().counters.opened;
     assert!(served > 0 && served < 40, "the kernel shares them out: {served} of 40");
     first.finish();
     both(20);
@@ -79,7 +79,7 @@ fn all_shards_share_one_port_and_all_serve() {
     assert_eq!(lab.running.local_addrs().len(), 1);
     let mut clients: Vec<Client> = (0..200).map(|_| lab.client()).collect();
     clients.iter_mut().for_each(|client| assert_eq!(client.ask("t"), b"t"));
-    let report = lab.report();
+    let report = lab.stats();
     assert_eq!((report.shards.len(), report.connections), (4, 200));
     assert!(report.shards.iter().all(|shard| shard.connections > 0), "{report:?}");
     drop(clients);

@@ -9,7 +9,8 @@ use std::alloc::System;
 use std::io::{Read, Write};
 
 use common::{Streams, no_time_limits};
-use ringserve::{Stream, copy_bidirectional};
+use ringserve::Stream;
+use ringserve::net::copy_bidirectional;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use common::client::End;
 use common::{Client, SOON, Streams, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits, Stream, StreamHandle};
+use ringserve::{CloseReason, Stream, StreamHandle};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Longer than anything takes that happens at once.
@@ -119,7 +119,7 @@ fn sixteen_mib_go_both_ways_to_a_slow_reader_and_little_is_held() {
     let bytes = pattern(LEN);
     let written = client.write_until_stuck(&bytes, QUIET);
     assert!(written < LEN, "the server took all {written} bytes of a peer that reads nothing");
-    let counters = server.report().counters;
+    let counters = server.stats().counters;
     // The outbox, the frame at hand, the inbox, and a turn's worth of what was on the way.
     let held = counters.bytes_received - counters.bytes_sent;
     assert!(held < (256 << 10) + (16 << 10) + (64 << 10) + (1 << 20), "{held} bytes held");
@@ -175,7 +175,7 @@ fn frames_are_read_and_written_without_a_copy() {
 fn a_peer_that_is_not_read_is_held_back_and_costs_little() {
     let server = Streams::start(no_time_limits(), |_| {
         async |stream: Stream| {
-            stream.drain_begins().await;
+            stream.draining().await;
         }
     });
     let mut clients: Vec<Client> = (0..20).map(|_| server.client()).collect();
@@ -183,14 +183,14 @@ fn a_peer_that_is_not_read_is_held_back_and_costs_little() {
     // The first alone, then the others at once.
     let written = clients[0].write_until_stuck(&bytes, QUIET);
     assert!(written < bytes.len(), "the server took all {written} bytes");
-    let received = server.report().counters.bytes_received;
+    let received = server.stats().counters.bytes_received;
     assert!(received < (64 << 10) + (1 << 20) + (16 << 10), "{received} bytes held");
     thread::scope(|scope| {
         for client in &mut clients[1..] {
             scope.spawn(|| client.write_until_stuck(&bytes[..4 << 20], QUIET));
         }
     });
-    let report = server.report();
+    let report = server.stats();
     let buffers = report.shards[0].buffers;
     // Of each the frame that waits, and no more.
     assert!(buffers.leased <= 20, "{buffers:?}");
@@ -207,7 +207,7 @@ fn a_small_rest_that_waits_for_its_reader_pins_no_buffer() {
             let mut head = [0; 4];
             stream.read_exact(&mut head).await.unwrap();
             says.send(()).unwrap();
-            stream.drain_begins().await;
+            stream.draining().await;
             let mut rest = Vec::new();
             stream.read_to_end(&mut rest).await.unwrap();
             AsyncWriteExt::write_all(&mut stream, &rest).await.unwrap();
@@ -218,7 +218,7 @@ fn a_small_rest_that_waits_for_its_reader_pins_no_buffer() {
         client.write(b"head and a partial line");
         hear(&hears);
     }
-    assert_eq!(server.report().shards[0].buffers.leased, 0);
+    assert_eq!(server.stats().shards[0].buffers.leased, 0);
     server.running.shutdown();
     for client in &mut clients {
         client.finish_writing();
@@ -279,7 +279,7 @@ fn writing_ends_with_fin_behind_all_that_was_written_and_reading_goes_on() {
         let (bytes, end) = client.read_to_end();
         assert!(bytes == pattern(LEN));
         assert_eq!(end, End::Fin);
-        assert_eq!(server.report().connections, 1, "only one half is closed");
+        assert_eq!(server.stats().connections, 1, "only one half is closed");
         for piece in pattern(LEN).chunks(LEN / 16) {
             client.write(piece);
         }
@@ -302,7 +302,7 @@ fn fin_comes_at_once_where_nothing_was_written() {
     let mut client = server.client();
     assert_eq!(client.end(), End::Fin);
     client.write(b"still read");
-    eventually("it is read", SOON, || server.report().counters.bytes_received == 10);
+    eventually("it is read", SOON, || server.stats().counters.bytes_received == 10);
     client.finish_writing();
     server.closed_for(CloseReason::PeerClosed, 1);
     server.finish();
@@ -371,7 +371,7 @@ fn halves_that_live_in_other_tasks_hear_of_a_reset() {
     let mut client = Client::with_small_window(server.addr());
     client.write(b"x");
     eventually("the outbox is full", SOON, || {
-        let counters = server.report().counters;
+        let counters = server.stats().counters;
         counters.sends > 0 && counters.bytes_received == 1
     });
     client.reset();
@@ -426,7 +426,7 @@ fn a_drain_lets_streams_finish_and_tells_those_that_wait() {
             stream.read_exact(&mut what).await.unwrap();
             if what == *b"w" {
                 AsyncWriteExt::write_all(&mut stream, b"waits").await.unwrap();
-                stream.drain_begins().await;
+                stream.draining().await;
                 assert!(stream.is_draining());
                 AsyncWriteExt::write_all(&mut stream, b"goodbye").await.unwrap();
             } else {
@@ -452,7 +452,7 @@ fn a_drain_lets_streams_finish_and_tells_those_that_wait() {
 
 #[test]
 fn a_stream_that_ignores_the_drain_is_reset_at_its_end() {
-    let limits = Limits { drain: QUIET, ..no_time_limits() };
+    let limits = no_time_limits().drain_timeout(QUIET);
     let (says, hears) = told();
     let server = Streams::start(limits, move |_| {
         let says = says.lock().unwrap().clone();
@@ -573,7 +573,7 @@ fn a_thousand_streams_at_once_keep_their_bytes_apart() {
             assert_eq!(client.read(text(n).len()), text(n).as_bytes());
         }
     }
-    assert_eq!(server.report().connections, 1000);
+    assert_eq!(server.stats().connections, 1000);
     drop(clients);
     server.closed_for(CloseReason::PeerClosed, 1000);
     server.finish();
@@ -582,7 +582,7 @@ fn a_thousand_streams_at_once_keep_their_bytes_apart() {
 #[test]
 fn time_limits_apply_but_for_that_of_calls() {
     let limit = Some(Duration::from_millis(200));
-    let limits = Limits { first_frame: limit, handler: limit, ..no_time_limits() };
+    let limits = no_time_limits().first_frame_timeout(limit).handler_timeout(limit);
     let server = Streams::start(limits, |shard| {
         let shard = shard.clone();
         async move |mut stream: Stream| {
@@ -601,18 +601,18 @@ fn time_limits_apply_but_for_that_of_calls() {
     drop((slow, silent));
     server.finish();
 
-    let server = Streams::start(Limits { idle: limit, ..no_time_limits() }, |_| echo_frames);
+    let server = Streams::start(no_time_limits().idle_timeout(limit), |_| echo_frames);
     let mut idle = server.client();
     echoes(&mut idle, b"hello");
     assert_eq!(idle.end(), End::Fin);
     server.closed_for(CloseReason::IdleTimeout, 1);
     server.finish();
 
-    let server = Streams::start(Limits { write_stalled: limit, ..no_time_limits() }, |_| {
+    let server = Streams::start(no_time_limits().write_stall_timeout(limit), |_| {
         async |mut stream: Stream| AsyncWriteExt::write_all(&mut stream, &[7; 64 << 20]).await
     });
     let mut deaf = Client::with_small_window(server.addr());
-    server.closed_for(CloseReason::WriteStalled, 1);
+    server.closed_for(CloseReason::WriteStallTimeout, 1);
     assert_eq!(deaf.end_after_all(), End::Reset);
     server.finish();
 }

@@ -14,7 +14,7 @@ fn fifty_busy_connections_cost_well_under_one_system_call_a_request() {
     let lab = Lab::start(no_time_limits());
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| lab.client()).collect();
     clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
-    let before = lab.report();
+    let before = lab.stats();
     thread::scope(|scope| {
         for part in clients.chunks_mut(CLIENTS / 2) {
             scope.spawn(move || {
@@ -25,7 +25,7 @@ fn fifty_busy_connections_cost_well_under_one_system_call_a_request() {
             });
         }
     });
-    let after = lab.report();
+    let after = lab.stats();
     let (old, new) = (before.shards[0].driver, after.shards[0].driver);
     let frames = after.counters.frames - before.counters.frames;
     assert_eq!(frames, (CLIENTS * ROUNDS) as u64);
@@ -56,7 +56,7 @@ fn a_turn_waits_and_submits_in_one_call_whatever_it_does() {
             _ => assert_eq!(client.ask("e"), b"e"),
         }
     }
-    let driver = lab.report().shards[0].driver;
+    let driver = lab.stats().shards[0].driver;
     assert!(driver.enters <= driver.turns, "{driver:?}");
     drop(clients);
     lab.finish();

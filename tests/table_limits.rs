@@ -4,10 +4,10 @@ mod common;
 
 use common::client::{End, frame};
 use common::{Client, Lab, SOON, eventually, no_time_limits};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 fn at_most(connections_max: usize) -> Lab {
-    Lab::start(Limits { connections_max, ..no_time_limits() })
+    Lab::start(no_time_limits().connections_max(connections_max))
 }
 
 #[test]
@@ -17,10 +17,10 @@ fn who_comes_beyond_the_limit_waits_and_is_served_when_a_slot_is_free() {
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     let mut waiting: Vec<Client> = (0..40).map(|_| lab.client()).collect();
     waiting.iter_mut().for_each(|client| client.send("ewaited"));
-    eventually("accepting pauses", SOON, || lab.report().counters.accept_paused >= 1);
+    eventually("accepting pauses", SOON, || lab.stats().counters.accept_paused >= 1);
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     assert!(waiting.iter().all(Client::is_silent));
-    assert_eq!(lab.report().connections, 10);
+    assert_eq!(lab.stats().connections, 10);
     // Ten at a time, in whatever order the kernel hands them out; nobody is left out.
     drop(first);
     eventually("all that waited are served", SOON, || {
@@ -31,7 +31,7 @@ fn who_comes_beyond_the_limit_waits_and_is_served_when_a_slot_is_free() {
             assert_eq!(client.recv(), b"ewaited");
             false
         });
-        assert!(lab.report().connections <= 10);
+        assert!(lab.stats().connections <= 10);
         waiting.is_empty()
     });
     lab.closed_for(CloseReason::PeerClosed, 50);
@@ -94,7 +94,7 @@ fn a_server_that_is_full_shuts_down_with_others_waiting() {
     let mut first = [lab.client(), lab.client()];
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     let mut waiting: Vec<Client> = (0..20).map(|_| lab.client()).collect();
-    eventually("accepting pauses", SOON, || lab.report().counters.accept_paused >= 1);
+    eventually("accepting pauses", SOON, || lab.stats().counters.accept_paused >= 1);
     lab.running.shutdown();
     first.iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));
     drop(first);
@@ -107,7 +107,7 @@ fn a_server_that_is_full_shuts_down_with_others_waiting() {
 
 #[test]
 fn who_is_not_admitted_is_closed_and_holds_no_slot() {
-    let server = common::On::default().server(Limits { connections_max: 2, ..no_time_limits() });
+    let server = common::On::default().server(no_time_limits().connections_max(2));
     let lab = Lab::of(server.framing(ringserve::framing::LengthPrefix::default()).admit(|_| false));
     for _ in 0..20 {
         lab.client().end_after_all();

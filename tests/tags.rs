@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Client, On, Random, SOON, eventually, finish, no_time_limits};
-use ringserve::{Cx, Frame, Limits, Service};
+use ringserve::{Cx, Frame, Service};
 
 const THREADS: u64 = 4;
 const CONNECTIONS: u64 = 1500;
@@ -83,14 +83,12 @@ fn connections_that_come_and_go_see_their_own_bytes_only() {
     let seen = Arc::new(Seen::default());
     let for_shard = seen.clone();
     // Few slots and small buffers, so that both are used again at once.
-    let limits = Limits {
-        connections_max: 24,
-        receive_buffer_bytes: 512,
-        receive_bytes_max: 64 * 512,
+    let limits = no_time_limits()
+        .connections_max(24)
+        .receive_buffer_bytes(512)
+        .receive_bytes_max(64 * 512)
         // A reset may go unreported for a while: such a connection is idle.
-        idle: Some(Duration::from_millis(200)),
-        ..no_time_limits()
-    };
+        .idle_timeout(Duration::from_millis(200));
     let server = On::default().server(limits).framing(ringserve::framing::LengthPrefix::default());
     let running = server.start(move |_| Tagged(for_shard.clone())).unwrap();
     let addr = running.local_addrs()[0];
@@ -110,7 +108,7 @@ fn connections_that_come_and_go_see_their_own_bytes_only() {
     assert!(bytes.load(SeqCst) > 1 << 20, "{bytes:?} bytes came back");
     // The last ones may still be queued in the kernel, and a server that shuts down accepts no more.
     let all = THREADS * CONNECTIONS;
-    eventually("all are accepted", SOON, || running.report().counters.accepted == all);
+    eventually("all are accepted", SOON, || running.stats().counters.accepted == all);
     finish(running);
 }
 

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use common::client::{End, frame};
 use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, IdleCounts, Limits};
+use ringserve::CloseReason;
+use ringserve::limits::IdleCounts;
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 
@@ -15,15 +16,15 @@ const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 #[track_caller]
 fn asks_until_closed(lab: &Lab, canary: &mut Client, reason: CloseReason, count: u64) {
     let started = Instant::now();
-    while lab.report().counters.closed_for(reason) < count {
+    while lab.stats().counters.closed_for(reason) < count {
         assert_eq!(canary.ask("ecanary"), b"ecanary");
-        assert!(started.elapsed() < common::SOON, "{:?}", lab.report().counters);
+        assert!(started.elapsed() < common::SOON, "{:?}", lab.stats().counters);
     }
 }
 
 #[test]
 fn silent_peers_are_closed_at_the_first_frame_limit() {
-    let lab = Lab::start(Limits { first_frame: SHORT, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().first_frame_timeout(SHORT));
     let started = Instant::now();
     let mut canary = lab.client();
     assert_eq!(canary.ask("e"), b"e");
@@ -39,7 +40,7 @@ fn silent_peers_are_closed_at_the_first_frame_limit() {
 
 #[test]
 fn a_slow_sender_of_one_frame_is_closed_at_the_first_frame_limit() {
-    let lab = Lab::start(Limits { first_frame: SHORT, idle: SHORT, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().first_frame_timeout(SHORT).idle_timeout(SHORT));
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
     let wire = frame(&[0; 10_000]);
@@ -50,7 +51,7 @@ fn a_slow_sender_of_one_frame_is_closed_at_the_first_frame_limit() {
         for client in &mut clients {
             let _ = std::io::Write::write(&mut client.stream, &[byte]);
         }
-        if lab.report().counters.closed_for(CloseReason::FirstFrameTimeout) == 20 {
+        if lab.stats().counters.closed_for(CloseReason::FirstFrameTimeout) == 20 {
             break;
         }
         assert!(started.elapsed() < common::SOON);
@@ -61,7 +62,7 @@ fn a_slow_sender_of_one_frame_is_closed_at_the_first_frame_limit() {
 
 #[test]
 fn idle_peers_are_closed_at_the_idle_limit() {
-    let lab = Lab::start(Limits { idle: SHORT, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().idle_timeout(SHORT));
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..100).map(|_| lab.client()).collect();
     clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
@@ -75,7 +76,7 @@ fn idle_peers_are_closed_at_the_idle_limit() {
 
 #[test]
 fn a_call_that_waits_is_not_idle() {
-    let lab = Lab::start(Limits { idle: SHORT, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().idle_timeout(SHORT));
     let mut waits = lab.client();
     waits.send("p");
     lab.parked(1);
@@ -94,7 +95,7 @@ fn a_call_that_waits_is_not_idle() {
 
 #[test]
 fn a_listener_is_idle_where_received_bytes_alone_count() {
-    let limits = Limits { idle: SHORT, idle_counts: IdleCounts::Received, ..no_time_limits() };
+    let limits = no_time_limits().idle_timeout(SHORT).idle_counts(IdleCounts::Received);
     let lab = Lab::start(limits);
     let (mut listens, mut talks) = (lab.reached("it"), lab.client());
     let (handle, started) = (lab.shared.handle("it"), Instant::now());
@@ -111,7 +112,7 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
 
 #[test]
 fn a_half_received_frame_does_not_keep_a_connection_from_being_idle() {
-    let lab = Lab::start(Limits { idle: SHORT, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().idle_timeout(SHORT));
     let mut client = lab.client();
     assert_eq!(client.ask("e"), b"e");
     client.write(&[0, 0, 1, 0, 1, 2, 3]);
@@ -123,7 +124,7 @@ fn a_half_received_frame_does_not_keep_a_connection_from_being_idle() {
 
 #[test]
 fn a_limit_that_is_off_closes_nobody() {
-    let lab = Lab::start(Limits { first_frame: SHORT, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().first_frame_timeout(SHORT));
     let mut quiet = lab.client();
     assert_eq!(quiet.ask("e"), b"e");
     // A second one's limit passes; the first one has no limit left.
@@ -136,7 +137,7 @@ fn a_limit_that_is_off_closes_nobody() {
 
 #[test]
 fn a_call_that_waits_too_long_is_dropped_and_closed_after_what_was_queued() {
-    let lab = Lab::start(Limits { handler: SHORT, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().handler_timeout(SHORT));
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..10)
         .map(|n| {
@@ -151,7 +152,7 @@ fn a_call_that_waits_too_long_is_dropped_and_closed_after_what_was_queued() {
         let handle = lab.shared.handle(&n.to_string());
         eventually("its time is over", SOON, || handle.is_gone());
     }
-    assert_eq!(lab.report().counters.closed, 0);
+    assert_eq!(lab.stats().counters.closed, 0);
     for client in &mut clients {
         let (wire, end) = client.read_to_end();
         assert!(wire == frame(&pattern(3_000_000)), "{} bytes came", wire.len());
@@ -166,7 +167,7 @@ fn a_call_that_waits_too_long_is_dropped_and_closed_after_what_was_queued() {
 #[test]
 fn a_call_that_is_done_in_time_starts_the_time_of_the_next_one_anew() {
     let time = Duration::from_millis(400);
-    let lab = Lab::start(Limits { handler: Some(time), ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().handler_timeout(time));
     let mut client = lab.client();
     let started = Instant::now();
     // Together they take longer than one may, and sleep most of the time.
@@ -184,7 +185,7 @@ fn a_call_that_is_done_in_time_starts_the_time_of_the_next_one_anew() {
 #[test]
 fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enough_lives() {
     // Measured over 10 s: 100 bytes in that time are enough.
-    let lab = Lab::start(Limits { read_bytes_per_second_min: 10, ..no_time_limits() });
+    let lab = Lab::start(no_time_limits().read_bytes_per_second_min(10));
     let (mut fast, mut quiet, mut waits, mut slow) = (lab.client(), lab.client(), lab.client(), lab.client());
     assert_eq!(quiet.ask("e"), b"e");
     let wire = frame(&[b'e'; 100_000]);
@@ -197,8 +198,8 @@ fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enoug
     let started = Instant::now();
     let mut drops = 0;
     // The window of the slow one began last, so the fast one's is over too when that is closed.
-    while lab.report().counters.closed_for(CloseReason::ReadTooSlow) == 0 {
-        assert!(started.elapsed() < 2 * SOON, "{:?}", lab.report().counters);
+    while lab.stats().counters.closed_for(CloseReason::ReadTooSlow) == 0 {
+        assert!(started.elapsed() < 2 * SOON, "{:?}", lab.stats().counters);
         let (byte, more) = rest.split_at(1);
         fast.write(byte);
         rest = more;
@@ -226,7 +227,7 @@ fn half_a_frame_that_comes_too_slowly_is_closed_and_one_that_trickles_fast_enoug
 
 #[test]
 fn limits_that_contradict_each_other_do_not_start() {
-    let limits = Limits { outbox_bytes_low: 10, outbox_bytes_high: 5, ..no_time_limits() };
+    let limits = no_time_limits().outbox_bytes_low(10).outbox_bytes_high(5);
     let server = common::On::default().server(limits);
     let error = server.start(|_| common::Actor::new(Default::default())).unwrap_err();
     assert!(error.to_string().starts_with("limits: outbox_bytes_low is 10"), "{error}");

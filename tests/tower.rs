@@ -15,11 +15,11 @@ use common::{Client, On, SOON, eventually, no_time_limits, watch};
 use ringserve::framing::LengthPrefix;
 use ringserve::middleware::{Calls, Observe};
 use ringserve::tower::{IntoReply, Request, Tower};
-use ringserve::{CloseReason, ConnId, Frame, Running};
+use ringserve::{CloseReason, ConnId, Frame, ServerHandle};
 use tokio::sync::Semaphore;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 
-fn serve<T>(make: impl Fn() -> T + Send + Sync + 'static) -> (Running, Calls)
+fn serve<T>(make: impl Fn() -> T + Send + Sync + 'static) -> (ServerHandle, Calls)
 where
     T: Service<Request, Response: IntoReply, Error: std::fmt::Display> + 'static,
 {
@@ -30,7 +30,7 @@ where
     (running.expect("the server starts"), calls)
 }
 
-fn client(running: &Running) -> Client {
+fn client(running: &ServerHandle) -> Client {
     Client::connect(running.local_addrs()[0])
 }
 

@@ -18,12 +18,10 @@ fn sip(client: &mut Client, most: usize) {
 
 #[test]
 fn peers_that_take_a_little_now_and_then_are_closed() {
-    let limits = Limits {
+    let limits = no_time_limits()
         // Never without a byte for that long.
-        write_stalled: Some(Duration::from_secs(1)),
-        write_bytes_per_second_min: 2_000_000,
-        ..no_time_limits()
-    };
+        .write_stall_timeout(Duration::from_secs(1))
+        .write_bytes_per_second_min(2_000_000);
     let lab = Lab::start(limits);
     let mut canary = lab.client();
     let mut sippers: Vec<Client> = (0..20).map(|_| Client::with_small_window(lab.addr())).collect();
@@ -32,7 +30,7 @@ fn peers_that_take_a_little_now_and_then_are_closed() {
         sippers.iter_mut().for_each(|client| sip(client, 512));
         // Everything that it is sent, however little that is in all.
         assert_eq!(canary.ask("b1000").len(), 1000);
-        lab.report().counters.closed == 20
+        lab.stats().counters.closed == 20
     });
     lab.closed_for(CloseReason::WriteTooSlow, 20);
     for mut client in sippers {
@@ -46,12 +44,7 @@ const HELD_BYTES_MAX: usize = 8 << 20;
 
 /// Little enough to be filled by a few hundred half frames.
 fn tight() -> Limits {
-    Limits {
-        outbox_bytes_max: 4 << 20,
-        frame_bytes_max: 4 << 20,
-        held_bytes_max: HELD_BYTES_MAX,
-        ..no_time_limits()
-    }
+    no_time_limits().outbox_bytes_max(4 << 20).frame_bytes_max(4 << 20).held_bytes_max(HELD_BYTES_MAX)
 }
 
 /// A client that sent `bytes` bytes of a frame that never ends.
@@ -64,13 +57,13 @@ fn half_a_frame(lab: &Lab, bytes: usize) -> Client {
 /// Half frames of 10 KB each until they fill what may be held. Returns those that are left, and how many had to go for others.
 fn fill(lab: &Lab) -> (Vec<Client>, u64) {
     let mut halves = Vec::new();
-    while lab.report().counters.closed == 0 {
+    while lab.stats().counters.closed == 0 {
         halves.extend((0..20).map(|_| half_a_frame(lab, 10_000)));
         eventually("they are received", SOON, || {
-            lab.report().counters.bytes_received >= 10_000 * halves.len() as u64
+            lab.stats().counters.bytes_received >= 10_000 * halves.len() as u64
         });
     }
-    (halves, lab.report().counters.closed)
+    (halves, lab.stats().counters.closed)
 }
 
 #[test]
@@ -87,7 +80,7 @@ fn a_reply_at_the_memory_limit_ends_those_that_hold_most() {
     for client in &mut innocents {
         assert_eq!(client.ask("b20000").len(), 20_000);
     }
-    let closed = lab.report().counters.closed;
+    let closed = lab.stats().counters.closed;
     assert!(closed > gone && closed < gone + 300, "{closed} of {} half frames went", halves.len());
     lab.closed_for(CloseReason::MemoryLimit, closed);
     drop(halves);
@@ -104,7 +97,7 @@ fn of_those_that_hold_memory_the_heaviest_goes_first() {
     let mut reader = Client::with_small_window(lab.addr());
     reader.send("b3900000");
     eventually("both are there", SOON, || {
-        let counters = lab.report().counters;
+        let counters = lab.stats().counters;
         counters.bytes_received >= 700_000 && counters.frames == 1
     });
     let mut innocent = lab.client();
@@ -113,14 +106,14 @@ fn of_those_that_hold_memory_the_heaviest_goes_first() {
     assert_eq!(reader.end_after_all(), End::Reset);
     assert_eq!(innocent.ask("b20000").len(), 20_000);
     let mut more = Vec::new();
-    while lab.report().counters.closed == gone {
+    while lab.stats().counters.closed == gone {
         more.extend((0..20).map(|_| half_a_frame(&lab, 10_000)));
         eventually("they are received", SOON, || {
             let all = 10_000 * (halves.len() + more.len()) as u64;
-            lab.report().counters.bytes_received >= all + 700_000
+            lab.stats().counters.bytes_received >= all + 700_000
         });
     }
     assert_eq!(heaviest.end_after_all(), End::Reset);
     lab.closed_for(CloseReason::MemoryLimit, 2);
-    lab.force();
+    lab.abort();
 }

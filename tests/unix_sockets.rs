@@ -14,7 +14,8 @@ use common::child::{Process, is_child};
 use common::client::End;
 use common::{Actor, Client, Lab, On, no_time_limits, on_epoll, pattern};
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Error, Limits, ListenAddr, Running, Server, SocketOptions};
+use ringserve::net::{Address, SocketOptions};
+use ringserve::{CloseReason, Error, Server, ServerHandle};
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
@@ -50,7 +51,7 @@ fn server_at(path: impl Into<PathBuf>) -> Server<LengthPrefix> {
     server.framing(LengthPrefix::default())
 }
 
-fn start(path: impl Into<PathBuf>) -> Result<Running, Error> {
+fn start(path: impl Into<PathBuf>) -> Result<ServerHandle, Error> {
     server_at(path).start(|_| Actor::new(Default::default()))
 }
 
@@ -63,7 +64,7 @@ fn refused(path: impl Into<PathBuf>) -> String {
 fn all_shards_accept_from_one_unix_socket() {
     let dir = Dir::new("shards");
     let lab = Lab::of(server_at(dir.path("s")).shards(4));
-    assert_eq!(lab.running.listeners(), [ListenAddr::Unix(dir.path("s"))]);
+    assert_eq!(lab.running.listeners(), [Address::Unix(dir.path("s"))]);
     assert!(lab.running.local_addrs().is_empty() && lab.accept_queues().is_empty());
     let mut clients = Vec::new();
     for _ in 0..100 {
@@ -74,7 +75,7 @@ fn all_shards_accept_from_one_unix_socket() {
     let payload = [&b"e"[..], &pattern(200_000)].concat();
     clients.iter_mut().for_each(|client| assert_eq!(client.ask("t"), b"t"));
     clients.iter_mut().for_each(|client| assert!(client.ask(&payload) == payload));
-    let report = lab.report();
+    let report = lab.stats();
     let accepted: Vec<u64> = report.shards.iter().map(|shard| shard.counters.accepted).collect();
     assert_eq!((report.connections, accepted.iter().sum()), (100, 100));
     // Whoever waits longest is next. With epoll all are woken, and the first one takes it.
@@ -92,7 +93,7 @@ fn a_burst_of_connections_is_spread_over_the_shards() {
         let mut clients: Vec<Client> = (0..200).map(|_| Client::connect_unix(dir.path("s"))).collect();
         clients.iter_mut().for_each(|client| client.send("e"));
         clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
-        let held: Vec<usize> = lab.report().shards.iter().map(|shard| shard.connections).collect();
+        let held: Vec<usize> = lab.stats().shards.iter().map(|shard| shard.connections).collect();
         assert!(held.iter().all(|count| (20..=80).contains(count)), "{held:?}");
         drop(clients);
         lab.holds(0);
@@ -149,7 +150,7 @@ fn a_path_on_which_somebody_listens_is_refused_with_its_holder() {
     let lab = Lab::of(server_at(dir.path("s")));
     let error = start(dir.path("s")).unwrap_err();
     assert!(
-        matches!(&error, Error::AddressInUse { addr: ListenAddr::Unix(path), .. } if *path == dir.path("s"))
+        matches!(&error, Error::AddressInUse { addr: Address::Unix(path), .. } if *path == dir.path("s"))
     );
     let text = error.to_string();
     assert!(text.contains(&format!("is in use by process {}", std::process::id())), "{text}");
@@ -196,7 +197,7 @@ fn the_file_goes_with_the_server_and_never_before_or_another_one() {
     assert_eq!(client.ask("e"), b"e");
     assert!(fs::symlink_metadata(dir.path("s")).unwrap().file_type().is_socket());
     drop(client);
-    lab.force();
+    lab.abort();
     assert!(dir.names().is_empty());
 
     let lab = Lab::of(server_at(dir.path("s")));
@@ -216,14 +217,14 @@ fn the_file_goes_with_the_server_and_never_before_or_another_one() {
 fn the_file_has_the_permissions_that_were_asked_for_whatever_the_umask() {
     let dir = Dir::new("mode");
     for mode in [0o600, 0o666, 0o777, 0o000] {
-        let sockets = SocketOptions { unix_mode: Some(mode), ..SocketOptions::default() };
+        let sockets = SocketOptions::default().unix_mode(mode);
         let running =
             server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).unwrap();
         let given = fs::symlink_metadata(dir.path("s")).unwrap().mode() & 0o7777;
         assert_eq!(given, mode, "{given:o}");
-        assert_eq!(running.option_warnings(), []);
+        assert_eq!(running.socket_option_warnings(), []);
     }
-    let sockets = SocketOptions { unix_mode: Some(0o10000), ..SocketOptions::default() };
+    let sockets = SocketOptions::default().unix_mode(0o10000);
     let error =
         server_at(dir.path("s")).sockets(sockets).start(|_| Actor::new(Default::default())).unwrap_err();
     assert_eq!(error.to_string(), "socket options: unix_mode is 0o10000; it must be 0 to 0o777");
@@ -296,10 +297,8 @@ fn an_abstract_name_needs_no_file() {
 #[test]
 fn limits_drain_and_ends_are_those_of_tcp() {
     let dir = Dir::new("limits");
-    let lab = Lab::of(
-        server_at(dir.path("s"))
-            .limits(Limits { idle: Some(Duration::from_millis(300)), ..no_time_limits() }),
-    );
+    let lab =
+        Lab::of(server_at(dir.path("s")).limits(no_time_limits().idle_timeout(Duration::from_millis(300))));
     let connect = || Client::connect_unix(dir.path("s"));
     let mut silent = connect();
     assert_eq!(silent.ask("e"), b"e");
@@ -338,7 +337,7 @@ fn a_shard_that_waits_for_connections_does_nothing() {
     let dir = Dir::new("idle");
     let lab = Lab::of(server_at(dir.path("s")).shards(3));
     let mut client = Client::connect_unix(dir.path("s"));
-    let turns = || lab.report().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
+    let turns = || lab.stats().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
     let before = turns();
     assert_eq!(client.ask("S500"), b"S500");
     let turns = turns() - before;
@@ -351,7 +350,7 @@ fn a_shard_that_waits_for_connections_does_nothing() {
 fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
     let dir = Dir::new("passed-on");
     // Each shard's own table holds four with io_uring; with epoll each could hold them all.
-    let limits = Limits { connections_max: 16, ..no_time_limits() };
+    let limits = no_time_limits().connections_max(16);
     let server = On::default().server(limits).shards(16).listen_unix(dir.path("s"));
     let lab = Lab::of(server.framing(LengthPrefix::default()));
     let mut first = lab.client();
@@ -368,7 +367,7 @@ fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
     }
     assert_eq!(clients.len(), 4, "the kernel leaves out a shard");
     let payload = [&b"e"[..], &pattern(50_000)].concat();
-    let passed_on = || lab.report().counters.passed_on;
+    let passed_on = || lab.stats().counters.passed_on;
     let before = passed_on();
     for n in 0..1_000 {
         let mut client = Client::connect_unix(dir.path("s"));
@@ -379,7 +378,7 @@ fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
             break;
         }
     }
-    assert!(on_epoll() || passed_on() >= before + 3, "{:?}", lab.report().counters);
+    assert!(on_epoll() || passed_on() >= before + 3, "{:?}", lab.stats().counters);
     clients.iter_mut().for_each(|client| assert_eq!(client.ask_text("i"), full));
     drop(clients);
     lab.finish();
@@ -392,7 +391,7 @@ fn of_two_that_start_at_once_over_a_stale_file_one_serves() {
     for _ in 0..10 {
         drop(UnixListener::bind(&path).unwrap());
         let both = Barrier::new(2);
-        let started: Vec<Result<Running, Error>> = thread::scope(|scope| {
+        let started: Vec<Result<ServerHandle, Error>> = thread::scope(|scope| {
             let begin = || {
                 both.wait();
                 start(&path)

@@ -11,19 +11,20 @@ use std::time::{Duration, Instant};
 
 use common::client::End;
 use common::{On, SOON, Streams, no_time_limits, pattern, watch};
-use ringserve::{Address, CloseReason, Limits, Running, Shard, Stream};
+use ringserve::net::Address;
+use ringserve::{CloseReason, Limits, ServerHandle, Shard, Stream, stream};
 use socket2::{Domain, SockRef, Socket, Type};
 
 /// A server whose shard runs one task at its start.
 #[track_caller]
-fn with_task<F>(limits: Limits, task: impl Fn(Shard) -> F + Send + Sync + 'static) -> Running
+fn with_task<F>(limits: Limits, task: impl Fn(Shard) -> F + Send + Sync + 'static) -> ServerHandle
 where
     F: Future<Output = ()> + 'static,
 {
     let server = On::default().server(limits);
-    let started = server.start_stream(move |shard| {
+    let started = server.start(move |shard| {
         shard.spawn(task(shard.clone()));
-        async |_stream: Stream| {}
+        stream(async |_stream: Stream| {})
     });
     started.expect("the server starts")
 }
@@ -58,7 +59,7 @@ fn unanswering() -> (Socket, Vec<Socket>, SocketAddr) {
 fn an_upstream_that_never_answers_is_given_up_after_the_limit() {
     let (_listener, _fillers, addr) = unanswering();
     let (tell, told) = told();
-    let limits = Limits { connect: Some(Duration::from_millis(100)), ..no_time_limits() };
+    let limits = no_time_limits().connect_timeout(Duration::from_millis(100));
     let running = with_task(limits, move |shard| {
         let tell = tell.clone();
         async move {
@@ -76,11 +77,11 @@ fn an_upstream_that_never_answers_is_given_up_after_the_limit() {
 fn an_attempt_is_given_up_by_dropping_it_and_by_a_shutdown() {
     let (_listener, _fillers, addr) = unanswering();
     let (tell, told) = told();
-    let limits = Limits { connect: None, ..no_time_limits() };
+    let limits = no_time_limits().connect_timeout(None);
     let running = with_task(limits, move |shard| {
         let tell = tell.clone();
         async move {
-            let given_up = shard.deadline(Duration::from_millis(50), shard.connect(addr)).await;
+            let given_up = shard.timeout(Duration::from_millis(50), shard.connect(addr)).await;
             assert!(given_up.is_err());
             tell.send(()).unwrap();
             let _ = shard.connect(addr).await;
@@ -220,7 +221,7 @@ fn never_reads() -> (SocketAddr, std::thread::JoinHandle<TcpStream>) {
 fn an_upstream_has_no_more_time_in_a_drain_than_the_accepted_connections() {
     let (addr, upstream) = never_reads();
     let drain = Duration::from_secs(3);
-    let proxy = Streams::start(Limits { drain, ..no_time_limits() }, move |_| {
+    let proxy = Streams::start(no_time_limits().drain_timeout(drain), move |_| {
         async move |mut client: Stream| {
             let upstream = client.shard().connect(addr).await?;
             while let Some(bytes) = client.read_frame().await? {
@@ -247,7 +248,7 @@ fn an_upstream_that_is_asked_for_after_an_abort_is_reset_too() {
     let server = Streams::start(no_time_limits(), move |shard| {
         let own = shard.clone();
         shard.spawn(async move {
-            own.drain_begins().await;
+            own.draining().await;
             if let Ok(upstream) = own.connect(addr).await {
                 let _kept = upstream;
                 std::future::pending::<()>().await;
@@ -257,7 +258,7 @@ fn an_upstream_that_is_asked_for_after_an_abort_is_reset_too() {
     });
     let client = server.client();
     server.holds(1);
-    server.running.force();
+    server.running.abort();
     let report = common::watch::ended(server.running);
     assert_eq!(
         report.upstreams.counters.closed_for(CloseReason::Shutdown),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use common::client::{End, frame};
 use common::{Client, Lab, SOON, eventually, no_time_limits, pattern};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 #[test]
 fn a_call_woken_from_another_thread_goes_on() {
@@ -106,7 +106,7 @@ fn a_peer_that_finished_writing_still_gets_the_reply_that_was_waited_for() {
 #[test]
 fn what_arrives_behind_a_call_that_waits_is_bounded() {
     const SENT: usize = 32 << 20;
-    let limits = Limits { inbox_bytes_high: 64 << 10, ..no_time_limits() };
+    let limits = no_time_limits().inbox_bytes_high(64 << 10);
     let lab = Lab::start(limits);
     let mut client = lab.client();
     client.send("p");
@@ -114,7 +114,7 @@ fn what_arrives_behind_a_call_that_waits_is_bounded() {
     let wire = frame(&[&b"e"[..], &pattern(9_999)].concat()).repeat(SENT / 10_004);
     let written = client.write_until_stuck(&wire, std::time::Duration::from_millis(300));
     assert!(written < wire.len(), "the server took all {written} bytes");
-    let counters = lab.report().counters;
+    let counters = lab.stats().counters;
     assert!(counters.bytes_received < (64 << 10) + (1 << 20) + 5, "{} bytes held", counters.bytes_received);
     assert!(counters.receives_paused >= 1);
     lab.shared.gate.open();

@@ -5,7 +5,6 @@ mod common;
 
 use common::client::frame;
 use common::{Client, Lab, SOON, eventually, no_time_limits, status_kib};
-use ringserve::Limits;
 
 const HELD_BYTES_MAX: usize = 16 << 20;
 const RECEIVE_BYTES_MAX: usize = 4 << 20;
@@ -21,14 +20,12 @@ fn resident_bytes() -> usize {
 
 #[test]
 fn calls_of_tiny_frames_stay_within_the_memory_limit() {
-    let limits = Limits {
-        calls_in_flight_max: 65535,
-        frame_bytes_max: 1 << 20,
-        outbox_bytes_max: 8 << 20,
-        held_bytes_max: HELD_BYTES_MAX,
-        receive_bytes_max: RECEIVE_BYTES_MAX,
-        ..no_time_limits()
-    };
+    let limits = no_time_limits()
+        .calls_in_flight_max(65535)
+        .frame_bytes_max(1 << 20)
+        .outbox_bytes_max(8 << 20)
+        .held_bytes_max(HELD_BYTES_MAX)
+        .receive_bytes_max(RECEIVE_BYTES_MAX);
     let lab = Lab::start(limits);
     let wire = frame(b"p").repeat(CALLS);
     let mut canary = lab.client();
@@ -48,7 +45,7 @@ fn calls_of_tiny_frames_stay_within_the_memory_limit() {
     println!("{grown} bytes for {last} calls");
     assert!(grown <= most, "{grown} bytes for {last} calls, where {most} may be held");
     assert!(last < (CLIENTS * CALLS) as u64, "all calls fit, so that nothing was held back");
-    assert_eq!(lab.report().counters.closed, 0, "a call that waits closes no connection");
+    assert_eq!(lab.stats().counters.closed, 0, "a call that waits closes no connection");
     // Each goes on as others are done.
     lab.shared.gate.open();
     for client in &mut clients {

@@ -13,7 +13,9 @@ use common::actor::Gate;
 use common::client::{End, frame};
 use common::{Client, Lab, On, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Report, Running, Server, Service, Shards};
+use ringserve::stats::ServerStats;
+use ringserve::sync::Mesh;
+use ringserve::{CloseReason, Cx, Frame, Server, ServerHandle, Service};
 
 /// A connection on each of two shards.
 fn one_on_each(
@@ -52,7 +54,7 @@ fn what_a_blocked_shard_began_to_wake_is_awake() {
     }
     blocks.write(&[frame(b"@target:once more"), frame(b"|")].concat());
     eventually("the shard blocks", SOON, || lab.shared.block.came() == 11);
-    lab.running.force();
+    lab.running.abort();
     assert_eq!(target.end_after_all(), End::Reset);
     lab.shared.block.end();
     lab.ended();
@@ -60,7 +62,7 @@ fn what_a_blocked_shard_began_to_wake_is_awake() {
 
 /// Asks the other shard by a message and blocks its own until the answer is there, which a service should not do.
 struct Asks {
-    shards: Shards<Sender<usize>>,
+    shards: Mesh<Sender<usize>>,
 }
 
 impl Service for Asks {
@@ -83,11 +85,11 @@ impl Service for Asks {
 
 #[test]
 fn a_shard_that_blocks_until_another_one_answers_is_answered() {
-    let shards = Shards::new();
+    let shards = Mesh::new();
     let server = On::default().server(no_time_limits()).shards(2).framing(LengthPrefix::default());
     let running = server.start(move |shard| {
         let own = shard.index();
-        shards.join(shard, move |answer: Sender<usize>| _ = answer.send(own));
+        shards.register(shard, move |answer: Sender<usize>| _ = answer.send(own));
         Asks { shards: shards.clone() }
     });
     let running = running.unwrap();
@@ -104,7 +106,7 @@ fn a_shard_that_blocks_until_another_one_answers_is_answered() {
 
 /// Tells shard 1 of each end on shard 0, as late as a service can.
 struct LastWords {
-    shards: Shards<u64>,
+    shards: Mesh<u64>,
     gate: Arc<Gate>,
 }
 
@@ -127,7 +129,7 @@ impl Service for LastWords {
 
 /// Says so on shard 1 when it is dropped, after the last turn of its shard.
 struct DropsLast {
-    shards: Shards<u64>,
+    shards: Mesh<u64>,
     on_shard_0: Cell<bool>,
 }
 
@@ -142,12 +144,12 @@ impl Drop for DropsLast {
 #[test]
 fn a_wake_up_of_a_shards_last_turn_arrives_and_its_target_can_be_woken_again() {
     for _ in 0..5 {
-        let (shards, gate, heard) = (Shards::new(), Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
+        let (shards, gate, heard) = (Mesh::new(), Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
         let server = On::default().server(no_time_limits()).shards(2).framing(LengthPrefix::default());
         let (for_shards, for_gate, for_heard) = (shards.clone(), gate.clone(), heard.clone());
         let running = server.start(move |shard| {
             let heard = for_heard.clone();
-            for_shards.join(shard, move |count: u64| _ = heard.fetch_add(count, SeqCst));
+            for_shards.register(shard, move |count: u64| _ = heard.fetch_add(count, SeqCst));
             // Dropped with the tasks of its shard, when the last turn is over.
             let on_shard_0 = Cell::new(shard.index() == 0);
             let last = DropsLast { shards: for_shards.clone(), on_shard_0 };
@@ -168,7 +170,7 @@ fn a_wake_up_of_a_shards_last_turn_arrives_and_its_target_can_be_woken_again() {
         drop(first);
         // Shard 0 is done, and shard 1 sleeps beside its call.
         eventually("what shard 0 said last is heard", SOON, || heard.load(SeqCst) >= 101);
-        running.force();
+        running.abort();
         assert_eq!(second.end(), End::Reset);
         running.wait().unwrap();
     }
@@ -176,9 +178,9 @@ fn a_wake_up_of_a_shards_last_turn_arrives_and_its_target_can_be_woken_again() {
 
 /// Asks for a report of its own server.
 struct Reports {
-    running: Arc<OnceLock<Running>>,
+    running: Arc<OnceLock<ServerHandle>>,
     gate: Arc<common::actor::Block>,
-    got: Mutex<Sender<(Report, u64)>>,
+    got: Mutex<Sender<(ServerStats, u64)>>,
 }
 
 impl Service for Reports {
@@ -190,7 +192,7 @@ impl Service for Reports {
             b"block" => self.gate.wait(),
             b"report" => {
                 let before = waits();
-                let report = self.running.get().expect("the server runs").report();
+                let report = self.running.get().expect("the server runs").stats();
                 self.got.lock().unwrap().send((report, waits() - before)).unwrap();
             }
             _ => {}
@@ -226,9 +228,9 @@ fn a_report_is_whole_never_falls_and_says_which_shards_are_stale() {
     common::a_turn_passes(running);
     // A shard that got no CPU for as long as a report waits is stale too, and answers the next time.
     let report_when_stale = |shards: &[usize]| {
-        let mut report = Report::default();
+        let mut report = ServerStats::default();
         eventually("just these shards do not answer", SOON, || {
-            report = running.report();
+            report = running.stats();
             report.stale_shards().eq(shards.iter().copied())
         });
         assert_eq!(report.shards.len(), 2);
@@ -250,7 +252,7 @@ fn a_report_is_whole_never_falls_and_says_which_shards_are_stale() {
     block.end();
     blocks.recv();
     common::a_turn_passes(running);
-    assert!(running.report().counters.frames > during.counters.frames);
+    assert!(running.stats().counters.frames > during.counters.frames);
     drop((blocks, asks));
-    running.force();
+    running.abort();
 }

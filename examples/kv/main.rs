@@ -46,7 +46,8 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use clap::Parser;
-use ringserve::{Driver, Limits, Server, Shard, Shards};
+use ringserve::sync::Mesh;
+use ringserve::{Driver, Limits, Server, Shard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -83,17 +84,15 @@ impl Args {
     fn limits(&self) -> Limits {
         let request = self.request_bytes_max as usize;
         let defaults = Limits::default();
-        Limits {
-            frame_bytes_max: request,
-            outbox_bytes_high: OUTBOX_BYTES_HIGH,
+        defaults
+            .frame_bytes_max(request)
+            .outbox_bytes_high(OUTBOX_BYTES_HIGH)
             // Room for a value behind what waits already.
-            outbox_bytes_max: defaults.outbox_bytes_max.max(2 * request),
-            held_bytes_max: defaults.held_bytes_max.max(4 * request),
+            .outbox_bytes_max(defaults.outbox_bytes_max.max(2 * request))
+            .held_bytes_max(defaults.held_bytes_max.max(4 * request))
             // Clients keep connections for hours without a word, and Redis lets them.
-            first_frame: None,
-            idle: None,
-            ..defaults
-        }
+            .first_frame_timeout(None)
+            .idle_timeout(None)
     }
 }
 
@@ -103,12 +102,12 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let value_bytes_max = args.request_bytes_max as usize;
-    let (keyer, shards) = (Keyer::default(), Shards::<Message>::new());
+    let (keyer, shards) = (Keyer::default(), Mesh::<Message>::new());
     let service = move |shard: &Shard| {
         let place = Place { index: shard.index(), shards: shard.count() };
         let node = Rc::new(Node::new(place, keyer, value_bytes_max, shards.clone()));
         let here = node.clone();
-        shards.join(shard, move |message| here.receive(message));
+        shards.register(shard, move |message| here.receive(message));
         Kv::new(node)
     };
     let mut server = Server::bind(args.listen).driver(args.driver).limits(args.limits());

@@ -1,6 +1,6 @@
 //! What shards ask each other, and what they answer.
 
-use ringserve::{SendError, Shards};
+use ringserve::sync::{Mesh, SendError};
 
 use crate::about::Figures;
 use crate::pending::WayBack;
@@ -51,9 +51,9 @@ pub trait Post {
     fn send(&self, to: usize, message: Message) -> Result<(), SendError<Message>>;
 }
 
-impl Post for Shards<Message> {
+impl Post for Mesh<Message> {
     fn send(&self, to: usize, message: Message) -> Result<(), SendError<Message>> {
-        Shards::send(self, to, message)
+        Mesh::send(self, to, message)
     }
 }
 

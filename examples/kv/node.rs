@@ -3,7 +3,7 @@
 use std::cell::{RefCell, RefMut};
 use std::time::Instant;
 
-use ringserve::SendError;
+use ringserve::sync::SendError;
 
 use crate::about::{Counts, Figures};
 use crate::commands::{self, Reach};

@@ -5,8 +5,7 @@
 //!   GET key\r\n                             a line, as typed by hand
 //! ```
 
-use ringserve::framing::{Decode, EncodeError, FrameError, Framing};
-use ringserve::{Outbox, Payload};
+use ringserve::framing::{Decode, EncodeError, FrameError, Framing, Outbox, Payload};
 
 use crate::inline;
 use crate::number::{self, Digits};

@@ -30,7 +30,7 @@ impl Place {
         if self.shards == 1 { Owner::Here } else { self.seen_from_here(key.owner(self.shards)) }
     }
 
-    /// Which shard a cursor of SCAN names. Shards are scanned one after the other.
+    /// Which shard a cursor of SCAN names. Mesh are scanned one after the other.
     fn owner_of_cursor(self, cursor: usize) -> Owner {
         self.seen_from_here(cursor % self.shards)
     }

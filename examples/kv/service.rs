@@ -5,7 +5,8 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use ringserve::framing::FrameError;
-use ringserve::{CloseReason, Cx, Frame, Refusal, Service, Shards};
+use ringserve::sync::Mesh;
+use ringserve::{CloseReason, Cx, Frame, Refusal, Service};
 
 use crate::about;
 use crate::commands::{self, Command, Reach};
@@ -26,7 +27,7 @@ const TOLD_BYTES_MAX: usize = 128;
 
 /// The server on one shard.
 pub struct Kv {
-    node: Rc<Node<Shards<Message>>>,
+    node: Rc<Node<Mesh<Message>>>,
 }
 
 /// What is left to do of a request that could not be answered in one go.
@@ -90,7 +91,7 @@ impl Service for Kv {
 
 impl Kv {
     /// The server on the shard of `node`.
-    pub fn new(node: Rc<Node<Shards<Message>>>) -> Kv {
+    pub fn new(node: Rc<Node<Mesh<Message>>>) -> Kv {
         Kv { node }
     }
 

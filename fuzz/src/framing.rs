@@ -28,20 +28,18 @@ pub fn run(bytes: &[u8]) {
     let receive_buffer_bytes = input.pick(&[64, 100, 4096, 16384]);
     let options = input.byte();
     let buffers = 4;
-    let limits = Limits {
-        frame_bytes_max,
-        receive_buffer_bytes,
-        receive_bytes_max: buffers * receive_buffer_bytes,
-        inbox_bytes_high: if options & 1 == 0 { 64 << 10 } else { 10 },
-        first_frame: None,
-        idle: None,
-        write_stalled: None,
-        write_bytes_per_second_min: 0,
-        handler: None,
-        read_bytes_per_second_min: 0,
-        linger: Duration::from_millis(20),
-        ..Limits::default()
-    };
+    let limits = Limits::default()
+        .frame_bytes_max(frame_bytes_max)
+        .receive_buffer_bytes(receive_buffer_bytes)
+        .receive_bytes_max(buffers * receive_buffer_bytes)
+        .inbox_bytes_high(if options & 1 == 0 { 64 << 10 } else { 10 })
+        .first_frame_timeout(None)
+        .idle_timeout(None)
+        .write_stall_timeout(None)
+        .write_bytes_per_second_min(0)
+        .handler_timeout(None)
+        .read_bytes_per_second_min(0)
+        .linger_timeout(Duration::from_millis(20));
     if !kind.works_with(&limits) {
         return;
     }

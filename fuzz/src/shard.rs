@@ -42,32 +42,31 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
     let frame_bytes_max = input.pick(&[1 << 20, 1, 9, 300, 5000]);
     let inbox_bytes_high = input.pick(&[64 << 10, 1, 100, 5000]);
     let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
-    let limits = Limits {
-        connections_max: CONNECTIONS_MAX,
-        frame_bytes_max,
-        outbox_bytes_high,
-        outbox_bytes_low: (outbox_bytes_high / input.pick(&[1, 4])).max(1),
-        outbox_bytes_max,
-        inbox_bytes_high,
-        held_bytes_max: needed * input.pick(&[1000, 1, 2]),
-        receive_bytes_max: buffers * receive_buffer_bytes,
-        receive_buffer_bytes,
-        first_frame: input.pick(&[None, Some(ms(20)), Some(ms(3000))]),
-        idle_counts: ringserve_core::IdleCounts::Either,
-        idle: input.pick(&[None, Some(ms(50)), Some(ms(5000))]),
-        write_stalled: input.pick(&[None, Some(ms(30)), Some(ms(1000))]),
-        handler: has(2).then_some(ms(200)),
-        connect: Some(ms(if has(2) { 100 } else { 5000 })),
-        upstreams_max: 0,
-        heartbeat: has(4).then_some(ms(40)),
-        heartbeats_missed_max: 2,
-        write_bytes_per_second_min: if has(8) { 240 } else { 0 },
-        read_bytes_per_second_min: if has(8) { 240 } else { 0 },
-        calls_in_flight_max: [1, 2, 3, 9][usize::from(what >> 4 & 3)],
-        drain: input.pick(&[ms(2000), ms(20), ms(300)]),
-        drain_delay: Duration::ZERO,
-        linger: input.pick(&[ms(100), ms(20), ms(4000)]),
-    };
+    let limits = Limits::default()
+        .connections_max(CONNECTIONS_MAX)
+        .frame_bytes_max(frame_bytes_max)
+        .outbox_bytes_high(outbox_bytes_high)
+        .outbox_bytes_low((outbox_bytes_high / input.pick(&[1, 4])).max(1))
+        .outbox_bytes_max(outbox_bytes_max)
+        .inbox_bytes_high(inbox_bytes_high)
+        .held_bytes_max(needed * input.pick(&[1000, 1, 2]))
+        .receive_bytes_max(buffers * receive_buffer_bytes)
+        .receive_buffer_bytes(receive_buffer_bytes)
+        .first_frame_timeout(input.pick(&[None, Some(ms(20)), Some(ms(3000))]))
+        .idle_counts(ringserve_core::IdleCounts::Either)
+        .idle_timeout(input.pick(&[None, Some(ms(50)), Some(ms(5000))]))
+        .write_stall_timeout(input.pick(&[None, Some(ms(30)), Some(ms(1000))]))
+        .handler_timeout(has(2).then_some(ms(200)))
+        .connect_timeout(ms(if has(2) { 100 } else { 5000 }))
+        .upstreams_max(0)
+        .heartbeat_interval(has(4).then_some(ms(40)))
+        .heartbeats_missed_max(2)
+        .write_bytes_per_second_min(if has(8) { 240 } else { 0 })
+        .read_bytes_per_second_min(if has(8) { 240 } else { 0 })
+        .calls_in_flight_max([1, 2, 3, 9][usize::from(what >> 4 & 3)])
+        .drain_timeout(input.pick(&[ms(2000), ms(20), ms(300)]))
+        .drain_delay(Duration::ZERO)
+        .linger_timeout(input.pick(&[ms(100), ms(20), ms(4000)]));
     let options = input.byte();
     Plan {
         kind,

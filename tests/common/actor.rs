@@ -233,7 +233,7 @@ impl Service for Actor {
                 cx.reply(frame);
             }
             b'=' => {
-                if cx.deadline(Duration::from_secs(3600), async { cx.reply(frame) }).await.is_err() {
+                if cx.timeout(Duration::from_secs(3600), async { cx.reply(frame) }).await.is_err() {
                     cx.reply(b"elapsed");
                 }
             }
@@ -243,7 +243,7 @@ impl Service for Actor {
                     let _unfinished = unfinished;
                     pending::<()>().await
                 };
-                assert!(cx.deadline(millis(rest), never).await.is_err());
+                assert!(cx.timeout(millis(rest), never).await.is_err());
                 cx.reply(b"elapsed");
             }
             b'g' => {

@@ -64,7 +64,7 @@ pub fn of(lab: &Lab, test: &str, bytes: usize) -> Option<(Process, usize)> {
     assert!(held >= CONNECTIONS_MIN, "the machine gave {held} connections");
     lab.holds(held);
     eventually("the bytes of each arrive", SOON, || {
-        lab.report().counters.bytes_received == (held * bytes) as u64
+        lab.stats().counters.bytes_received == (held * bytes) as u64
     });
     Some((child, held))
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ringserve::framing::{Framing, LengthPrefix, Raw};
-use ringserve::{AcceptQueue, CloseReason, Driver, Limits, Report, Running, Server};
+use ringserve::stats::{AcceptQueueStats, ServerStats};
+use ringserve::{CloseReason, Driver, Limits, Server, ServerHandle};
 use ringserve_sim::memory::Network;
 
 use super::{Actor, Client, Host, Net, SOON, Shared, eventually, watch};
@@ -61,7 +62,7 @@ impl On {
 const SEED: u64 = 1;
 
 pub struct Lab {
-    pub running: Running,
+    pub running: ServerHandle,
     pub net: Net,
     pub shared: Arc<Shared>,
 }
@@ -113,12 +114,12 @@ impl Lab {
         self.net.connect(self.addr()).ok().map(Client::of)
     }
 
-    pub fn accept_queues(&self) -> Vec<AcceptQueue> {
+    pub fn accept_queues(&self) -> Vec<AcceptQueueStats> {
         self.running.accept_queues().unwrap()
     }
 
-    pub fn report(&self) -> Report {
-        self.running.report()
+    pub fn stats(&self) -> ServerStats {
+        self.running.stats()
     }
 
     /// Waits until exactly so many connections ended for a reason.
@@ -155,21 +156,21 @@ impl Lab {
 
     /// Shuts down and checks that nothing is left.
     #[track_caller]
-    pub fn finish(self) -> Report {
+    pub fn finish(self) -> ServerStats {
         self.running.shutdown();
         self.ended()
     }
 
     /// Resets what is there and checks that nothing is left.
     #[track_caller]
-    pub fn force(self) -> Report {
-        self.running.force();
+    pub fn abort(self) -> ServerStats {
+        self.running.abort();
         self.ended()
     }
 
     /// Waits for the end that was asked for, and checks that nothing is left.
     #[track_caller]
-    pub fn ended(self) -> Report {
+    pub fn ended(self) -> ServerStats {
         let report = watch::ended(self.running);
         let (opened, closed) = (self.shared.opened.load(SeqCst), self.shared.closed.load(SeqCst));
         assert_eq!(opened, closed, "close is called once for each successful open");

@@ -19,7 +19,8 @@ pub mod watch;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use ringserve::{Limits, Report, Running};
+use ringserve::stats::ServerStats;
+use ringserve::{Limits, ServerHandle};
 
 pub use actor::{Actor, Shared};
 pub use client::Client;
@@ -55,16 +56,14 @@ impl Drop for EndOf<'_> {
 /// short, since at the end of a test its clients are still there.
 pub fn no_time_limits() -> Limits {
     let linger = Duration::from_millis(200);
-    Limits {
-        first_frame: None,
-        idle: None,
-        write_stalled: None,
-        write_bytes_per_second_min: 0,
-        read_bytes_per_second_min: 0,
-        handler: None,
-        linger,
-        ..Limits::default()
-    }
+    Limits::default()
+        .first_frame_timeout(None)
+        .idle_timeout(None)
+        .write_stall_timeout(None)
+        .write_bytes_per_second_min(0)
+        .read_bytes_per_second_min(0)
+        .handler_timeout(None)
+        .linger_timeout(linger)
 }
 
 /// True if the operator chose epoll for servers that leave the choice open.

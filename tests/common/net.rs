@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
-use ringserve::{Error, MakeService, Peer, Running, Server, Shard, StreamResult};
+use ringserve::net::StreamResult;
+use ringserve::{Error, MakeService, Peer, Server, ServerHandle, Shard};
 use ringserve_core::Socket;
 use ringserve_drivers::{Uring, UringConfig, Waker};
 use ringserve_server::internals::{Drivers, start_on, start_stream_on};
@@ -109,7 +110,7 @@ impl<F: Framing + Clone + Send> Host<F> {
     pub fn start<Make: MakeService>(
         self,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
-    ) -> Result<Running, Error> {
+    ) -> Result<ServerHandle, Error> {
         match self.net {
             Net::Local => self.server.start(factory),
             Net::Simulated(network) => start_on(self.server, Simulated(network), factory),
@@ -121,7 +122,7 @@ impl Host<Raw> {
     pub fn start_stream<H, R>(
         self,
         factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-    ) -> Result<Running, Error>
+    ) -> Result<ServerHandle, Error>
     where
         H: AsyncFn(ringserve::Stream) -> R + 'static,
         R: StreamResult + 'static,

@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 
-use ringserve::{CloseReason, Limits, Report, Running, Shard, Stream, StreamResult};
+use ringserve::net::StreamResult;
+use ringserve::stats::ServerStats;
+use ringserve::{CloseReason, Limits, ServerHandle, Shard, Stream};
 
 use super::{Client, On, finish, watch};
 
 pub struct Streams {
-    pub running: Running,
+    pub running: ServerHandle,
 }
 
 impl Streams {
@@ -31,8 +33,8 @@ impl Streams {
         Client::connect(self.addr())
     }
 
-    pub fn report(&self) -> Report {
-        self.running.report()
+    pub fn stats(&self) -> ServerStats {
+        self.running.stats()
     }
 
     /// Waits until exactly so many connections ended for a reason.
@@ -49,7 +51,7 @@ impl Streams {
 
     /// Shuts down and checks that nothing is left.
     #[track_caller]
-    pub fn finish(self) -> Report {
+    pub fn finish(self) -> ServerStats {
         finish(self.running)
     }
 }

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use ringserve::{CloseReason, Report, Running};
+use ringserve::stats::ServerStats;
+use ringserve::{CloseReason, ServerHandle};
 
 use super::{SOON, eventually};
 
 /// Waits until exactly so many connections ended for a reason.
 #[track_caller]
-pub fn closed_for(running: &Running, reason: CloseReason, count: u64) {
+pub fn closed_for(running: &ServerHandle, reason: CloseReason, count: u64) {
     let what = format!("{count} connections end as {}", reason.name());
     let last = report_when(running, &what, |report| report.counters.closed_for(reason) >= count);
     assert_eq!(last.counters.closed_for(reason), count, "{what}");
@@ -16,7 +17,7 @@ pub fn closed_for(running: &Running, reason: CloseReason, count: u64) {
 
 /// Waits until so many connections are there.
 #[track_caller]
-pub fn holds(running: &Running, connections: usize) {
+pub fn holds(running: &ServerHandle, connections: usize) {
     report_when(running, &format!("the server holds {connections}"), |report| {
         report.connections == connections
     });
@@ -24,7 +25,7 @@ pub fn holds(running: &Running, connections: usize) {
 
 /// Waits until so many connections to upstreams are there, those on their way included.
 #[track_caller]
-pub fn holds_upstreams(running: &Running, connections: usize) {
+pub fn holds_upstreams(running: &ServerHandle, connections: usize) {
     report_when(running, &format!("the server holds {connections} to upstreams"), |report| {
         report.upstreams.connections == connections
     });
@@ -32,7 +33,7 @@ pub fn holds_upstreams(running: &Running, connections: usize) {
 
 /// Waits until so many connections to upstreams ended for a reason.
 #[track_caller]
-pub fn upstreams_closed_for(running: &Running, reason: CloseReason, count: u64) {
+pub fn upstreams_closed_for(running: &ServerHandle, reason: CloseReason, count: u64) {
     report_when(running, &format!("{count} upstreams end as {}", reason.name()), |report| {
         report.upstreams.counters.closed_for(reason) == count
     });
@@ -41,18 +42,18 @@ pub fn upstreams_closed_for(running: &Running, reason: CloseReason, count: u64) 
 /// Waits until every shard began and ended a turn: what was known to one before has been acted on. The first report may
 /// end a turn that began earlier.
 #[track_caller]
-pub fn a_turn_passes(running: &Running) {
+pub fn a_turn_passes(running: &ServerHandle) {
     for _ in 0..2 {
-        eventually("every shard answers", SOON, || running.report().stale_shards().next().is_none());
+        eventually("every shard answers", SOON, || running.stats().stale_shards().next().is_none());
     }
 }
 
 /// The first report of which that is true. Panics with the last one if it does not come.
 #[track_caller]
-fn report_when(running: &Running, what: &str, so: impl Fn(&Report) -> bool) -> Report {
-    let (mut last, started) = (Report::default(), Instant::now());
+fn report_when(running: &ServerHandle, what: &str, so: impl Fn(&ServerStats) -> bool) -> ServerStats {
+    let (mut last, started) = (ServerStats::default(), Instant::now());
     eventually(what, SOON + SOON, || {
-        last = running.report();
+        last = running.stats();
         let is_so = so(&last);
         assert!(is_so || started.elapsed() < SOON, "it did not happen that {what}: {last:?}");
         is_so
@@ -62,14 +63,14 @@ fn report_when(running: &Running, what: &str, so: impl Fn(&Report) -> bool) -> R
 
 /// Shuts down, waits, and checks what every server leaves behind: nothing.
 #[track_caller]
-pub fn finish(running: Running) -> Report {
+pub fn finish(running: ServerHandle) -> ServerStats {
     running.shutdown();
     ended(running)
 }
 
 /// Waits for the end that was asked for, and checks that nothing is left.
 #[track_caller]
-pub fn ended(running: Running) -> Report {
+pub fn ended(running: ServerHandle) -> ServerStats {
     let report = running.wait().expect("every shard ends in order");
     nothing_left(&report);
     report
@@ -77,7 +78,7 @@ pub fn ended(running: Running) -> Report {
 
 /// The end of every server: no connection, no receive buffer in use, and as many closes as opens.
 #[track_caller]
-fn nothing_left(report: &Report) {
+fn nothing_left(report: &ServerStats) {
     assert_eq!(report.connections, 0, "connections left: {report:?}");
     assert_eq!(report.upstreams.connections, 0, "connections to upstreams left: {report:?}");
     let ups = &report.upstreams.counters;

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use ringserve::CloseReason;
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Limits};
 
 use crate::common::client::End;
 use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits};
@@ -53,7 +53,7 @@ pub fn who_is_gone_before_being_accepted_leaves_nothing(on: On) {
 }
 
 fn at_most(on: On, connections_max: usize) -> Lab {
-    Lab::on(on, Limits { connections_max, ..no_time_limits() })
+    Lab::on(on, no_time_limits().connections_max(connections_max))
 }
 
 pub fn beyond_the_limit_they_wait(on: On) {
@@ -62,9 +62,9 @@ pub fn beyond_the_limit_they_wait(on: On) {
     first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     let mut waiting: Vec<Client> = (0..8).map(|_| lab.client()).collect();
     waiting.iter_mut().for_each(|client| client.send("c"));
-    eventually("accepting pauses", SOON, || lab.report().counters.accept_paused >= 1);
+    eventually("accepting pauses", SOON, || lab.stats().counters.accept_paused >= 1);
     assert!(waiting.iter().all(Client::is_silent));
-    assert_eq!(lab.report().connections, 4);
+    assert_eq!(lab.stats().connections, 4);
     drop(first);
     for client in &mut waiting {
         assert_eq!((client.recv(), client.end()), (b"bye".to_vec(), End::Fin));

@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{
-    CloseReason, CopySide, Cx, Frame, Limits, Report, Running, Service, Stream, copy_bidirectional,
-};
+use ringserve::net::{CopySide, copy_bidirectional};
+use ringserve::stats::ServerStats;
+use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service, Stream, stream};
 
 use crate::common::client::{End, frame};
 use crate::common::{Client, Host, Lab, Net, On, SOON, eventually, no_time_limits, pattern, watch};
 
 /// A server between clients and `upstream`.
 struct Between {
-    running: Running,
+    running: ServerHandle,
     net: Net,
 }
 
@@ -24,7 +24,7 @@ impl Between {
     #[track_caller]
     fn new(on: On, limits: Limits, net: &Net, upstream: SocketAddr) -> Between {
         let host = Host::on(on.server(limits), net.clone());
-        let running = host.start_stream(move |_| async move |client: Stream| relay(client, upstream).await);
+        let running = host.start(move |_| stream(async move |client: Stream| relay(client, upstream).await));
         Between { running: running.expect("the proxy starts"), net: net.clone() }
     }
 
@@ -41,7 +41,7 @@ impl Between {
     }
 
     #[track_caller]
-    fn finish(self) -> Report {
+    fn finish(self) -> ServerStats {
         watch::finish(self.running)
     }
 }
@@ -149,7 +149,7 @@ pub fn a_slow_reader_holds_its_upstream_back(on: On) {
     let mut before = 0;
     eventually("the upstream is held back", SOON, || {
         std::thread::park_timeout(std::time::Duration::from_millis(100));
-        let now = proxy.running.report().upstreams.counters.bytes_received;
+        let now = proxy.running.stats().upstreams.counters.bytes_received;
         now > 0 && std::mem::replace(&mut before, now) == now
     });
     assert!(before < 32_000_000, "{before} bytes received for a client that reads nothing");
@@ -175,7 +175,7 @@ pub fn a_slow_upstream_holds_its_client_back(on: On) {
         let mut before = 0;
         eventually("the client is held back", SOON, || {
             std::thread::park_timeout(std::time::Duration::from_millis(100));
-            let now = proxy.running.report().counters.bytes_received;
+            let now = proxy.running.stats().counters.bytes_received;
             now > 0 && std::mem::replace(&mut before, now) == now
         });
         assert!(before < 32_000_000, "{before} bytes received for an upstream that takes nothing");
@@ -209,7 +209,7 @@ pub fn many_at_once_and_slots_used_again(on: On) {
 }
 
 pub fn no_more_upstreams_than_may_be(on: On) {
-    let (lab, proxy) = pair(on, Limits { upstreams_max: 2, ..no_time_limits() });
+    let (lab, proxy) = pair(on, no_time_limits().upstreams_max(2));
     let mut two = [proxy.client(), proxy.client()];
     two.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
     assert_eq!(proxy.client().end(), End::Fin);
@@ -246,7 +246,7 @@ pub fn a_shutdown_does_not_wait_for_idle_upstreams(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (net, to) = (lab.net.clone(), lab.addr());
     let host = Host::on(on.server(no_time_limits()), net);
-    let running = host.start_stream(move |shard| {
+    let running = host.start(move |shard| {
         for _ in 0..3 {
             let connecting = shard.connect(to);
             shard.spawn(async move {
@@ -254,7 +254,7 @@ pub fn a_shutdown_does_not_wait_for_idle_upstreams(on: On) {
                 pending().await
             });
         }
-        async |_stream: Stream| {}
+        stream(async |_stream: Stream| {})
     });
     let running = running.unwrap();
     lab.holds(3);
@@ -269,7 +269,7 @@ pub fn forced_with_upstreams(on: On) {
     let mut client = proxy.client();
     client.send("p");
     lab.parked(1);
-    proxy.running.force();
+    proxy.running.abort();
     assert_eq!(client.end(), End::Reset);
     watch::ended(proxy.running);
     lab.holds(0);
@@ -322,7 +322,7 @@ pub fn a_thread_closes_an_upstream(on: On) {
     let handle = Arc::new(Mutex::new(None));
     let host = Host::on(on.server(no_time_limits()), net);
     let given = handle.clone();
-    let running = host.start_stream(move |shard| {
+    let running = host.start(move |shard| {
         let (connecting, given) = (shard.connect(to), given.clone());
         shard.spawn(async move {
             let mut upstream = connecting.await.expect("the upstream accepts");
@@ -330,7 +330,7 @@ pub fn a_thread_closes_an_upstream(on: On) {
             *given.lock().unwrap() = Some(upstream.handle());
             while upstream.read_frame().await.is_ok_and(|frame| frame.is_some()) {}
         });
-        async |_stream: Stream| {}
+        stream(async |_stream: Stream| {})
     });
     let running = running.unwrap();
     eventually("there is a handle", SOON, || handle.lock().unwrap().is_some());
@@ -349,8 +349,8 @@ pub fn an_attempt_that_is_given_up(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (net, to) = (lab.net.clone(), lab.addr());
     let host = Host::on(on.server(no_time_limits()), net.clone());
-    let running = host.start_stream(move |_| {
-        async move |stream: Stream| {
+    let running = host.start(move |_| {
+        stream(async move |stream: Stream| {
             // Before the shard looks, while it is on its way, and once it is there.
             drop(stream.shard().connect(to));
             let mut connecting = Box::pin(stream.shard().connect(to));
@@ -367,7 +367,7 @@ pub fn an_attempt_that_is_given_up(on: On) {
             .await;
             drop(connecting);
             drop(stream.shard().connect(to).await.unwrap());
-        }
+        })
     });
     let running = running.unwrap();
     let mut client = Client::of(net.connect(running.local_addrs()[0]).unwrap());

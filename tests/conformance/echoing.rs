@@ -11,7 +11,7 @@ use crate::common::{Client, Lab, On, no_time_limits, pattern};
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 
 fn small_buffers() -> Limits {
-    Limits { receive_buffer_bytes: 64, receive_bytes_max: 64 * 1024, ..no_time_limits() }
+    no_time_limits().receive_buffer_bytes(64).receive_bytes_max(64 * 1024)
 }
 
 fn echo(bytes: usize) -> Vec<u8> {
@@ -124,7 +124,7 @@ pub fn lines_cut_anywhere(on: On) {
 }
 
 pub fn a_frame_at_the_limit_and_one_above(on: On) {
-    let lab = Lab::on(on, Limits { frame_bytes_max: 1000, ..small_buffers() });
+    let lab = Lab::on(on, small_buffers().frame_bytes_max(1000));
     let mut client = lab.client();
     assert_eq!(client.ask(echo(995)), echo(995));
     client.send(echo(996));
@@ -135,7 +135,7 @@ pub fn a_frame_at_the_limit_and_one_above(on: On) {
 }
 
 pub fn an_endless_line(on: On) {
-    let limits = Limits { frame_bytes_max: 1000, ..small_buffers() };
+    let limits = small_buffers().frame_bytes_max(1000);
     let lab = Lab::of(on.host(limits).framing(Lines::default()));
     let mut client = lab.client();
     client.write(&[b'x'; 1001]);

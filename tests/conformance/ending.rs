@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 use crate::common::client::{End, frame, frames};
 use crate::common::{Lab, On, SOON, eventually, no_time_limits, pattern};
@@ -49,7 +49,7 @@ pub fn half_closed_without_a_word(on: On) {
 }
 
 pub fn fin_comes_after_all_bytes(on: On) {
-    let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().linger_timeout(SOON));
     let mut client = lab.client_with_small_window();
     client.write(&[frame(b"r100,100000"), frame(b"c")].concat());
     let (wire, end) = client.read_to_end();
@@ -61,7 +61,7 @@ pub fn fin_comes_after_all_bytes(on: On) {
 }
 
 pub fn what_is_written_after_a_close_destroys_no_reply(on: On) {
-    let lab = Lab::on(on, Limits { linger: SOON, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().linger_timeout(SOON));
     let mut client = lab.client_with_small_window();
     client.write(&[frame(b"r5,20000"), frame(b"c")].concat());
     lab.closed_for(CloseReason::Closed, 1);
@@ -75,7 +75,7 @@ pub fn what_is_written_after_a_close_destroys_no_reply(on: On) {
 }
 
 pub fn a_peer_that_stays_is_let_go(on: On) {
-    let lab = Lab::on(on, Limits { linger: Duration::from_millis(50), ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().linger_timeout(Duration::from_millis(50)));
     let mut client = lab.client();
     assert_eq!((client.ask("c"), client.end()), (b"bye".to_vec(), End::Fin));
     lab.holds(0);
@@ -97,7 +97,7 @@ pub fn reset_in_the_middle_of_a_frame(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
     client.write(&frame(&[b'e'; 100_000])[..60_000]);
-    eventually("it arrives", SOON, || lab.report().counters.bytes_received == 60_000);
+    eventually("it arrives", SOON, || lab.stats().counters.bytes_received == 60_000);
     client.reset();
     lab.closed_for(CloseReason::PeerReset, 1);
     lab.finish();

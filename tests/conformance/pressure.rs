@@ -10,7 +10,7 @@ use crate::common::client::{End, frame};
 use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
 
 fn four_buffers() -> Limits {
-    Limits { receive_buffer_bytes: 64, receive_bytes_max: 4 * 64, ..no_time_limits() }
+    no_time_limits().receive_buffer_bytes(64).receive_bytes_max(4 * 64)
 }
 
 pub fn few_buffers_serve_many(on: On) {
@@ -89,7 +89,7 @@ pub fn bytes_behind_a_call_are_bounded(on: On) {
     let wire = frame(&[b'e'; 9_996]).repeat(3_200);
     let written = client.write_until_stuck(&wire, Duration::from_millis(100));
     assert!(written < wire.len());
-    let received = lab.report().counters.bytes_received;
+    let received = lab.stats().counters.bytes_received;
     assert!(received < (64 << 10) + (1 << 20) + 100, "{received} bytes were taken");
     client.reset();
     lab.shared.gate.open();
@@ -98,7 +98,7 @@ pub fn bytes_behind_a_call_are_bounded(on: On) {
 }
 
 pub fn an_outbox_has_a_most(on: On) {
-    let lab = Lab::on(on, Limits { outbox_bytes_max: 1 << 20, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().outbox_bytes_max(1 << 20));
     let mut client = lab.client();
     client.send("b2000000");
     assert_eq!(client.end_after_all(), End::Reset);
@@ -107,12 +107,7 @@ pub fn an_outbox_has_a_most(on: On) {
 }
 
 pub fn a_shard_has_a_most(on: On) {
-    let limits = Limits {
-        frame_bytes_max: 1 << 20,
-        outbox_bytes_max: 1 << 20,
-        held_bytes_max: 3 << 20,
-        ..no_time_limits()
-    };
+    let limits = no_time_limits().frame_bytes_max(1 << 20).outbox_bytes_max(1 << 20).held_bytes_max(3 << 20);
     let lab = Lab::on(on, limits);
     // It needs nothing meanwhile, so it is not among those that need what is not there.
     let mut quiet = lab.client();
@@ -124,7 +119,7 @@ pub fn a_shard_has_a_most(on: On) {
         // Whoever needs what is not there is reset while it writes.
         let _ = std::io::Write::write_all(&mut client.stream, part);
     }
-    eventually("some are closed", SOON, || lab.report().counters.closed_for(CloseReason::MemoryLimit) >= 4);
+    eventually("some are closed", SOON, || lab.stats().counters.closed_for(CloseReason::MemoryLimit) >= 4);
     drop(clients);
     lab.holds(1);
     assert_eq!(quiet.ask("e"), b"e");
@@ -134,7 +129,7 @@ pub fn a_shard_has_a_most(on: On) {
 const SHORT: Option<Duration> = Some(Duration::from_millis(100));
 
 pub fn first_frame_limit(on: On) {
-    let lab = Lab::on(on, Limits { first_frame: SHORT, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().first_frame_timeout(SHORT));
     let mut served = lab.client();
     assert_eq!(served.ask("e"), b"e");
     let mut silent = lab.client();
@@ -148,7 +143,7 @@ pub fn first_frame_limit(on: On) {
 }
 
 pub fn idle_limit(on: On) {
-    let lab = Lab::on(on, Limits { idle: SHORT, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().idle_timeout(SHORT));
     let mut waits = lab.client();
     waits.send("p");
     lab.parked(1);
@@ -162,16 +157,16 @@ pub fn idle_limit(on: On) {
 }
 
 pub fn write_limit(on: On) {
-    let lab = Lab::on(on, Limits { write_stalled: SHORT, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().write_stall_timeout(SHORT));
     let mut client = lab.client_with_small_window();
     client.send("b20000000");
-    lab.closed_for(CloseReason::WriteStalled, 1);
+    lab.closed_for(CloseReason::WriteStallTimeout, 1);
     assert_eq!(client.end_after_all(), End::Reset);
     lab.finish();
 }
 
 pub fn handler_limit(on: On) {
-    let lab = Lab::on(on, Limits { handler: SHORT, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().handler_timeout(SHORT));
     let mut client = lab.client_with_small_window();
     assert_eq!(client.ask("Hit"), b"reached");
     let handle = lab.shared.handle("it");
@@ -187,7 +182,7 @@ pub fn handler_limit(on: On) {
 }
 
 pub fn heartbeats_that_nobody_answers(on: On) {
-    let limits = Limits { heartbeat: SHORT, heartbeats_missed_max: 3, ..no_time_limits() };
+    let limits = no_time_limits().heartbeat_interval(SHORT).heartbeats_missed_max(3);
     let lab = Lab::on(on, limits);
     let (mut mute, mut waits) = (lab.client(), lab.client());
     waits.send("p");

@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Instant;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, ConnHandle, Limits, PushError, Shards};
+use ringserve::sync::Mesh;
+use ringserve::{CloseReason, ConnHandle, Limits, PushError};
 
 use crate::common::client::End;
 use crate::common::{Actor, Client, Lab, On, SOON, eventually, no_time_limits, pattern};
@@ -101,7 +102,7 @@ pub fn a_push_from_a_thread_to_who_reads_nothing(on: On) {
 }
 
 pub fn pushes_to_a_slot_that_was_used_again(on: On) {
-    let lab = Lab::on(on, Limits { connections_max: 1, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().connections_max(1));
     for n in 0..30 {
         let old = lab.reached("it");
         let handle = lab.shared.handle("it");
@@ -143,14 +144,14 @@ pub fn closed_from_a_thread(on: On) {
 
 pub fn messages_between_shards(on: On) {
     const SHARDS: usize = 3;
-    let shards = Shards::<u32>::new();
+    let shards = Mesh::<u32>::new();
     let (arrived, end) = std::sync::mpsc::channel();
     let (joined, arrived) = (shards.clone(), std::sync::Mutex::new(arrived));
     let host = on.host(no_time_limits()).shards(SHARDS).framing(LengthPrefix::default());
     let running = host.start(move |shard| {
         let (shards, next) = (joined.clone(), (shard.index() + 1) % SHARDS);
         let arrived = arrived.lock().unwrap().clone();
-        joined.join(shard, move |n| match n {
+        joined.register(shard, move |n| match n {
             0 => arrived.send(()).unwrap(),
             n => shards.send(next, n - 1).unwrap(),
         });
@@ -163,7 +164,7 @@ pub fn messages_between_shards(on: On) {
 }
 
 pub fn more_than_one_shard_holds(on: On) {
-    let lab = on_shards(on, 16, Limits { connections_max: 16, ..no_time_limits() });
+    let lab = on_shards(on, 16, no_time_limits().connections_max(16));
     for _ in 0..3 {
         let mut clients: Vec<Client> = (0..16).map(|_| lab.client()).collect();
         clients.iter_mut().for_each(|client| client.send("e"));

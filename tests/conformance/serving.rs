@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 use crate::common::client::{End, frame};
 use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
@@ -132,7 +132,7 @@ pub fn a_handle_used_after_the_end(on: On) {
 }
 
 pub fn a_handle_used_after_its_slot_was_used_again(on: On) {
-    let lab = Lab::on(on, Limits { connections_max: 2, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().connections_max(2));
     let mut other = lab.client();
     assert_eq!(other.ask("e"), b"e");
     for n in 0..20 {
@@ -170,7 +170,7 @@ pub fn a_deadline_that_is_over(on: On) {
 }
 
 fn three_in_flight(on: On) -> (Lab, Client) {
-    let lab = Lab::on(on, Limits { calls_in_flight_max: 3, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().calls_in_flight_max(3));
     let mut client = lab.client();
     client.write(&["g1", "g2", "e", "g3", "g4"].map(|text| frame(text.as_bytes())).concat());
     assert_eq!(client.recv(), b"e");

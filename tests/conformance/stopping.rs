@@ -3,13 +3,14 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use ringserve::{CloseReason, Limits, Report};
+use ringserve::CloseReason;
+use ringserve::stats::ServerStats;
 
 use crate::common::client::{End, frame};
 use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
 
 #[track_caller]
-fn ended_for(report: &Report, reason: CloseReason, count: u64) {
+fn ended_for(report: &ServerStats, reason: CloseReason, count: u64) {
     assert_eq!(report.counters.closed_for(reason), count, "{:?}", report.counters);
 }
 
@@ -25,7 +26,7 @@ fn sending(on: On) -> (Lab, Client) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
     client.send("b20000000");
-    eventually("the reply is under way", SOON, || lab.report().counters.sends > 0);
+    eventually("the reply is under way", SOON, || lab.stats().counters.sends > 0);
     (lab, client)
 }
 
@@ -38,10 +39,10 @@ fn waiting(on: On) -> (Lab, Client) {
 }
 
 fn lingering(on: On, linger: Duration) -> (Lab, Client) {
-    let lab = Lab::on(on, Limits { linger, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().linger_timeout(linger));
     let mut client = lab.client();
     assert_eq!((client.ask("c"), client.end()), (b"bye".to_vec(), End::Fin));
-    assert_eq!(lab.report().connections, 1);
+    assert_eq!(lab.stats().connections, 1);
     (lab, client)
 }
 
@@ -57,7 +58,7 @@ pub fn shutdown_in_the_middle_of_a_frame(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
     client.write(&[frame(b"ewhole"), frame(b"ehello")[..7].to_vec()].concat());
-    eventually("it arrives", SOON, || lab.report().counters.bytes_received == 17);
+    eventually("it arrives", SOON, || lab.stats().counters.bytes_received == 17);
     lab.running.shutdown();
     assert_eq!((client.recv(), client.end()), (b"ewhole".to_vec(), End::Fin));
     drop(client);
@@ -91,7 +92,7 @@ pub fn shutdown_while_lingering(on: On) {
 }
 
 pub fn shutdown_while_others_wait_for_a_slot(on: On) {
-    let lab = Lab::on(on, Limits { connections_max: 1, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().connections_max(1));
     let mut client = lab.client();
     assert_eq!(client.ask("e"), b"e");
     let mut others: Vec<Client> = (0..10).map(|_| lab.client()).collect();
@@ -118,7 +119,7 @@ pub fn shutdown_with_requests_on_the_way(on: On) {
 }
 
 pub fn shutdown_while_a_client_asks_on_and_on(on: On) {
-    let limits = Limits { calls_in_flight_max: 4, linger: SOON, ..no_time_limits() };
+    let limits = no_time_limits().calls_in_flight_max(4).linger_timeout(SOON);
     let lab = Lab::on(on, limits);
     let (mut client, mut quiet) = (lab.client(), lab.client());
     client.write(&[frame(b"p1"), frame(b"p2")].concat());
@@ -166,7 +167,7 @@ pub fn shutdown_turns_newcomers_away_and_answers_those_queued(on: On) {
 pub fn shutdown_after_a_delay(on: On) {
     // Long enough for what is asked within it on a machine that does other things too.
     let drain_delay = Duration::from_secs(2);
-    let lab = Lab::on(on, Limits { drain_delay, ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().drain_delay(drain_delay));
     let mut client = lab.client();
     assert_eq!(client.ask("e"), b"e");
     let started = std::time::Instant::now();
@@ -182,58 +183,58 @@ pub fn shutdown_after_a_delay(on: On) {
 }
 
 pub fn force_in_a_delay(on: On) {
-    let lab = Lab::on(on, Limits { drain_delay: Duration::from_secs(3600), ..no_time_limits() });
+    let lab = Lab::on(on, no_time_limits().drain_delay(Duration::from_secs(3600)));
     let mut client = lab.client();
     assert_eq!(client.ask("e"), b"e");
     lab.running.shutdown();
     eventually("the shard hears of it", SOON, || client.ask("q") == b"draining");
-    lab.running.force();
+    lab.running.abort();
     assert_eq!(client.end(), End::Reset);
-    ended_for(&lab.ended(), CloseReason::Forced, 1);
+    ended_for(&lab.ended(), CloseReason::ServerAborted, 1);
 }
 
 pub fn force_while_receiving(on: On) {
     let (lab, mut client) = receiving(on);
-    lab.running.force();
+    lab.running.abort();
     assert_eq!(client.end(), End::Reset);
-    ended_for(&lab.ended(), CloseReason::Forced, 1);
+    ended_for(&lab.ended(), CloseReason::ServerAborted, 1);
 }
 
 pub fn force_while_sending(on: On) {
     let (lab, mut client) = sending(on);
-    lab.running.force();
+    lab.running.abort();
     assert_eq!(client.end_after_all(), End::Reset);
-    ended_for(&lab.ended(), CloseReason::Forced, 1);
+    ended_for(&lab.ended(), CloseReason::ServerAborted, 1);
 }
 
 pub fn force_while_receiving_is_paused(on: On) {
     let (lab, mut client) = waiting(on);
     client.write_until_stuck(&vec![0; 32 << 20], Duration::from_millis(50));
-    assert!(lab.report().counters.receives_paused >= 1);
-    lab.running.force();
+    assert!(lab.stats().counters.receives_paused >= 1);
+    lab.running.abort();
     assert_eq!(client.end_after_all(), End::Reset);
-    ended_for(&lab.ended(), CloseReason::Forced, 1);
+    ended_for(&lab.ended(), CloseReason::ServerAborted, 1);
 }
 
 pub fn force_while_a_call_waits(on: On) {
     let (lab, mut client) = waiting(on);
     let shared = lab.shared.clone();
-    lab.running.force();
+    lab.running.abort();
     assert_eq!(client.end(), End::Reset);
-    ended_for(&lab.ended(), CloseReason::Forced, 1);
+    ended_for(&lab.ended(), CloseReason::ServerAborted, 1);
     assert_eq!(shared.dropped.load(SeqCst), 1);
 }
 
 pub fn force_while_lingering(on: On) {
     let (lab, client) = lingering(on, Duration::from_secs(3600));
-    lab.running.force();
+    lab.running.abort();
     // It had ended before; force only cuts its waiting short.
     ended_for(&lab.ended(), CloseReason::Closed, 1);
     drop(client);
 }
 
 pub fn force_while_short_of_buffers(on: On) {
-    let limits = Limits { receive_buffer_bytes: 64, receive_bytes_max: 256, ..no_time_limits() };
+    let limits = no_time_limits().receive_buffer_bytes(64).receive_bytes_max(256);
     let lab = Lab::on(on, limits);
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
     for client in &mut clients {
@@ -241,18 +242,18 @@ pub fn force_while_short_of_buffers(on: On) {
         assert_eq!(client.recv(), b"4");
         client.write_until_stuck(&frame(&[b'e'; 1000]).repeat(20), Duration::from_millis(10));
     }
-    lab.running.force();
+    lab.running.abort();
     clients.iter_mut().for_each(|client| assert_eq!(client.end_after_all(), End::Reset));
-    ended_for(&lab.ended(), CloseReason::Forced, 20);
+    ended_for(&lab.ended(), CloseReason::ServerAborted, 20);
 }
 
 pub fn force_in_a_drain(on: On) {
     let (lab, mut client) = waiting(on);
     lab.running.shutdown();
     assert!(client.is_silent());
-    lab.running.force();
+    lab.running.abort();
     assert_eq!(client.end(), End::Reset);
-    ended_for(&lab.ended(), CloseReason::Forced, 1);
+    ended_for(&lab.ended(), CloseReason::ServerAborted, 1);
 }
 
 pub fn dropped_while_busy(on: On) {

@@ -9,7 +9,7 @@ use std::thread;
 use bytes_of::{Bytes, BytesMut};
 use ringserve::codec::{CodecCx, CodecError, CodecService, Decoder, Encoder, WithCodec};
 use ringserve::framing::Raw;
-use ringserve::{CloseReason, Limits, Running};
+use ringserve::{CloseReason, Limits, ServerHandle};
 use tokio_util::bytes as bytes_of;
 use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
@@ -82,7 +82,7 @@ impl CodecService for Talk {
 }
 
 struct Lab {
-    running: Running,
+    running: ServerHandle,
     shared: Arc<Shared>,
 }
 
@@ -142,7 +142,7 @@ fn connections_have_codecs_of_their_own() {
     let (mut one, mut other) = (lab.client(), lab.client());
     one.write(b"he");
     other.write(b"good");
-    eventually("both halves arrive", SOON, || lab.running.report().counters.bytes_received == 6);
+    eventually("both halves arrive", SOON, || lab.running.stats().counters.bytes_received == 6);
     other.write(b"bye!\n");
     assert_eq!(other.read(9), b"goodbye!\n");
     one.write(b"llo\nlonger\n");
@@ -221,7 +221,7 @@ fn items_behind_a_close_are_not_handed_over() {
 /// The call that closed it waits, and goes on while replies are still to be read.
 #[test]
 fn items_behind_a_close_through_a_handle_are_not_handed_over() {
-    let limits = Limits { outbox_bytes_high: 60 << 20, ..no_time_limits() };
+    let limits = no_time_limits().outbox_bytes_high(60 << 20);
     let lab = Lab::with(limits, usize::MAX, 1 << 20);
     let mut client = Client::with_small_window(lab.running.local_addrs()[0]);
     client.write(&[&b"much\n".repeat(2000)[..], b"by handle\nlast\n"].concat());
@@ -244,7 +244,7 @@ fn items_wait_for_the_one_before_and_keep_their_order() {
     client.write(b"one\nwait\ntwo\n");
     assert_eq!(client.read(4), b"one\n");
     eventually("the call waits", SOON, || lab.shared.gate.came() == 1);
-    eventually("and pins no buffer", SOON, || lab.running.report().shards[0].buffers.leased == 0);
+    eventually("and pins no buffer", SOON, || lab.running.stats().shards[0].buffers.leased == 0);
     client.write(b"three\n");
     other.write(b"hello\n");
     assert_eq!(other.read(6), b"hello\n", "others go on");
@@ -258,7 +258,7 @@ fn items_wait_for_the_one_before_and_keep_their_order() {
 /// One piece of input asks for 10 MB, of which the client reads nothing at first.
 #[test]
 fn replies_to_one_piece_of_input_are_bounded() {
-    let limits = Limits { outbox_bytes_max: 1 << 20, ..no_time_limits() };
+    let limits = no_time_limits().outbox_bytes_max(1 << 20);
     let high = limits.outbox_bytes_high;
     let lab = Lab::with(limits, usize::MAX, 1 << 20);
     let mut client = Client::with_small_window(lab.running.local_addrs()[0]);

@@ -1,7 +1,7 @@
 //! `examples/custom_framing.rs` and the guide that goes through it.
 
 use ringserve::framing::{Decode, Framing, LengthPrefix, encode_to_vec};
-use ringserve::{CloseReason, Running};
+use ringserve::{CloseReason, ServerHandle};
 
 use crate::common::client::End;
 use crate::common::{self, Client, no_time_limits, pattern};
@@ -12,7 +12,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 #[track_caller]
-fn served(test: impl Fn(&Running)) {
+fn served(test: impl Fn(&ServerHandle)) {
     for driver in super::drivers() {
         let running = super::start(driver, Http2Frames, no_time_limits(), || Frames);
         test(&running);

@@ -28,12 +28,12 @@ fn half_closed_peer_gets_every_answer_whole() {
 
 #[test]
 fn half_closed_peer_that_reads_nothing_is_closed() {
-    let limits = Limits { write_stalled: Some(BRIEF), ..no_time_limits() };
+    let limits = no_time_limits().write_stall_timeout(BRIEF);
     let rig = Rig::start_with(limits, HttpOptions::default());
     let mut client = Client::with_small_window(rig.running.local_addrs()[0]);
     client.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n");
     client.finish_writing();
-    watch::closed_for(&rig.running, CloseReason::WriteStalled, 1);
+    watch::closed_for(&rig.running, CloseReason::WriteStallTimeout, 1);
     drop(client);
     common::finish(rig.running);
 }

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn what_is_too_large_is_answered_and_counted() {
-    let options = HttpOptions { header_bytes_max: 4096, headers_max: 10, ..HttpOptions::default() };
+    let options = HttpOptions::default().header_bytes_max(4096).headers_max(10);
     let rig = Rig::start(options);
     let mut client = rig.client();
     // What fits goes through.

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_peer_that_does_not_say_what_it_speaks_is_closed() {
-    let rig = Rig::start(HttpOptions { header_read: Some(BRIEF), ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().header_timeout(BRIEF));
     let mut silent = rig.client();
     let mut half = rig.client();
     half.write(&frames::PREFACE[..20]);
@@ -16,7 +16,7 @@ fn a_peer_that_does_not_say_what_it_speaks_is_closed() {
 
 #[test]
 fn the_head_of_a_request_has_to_come_in_time() {
-    let rig = Rig::start(HttpOptions { header_read: Some(BRIEF), ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().header_timeout(BRIEF));
     let mut client = rig.client();
     for _ in 0..3 {
         client.write(GET);
@@ -93,7 +93,7 @@ fn slow_service_is_no_slow_body() {
 
 #[test]
 fn response_that_is_taken_byte_by_byte_ends() {
-    let rig = Rig::start(HttpOptions { body_bytes_per_second_min: 64 << 20, ..brief_window() });
+    let rig = Rig::start(brief_window().body_bytes_per_second_min(64 << 20));
     let mut client = Client::with_small_window(rig.running.local_addrs()[0]);
     client.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n");
     // A little at a time, below the rate but never without a byte.
@@ -116,7 +116,7 @@ fn response_that_is_taken_byte_by_byte_ends() {
 
 #[test]
 fn late_service_is_answered_with_503() {
-    let rig = Rig::start(HttpOptions { answer: Some(BRIEF), ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().response_timeout(BRIEF));
     let mut client = rig.client();
     client.write(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n");
     let (head, _) = read_answer(&mut client);
@@ -144,7 +144,7 @@ fn late_service_is_answered_with_503() {
 
 #[test]
 fn request_ends_in_time_whatever_it_waits_for() {
-    let rig = Rig::start(HttpOptions { request: Some(BRIEF), ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().request_timeout(BRIEF));
     let mut client = rig.client();
     client.write(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(read_answer(&mut client).0.starts_with("HTTP/1.1 503 "));

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn no_more_streams_than_allowed_are_served_at_once() {
-    let rig = Rig::start(HttpOptions { streams_max: 3, ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().streams_max(3));
     rig.with_http2(async |mut sender| {
         // The bound is known from here on.
         ask(&mut sender, "/").await;
@@ -50,7 +50,7 @@ fn requests_of_http_2_are_dropped_with_their_connection() {
 
 #[test]
 fn a_silent_peer_of_http_2_is_pinged_and_closed() {
-    let options = HttpOptions { ping: Some(BRIEF), ping_answer: BRIEF, ..HttpOptions::default() };
+    let options = HttpOptions::default().ping_interval(BRIEF).ping_timeout(BRIEF);
     let rig = Rig::start(options);
     let mut silent = rig.client();
     silent.write(&[frames::PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat());
@@ -102,7 +102,7 @@ fn connection_whose_streams_hyper_cannot_reset_is_closed() {
 
 #[test]
 fn pings_do_not_keep_a_connection_without_requests() {
-    let rig = Rig::start(HttpOptions { http2_idle: Some(BRIEF), ..brief_window() });
+    let rig = Rig::start(brief_window().http2_idle_timeout(BRIEF));
     let mut client = rig.client();
     client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, true, "/gate")].concat());
     rig.waits_inside(1);
@@ -123,7 +123,7 @@ fn pings_do_not_keep_a_connection_without_requests() {
 
 #[test]
 fn rapid_resets_and_continuations_end_their_connection() {
-    let rig = Rig::start(HttpOptions { pending_resets_max: 5, ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().pending_resets_max(5));
     let mut neighbour = rig.client();
     let mut resets = [frames::PREFACE, frames::SETTINGS].concat();
     for stream in (1..2001).step_by(2) {
@@ -152,7 +152,7 @@ fn rapid_resets_and_continuations_end_their_connection() {
 #[test]
 fn streams_of_a_connection_share_what_is_kept_for_sending() {
     const STREAMS: u32 = 20;
-    let rig = Rig::start(HttpOptions { connection_send_bytes_max: 64 << 10, ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().connection_send_bytes_max(64 << 10));
     let mut client = Client::with_small_window(rig.running.local_addrs()[0]);
     // Windows without a bound, and a peer that reads nothing.
     let open = [&[0, 4][..], &i32::MAX.to_be_bytes()].concat();

@@ -32,14 +32,14 @@ fn both_protocols_are_told_by_their_first_bytes() {
 
 #[test]
 fn one_protocol_alone_can_be_spoken() {
-    let rig = Rig::start(HttpOptions { versions: HttpVersions::Http2, ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().versions(HttpVersions::Http2));
     let mut client = rig.client();
     client.write(GET);
     assert_eq!(client.end(), End::Fin);
     watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
     rig.with_http2(async |mut sender| assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0"));
     common::finish(rig.running);
-    let rig = Rig::start(HttpOptions { versions: HttpVersions::Http1, ..HttpOptions::default() });
+    let rig = Rig::start(HttpOptions::default().versions(HttpVersions::Http1));
     let mut client = rig.client();
     client.write(frames::PREFACE);
     client.end_after_all();
@@ -54,17 +54,17 @@ fn one_protocol_alone_can_be_spoken() {
 #[test]
 fn a_shard_has_one_service_and_a_connection_can_have_its_own() {
     let server = On::default().server(no_time_limits());
-    let running = server.start_stream(|shard| {
-        let http = Http::new(shard, &HttpOptions { date: false, ..HttpOptions::default() });
+    let running = server.start(|shard| {
+        let http = Http::new(shard, &HttpOptions::default().date(false));
         let requests = Rc::new(Cell::new(0));
-        async move |stream: Stream| {
+        stream(async move |stream: Stream| {
             let (peer, requests) = (stream.peer(), requests.clone());
             let answer = move |_: Request<Incoming>| {
                 requests.set(requests.get() + 1);
                 ready(Ok::<_, BoxError>(Response::new(format!("{peer} {}", requests.get()))))
             };
             http.serve(stream, service_fn(answer)).await
-        }
+        })
     });
     let running = running.expect("the server starts");
     let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(running.local_addrs()[0])).collect();
@@ -82,11 +82,11 @@ fn a_shard_has_one_service_and_a_connection_can_have_its_own() {
 fn options_out_of_range_are_refused_at_the_start() {
     let defaults = HttpOptions::default;
     for (name, options) in [
-        ("header_bytes_max", HttpOptions { header_bytes_max: 65 << 10, ..defaults() }),
-        ("buffer_bytes_max", HttpOptions { buffer_bytes_max: 8191, header_bytes_max: 1, ..defaults() }),
-        ("rate_window", HttpOptions { rate_window: Duration::from_millis(9), ..defaults() }),
-        ("answer", HttpOptions { answer: Some(Duration::ZERO), ..defaults() }),
-        ("body_bytes_per_second_min", HttpOptions { body_bytes_per_second_min: usize::MAX, ..defaults() }),
+        ("header_bytes_max", defaults().header_bytes_max(65 << 10)),
+        ("buffer_bytes_max", defaults().buffer_bytes_max(8191).header_bytes_max(1)),
+        ("rate_window", defaults().rate_window(Duration::from_millis(9))),
+        ("response_timeout", defaults().response_timeout(Duration::ZERO)),
+        ("body_bytes_per_second_min", defaults().body_bytes_per_second_min(usize::MAX)),
     ] {
         let service =
             |_: &ringserve::Shard| service_fn(|_| ready(Ok::<_, BoxError>(Response::new(String::new()))));

@@ -34,4 +34,4 @@ mod region;
 pub use buffers::{CHUNK_BUFFERS, PoolConfig};
 pub use fallible::{has_room_for, try_box};
 pub use lease::Lease;
-pub use pool::{Counts, KernelSide, Pool, PoolError};
+pub use pool::{BufferStats, KernelSide, Pool, PoolError};

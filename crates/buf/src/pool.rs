@@ -35,7 +35,7 @@ impl core::error::Error for PoolError {}
 
 /// Where the buffers of a pool are. `total == free + with_kernel + leased` always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct BufferStats {
     /// Buffers taken from the system so far.
     pub total: usize,
     /// Buffers nobody uses.
@@ -85,10 +85,10 @@ impl Pool {
 
     /// Where the buffers are, in constant time.
     #[inline]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> BufferStats {
         let (total, free) = (self.inner.total.get(), self.inner.free.borrow().len());
         let with_kernel = self.inner.with_kernel.get();
-        Counts { total, free, with_kernel, leased: total - free - with_kernel }
+        BufferStats { total, free, with_kernel, leased: total - free - with_kernel }
     }
 
     /// Buffers pinned by a lease and no longer with the kernel.
@@ -322,7 +322,7 @@ mod tests {
         side.lend().unwrap();
         assert_eq!((side.lend(), pool.available()), (None, 0));
         let lease = side.received(a, 10, true);
-        assert_eq!(pool.counts(), Counts { total: 2, free: 0, with_kernel: 1, leased: 1 });
+        assert_eq!(pool.counts(), BufferStats { total: 2, free: 0, with_kernel: 1, leased: 1 });
         drop(lease);
         assert_eq!(side.lend(), Some(a));
     }
@@ -422,7 +422,7 @@ mod tests {
         pool.invariants();
         drop(kept);
         assert_eq!(pool.trim(0, 9), 2);
-        assert_eq!(pool.counts(), Counts::default());
+        assert_eq!(pool.counts(), BufferStats::default());
         assert!(side.lend().is_some(), "a trimmed pool grows again");
         pool.invariants();
     }

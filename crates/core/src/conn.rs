@@ -79,17 +79,17 @@ impl Times {
     pub(crate) fn new(limits: &Limits) -> Times {
         let steps = |limit: Option<Duration>| limit.map_or(NEVER, steps_for);
         Times {
-            first_frame: steps(limits.first_frame),
-            idle: steps(limits.idle),
+            first_frame: steps(limits.first_frame_timeout),
+            idle: steps(limits.idle_timeout),
             idle_counts_sent: limits.idle_counts == IdleCounts::Either,
             write_look: write_look(limits),
-            linger: steps_for(limits.linger),
-            handler: steps(limits.handler),
-            heartbeat: steps(limits.heartbeat),
+            linger: steps_for(limits.linger_timeout),
+            handler: steps(limits.handler_timeout),
+            heartbeat: steps(limits.heartbeat_interval),
             read_window: steps((limits.read_bytes_per_second_min > 0).then_some(RATE_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),
             probe_idle: steps_for(PROBE_IDLE),
-            connect: steps(limits.connect),
+            connect: steps(limits.connect_timeout),
         }
     }
 }
@@ -97,7 +97,7 @@ impl Times {
 /// A send is looked at when the peer's time to take a byte is over, and in between so often that its rate is known for each
 /// [`RATE_WINDOW`]: an equal part of that time, so that its end is among the looks.
 fn write_look(limits: &Limits) -> u32 {
-    let Some(stalled) = limits.write_stalled else {
+    let Some(stalled) = limits.write_stall_timeout else {
         return if limits.write_bytes_per_second_min > 0 { steps_for(RATE_WINDOW) } else { NEVER };
     };
     let looks = match limits.write_bytes_per_second_min {

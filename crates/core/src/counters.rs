@@ -8,7 +8,7 @@ use crate::reason::NAMES;
 /// What a shard counted since it started. Counts never fall.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct ConnStats {
     /// Connections the kernel accepted for us.
     pub accepted: u64,
     /// Connections that were not admitted, or for which there was no memory.
@@ -40,7 +40,7 @@ pub struct Counters {
     pub closed_by_reason: [u64; CloseReason::COUNT],
 }
 
-impl Counters {
+impl ConnStats {
     /// Connections that ended for this reason. The error inside a reason does not matter.
     pub fn closed_for(&self, reason: CloseReason) -> u64 {
         self.closed_by_reason[reason.index()]
@@ -52,8 +52,8 @@ impl Counters {
     }
 }
 
-impl AddAssign<&Counters> for Counters {
-    fn add_assign(&mut self, other: &Counters) {
+impl AddAssign<&ConnStats> for ConnStats {
+    fn add_assign(&mut self, other: &ConnStats) {
         self.accepted += other.accepted;
         self.refused += other.refused;
         self.waited += other.waited;

@@ -34,7 +34,7 @@ mod wheel;
 
 pub use address::Address;
 pub use batch::Batch;
-pub use counters::Counters;
+pub use counters::ConnStats;
 pub use driver::{
     AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, GivesBack, Op, ReceiveEnd, SendEnd, Socket,
     Wait,
@@ -47,7 +47,7 @@ pub use link::{Block, Link, Local};
 pub use observer::Observer;
 pub use outbox::Outbox;
 pub use reach::Reach;
-pub use reason::{Actor, CloseReason};
+pub use reason::{CloseReason, ClosedBy};
 pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use time::Time;
 

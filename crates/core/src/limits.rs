@@ -52,18 +52,18 @@ pub struct Limits {
     pub receive_buffer_bytes: usize,
     /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
     /// seconds, an attacker wants forever.
-    pub first_frame: Option<Duration>,
+    pub first_frame_timeout: Option<Duration>,
     /// Time in which nothing happens that [`idle_counts`](Limits::idle_counts), while no call waits; then the connection is
     /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
     /// 10 min, above the 5 min of common client pools, so that clients close first.
-    pub idle: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
     /// What keeps a connection from being idle: bytes either way, or only those that the peer sends. Default either.
     pub idle_counts: IdleCounts,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
-    pub write_stalled: Option<Duration>,
+    pub write_stall_timeout: Option<Duration>,
     /// Bytes a second that a peer takes at least while something is being sent to it, 0 to 1 GiB, measured over 10 s, or over
-    /// `write_stalled` if that is shorter; 0 is no bound. A peer that takes everything that it is sent is never too
-    /// slow, and time in which nothing is queued does not count. One that takes nothing has until `write_stalled`, or, if
+    /// `write_stall_timeout` if that is shorter; 0 is no bound. A peer that takes everything that it is sent is never too
+    /// slow, and time in which nothing is queued does not count. One that takes nothing has until `write_stall_timeout`, or, if
     /// that is off, 10 s. Default 240: slower than any modem, and it ends a peer that takes a little now and then to keep
     /// its connection and outbox for ever.
     pub write_bytes_per_second_min: usize,
@@ -73,12 +73,12 @@ pub struct Limits {
     pub read_bytes_per_second_min: usize,
     /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
     /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
-    pub handler: Option<Duration>,
+    pub handler_timeout: Option<Duration>,
     /// Time to make a connection to an upstream ([`Shard::connect`]). Without it the kernel tries for about
     /// two minutes. Default 10 s.
     ///
     /// [`Shard::connect`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
-    pub connect: Option<Duration>,
+    pub connect_timeout: Option<Duration>,
     /// Connections to upstreams that each shard may have at once, beside those it accepts. The ring's table has a place
     /// for each, 8 bytes of kernel memory, and is bound by `RLIMIT_NOFILE`: where both together exceed that, these get
     /// half of it at most. Default 1024.
@@ -87,7 +87,7 @@ pub struct Limits {
     /// only a service knows how its protocol asks.
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
-    pub heartbeat: Option<Duration>,
+    pub heartbeat_interval: Option<Duration>,
     /// Heartbeats that may stay without an answer, 1 to 255; when the time after the last one is over the connection
     /// is closed. Any byte is an answer. Default 3.
     pub heartbeats_missed_max: u8,
@@ -96,7 +96,7 @@ pub struct Limits {
     pub calls_in_flight_max: u16,
     /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
     /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.
-    pub drain: Duration,
+    pub drain_timeout: Duration,
     /// Time after the order to shut down in which the server goes on as before, 0 to a year, while
     /// [`Shard::is_draining`] already says so: for load balancers that learn from a readiness probe that no more
     /// connections are to come, and need a few probes for it. `drain` begins after it, so both together with 5 s should be
@@ -106,7 +106,7 @@ pub struct Limits {
     pub drain_delay: Duration,
     /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
     /// could destroy the last reply on its way. Default 2 s.
-    pub linger: Duration,
+    pub linger_timeout: Duration,
 }
 
 /// A server with two shards and nothing to do: 6 MiB resident.
@@ -123,10 +123,10 @@ const RECEIVE_BUFFERS_MIN: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdleCounts {
     /// Bytes from the peer and bytes that it took. A peer that only listens stays for as long as the server has something for it,
-    /// which [`Limits::write_stalled`] sees it take. The limit rests while bytes are being sent.
+    /// which [`Limits::write_stall_timeout`] sees it take. The limit rests while bytes are being sent.
     #[default]
     Either,
-    /// Bytes from the peer alone. One that listens must say something within [`Limits::idle`], if only the answer to
+    /// Bytes from the peer alone. One that listens must say something within [`Limits::idle_timeout`], if only the answer to
     /// [`Service::heartbeat`], whatever it is sent. Time in which the server itself holds its input back does not count.
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
@@ -145,21 +145,21 @@ impl Default for Limits {
             held_bytes_max: 1 << 30,
             receive_bytes_max: 64 << 20,
             receive_buffer_bytes: 16 << 10,
-            first_frame: Some(Duration::from_secs(30)),
-            idle: Some(Duration::from_secs(600)),
+            first_frame_timeout: Some(Duration::from_secs(30)),
+            idle_timeout: Some(Duration::from_secs(600)),
             idle_counts: IdleCounts::Either,
-            write_stalled: Some(Duration::from_secs(30)),
+            write_stall_timeout: Some(Duration::from_secs(30)),
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
-            handler: Some(Duration::from_secs(60)),
-            connect: Some(Duration::from_secs(10)),
+            handler_timeout: Some(Duration::from_secs(60)),
+            connect_timeout: Some(Duration::from_secs(10)),
             upstreams_max: 1024,
-            heartbeat: None,
+            heartbeat_interval: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
-            drain: Duration::from_secs(25),
+            drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
-            linger: Duration::from_secs(2),
+            linger_timeout: Duration::from_secs(2),
         }
     }
 }
@@ -236,14 +236,14 @@ impl Limits {
         let step = STEP.as_millis() as u64 + 1;
         let year = 365 * 24 * 3600 * 1000;
         let times = [
-            ("first_frame", self.first_frame),
-            ("idle", self.idle),
-            ("write_stalled", self.write_stalled),
-            ("handler", self.handler),
-            ("connect", self.connect),
-            ("heartbeat", self.heartbeat),
-            ("drain", Some(self.drain)),
-            ("linger", Some(self.linger)),
+            ("first_frame_timeout", self.first_frame_timeout),
+            ("idle_timeout", self.idle_timeout),
+            ("write_stall_timeout", self.write_stall_timeout),
+            ("handler_timeout", self.handler_timeout),
+            ("connect_timeout", self.connect_timeout),
+            ("heartbeat_interval", self.heartbeat_interval),
+            ("drain_timeout", Some(self.drain_timeout)),
+            ("linger_timeout", Some(self.linger_timeout)),
         ];
         for (name, time) in times {
             if let Some(time) = time {
@@ -253,9 +253,9 @@ impl Limits {
 
         in_range("drain_delay", u64::try_from(self.drain_delay.as_millis()).unwrap_or(u64::MAX), 0, year)?;
 
-        if let (Some(heartbeat), Some(idle)) = (self.heartbeat, self.idle) {
+        if let (Some(heartbeat), Some(idle)) = (self.heartbeat_interval, self.idle_timeout) {
             let millis = |time: Duration| usize::try_from(time.as_millis()).unwrap_or(usize::MAX);
-            ordered("heartbeat", millis(heartbeat), "idle", millis(idle))?;
+            ordered("heartbeat_interval", millis(heartbeat), "idle_timeout", millis(idle))?;
         }
         ordered("outbox_bytes_low", self.outbox_bytes_low, "outbox_bytes_high", self.outbox_bytes_high)?;
         ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)?;
@@ -372,8 +372,10 @@ mod tests {
 
     #[test]
     fn a_value_out_of_range_is_named_with_its_range() {
-        let limits = Limits { first_frame: Some(Duration::ZERO), ..Limits::default() };
-        assert!(limits.check().unwrap_err().to_string().starts_with("first_frame is 0; it must be 17 to"));
+        let limits = Limits { first_frame_timeout: Some(Duration::ZERO), ..Limits::default() };
+        assert!(
+            limits.check().unwrap_err().to_string().starts_with("first_frame_timeout is 0; it must be 17 to")
+        );
         let limits = Limits { receive_bytes_max: 1, ..Limits::default() };
         assert!(limits.check().is_err());
         let limits = Limits { drain_delay: Duration::MAX, ..Limits::default() };

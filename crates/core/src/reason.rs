@@ -6,7 +6,7 @@ use crate::framing::FrameError;
 
 /// Who ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Actor {
+pub enum ClosedBy {
     /// The other end.
     Peer,
     /// The user's code.
@@ -31,12 +31,12 @@ pub enum CloseReason {
     PeerReset,
     /// The peer sent what is not a frame, or a frame that is too large.
     BadFrame(FrameError),
-    /// The peer sent no whole frame within [`Limits::first_frame`](crate::Limits::first_frame).
+    /// The peer sent no whole frame within [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout).
     FirstFrameTimeout,
-    /// Nothing was sent or received for [`Limits::idle`](crate::Limits::idle).
+    /// Nothing was sent or received for [`Limits::idle_timeout`](crate::Limits::idle_timeout).
     IdleTimeout,
-    /// The peer took no byte for [`Limits::write_stalled`](crate::Limits::write_stalled).
-    WriteStalled,
+    /// The peer took no byte for [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
+    WriteStallTimeout,
     /// The peer took what was sent more slowly than
     /// [`Limits::write_bytes_per_second_min`](crate::Limits::write_bytes_per_second_min).
     WriteTooSlow,
@@ -46,7 +46,7 @@ pub enum CloseReason {
     /// The peer answered none of
     /// [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) heartbeats.
     HeartbeatLost,
-    /// A call waited for longer than [`Limits::handler`](crate::Limits::handler).
+    /// A call waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
     HandlerTimeout,
     /// The service closed it, after its replies.
     Closed,
@@ -62,7 +62,7 @@ pub enum CloseReason {
     UpstreamFailed,
     /// A connection of the server's own, to an upstream, could not be made: an `errno`.
     ConnectFailed(i32),
-    /// ... or was not made within [`Limits::connect`](crate::Limits::connect).
+    /// ... or was not made within [`Limits::connect_timeout`](crate::Limits::connect_timeout).
     ConnectTimeout,
     /// A handler or other user code panicked.
     HandlerPanicked,
@@ -75,10 +75,10 @@ pub enum CloseReason {
     MemoryLimit,
     /// The server shut down, after the replies.
     Shutdown,
-    /// The server shut down and the connection was not done within [`Limits::drain`](crate::Limits::drain).
+    /// The server shut down and the connection was not done within [`Limits::drain_timeout`](crate::Limits::drain_timeout).
     DrainTimeout,
     /// The server was told to stop at once.
-    Forced,
+    ServerAborted,
     /// The kernel reported an error, as its `errno`.
     System(i32),
 }
@@ -88,16 +88,16 @@ impl CloseReason {
     pub const COUNT: usize = 26;
 
     /// Who ended the connection.
-    pub fn actor(self) -> Actor {
+    pub fn closed_by(self) -> ClosedBy {
         use CloseReason::*;
         match self {
-            PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) => Actor::Peer,
-            FirstFrameTimeout | IdleTimeout | WriteStalled | WriteTooSlow | ReadTooSlow | HeartbeatLost
-            | MemoryLimit | Shutdown | DrainTimeout | Forced => Actor::Server,
-            UpstreamFailed | ConnectFailed(_) | ConnectTimeout => Actor::Upstream,
+            PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) => ClosedBy::Peer,
+            FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
+            | HeartbeatLost | MemoryLimit | Shutdown | DrainTimeout | ServerAborted => ClosedBy::Server,
+            UpstreamFailed | ConnectFailed(_) | ConnectTimeout => ClosedBy::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | HandlerPanicked | ReplyNotFramed
-            | OutboxFull => Actor::Service,
-            System(_) => Actor::System,
+            | OutboxFull => ClosedBy::Service,
+            System(_) => ClosedBy::System,
         }
     }
 
@@ -116,7 +116,7 @@ impl CloseReason {
             BadFrame(_) => 3,
             FirstFrameTimeout => 4,
             IdleTimeout => 5,
-            WriteStalled => 6,
+            WriteStallTimeout => 6,
             Closed => 7,
             Aborted => 8,
             Refused => 9,
@@ -127,7 +127,7 @@ impl CloseReason {
             MemoryLimit => 14,
             Shutdown => 15,
             DrainTimeout => 16,
-            Forced => 17,
+            ServerAborted => 17,
             System(_) => 18,
             ReadTooSlow => 19,
             HeartbeatLost => 20,
@@ -158,7 +158,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "bad_frame",
     "first_frame_timeout",
     "idle_timeout",
-    "write_stalled",
+    "write_stall_timeout",
     "closed",
     "aborted",
     "refused",
@@ -169,7 +169,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "memory_limit",
     "shutdown",
     "drain_timeout",
-    "forced",
+    "server_aborted",
     "system",
     "read_too_slow",
     "heartbeat_lost",

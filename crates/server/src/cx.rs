@@ -11,11 +11,11 @@ use ringserve_core::{Block, ConnId, Payload};
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
 use crate::shard::handle::Shard;
-use crate::shard::timers::{Deadline, Sleep};
+use crate::shard::timers::{Sleep, Timeout};
 
 /// The connection a call is for.
 ///
-/// Nothing here waits but [`ready`](Cx::ready), [`sleep`](Cx::sleep) and [`deadline`](Cx::deadline): replies are queued,
+/// Nothing here waits but [`ready`](Cx::ready), [`sleep`](Cx::sleep) and [`timeout`](Cx::timeout): replies are queued,
 /// and all of a turn leave together in one send.
 ///
 /// # What a dropped call leaves
@@ -106,7 +106,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// Keeps the connection open after the peer has sent its last byte, until [`close`](Cx::close); the service hears of
     /// the peer's end in [`Service::input_ended`](crate::Service::input_ended). For protocols in which a peer closes its
     /// half and goes on reading for longer than its last call takes. A drain waits for such a connection, up to
-    /// [`Limits::drain`](crate::Limits::drain).
+    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout).
     pub fn hold_open(&self) {
         self.block.link.hold_open();
     }
@@ -131,10 +131,10 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// clock.
     ///
     /// # Errors
-    /// [`DeadlineElapsed`](crate::DeadlineElapsed) if the time was over first.
+    /// [`Elapsed`](crate::time::Elapsed) if the time was over first.
     #[inline]
-    pub fn deadline<F: Future>(&self, time: Duration, future: F) -> Deadline<'a, F> {
-        self.shard.deadline(time, future)
+    pub fn timeout<F: Future>(&self, time: Duration, future: F) -> Timeout<'a, F> {
+        self.shard.timeout(time, future)
     }
 
     /// A handle that can be kept and sent to other threads, to push to this connection from anywhere. The first call

@@ -99,7 +99,7 @@ impl fmt::Debug for ConnHandle {
 
 /// Reaches a [`Stream`](crate::Stream) from any thread, as [`ConnHandle`] reaches a connection of frames. It pushes nothing:
 /// a stream has no frames, so bytes from elsewhere could land in the middle of what its owner writes. Bytes for a stream go
-/// to its owner, through a channel or [`Shards`](crate::Shards), and the owner writes them between two messages.
+/// to its owner, through a channel or [`Mesh`](crate::sync::Mesh), and the owner writes them between two messages.
 ///
 /// ```compile_fail,E0599
 /// fn push(handle: ringserve_server::StreamHandle) {

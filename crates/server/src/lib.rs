@@ -20,10 +20,10 @@ mod stream;
 #[cfg(feature = "tower")]
 pub mod tower;
 
-pub use ringserve_buf::Counts as BufferCounts;
+pub use ringserve_buf::BufferStats;
 pub use ringserve_core::framing;
 pub use ringserve_core::{
-    Actor, Address, CloseReason, ConnId, Counters, DriverStats, Frame, IdleCounts, LimitError, Limits,
+    Address, CloseReason, ClosedBy, ConnId, ConnStats, DriverStats, Frame, IdleCounts, LimitError, Limits,
     Outbox, Payload,
 };
 pub use ringserve_drivers::SetupError;
@@ -31,23 +31,23 @@ pub use ringserve_drivers::SetupError;
 pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use peer::Peer;
-pub use server::accept_queue::AcceptQueue;
+pub use server::accept_queue::AcceptQueueStats;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::error::Error;
 pub use server::listen::addr::ListenAddr;
 pub use server::memory::{UsableMemory, usable_memory};
-pub use server::running::{Running, Stopper};
-pub use server::runtime::Host;
-pub use server::socket_options::apply::OptionWarning;
-pub use server::socket_options::check::OptionError;
+pub use server::running::{ServerHandle, ShutdownHandle};
+pub use server::runtime::Runtime;
+pub use server::socket_options::apply::SocketOptionWarning;
+pub use server::socket_options::check::SocketOptionError;
 pub use server::socket_options::options::{KeepAlive, SocketOptions};
 pub use service::{MakeService, Refusal, Service};
-pub use shard::draining::DrainBegins;
+pub use shard::draining::Draining;
 pub use shard::handle::Shard;
-pub use shard::messages::{SendError, Shards};
-pub use shard::timers::{Deadline, DeadlineElapsed, Sleep};
-pub use stats::{Report, ShardReport, UpstreamReport};
+pub use shard::messages::{Mesh, SendError};
+pub use shard::timers::{Elapsed, Sleep, Timeout};
+pub use stats::{ServerStats, ShardStats, UpstreamStats};
 pub use stream::byte_stream::Stream;
 pub use stream::connecting::Connecting;
 pub use stream::copy::{CopyError, CopySide, copy_bidirectional};

@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use ringserve_core::{Actor, CloseReason, ConnId, Observer, Time};
+use ringserve_core::{CloseReason, ClosedBy, ConnId, Observer, Time};
 use tracing::{debug, error, info, warn};
 
 use crate::guard::Panicked;
 use crate::peer::Peer;
-use crate::stats::Report;
+use crate::stats::ServerStats;
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
 pub(crate) use ringserve_drivers::guarded;
@@ -85,13 +85,13 @@ impl Observer for LogObserver {
     fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {
         let shard = self.shard;
         // What the peer does is its affair, and handler errors have their own line.
-        let notable = match reason.actor() {
-            Actor::Peer => false,
+        let notable = match reason.closed_by() {
+            ClosedBy::Peer => false,
             // Whoever asked for it is told.
-            Actor::Upstream => false,
-            Actor::Service => reason == CloseReason::OutboxFull,
-            Actor::Server => matches!(reason, CloseReason::MemoryLimit | CloseReason::DrainTimeout),
-            Actor::System => true,
+            ClosedBy::Upstream => false,
+            ClosedBy::Service => reason == CloseReason::OutboxFull,
+            ClosedBy::Server => matches!(reason, CloseReason::MemoryLimit | CloseReason::DrainTimeout),
+            ClosedBy::System => true,
         };
         if notable && self.limits[reason.index()].allows(now) {
             guarded(|| warn!(shard, %id, %reason, upstream = self.upstreams, "connection ended"));
@@ -129,7 +129,7 @@ pub(crate) fn panicked(shard: usize, place: &str, connection: Option<(ConnId, Pe
 }
 
 /// What a server did, in its last line.
-pub(crate) fn stopped(report: &Report) {
+pub(crate) fn stopped(report: &ServerStats) {
     let counters = &report.counters;
     let skew = report.skew().map(|skew| format!(", the busiest shard had {skew:.2} times the mean"));
     let ends: Vec<String> = counters.reasons().map(|(reason, count)| format!("{reason} {count}")).collect();

@@ -23,7 +23,7 @@ impl Peer {
     }
 
     /// Which of the server's listeners it connected to, in the order of
-    /// [`Running::listeners`](crate::Running::listeners).
+    /// [`ServerHandle::listeners`](crate::ServerHandle::listeners).
     pub fn listener(&self) -> usize {
         usize::from(self.listener)
     }

@@ -62,7 +62,7 @@ pub trait Service: Sized + 'static {
         let _ = (cx, error);
     }
 
-    /// The peer was silent for [`Limits::heartbeat`](crate::Limits::heartbeat): what this queues asks it for a sign of
+    /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): what this queues asks it for a sign of
     /// life. Any byte is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) without
     /// one the connection is closed. Not called while the outbox is over its high mark.
     fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {

@@ -1,35 +1,35 @@
 //! What a server and its shards report of themselves.
 
-use ringserve_buf::Counts as BufferCounts;
-use ringserve_core::{Counters, DriverStats};
+use ringserve_buf::BufferStats;
+use ringserve_core::{ConnStats, DriverStats};
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct ShardReport {
+pub struct ShardStats {
     /// What happened to connections.
-    pub counters: Counters,
+    pub counters: ConnStats,
     /// Connections now, closing ones included.
     pub connections: usize,
     /// What happened to connections that the shard made ([`Shard::connect`](crate::Shard::connect)).
-    pub upstreams: UpstreamReport,
+    pub upstreams: UpstreamStats,
     /// What the driver did.
     pub driver: DriverStats,
     /// Where the receive buffers are.
-    pub buffers: BufferCounts,
+    pub buffers: BufferStats,
     /// True if the shard did not answer when it was asked: all of the above is what it said the last time. A handler blocks
-    /// it, or [`Running::report`](crate::Running::report) was called on a shard's own thread.
+    /// it, or [`ServerHandle::stats`](crate::ServerHandle::stats) was called on a shard's own thread.
     pub stale: bool,
 }
 
 /// Connections to upstreams: what happened to them, and how many there are. `opened` counts those that were tried; those
 /// that failed are counted as closed for [`ConnectFailed`](crate::CloseReason::ConnectFailed) or
-/// [`ConnectTimeout`](crate::CloseReason::ConnectTimeout). [`Counters::frames`] counts pieces as they were received.
+/// [`ConnectTimeout`](crate::CloseReason::ConnectTimeout). [`ConnStats::frames`] counts pieces as they were received.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct UpstreamReport {
+pub struct UpstreamStats {
     /// What happened to them.
-    pub counters: Counters,
+    pub counters: ConnStats,
     /// Connections now, closing ones and those on their way included.
     pub connections: usize,
 }
@@ -37,18 +37,18 @@ pub struct UpstreamReport {
 /// What a server did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Report {
+pub struct ServerStats {
     /// The sum of all shards' counters.
-    pub counters: Counters,
+    pub counters: ConnStats,
     /// Connections of all shards.
     pub connections: usize,
     /// Those of all shards to upstreams.
-    pub upstreams: UpstreamReport,
+    pub upstreams: UpstreamStats,
     /// Each shard's own.
-    pub shards: Vec<ShardReport>,
+    pub shards: Vec<ShardStats>,
 }
 
-impl Report {
+impl ServerStats {
     /// How unevenly connections are spread over the shards: those that came to the shard with most, divided by the mean of
     /// all. 1 is even, and the number of shards means that one of them got all. `None` for a single shard and before the
     /// first connection. With few connections chance alone makes it large: 16 on four shards come out at about 1.5, a
@@ -60,12 +60,12 @@ impl Report {
         (self.shards.len() > 1 && all > 0).then(|| most as f64 / mean)
     }
 
-    /// The numbers of the shards whose figures are [stale](ShardReport::stale).
+    /// The numbers of the shards whose figures are [stale](ShardStats::stale).
     pub fn stale_shards(&self) -> impl Iterator<Item = usize> {
         self.shards.iter().enumerate().filter(|(_, shard)| shard.stale).map(|(index, _)| index)
     }
 
-    pub(crate) fn add(&mut self, shard: ShardReport) {
+    pub(crate) fn add(&mut self, shard: ShardStats) {
         self.counters += &shard.counters;
         self.connections += shard.connections;
         self.upstreams.counters += &shard.upstreams.counters;
@@ -81,9 +81,9 @@ mod tests {
     #[test]
     fn skew_is_the_busiest_shard_over_the_mean() {
         let skew = |opened: &[u64]| {
-            let mut report = Report::default();
+            let mut report = ServerStats::default();
             for count in opened {
-                let mut shard = ShardReport::default();
+                let mut shard = ShardStats::default();
                 shard.counters.opened = *count;
                 report.add(shard);
             }

@@ -35,7 +35,7 @@
 //! # Layers that need a runtime
 //!
 //! `tower::timeout`, `limit::RateLimit`, `retry` with a back-off and `buffer` use tokio's timer or spawn on tokio: on a shard
-//! that is not hosted by tokio they panic when they are first used. [`Timeout`](crate::middleware::Timeout) is on the
+//! that is not hosted by tokio they panic when they are first used. [`TimeLimit`](crate::middleware::TimeLimit) is on the
 //! shard's own timers. `limit::ConcurrencyLimit`, `load_shed`, `filter`, `util` (maps, boxes, `service_fn`) and `steer` work
 //! anywhere.
 //!

@@ -132,7 +132,7 @@ impl Clocks {
 
     /// The shard asks for a heartbeat. Panics if it should not.
     pub fn beat(&mut self, limits: &Limits, now: u64) {
-        let heartbeat = limits.heartbeat.expect("a heartbeat, and there are none").as_nanos() as u64;
+        let heartbeat = limits.heartbeat_interval.expect("a heartbeat, and there are none").as_nanos() as u64;
         assert!(now + STEP >= self.beat_at + heartbeat, "a heartbeat too early: {self:?}");
         self.beats += 1;
         // One that was due while the server read nothing is not held against the peer: it has all its time again.
@@ -147,7 +147,9 @@ impl Clocks {
     /// full count, and so do those whose answer may lie unread since the shard holds the connection back.
     pub fn heartbeat_is_lost(&self, limits: &Limits, now: u64) -> bool {
         let now = self.judged_at(now);
-        let Some(heartbeat) = limits.heartbeat.map(|time| time.as_nanos() as u64) else { return false };
+        let Some(heartbeat) = limits.heartbeat_interval.map(|time| time.as_nanos() as u64) else {
+            return false;
+        };
         let missed = u64::from(limits.heartbeats_missed_max);
         (self.left_out || u64::from(self.beats) == missed)
             && now + STEP >= self.beat_at + heartbeat
@@ -214,7 +216,7 @@ impl Clocks {
     /// The limit that should have ended the connection by now, or made its service ask for a heartbeat. A window may be over
     /// by `late`.
     pub fn overdue(&self, limits: &Limits, now: u64, late: u64) -> Option<&'static str> {
-        let heartbeat = limits.heartbeat.map(|time| time.as_nanos() as u64);
+        let heartbeat = limits.heartbeat_interval.map(|time| time.as_nanos() as u64);
         if heartbeat.is_some_and(|heartbeat| now > self.quiet_at + heartbeat + LATE_MAX) {
             return Some("heartbeat");
         }
@@ -262,7 +264,7 @@ impl WriteRate {
     /// enough.
     pub fn is_too_slow(&self, limits: &Limits, taken: usize, now: u64) -> bool {
         let Some((since, before)) = self.since else { return false };
-        let stalled = limits.write_stalled.map(|time| time.as_nanos() as u64);
+        let stalled = limits.write_stall_timeout.map(|time| time.as_nanos() as u64);
         let time = now + STEP - since;
         let looked = time >= stalled.unwrap_or(READ_WINDOW).min(READ_WINDOW / 2);
         let wanted = limits.write_bytes_per_second_min as u128 * u128::from(time);

@@ -337,7 +337,7 @@ impl Coverage {
     }
 
     /// Adds what a shard counted.
-    pub fn shard(&mut self, counters: &ringserve_core::Counters) {
+    pub fn shard(&mut self, counters: &ringserve_core::ConnStats) {
         for (sum, more) in self.reasons.iter_mut().zip(counters.closed_by_reason) {
             *sum += more;
         }
@@ -369,7 +369,7 @@ impl Coverage {
 
 /// The name of the close reason with this index.
 fn reason_name(index: usize) -> &'static str {
-    let mut counters = ringserve_core::Counters::default();
+    let mut counters = ringserve_core::ConnStats::default();
     counters.closed_by_reason[index] = 1;
     counters.reasons().next().map_or("", |(name, _)| name)
 }

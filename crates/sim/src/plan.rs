@@ -146,7 +146,7 @@ impl Plan {
         let limits = draw_times(rng, slow, sizes);
         limits.check().expect("limits are drawn so that they hold together");
         // The call that began last must not put off the end of the first one, so they begin far apart.
-        let limit = limits.handler.filter(|_| limits.calls_in_flight_max > 2);
+        let limit = limits.handler_timeout.filter(|_| limits.calls_in_flight_max > 2);
         let dawdles = limit.map(|limit| limit.as_nanos() as u64 / 4);
         // What is held open and waits for such calls is sent more than may be held, also in a drain.
         let held = dawdles.is_some() && rng.one_in(2);
@@ -233,19 +233,17 @@ fn draw_sizes(
     let outbox_bytes_max = outbox_bytes_high * rng.pick(&[1, 4, 64]);
     let inbox_bytes_high = rng.spread(16, 2048) as usize;
     let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
-    Limits {
-        connections_max: 1 << 20,
-        frame_bytes_max,
-        outbox_bytes_high,
-        outbox_bytes_low: rng.below(outbox_bytes_high as u64 + 1) as usize,
-        outbox_bytes_max,
-        inbox_bytes_high,
-        held_bytes_max: if tight_memory { needed.max(rng.pick(&[1, 8192, 16_384])) } else { 1 << 30 },
-        receive_bytes_max: buffers * buffer_bytes,
-        receive_buffer_bytes: buffer_bytes,
-        calls_in_flight_max: if rng.one_in(3) { 1 } else { rng.range(2, 4) as u16 },
-        ..Limits::default()
-    }
+    Limits::default()
+        .connections_max(1 << 20)
+        .frame_bytes_max(frame_bytes_max)
+        .outbox_bytes_high(outbox_bytes_high)
+        .outbox_bytes_low(rng.below(outbox_bytes_high as u64 + 1) as usize)
+        .outbox_bytes_max(outbox_bytes_max)
+        .inbox_bytes_high(inbox_bytes_high)
+        .held_bytes_max(if tight_memory { needed.max(rng.pick(&[1, 8192, 16_384])) } else { 1 << 30 })
+        .receive_bytes_max(buffers * buffer_bytes)
+        .receive_buffer_bytes(buffer_bytes)
+        .calls_in_flight_max(if rng.one_in(3) { 1 } else { rng.range(2, 4) as u16 })
 }
 
 /// How long things may take. A `slow` seed leaves half received frames the time that their limit is measured over.
@@ -255,28 +253,30 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
     let longest = if slow { 40_000 } else { 4000 };
     let idle = maybe(rng, if slow { 4000 } else { 60 }, longest);
     let heartbeat = rng.one_in(3).then(|| time(rng, 20, 1500));
-    Limits {
-        first_frame: if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) },
-        idle,
+    sizes
+        .first_frame_timeout(if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) })
+        .idle_timeout(idle)
         // Of a copy, so that what it draws changes nothing else of a seed.
-        idle_counts: if rng.clone().one_in(3) { IdleCounts::Received } else { IdleCounts::Either },
-        write_stalled: if slow && rng.one_in(2) { maybe(rng, 40, 25_000) } else { maybe(rng, 40, 1000) },
-        write_bytes_per_second_min: match rng.below(4) {
+        .idle_counts(if rng.clone().one_in(3) { IdleCounts::Received } else { IdleCounts::Either })
+        .write_stall_timeout(if slow && rng.one_in(2) {
+            maybe(rng, 40, 25_000)
+        } else {
+            maybe(rng, 40, 1000)
+        })
+        .write_bytes_per_second_min(match rng.below(4) {
             0 | 1 => 0,
             2 => 240,
             _ => rng.spread(500, 100_000) as usize,
-        },
-        read_bytes_per_second_min: match slow {
+        })
+        .read_bytes_per_second_min(match slow {
             true => rng.spread(1, 400) as usize,
             false => rng.pick(&[0, 1, 240]),
-        },
-        connect: maybe(rng, 40, 1000),
-        handler: rng.one_in(2).then(|| time(rng, 20, if slow { 15_000 } else { 1000 })),
-        heartbeat: heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))),
-        heartbeats_missed_max: rng.range(1, 3) as u8,
-        drain: time(rng, 40, 2000),
-        drain_delay: if rng.one_in(4) { time(rng, 1, 500) } else { Duration::ZERO },
-        linger: time(rng, 20, 300),
-        ..sizes
-    }
+        })
+        .connect_timeout(maybe(rng, 40, 1000))
+        .handler_timeout(rng.one_in(2).then(|| time(rng, 20, if slow { 15_000 } else { 1000 })))
+        .heartbeat_interval(heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))))
+        .heartbeats_missed_max(rng.range(1, 3) as u8)
+        .drain_timeout(time(rng, 40, 2000))
+        .drain_delay(if rng.one_in(4) { time(rng, 1, 500) } else { Duration::ZERO })
+        .linger_timeout(time(rng, 20, 300))
 }

@@ -47,12 +47,12 @@ impl Model {
                 true
             }
             HeartbeatLost => {
-                let silence = limits.heartbeat.unwrap() * limits.heartbeats_missed_max.into();
+                let silence = limits.heartbeat_interval.unwrap() * limits.heartbeats_missed_max.into();
                 assert!(self.now >= talk.heard + silence, "a peer that spoke is given up");
                 true
             }
             HandlerTimeout => {
-                assert!(limits.handler.is_some());
+                assert!(limits.handler_timeout.is_some());
                 true
             }
             BadFrame(_) => {
@@ -60,15 +60,15 @@ impl Model {
                 true
             }
             FirstFrameTimeout => {
-                assert!(limits.first_frame.is_some());
+                assert!(limits.first_frame_timeout.is_some());
                 true
             }
             IdleTimeout => {
-                assert!(limits.idle.is_some());
+                assert!(limits.idle_timeout.is_some());
                 true
             }
-            WriteStalled => {
-                assert!(limits.write_stalled.is_some());
+            WriteStallTimeout => {
+                assert!(limits.write_stall_timeout.is_some());
                 false
             }
             WriteTooSlow => {
@@ -121,7 +121,7 @@ impl Model {
             // Until the driver stopped a send that stalls, no other limit counts; and of several that are over, one
             // counts in each step.
             let limited = calls > 0 && !block.link.is_gone() && !wire.send.stopping;
-            if let Some(limit) = limits.handler.filter(|_| limited) {
+            if let Some(limit) = limits.handler_timeout.filter(|_| limited) {
                 let late = self.now > talk.waits_since + limit + LATE_MAX;
                 let wakes = matches!(shard.wait(), Wait::For(pause) if pause < LATE_MAX);
                 assert!(!late || wakes, "{id}: a call waits for longer than it may");
@@ -143,7 +143,7 @@ impl Model {
     fn check_closing(&self) {
         for wire in &self.wires {
             let Some(ended) = self.talks[wire.peer].ended else { continue };
-            let over = self.now > ended + self.plan.limits.linger + LATE_MAX;
+            let over = self.now > ended + self.plan.limits.linger_timeout + LATE_MAX;
             assert!(!over || wire.is_ending(), "a connection that is over stays: {wire:?}");
         }
     }

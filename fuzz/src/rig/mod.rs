@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool, PoolConfig};
 use ringserve_core::{
-    Block, CloseReason, ConnId, Counters, Frame, Frames, Limits, Quota, Reach, Shard, Time, Wait,
+    Block, CloseReason, ConnId, ConnStats, Frame, Frames, Limits, Quota, Reach, Shard, Time, Wait,
 };
 
 use crate::framings::{Checked, Kind};
@@ -292,7 +292,7 @@ impl Rig {
 
 impl Model {
     /// Checks that a shard that is gone left nothing, and counted what happened.
-    fn finish(mut self, counters: &Counters) {
+    fn finish(mut self, counters: &ConnStats) {
         assert!(self.wires.is_empty() && self.sockets.is_empty() && self.live.is_empty());
         assert!(self.accepts.iter().all(|accept| !accept.armed), "an accept did not end");
         assert!(self.tasks.iter().all(Option::is_none), "a parked handler is forgotten");

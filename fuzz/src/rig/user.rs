@@ -76,7 +76,7 @@ impl Lane<Session, Checked> for Model {
 
     /// The service asks for a sign of life.
     fn heartbeat(&mut self, _core: &mut Core, id: ConnId) {
-        assert!(self.plan.limits.heartbeat.is_some());
+        assert!(self.plan.limits.heartbeat_interval.is_some());
         let Some(block) = self.live.get(&id).cloned() else { return };
         assert!(!block.link.is_full(), "a heartbeat on top of a full outbox");
         self.reply(&block, b"are you there?");

@@ -10,7 +10,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use ringserve::{Driver, Server};
+use ringserve::{Driver, Server, http};
 
 use super::product::wait;
 
@@ -30,7 +30,7 @@ pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
 
 fn serve(address: SocketAddr, driver: Driver) -> io::Result<()> {
     let server = Server::bind(address).driver(driver).shards(1).pin(false);
-    wait(server.start_http(|_shard| service_fn(hello)).map_err(io::Error::other)?)
+    wait(server.start(|_shard| http(service_fn(hello))).map_err(io::Error::other)?)
 }
 
 /// A current-thread runtime and a task for each connection, which speaks either protocol.

@@ -8,7 +8,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
-use ringserve::{Cx, Driver, Frame, Host, Limits, Running, Server, Service, Shard, SocketOptions, Stream};
+use ringserve::net::SocketOptions;
+use ringserve::{Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream, stream};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -73,21 +74,21 @@ pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
 
 /// Echoes raw bytes on io_uring, inside a runtime of tokio's.
 pub(crate) fn raw_on_tokio(address: SocketAddr) -> io::Result<()> {
-    serve_hosted(address, Driver::IoUring, Host::Tokio)
+    serve_hosted(address, Driver::IoUring, Runtime::Tokio)
 }
 
 /// The same, of tokio-uring's.
 pub(crate) fn raw_on_tokio_uring(address: SocketAddr) -> io::Result<()> {
-    serve_hosted(address, Driver::IoUring, Host::TokioUring)
+    serve_hosted(address, Driver::IoUring, Runtime::TokioUring)
 }
 
 /// Echoes raw bytes on epoll, inside a runtime of tokio's.
 pub(crate) fn raw_epoll_on_tokio(address: SocketAddr) -> io::Result<()> {
-    serve_hosted(address, Driver::Epoll, Host::Tokio)
+    serve_hosted(address, Driver::Epoll, Runtime::Tokio)
 }
 
-fn serve_hosted(address: SocketAddr, driver: Driver, host: Host) -> io::Result<()> {
-    let server = Server::bind(address).driver(driver).host(host);
+fn serve_hosted(address: SocketAddr, driver: Driver, runtime: Runtime) -> io::Result<()> {
+    let server = Server::bind(address).driver(driver).runtime(runtime);
     let server = server.limits(limits(1)).sockets(sockets()).shards(1).pin(false);
     wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
 }
@@ -118,8 +119,8 @@ fn serve<S: Service>(
 pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
     let server = Server::bind(address).driver(Driver::IoUring);
     let server = server.limits(limits(shards)).sockets(sockets()).shards(shards).pin(false);
-    let running = server.start_stream(|_shard| {
-        async |mut stream: Stream| {
+    let running = server.start(|_shard| {
+        stream(async |mut stream: Stream| {
             let mut buf = [0; 4096];
             loop {
                 let len = stream.read(&mut buf).await?;
@@ -128,7 +129,7 @@ pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
                 }
                 AsyncWriteExt::write_all(&mut stream, &buf[..len]).await?;
             }
-        }
+        })
     });
     wait(running.map_err(io::Error::other)?)
 }
@@ -144,16 +145,16 @@ pub(crate) fn connections_max(shards: usize) -> usize {
 /// The limits of all servers here: nothing ends a connection that is measured for long.
 pub(super) fn limits(shards: usize) -> Limits {
     let idle = Some(Duration::from_secs(24 * 3600));
-    Limits { connections_max: connections_max(shards), idle, upstreams_max: 0, ..Limits::default() }
+    Limits::default().connections_max(connections_max(shards)).idle_timeout(idle).upstreams_max(0)
 }
 
 /// Without keep-alive: connections opened together are probed together, after two minutes. On loopback all probes beyond
 /// `net.core.netdev_max_backlog` are lost then, and `idle` would measure how the kernel ends connections.
 pub(super) fn sockets() -> SocketOptions {
-    SocketOptions { keep_alive: None, ..SocketOptions::default() }
+    SocketOptions::default().keep_alive(None)
 }
 
-pub(super) fn wait(running: Running) -> io::Result<()> {
+pub(super) fn wait(running: ServerHandle) -> io::Result<()> {
     announce(running.local_addrs()[0])?;
     running.wait().map(|_| ()).map_err(io::Error::other)
 }

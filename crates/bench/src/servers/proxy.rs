@@ -3,7 +3,8 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
-use ringserve::{Driver, Limits, Server, Stream, copy_bidirectional};
+use ringserve::net::copy_bidirectional;
+use ringserve::{Driver, Server, Stream, stream};
 use rustix::thread::sched_getcpu;
 use tokio::net::TcpStream;
 
@@ -38,14 +39,14 @@ pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
 fn serve(address: SocketAddr, driver: Driver) -> io::Result<()> {
     let upstream = upstream()?;
     let to = upstream.address;
-    let limits = Limits { upstreams_max: 10_000, ..limits(1) };
+    let limits = limits(1).upstreams_max(10_000);
     let server = Server::bind(address).driver(driver).limits(limits).sockets(sockets());
-    let running = server.shards(1).pin(false).start_stream(move |_shard| {
-        async move |mut client: Stream| {
+    let running = server.shards(1).pin(false).start(move |_shard| {
+        stream(async move |mut client: Stream| {
             let mut upstream = client.shard().connect(to).await?;
             let copied = copy_bidirectional(&mut client, &mut upstream).await;
             copied.map(drop).map_err(|broken| broken.error)
-        }
+        })
     });
     wait(running.map_err(io::Error::other)?)
 }

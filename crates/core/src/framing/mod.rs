@@ -65,7 +65,7 @@ pub enum Decode {
 ///
 /// ```
 /// use ringserve::framing::{Decode, EncodeError, FrameError, Framing};
-/// use ringserve::{Outbox, Payload};
+/// use ringserve::framing::{Outbox, Payload};
 ///
 /// /// A byte that tells the length, then as many bytes.
 /// struct Short;

@@ -33,7 +33,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         let (local, now) = (&self.local, self.now);
         let id = self.conns.insert_with(|id| {
-            let link = Link::new(id, local.clone(), address.ip(), 0);
+            let link = Link::new(id, local.clone(), address.as_ip(), 0);
             let mut conn = Conn::new(Rc::new(Block { link, session }), now);
             conn.connecting = Connecting::Yes;
             conn

@@ -18,7 +18,7 @@
 //!   not interfered with.
 //! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
 //!   admitted it.
-//! * *Aborted*, when [`Limits::drain`](crate::Limits::drain) is over or at the order: every connection is reset.
+//! * *Aborted*, when [`Limits::drain_timeout`](crate::Limits::drain_timeout) is over or at the order: every connection is reset.
 //! * What is there [`GIVE_UP`] later is left behind: a completion of the driver did not come.
 
 use alloc::collections::VecDeque;
@@ -42,7 +42,7 @@ const CONNECTIONS_A_LOOK: u32 = 8;
 const NEWCOMER: Duration = Duration::from_millis(30);
 
 /// How long the driver may take to end what was aborted: what is left of the 30 s after which Kubernetes kills, with the
-/// default of `Limits::drain`. A kernel that ends nothing in that time does not do so later.
+/// default of `Limits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
 /// The shard shuts down.
@@ -104,7 +104,7 @@ impl Drain {
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Begins to shut down, at once or after [`Limits::drain_delay`](crate::Limits::drain_delay): listeners are closed, what
     /// was received is answered, and connections are closed as soon as nothing is owed; after
-    /// [`Limits::drain`](crate::Limits::drain) the rest is aborted.
+    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) the rest is aborted.
     pub fn drain(&mut self) {
         if self.drain.is_some() {
             return;
@@ -121,11 +121,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub fn force(&mut self) {
         self.drain();
         self.stop();
-        self.abort_all(CloseReason::Forced);
+        self.abort_all(CloseReason::ServerAborted);
     }
 
     /// Closes every connection after what is queued, and makes or accepts no more, at once; what is left at `deadline`, or
-    /// after [`Limits::drain`](crate::Limits::drain) if that is sooner, is aborted.
+    /// after [`Limits::drain_timeout`](crate::Limits::drain_timeout) if that is sooner, is aborted.
     pub fn close_all(&mut self, deadline: Time) {
         self.drain();
         self.stop();
@@ -145,7 +145,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return;
         }
         let stage = Stage::Looking {
-            deadline: self.now + self.limits.drain,
+            deadline: self.now + self.limits.drain_timeout,
             turns_left: LOOKS_MIN + self.conns.len() as u32 / CONNECTIONS_A_LOOK,
             first_turn: true,
         };

@@ -33,7 +33,7 @@ use crate::link::{Block, Local};
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
-use crate::{ConnId, Counters, Limits, Observer, Op, Time};
+use crate::{ConnId, ConnStats, Limits, Observer, Op, Time};
 
 use accept::Accepting;
 pub use accept::Quota;
@@ -86,7 +86,7 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     copy_always: bool,
     accepting: Accepting,
     drain: Option<Drain>,
-    counters: Counters,
+    counters: ConnStats,
     /// Kept for its room.
     scratch: Vec<ConnId>,
     fired: Vec<u32>,
@@ -130,7 +130,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             short_of_buffers: false,
             copy_always: false,
             drain: None,
-            counters: Counters::default(),
+            counters: ConnStats::default(),
             scratch: Vec::new(),
             fired: Vec::new(),
             times: Times::new(&limits),
@@ -165,7 +165,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// What was counted so far.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &ConnStats {
         &self.counters
     }
 

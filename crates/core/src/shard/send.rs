@@ -254,8 +254,8 @@ fn write_limit(
     now: Stamp,
 ) -> Option<CloseReason> {
     let time = batch.untaken_since.get_or_insert(looked_at).age(now);
-    match limits.write_stalled {
-        Some(stalled) if bytes == 0 => (time >= stalled).then_some(CloseReason::WriteStalled),
+    match limits.write_stall_timeout {
+        Some(stalled) if bytes == 0 => (time >= stalled).then_some(CloseReason::WriteStallTimeout),
         _ => {
             let least = limits.write_bytes_per_second_min as u128 * time.as_millis() / 1000;
             batch.untaken_since = Some(now);

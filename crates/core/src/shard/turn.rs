@@ -68,7 +68,7 @@ pub trait Lane<S, F: Framing, O: Observer = ()> {
     /// A connection may have frames: take them with [`Frames::next`]. What is not taken waits for a later turn.
     fn frames(&mut self, frames: &mut Frames<'_, S, F, O>);
 
-    /// The peer sent nothing for [`Limits::heartbeat`](crate::Limits::heartbeat): ask for a sign of life.
+    /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): ask for a sign of life.
     fn heartbeat(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
 
     /// The peer sent its last byte, every frame was handed out, and the service holds the connection open

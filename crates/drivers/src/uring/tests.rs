@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ringserve_buf::{Counts, PoolConfig};
+use ringserve_buf::{BufferStats, PoolConfig};
 use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, GivesBack, Socket};
 
 use super::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
@@ -42,7 +42,7 @@ struct Script {
 
 impl Kernel for Script {
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
-        if address.ip().is_some() { Ok(77) } else { Err(libc::EAFNOSUPPORT) }
+        if address.as_ip().is_some() { Ok(77) } else { Err(libc::EAFNOSUPPORT) }
     }
 
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {

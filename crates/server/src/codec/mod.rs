@@ -49,8 +49,8 @@
 //! `Decoder::decode_eof` is not called; what a peer left unfinished at its end is dropped, and
 //! [`CodecService::close`] hears of [`CloseReason::PeerClosedMidFrame`].
 //!
-//! For time limits whatever arrives is a frame: the first byte ends [`Limits::first_frame`], and each one starts
-//! [`Limits::idle`] again.
+//! For time limits whatever arrives is a frame: the first byte ends [`Limits::first_frame_timeout`], and each one starts
+//! [`Limits::idle_timeout`] again.
 //!
 //! Between two items of one piece of input replies are given time to leave, so that what
 //! [`Limits`] say about outboxes holds for items too.

@@ -19,7 +19,7 @@ use super::options::{HttpOptions, HttpVersions};
 use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{StreamExecutor, Watched};
-use crate::shard::draining::DrainBegins;
+use crate::shard::draining::Draining;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
@@ -79,16 +79,16 @@ impl Http {
         B: Body + 'static,
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let mut drain = stream.shard().stopping_begins();
+        let mut drain = stream.shard().stopping();
         let (shard, fate) = (stream.shard().clone(), stream.fate());
         let watch = Watch::new(self.bounds, Some(stream.fate()));
         let mut stream = Replayed::new(stream, watch.clone());
         let versions = self.options.versions;
         let detected = match versions {
             HttpVersions::Http1 => Detected::Other,
-            _ => {
-                detect(&mut stream, self.options.header_read, &mut drain).await.map_err(Cause::FirstBytes)?
-            }
+            _ => detect(&mut stream, self.options.header_timeout, &mut drain)
+                .await
+                .map_err(Cause::FirstBytes)?,
         };
         let service = Watched::new(service, watch.clone());
         let watched = WatchedConnection { watch: &watch, fate, timer: &self.timer, tick: self.bounds.tick };
@@ -123,7 +123,7 @@ impl WatchedConnection<'_> {
     async fn run<C: Future<Output = hyper::Result<()>>>(
         &self,
         mut connection: Pin<&mut C>,
-        mut drain: DrainBegins,
+        mut drain: Draining,
         shut_down: impl Fn(Pin<&mut C>),
     ) -> Result<(), Cause> {
         let mut drains = false;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use hyper::rt::{Read, ReadBufCursor, Write};
 
 use super::watch::Watch;
-use crate::shard::draining::DrainBegins;
+use crate::shard::draining::Draining;
 use crate::stream::byte_stream::Stream;
 
 /// How each connection of HTTP/2 begins. No request of HTTP/1.1 does.
@@ -42,7 +42,7 @@ pub(super) struct Replayed {
 pub(super) async fn detect(
     stream: &mut Replayed,
     time: Option<Duration>,
-    drain: &mut DrainBegins,
+    drain: &mut Draining,
 ) -> io::Result<Detected> {
     let shard = stream.stream.shard().clone();
     let mut seen = 0;
@@ -68,7 +68,7 @@ pub(super) async fn detect(
         }
     });
     let Some(time) = time else { return becomes_clear.await };
-    match shard.deadline(time, pin!(becomes_clear)).await {
+    match shard.timeout(time, pin!(becomes_clear)).await {
         Ok(detected) => detected,
         Err(_elapsed) => {
             let text = format!("the first {} bytes did not come within {time:?}", PREFACE.len());

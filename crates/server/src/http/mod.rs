@@ -68,7 +68,7 @@
 //!
 //! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with settings of one's own; a
 //! [`Stream`](crate::Stream) is what such a builder serves, as it implements hyper's `Read` and `Write`. The bounds behind the head of a request
-//! ([`HttpOptions::answer`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
+//! ([`HttpOptions::response_timeout`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 
 mod connection;
 mod detect;

@@ -31,7 +31,7 @@ pub enum HttpVersions {
 ///
 /// A client of HTTP/1.1 may half-close its connection after its requests (`nc -N`): each request that arrived whole is still
 /// answered, to the last byte. A FIN alone therefore cancels no service; a reset does, at once. A client that never reads
-/// its answer is closed by [`Limits::write_stalled`](crate::Limits::write_stalled).
+/// its answer is closed by [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
 ///
 /// ```
 /// use ringserve::http::HttpOptions;
@@ -44,9 +44,9 @@ pub struct HttpOptions {
     pub versions: HttpVersions,
     /// Time for the head of a request of HTTP/1.1, from the first moment the server waits for it: so a connection that is
     /// kept alive and asks for nothing ends after this time too. With HTTP/2, and until it is clear which one it is, the
-    /// time for the first 24 bytes. Off with `None`: then [`Limits::first_frame`](crate::Limits::first_frame) and
-    /// [`Limits::idle`](crate::Limits::idle) are all there is. Default 30 s, as hyper has it.
-    pub header_read: Option<Duration>,
+    /// time for the first 24 bytes. Off with `None`: then [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout) and
+    /// [`Limits::idle_timeout`](crate::Limits::idle_timeout) are all there is. Default 30 s, as hyper has it.
+    pub header_timeout: Option<Duration>,
     /// Bytes of the head of a request, at most [`buffer_bytes_max`](HttpOptions::buffer_bytes_max). More is answered with
     /// 431, and an endless row of CONTINUATION frames closes the connection. Default 16 KiB, what hyper takes with HTTP/2: a
     /// browser with many cookies stays below it.
@@ -76,14 +76,14 @@ pub struct HttpOptions {
     /// it. Default 4 MiB: ten streams at full speed.
     pub connection_send_bytes_max: usize,
     /// Time after which a silent peer of HTTP/2 is asked for a sign of life. Default off.
-    pub ping: Option<Duration>,
+    pub ping_interval: Option<Duration>,
     /// Time it has for that; then the connection is closed. Default 20 s.
-    pub ping_answer: Duration,
+    pub ping_timeout: Duration,
     /// Bytes a second that a peer has to send of a request's body while the service waits for it, and to take of a response
     /// while it has to be sent, up to 1 GiB; 0 is no bound. A body that comes too slowly is answered with 408, or its
     /// connection reset where the response began. A response that goes too slowly ends with its connection, or with its
     /// stream where the peer keeps that stream's window closed. Request bodies are measured one by one with HTTP/1.1.
-    /// With HTTP/2 they are measured together, and [`answer`](HttpOptions::answer) ends those that do not come: hyper gives the
+    /// With HTTP/2 they are measured together, and [`response_timeout`](HttpOptions::response_timeout) ends those that do not come: hyper gives the
     /// service its own [`Incoming`](hyper::body::Incoming), which has no stream number, so it cannot be seen which body the
     /// service waits for and whose bytes arrive. Default 240, as
     /// [`Limits::read_bytes_per_second_min`](crate::Limits::read_bytes_per_second_min).
@@ -98,16 +98,16 @@ pub struct HttpOptions {
     /// dropped and the peer answered with 503. It bounds clients of HTTP/1.1 that vanish with a FIN, and bodies of HTTP/2 that
     /// stop. More, or `None`, suits long polling and calls of gRPC whose response begins late. Default 60 s, as proxies give
     /// their upstreams.
-    pub answer: Option<Duration>,
+    pub response_timeout: Option<Duration>,
     /// Time from the head of a request to the last byte of its response, 10 ms to a year, with the same precision. Then the
     /// peer is answered with 503, or where the response began its stream of HTTP/2 or connection of HTTP/1.1 is reset. Default
     /// off, since downloads and streams take as long as they take.
-    pub request: Option<Duration>,
+    pub request_timeout: Option<Duration>,
     /// Time without a request after which a connection of HTTP/2 is told to end by GOAWAY, 10 ms to a year, whatever PING,
     /// SETTINGS or WINDOW_UPDATE it sends; one that stays is reset a [`rate_window`](HttpOptions::rate_window) later. With
-    /// HTTP/1.1 [`header_read`](HttpOptions::header_read) is this limit. Default 10 min, as
-    /// [`Limits::idle`](crate::Limits::idle).
-    pub http2_idle: Option<Duration>,
+    /// HTTP/1.1 [`header_timeout`](HttpOptions::header_timeout) is this limit. Default 10 min, as
+    /// [`Limits::idle_timeout`](crate::Limits::idle_timeout).
+    pub http2_idle_timeout: Option<Duration>,
     /// Streams of HTTP/2 that a peer opened and reset before the server looked at them. More close the connection: so rapid
     /// resets cost the server nothing. Default 20, as hyper has it.
     pub pending_resets_max: usize,
@@ -125,7 +125,7 @@ impl Default for HttpOptions {
     fn default() -> HttpOptions {
         HttpOptions {
             versions: HttpVersions::Both,
-            header_read: Some(Duration::from_secs(30)),
+            header_timeout: Some(Duration::from_secs(30)),
             header_bytes_max: 16 << 10,
             headers_max: HEADERS_MAX,
             keep_alive: true,
@@ -135,13 +135,13 @@ impl Default for HttpOptions {
             connection_window_bytes: 1 << 20,
             send_bytes_max: 400 << 10,
             connection_send_bytes_max: 4 << 20,
-            ping: None,
-            ping_answer: Duration::from_secs(20),
+            ping_interval: None,
+            ping_timeout: Duration::from_secs(20),
             body_bytes_per_second_min: 240,
             rate_window: Duration::from_secs(30),
-            answer: Some(Duration::from_secs(60)),
-            request: None,
-            http2_idle: Some(Duration::from_secs(600)),
+            response_timeout: Some(Duration::from_secs(60)),
+            request_timeout: None,
+            http2_idle_timeout: Some(Duration::from_secs(600)),
             pending_resets_max: 20,
             error_resets_max: 1024,
             date: true,
@@ -175,9 +175,9 @@ impl HttpOptions {
         let (hour, year) = (3600 * 1000, 365 * 24 * 3600 * 1000);
         let times = [
             ("rate_window", Some(self.rate_window), hour),
-            ("answer", self.answer, year),
-            ("request", self.request, year),
-            ("http2_idle", self.http2_idle, year),
+            ("response_timeout", self.response_timeout, year),
+            ("request_timeout", self.request_timeout, year),
+            ("http2_idle_timeout", self.http2_idle_timeout, year),
         ];
         for (name, time, max) in times {
             if let Some(time) = time {
@@ -197,7 +197,7 @@ impl HttpOptions {
             .timer(timer)
             // Else a FIN behind the request cancels its answer. hyper also reads ahead for that FIN then.
             .half_close(true)
-            .header_read_timeout(self.header_read)
+            .header_read_timeout(self.header_timeout)
             .max_header_size(self.header_bytes_max as usize)
             .max_buf_size(self.buffer_bytes_max)
             .keep_alive(self.keep_alive)
@@ -227,8 +227,8 @@ impl HttpOptions {
             .max_send_buf_size(self.send_bytes_max)
             .max_pending_accept_reset_streams(self.pending_resets_max)
             .max_local_error_reset_streams(self.error_resets_max)
-            .keep_alive_interval(self.ping)
-            .keep_alive_timeout(self.ping_answer)
+            .keep_alive_interval(self.ping_interval)
+            .keep_alive_timeout(self.ping_timeout)
             .auto_date_header(self.date);
         builder
     }

@@ -11,7 +11,7 @@ use super::connection::{Http, HttpError};
 use super::options::HttpOptions;
 use crate::server::builder::Server;
 use crate::server::error::Error;
-use crate::server::running::Running;
+use crate::server::running::ServerHandle;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 
@@ -60,7 +60,7 @@ impl Server {
     pub fn start_http<S, B>(
         self,
         factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<Running, Error>
+    ) -> Result<ServerHandle, Error>
     where
         S: Service<Request<Incoming>, Response = Response<B>> + 'static,
         S::Future: 'static,
@@ -79,7 +79,7 @@ impl Server {
         self,
         options: HttpOptions,
         factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<Running, Error>
+    ) -> Result<ServerHandle, Error>
     where
         S: Service<Request<Incoming>, Response = Response<B>> + 'static,
         S::Future: 'static,

@@ -53,7 +53,7 @@ pub(super) struct Bounds {
 
 impl Bounds {
     pub(super) fn new(options: &HttpOptions) -> Bounds {
-        let limits = [options.answer, options.request, options.http2_idle];
+        let limits = [options.response_timeout, options.request_timeout, options.http2_idle_timeout];
         let window = options.rate_window;
         let tick =
             limits.into_iter().flatten().fold(window / TICKS, Duration::min).max(Duration::from_millis(1));
@@ -65,9 +65,9 @@ impl Bounds {
             window: ticks(window),
             window_bytes: bytes(window),
             tick_bytes: bytes(tick).max(1),
-            answer: options.answer.map_or(u32::MAX, ticks),
-            request: options.request.map_or(u32::MAX, ticks),
-            idle: options.http2_idle.map_or(u32::MAX, ticks),
+            answer: options.response_timeout.map_or(u32::MAX, ticks),
+            request: options.request_timeout.map_or(u32::MAX, ticks),
+            idle: options.http2_idle_timeout.map_or(u32::MAX, ticks),
             held_bytes_max: options.connection_send_bytes_max,
             received_max: [
                 options.buffer_bytes_max as u64,
@@ -99,9 +99,11 @@ impl fmt::Display for Excess {
                 "the peer sent its request body below HttpOptions::body_bytes_per_second_min"
             }
             Excess::ResponseBody => "the peer took its response below HttpOptions::body_bytes_per_second_min",
-            Excess::Answer => "the service gave no response within HttpOptions::answer",
-            Excess::Request => "the request took longer than HttpOptions::request",
-            Excess::Idle => "the peer kept a connection without requests beyond HttpOptions::http2_idle",
+            Excess::Answer => "the service gave no response within HttpOptions::response_timeout",
+            Excess::Request => "the request took longer than HttpOptions::request_timeout",
+            Excess::Idle => {
+                "the peer kept a connection without requests beyond HttpOptions::http2_idle_timeout"
+            }
         })
     }
 }
@@ -519,7 +521,7 @@ mod tests {
     use super::*;
 
     fn bounds() -> Bounds {
-        Bounds::new(&HttpOptions { body_bytes_per_second_min: 100, ..HttpOptions::default() })
+        Bounds::new(&HttpOptions::default().body_bytes_per_second_min(100))
     }
 
     #[test]
@@ -529,7 +531,7 @@ mod tests {
         assert_eq!((bounds.window, bounds.window_bytes, bounds.tick_bytes), (5, 3000, 600));
         assert_eq!((bounds.answer, bounds.request, bounds.idle), (10, u32::MAX, 100));
         let answer = Some(Duration::from_millis(10));
-        let brief = Bounds::new(&HttpOptions { answer, ..HttpOptions::default() });
+        let brief = Bounds::new(&HttpOptions::default().response_timeout(answer));
         assert_eq!((brief.tick, brief.answer, brief.window), (Duration::from_millis(10), 1, 3000));
     }
 

@@ -30,12 +30,12 @@ pub struct Calls {
     one_in: u32,
 }
 
-/// What was counted. All but [`in_flight`](CallCounts::in_flight) since the start.
+/// What was counted. All but [`in_flight`](CallStats::in_flight) since the start.
 ///
 /// Read while the shards go on, so the numbers are of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct CallCounts {
+pub struct CallStats {
     /// Calls that began.
     pub begun: u64,
     /// Those that ended well.
@@ -54,7 +54,7 @@ pub struct CallCounts {
     pub timed_sum: Duration,
 }
 
-impl CallCounts {
+impl CallStats {
     /// Calls under way.
     pub fn in_flight(&self) -> u64 {
         self.begun.saturating_sub(self.done + self.failed + self.dropped)
@@ -98,8 +98,8 @@ impl Calls {
     }
 
     /// What all shards counted together.
-    pub fn counts(&self) -> CallCounts {
-        let mut sum = CallCounts::default();
+    pub fn counts(&self) -> CallStats {
+        let mut sum = CallStats::default();
         for counts in self.each() {
             sum.begun += counts.begun;
             sum.done += counts.done;
@@ -114,7 +114,7 @@ impl Calls {
     }
 
     /// What each [`on_shard`](Calls::on_shard) counted, in the order in which they were made.
-    pub fn each(&self) -> Vec<CallCounts> {
+    pub fn each(&self) -> Vec<CallStats> {
         let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         shards.iter().map(|counters| counters.read()).collect()
     }
@@ -146,10 +146,10 @@ struct Counters {
 
 impl Counters {
     /// The ends are read before the beginnings: no call seems to end that did not begin.
-    fn read(&self) -> CallCounts {
+    fn read(&self) -> CallStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Acquire);
         let (done, failed, dropped) = (read(&self.done), read(&self.failed), read(&self.dropped));
-        CallCounts {
+        CallStats {
             done,
             failed,
             dropped,

@@ -9,7 +9,7 @@ use ringserve_core::Frame;
 ///
 /// It is for what a shard has few of: memory for a large piece of work, places in a pool of connections. A call that waits
 /// holds up its connection as any call does that waits, and its time counts to
-/// [`Limits::handler`](crate::Limits::handler). When its connection ends meanwhile it leaves the queue.
+/// [`Limits::handler_timeout`](crate::Limits::handler_timeout). When its connection ends meanwhile it leaves the queue.
 #[derive(Debug)]
 pub struct ConcurrencyLimit<S> {
     service: S,

@@ -5,7 +5,7 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, Timeout};
+//! use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, TimeLimit};
 //! # use ringserve::{Cx, Frame, Server, Service};
 //! # struct Echo;
 //! # impl Service for Echo {
@@ -21,7 +21,7 @@
 //! let seen = calls.clone();
 //! let running = Server::bind("127.0.0.1:0").start(move |_shard| {
 //!     let limited = ConcurrencyLimit::new(Echo, 100);
-//!     Observe::new(Timeout::new(limited, Duration::from_secs(5)), calls.on_shard())
+//!     Observe::new(TimeLimit::new(limited, Duration::from_secs(5)), calls.on_shard())
 //! })?;
 //! assert_eq!(seen.counts().begun, 0);
 //! # running.shutdown();
@@ -44,7 +44,7 @@ mod observe;
 pub(crate) mod permits;
 mod timeout;
 
-pub use calls::{CallCounts, Calls, ShardCalls};
+pub use calls::{CallStats, Calls, ShardCalls};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use observe::{CallEnd, CallObserver, Observe};
-pub use timeout::{Timeout, TimeoutError};
+pub use timeout::{TimeLimit, TimeLimitError};

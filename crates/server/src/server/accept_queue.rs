@@ -15,8 +15,8 @@ const LISTEN: &str = "0A";
 /// sockets of the machine: for a look now and then, not for each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct AcceptQueue {
-    /// Connections that wait now. At [`SocketOptions::backlog`](crate::SocketOptions::backlog), for each shard, those that
+pub struct AcceptQueueStats {
+    /// Connections that wait now. At [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), for each shard, those that
     /// come are dropped.
     pub waiting: u64,
     /// Connections dropped because a queue was full, since the start of the network namespace and over all its listening
@@ -26,15 +26,15 @@ pub struct AcceptQueue {
     pub drops: u64,
 }
 
-impl AcceptQueue {
+impl AcceptQueueStats {
     /// The queues of this address, of whichever process.
     ///
     /// # Errors
     /// If `/proc/net` cannot be read.
-    pub fn of(addr: SocketAddr) -> io::Result<AcceptQueue> {
+    pub fn of(addr: SocketAddr) -> io::Result<AcceptQueueStats> {
         let netstat = fs::read_to_string("/proc/net/netstat")?;
         let table = if addr.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
-        Ok(AcceptQueue {
+        Ok(AcceptQueueStats {
             waiting: waiting_in(&fs::read_to_string(table)?, addr),
             overflows: counter_in(&netstat, "ListenOverflows"),
             drops: counter_in(&netstat, "ListenDrops"),

@@ -11,8 +11,8 @@ use super::launch::{Plan, announce, cpus_to_pin, descriptors};
 use super::listen::addr::Binds;
 use super::listen::sockets::Listen;
 use super::memory;
-use super::running::Running;
-use super::runtime::Host;
+use super::running::ServerHandle;
+use super::runtime::Runtime;
 use super::signals::StopSignals;
 use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
@@ -61,7 +61,7 @@ pub struct Server<F = Raw> {
     pub(super) sockets: SocketOptions,
     pub(super) incremental: bool,
     pub(super) admit: Option<Admit>,
-    host: Host,
+    runtime: Runtime,
 }
 
 impl Server<Raw> {
@@ -89,7 +89,7 @@ impl Server<Raw> {
             sockets: SocketOptions::default(),
             incremental: false,
             admit: None,
-            host: Host::default(),
+            runtime: Runtime::default(),
         }
     }
 
@@ -97,8 +97,8 @@ impl Server<Raw> {
     /// shard's thread and makes what is called for each connection there, whose future runs on that shard and need not
     /// be `Send`.
     ///
-    /// All [`Limits`] apply but [`Limits::handler`] and [`Limits::calls_in_flight_max`]: how long a stream may take is its
-    /// own affair. To [`Limits::first_frame`] the first byte counts. A panic resets its connection alone.
+    /// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: how long a stream may take is its
+    /// own affair. To [`Limits::first_frame_timeout`] the first byte counts. A panic resets its connection alone.
     ///
     /// ```no_run
     /// use ringserve::{Server, Stream};
@@ -135,7 +135,7 @@ impl Server<Raw> {
     pub fn start_stream<H, R>(
         self,
         factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-    ) -> Result<Running, Error>
+    ) -> Result<ServerHandle, Error>
     where
         H: AsyncFn(Stream) -> R + 'static,
         R: StreamResult + 'static,
@@ -145,7 +145,7 @@ impl Server<Raw> {
 
     /// A call waits here as long as its bytes are unread, which may be for ever, and keeps their order.
     pub(super) fn for_streams(mut self) -> Server<Raw> {
-        self.limits.handler = None;
+        self.limits.handler_timeout = None;
         self.limits.calls_in_flight_max = 1;
         self
     }
@@ -166,12 +166,12 @@ impl<F: Framing + Clone + Send> Server<F> {
             sockets: self.sockets,
             incremental: self.incremental,
             admit: self.admit,
-            host: self.host,
+            runtime: self.runtime,
         }
     }
 
     /// Listens on `addr` as well, on every address it resolves to. Listeners are numbered in the order in which they are
-    /// given ([`Peer::listener`], [`Running::listeners`]); there may be 1024.
+    /// given ([`Peer::listener`], [`ServerHandle::listeners`]); there may be 1024.
     ///
     /// `[::]` takes IPv4 too, whose peers are shown as `::ffff:192.0.2.1`, unless this server listens at an IPv4 address on the
     /// same port itself: then `[::]` takes IPv6 alone. So `0.0.0.0:7000` and `[::]:7000` go together, in either order.
@@ -201,7 +201,7 @@ impl<F: Framing + Clone + Send> Server<F> {
 
     /// Bounds. They are checked at the start, and stay as they are: where they allow more memory than the process may use, a
     /// warning says so. Without them the server has the defaults, [fitted](Limits::fitted) into
-    /// [that memory](crate::usable_memory), and logs what followed from it.
+    /// [that memory](crate::limits::usable_memory), and logs what followed from it.
     pub fn limits(self, limits: Limits) -> Server<F> {
         Server { limits, limits_given: true, ..self }
     }
@@ -237,8 +237,8 @@ impl<F: Framing + Clone + Send> Server<F> {
     }
 
     /// The runtime that each shard runs in: by default none. Inside a runtime of tokio's what needs one works in handlers.
-    pub fn host(self, host: Host) -> Server<F> {
-        Server { host, ..self }
+    pub fn runtime(self, runtime: Runtime) -> Server<F> {
+        Server { runtime, ..self }
     }
 
     /// What the kernel is told about the sockets. Checked at the start.
@@ -261,7 +261,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     }
 
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
-    /// arrived is answered, and what is left after [`Limits::drain`] is reset ([`Running::shutdown`]). A second signal forces.
+    /// arrived is answered, and what is left after [`Limits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal forces.
     /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`, and the factory's
     /// thread is left alone.
     ///
@@ -298,7 +298,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     pub fn start<Make>(
         self,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
-    ) -> Result<Running, Error>
+    ) -> Result<ServerHandle, Error>
     where
         Make: MakeService,
     {
@@ -309,7 +309,7 @@ impl<F: Framing + Clone + Send> Server<F> {
         self,
         starting: Starting,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
-    ) -> Result<Running, Error>
+    ) -> Result<ServerHandle, Error>
     where
         Make: MakeService,
     {
@@ -321,7 +321,7 @@ impl<F: Framing + Clone + Send> Server<F> {
         if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(Error::Shards(shards));
         }
-        self.host.check()?;
+        self.runtime.check()?;
         let limits = memory::fit(self.limits, self.limits_given, shards);
         let descriptors = descriptors(shards, addrs.len())?;
         let wanted = Wanted {
@@ -343,11 +343,11 @@ impl<F: Framing + Clone + Send> Server<F> {
             limits,
             chosen,
             admit: self.admit,
-            host: self.host,
+            runtime: self.runtime,
             factory: Arc::new(factory),
             shards,
         };
         let (remotes, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
-        Ok(Running::new(listening, remotes, threads))
+        Ok(ServerHandle::new(listening, remotes, threads))
     }
 }

@@ -15,8 +15,8 @@ use super::error::Error;
 use super::launch::{OneShard, Plan, give_up};
 use super::listen::addr::ListenAddr;
 use super::listen::sockets::Listening;
-use super::running::Running;
-use super::runtime::Host;
+use super::running::ServerHandle;
+use super::runtime::Runtime;
 use super::starting::Starting;
 use crate::service::MakeService;
 use crate::shard::handle::Shard;
@@ -53,7 +53,7 @@ pub trait Drivers: Send + Sync + 'static {
 }
 
 /// As [`Server::start`], over these drivers and with one shard by default. What the server was told of its driver, of
-/// sockets, of pinning and of its host is ignored.
+/// sockets, of pinning and of its runtime is ignored.
 ///
 /// # Errors
 /// Those of [`Server::start`], and the drivers'.
@@ -61,7 +61,7 @@ pub fn start_on<D, F, Make>(
     server: Server<F>,
     drivers: D,
     factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
-) -> Result<Running, Error>
+) -> Result<ServerHandle, Error>
 where
     D: Drivers,
     F: Framing + Clone + Send,
@@ -94,7 +94,7 @@ where
         limits: server.limits,
         chosen,
         admit: server.admit,
-        host: Host::Own,
+        runtime: Runtime::Own,
         factory: Arc::new(factory),
         shards,
     };
@@ -114,7 +114,7 @@ where
         }
     });
     let (remotes, threads) = launched?;
-    Ok(Running::new(listening, remotes, threads))
+    Ok(ServerHandle::new(listening, remotes, threads))
 }
 
 /// As [`Server::start_stream`], over these drivers.
@@ -125,7 +125,7 @@ pub fn start_stream_on<D, H, R>(
     server: Server<Raw>,
     drivers: D,
     factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-) -> Result<Running, Error>
+) -> Result<ServerHandle, Error>
 where
     D: Drivers,
     H: AsyncFn(Stream) -> R + 'static,

@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_table_is_no_larger_than_descriptors_and_the_kernel_allow() {
-        let unlimited = Limits { connections_max: 16 << 20, ..Limits::default() };
+        let unlimited = Limits::default().connections_max(16 << 20);
         let of = |descriptors| sizes(descriptors, 1, unlimited.clone()).slots();
         assert_eq!([of(20_000), of(u64::MAX)], [20_000, 1 << 20]);
     }
@@ -276,7 +276,11 @@ mod tests {
     #[test]
     fn upstreams_have_their_part_of_a_table_and_never_more_than_half() {
         let of = |descriptors, connections_max, upstreams_max| {
-            let sizes = sizes(descriptors, 2, Limits { connections_max, upstreams_max, ..Limits::default() });
+            let sizes = sizes(
+                descriptors,
+                2,
+                Limits::default().connections_max(connections_max).upstreams_max(upstreams_max),
+            );
             (sizes.connections, sizes.upstreams, sizes.connections_max)
         };
         assert_eq!(of(20_000, 1_000_000, 1024), (18_976, 1024, 37_952));

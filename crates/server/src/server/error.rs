@@ -9,7 +9,7 @@ use ringserve_drivers::SetupError;
 use rustix::io::Errno;
 
 use super::listen::addr::ListenAddr;
-use super::socket_options::check::OptionError;
+use super::socket_options::check::SocketOptionError;
 
 /// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
 /// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
@@ -21,7 +21,7 @@ pub enum Error {
     /// A limit is out of range, or two contradict each other.
     Limits(LimitError),
     /// A socket option is out of range, or the kernel refused it.
-    SocketOption(OptionError),
+    SocketOption(SocketOptionError),
     /// The number of shards is 0 or above 1024.
     Shards(usize),
     /// Somebody listens there already.
@@ -68,8 +68,8 @@ pub enum Error {
         /// The shard it was for.
         shard: usize,
     },
-    /// The runtime of a shard cannot be made ([`Server::host`](crate::Server::host)).
-    Host {
+    /// The runtime of a shard cannot be made ([`Server::runtime`](crate::Server::runtime)).
+    Runtime {
         /// The shard it was for.
         shard: usize,
         /// What the runtime said.
@@ -144,7 +144,7 @@ impl fmt::Display for Error {
             }
             Error::Factory { shard, error } => write!(f, "no service for shard {shard}: {error}"),
             Error::FactoryPanicked { shard } => write!(f, "the factory panicked for shard {shard}"),
-            Error::Host { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
+            Error::Runtime { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
             Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),
             Error::Broken { shard, error } => write!(f, "the driver of shard {shard} broke: {error}"),
@@ -175,7 +175,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Address(error) | Error::Listen { error, .. } | Error::Thread(error) => Some(error),
-            Error::Signals(error) | Error::Broken { error, .. } | Error::Host { error, .. } => Some(error),
+            Error::Signals(error) | Error::Broken { error, .. } | Error::Runtime { error, .. } => Some(error),
             Error::Limits(error) => Some(error),
             Error::SocketOption(error) => Some(error),
             Error::Driver(error) | Error::NoDriver { epoll: error, .. } => Some(error),

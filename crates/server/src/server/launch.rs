@@ -17,8 +17,8 @@ use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use super::error::Error;
 use super::listen::sockets::Listening;
-use super::running::{Running, ShardDeath, ShardEnd};
-use super::runtime::Host;
+use super::running::{ServerHandle, ShardDeath, ShardEnd};
+use super::runtime::Runtime;
 use super::starting::{Heard, Ready, Starting};
 use crate::guard::{guard, message_of};
 use crate::log::{LogObserver, guarded};
@@ -40,7 +40,7 @@ pub(super) struct Plan<F, Factory> {
     pub(super) limits: Limits,
     pub(super) chosen: Chosen,
     pub(super) admit: Option<Admit>,
-    pub(super) host: Host,
+    pub(super) runtime: Runtime,
     pub(super) factory: Arc<Factory>,
     pub(super) shards: usize,
 }
@@ -75,7 +75,7 @@ where
                 limits: self.limits.clone(),
                 chosen: self.chosen.clone(),
                 admit: self.admit.clone(),
-                host: self.host,
+                runtime: self.runtime,
                 factory: self.factory.clone(),
                 remotes: remotes.clone(),
                 quota: quota.clone(),
@@ -109,7 +109,7 @@ where
         match started {
             Ok(()) => Ok(launched),
             Err(error) => {
-                drop(Running::new(Listening::default(), launched.0, launched.1));
+                drop(ServerHandle::new(Listening::default(), launched.0, launched.1));
                 Err(error)
             }
         }
@@ -175,7 +175,7 @@ pub(super) struct OneShard<F, Factory> {
     limits: Limits,
     chosen: Chosen,
     admit: Option<Admit>,
-    host: Host,
+    runtime: Runtime,
     factory: Arc<Factory>,
     pub(super) remotes: Arc<[Arc<Remote>]>,
     quota: Arc<Quota>,
@@ -207,7 +207,7 @@ where
                         hand_over: Uring::hand_over,
                         take_over: Uring::take_over,
                     };
-                    self.host_on(driver.waker(), driver, others, listeners, ready)
+                    self.run_inside(driver.waker(), driver, others, listeners, ready)
                 }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
@@ -218,7 +218,7 @@ where
                         hand_over: Epoll::hand_over,
                         take_over: Epoll::take_over,
                     };
-                    self.host_on(driver.waker(), driver, others, listeners, ready)
+                    self.run_inside(driver.waker(), driver, others, listeners, ready)
                 }
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
@@ -226,7 +226,7 @@ where
     }
 
     /// Inside the runtime it was told to run in.
-    fn host_on<D: Hosted>(
+    fn run_inside<D: Hosted>(
         self,
         waker: Waker,
         driver: D,
@@ -234,12 +234,12 @@ where
         listeners: u16,
         ready: Ready,
     ) -> ShardEnd {
-        match self.host {
-            Host::Own => self.run_on(waker, driver, others, listeners, ready),
-            #[cfg(feature = "host-tokio")]
-            host => {
+        match self.runtime {
+            Runtime::Own => self.run_on(waker, driver, others, listeners, ready),
+            #[cfg(feature = "runtime-tokio")]
+            runtime => {
                 let (shard, mut ready) = (self.index, Some(ready));
-                let serves = host.run(|| {
+                let serves = runtime.run(|| {
                     let ready = ready.take();
                     async move {
                         let Some(ready) = ready else { return Ok(Default::default()) };
@@ -253,7 +253,7 @@ where
                     }
                 });
                 serves.unwrap_or_else(|error| match ready {
-                    Some(ready) => give_up(ready, Error::Host { shard, error }),
+                    Some(ready) => give_up(ready, Error::Runtime { shard, error }),
                     None => Ok(Default::default()),
                 })
             }
@@ -315,7 +315,7 @@ where
         self.remotes[self.index].set_room(core.slots_left());
         ready.succeeded();
         self.gate.pass();
-        let limits = Limits { upstreams_max: self.chosen.upstreams(), ..self.limits };
+        let limits = self.limits.upstreams_max(self.chosen.upstreams());
         Some(Parts { shard, core, driver, service, admit: self.admit, others, limits, first_upstream })
     }
 }
@@ -370,13 +370,13 @@ pub(super) fn announce(
         limits.frame_bytes_max,
         limits.receive_bytes_max >> 20,
         limits.held_bytes_max >> 20,
-        or_off(limits.first_frame),
-        or_off(limits.idle),
-        or_off(limits.write_stalled),
+        or_off(limits.first_frame_timeout),
+        or_off(limits.idle_timeout),
+        or_off(limits.write_stall_timeout),
         limits.write_bytes_per_second_min,
         limits.read_bytes_per_second_min,
-        or_off(limits.handler),
-        limits.drain,
+        or_off(limits.handler_timeout),
+        limits.drain_timeout,
     );
     info!(
         "an idle connection costs {IDLE_BYTES} bytes of user memory or less, beside the session and the kernel's \

@@ -32,9 +32,9 @@ impl fmt::Display for UsableMemory {
 /// them can be found out. What others in the same control group use is not taken off.
 ///
 /// ```no_run
-/// use ringserve_server::{Limits, usable_memory};
+/// use ringserve_server::{Limits, limits::usable_memory};
 ///
-/// let mut limits = Limits { frame_bytes_max: 4096, ..Limits::default() };
+/// let mut limits = Limits::default().frame_bytes_max(4096);
 /// if let Some(memory) = usable_memory() {
 ///     limits = limits.fitted(memory.bytes, 2);
 /// }

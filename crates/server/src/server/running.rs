@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::accept_queue::AcceptQueue;
+use super::accept_queue::AcceptQueueStats;
 use super::error::Error;
 use super::listen::addr::ListenAddr;
 use super::listen::sockets::Listening;
-use super::socket_options::apply::OptionWarning;
+use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
 use crate::shard::inbox::{Order, Remote};
-use crate::stats::{Report, ShardReport};
+use crate::stats::{ServerStats, ShardStats};
 
 /// How a shard ended: what it did, or why it ended by itself.
-pub(crate) type ShardEnd = Result<ShardReport, ShardDeath>;
+pub(crate) type ShardEnd = Result<ShardStats, ShardDeath>;
 
 /// Why a shard ended by itself.
 #[derive(Debug)]
@@ -37,26 +37,26 @@ impl ShardDeath {
     }
 }
 
-/// How long [`Running::report`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
+/// How long [`ServerHandle::stats`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
 /// milliseconds, and a page of figures may wait a moment for one that does not.
 const REPORT_WITHIN: Duration = Duration::from_millis(250);
 
 /// A server that runs on threads of its own. Dropping it stops the server at once and waits for its threads.
 #[must_use = "dropping it stops the server"]
-pub struct Running {
+pub struct ServerHandle {
     remotes: Vec<Arc<Remote>>,
     threads: Vec<JoinHandle<ShardEnd>>,
     /// Dropped after the threads ended: then the files of Unix sockets go.
     listening: Listening,
 }
 
-impl Running {
+impl ServerHandle {
     pub(crate) fn new(
         listening: Listening,
         remotes: Vec<Arc<Remote>>,
         threads: Vec<JoinHandle<ShardEnd>>,
-    ) -> Running {
-        Running { remotes, threads, listening }
+    ) -> ServerHandle {
+        ServerHandle { remotes, threads, listening }
     }
 
     /// Where the server listens, with the real ports: each address and each Unix socket, in the order in which they were
@@ -65,37 +65,37 @@ impl Running {
         &self.listening.addrs
     }
 
-    /// The IP addresses of [`listeners`](Running::listeners), with the real ports.
+    /// The IP addresses of [`listeners`](ServerHandle::listeners), with the real ports.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.listening.ips
     }
 
-    /// Socket options that have not the effect they were set for, as [`SocketOptions`](crate::SocketOptions) says. The log
+    /// Socket options that have not the effect they were set for, as [`SocketOptions`](crate::net::SocketOptions) says. The log
     /// has them at warning level.
-    pub fn option_warnings(&self) -> &[OptionWarning] {
+    pub fn socket_option_warnings(&self) -> &[SocketOptionWarning] {
         &self.listening.warnings
     }
 
-    /// What waits to be accepted at each IP address, in the order of [`local_addrs`](Running::local_addrs), and what the
+    /// What waits to be accepted at each IP address, in the order of [`local_addrs`](ServerHandle::local_addrs), and what the
     /// kernel dropped there. Unix sockets are not in it: the kernel tells nothing of their queues, and nothing is lost
     /// there, since a peer that finds one full waits in `connect`, or is told `EAGAIN` if it does not want to wait.
     ///
     /// # Errors
     /// If `/proc/net` cannot be read.
-    pub fn accept_queues(&self) -> io::Result<Vec<AcceptQueue>> {
-        self.listening.ips.iter().map(|addr| AcceptQueue::of(*addr)).collect()
+    pub fn accept_queues(&self) -> io::Result<Vec<AcceptQueueStats>> {
+        self.listening.ips.iter().map(|addr| AcceptQueueStats::of(*addr)).collect()
     }
 
     /// Begins to shut down, after [`Limits::drain_delay`](crate::Limits::drain_delay): the listeners are closed, frames that
     /// had arrived whole are answered, no further call begins, and connections are closed as soon as nothing is owed. Half a
     /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
-    /// [`Limits::drain`](crate::Limits::drain) the rest is reset. Returns at once; [`wait`](Running::wait) waits for the end.
+    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) the rest is reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
     pub fn shutdown(&self) {
         self.order(Order::Drain);
     }
 
     /// Resets every connection and stops. What the kernel does not end within 5 s is left behind, and said in the log.
-    pub fn force(&self) {
+    pub fn abort(&self) {
         self.order(Order::Force);
     }
 
@@ -107,13 +107,13 @@ impl Running {
 
     /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
     /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
-    /// [marked as stale](ShardReport::stale). So every shard is in every report, and counters never fall.
+    /// [marked as stale](ShardStats::stale). So every shard is in every report, and counters never fall.
     ///
     /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
     /// ones there are. Called again a moment later it returns those that were asked for.
-    pub fn report(&self) -> Report {
+    pub fn stats(&self) -> ServerStats {
         let deadline = Instant::now() + REPORT_WITHIN;
-        let mut report = Report::default();
+        let mut report = ServerStats::default();
         let asked: Vec<u64> = self.remotes.iter().map(|remote| remote.ask_report()).collect();
         for (remote, number) in self.remotes.iter().zip(asked) {
             report.add(remote.latest_report(number, deadline));
@@ -122,8 +122,8 @@ impl Running {
     }
 
     /// Something that can shut the server down from another thread.
-    pub fn stopper(&self) -> Stopper {
-        Stopper { remotes: self.remotes.clone() }
+    pub fn shutdown_handle(&self) -> ShutdownHandle {
+        ShutdownHandle { remotes: self.remotes.clone() }
     }
 
     /// Waits until the server has shut down.
@@ -131,8 +131,8 @@ impl Running {
     /// # Errors
     /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
     /// drain, and the error is returned once they are done.
-    pub fn wait(mut self) -> Result<Report, Error> {
-        let mut report = Report::default();
+    pub fn wait(mut self) -> Result<ServerStats, Error> {
+        let mut report = ServerStats::default();
         let mut failed = None;
         for (shard, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
             match thread.join().unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic)))) {
@@ -147,10 +147,10 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ServerHandle {
     fn drop(&mut self) {
         if !self.threads.is_empty() {
-            self.force();
+            self.abort();
             for thread in self.threads.drain(..) {
                 let _ = thread.join();
             }
@@ -158,32 +158,32 @@ impl Drop for Running {
     }
 }
 
-impl fmt::Debug for Running {
+impl fmt::Debug for ServerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").field("listeners", &self.listening.addrs).finish_non_exhaustive()
+        f.debug_struct("ServerHandle").field("listeners", &self.listening.addrs).finish_non_exhaustive()
     }
 }
 
 /// Shuts a server down from any thread.
 #[derive(Clone)]
-pub struct Stopper {
+pub struct ShutdownHandle {
     remotes: Vec<Arc<Remote>>,
 }
 
-impl Stopper {
-    /// As [`Running::shutdown`].
+impl ShutdownHandle {
+    /// As [`ServerHandle::shutdown`].
     pub fn shutdown(&self) {
         self.remotes.iter().for_each(|remote| remote.order(Order::Drain));
     }
 
-    /// As [`Running::force`].
-    pub fn force(&self) {
+    /// As [`ServerHandle::abort`].
+    pub fn abort(&self) {
         self.remotes.iter().for_each(|remote| remote.order(Order::Force));
     }
 }
 
-impl fmt::Debug for Stopper {
+impl fmt::Debug for ShutdownHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Stopper")
+        f.write_str("ShutdownHandle")
     }
 }

@@ -1,11 +1,11 @@
 //! The runtime that a shard runs in.
 
 use std::fmt;
-#[cfg(feature = "host-tokio")]
+#[cfg(feature = "runtime-tokio")]
 use std::io;
 use std::str::FromStr;
 
-#[cfg(feature = "host-tokio-uring")]
+#[cfg(feature = "runtime-tokio-uring")]
 use ringserve_drivers::probe_ring;
 
 use super::error::Error;
@@ -16,29 +16,29 @@ use super::error::Error;
 /// where a turn brings a single request (docs/PERFORMANCE.md). Services and their handlers are the same on each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Host {
+pub enum Runtime {
     /// Nothing: the shard waits in its driver. What needs tokio does not work in handlers; what needs a waker alone, such as
     /// tokio's channels and locks, does.
     #[default]
     Own,
     /// A current-thread runtime of tokio's for each shard, on the shard's thread, with time and I/O enabled. In the factory,
     /// in handlers and in tasks of the shard everything of tokio's works: `tokio::time`, `tokio::net`, `spawn`,
-    /// `spawn_local`, `spawn_blocking`, and what stands on them, as clients of databases do. Cargo feature `host-tokio`.
-    #[cfg(feature = "host-tokio")]
+    /// `spawn_local`, `spawn_blocking`, and what stands on them, as clients of databases do. Cargo feature `runtime-tokio`.
+    #[cfg(feature = "runtime-tokio")]
     Tokio,
     /// The runtime of tokio-uring for each shard, which is one of tokio's too: its files work in handlers. It has a ring of
-    /// its own, so it needs io_uring, also where the server runs on epoll. Cargo feature `host-tokio-uring`.
-    #[cfg(feature = "host-tokio-uring")]
+    /// its own, so it needs io_uring, also where the server runs on epoll. Cargo feature `runtime-tokio-uring`.
+    #[cfg(feature = "runtime-tokio-uring")]
     TokioUring,
 }
 
-impl Host {
-    const ALL: &[Host] = &[
-        Host::Own,
-        #[cfg(feature = "host-tokio")]
-        Host::Tokio,
-        #[cfg(feature = "host-tokio-uring")]
-        Host::TokioUring,
+impl Runtime {
+    const ALL: &[Runtime] = &[
+        Runtime::Own,
+        #[cfg(feature = "runtime-tokio")]
+        Runtime::Tokio,
+        #[cfg(feature = "runtime-tokio-uring")]
+        Runtime::TokioUring,
     ];
 
     /// Refuses what cannot be made here.
@@ -46,19 +46,19 @@ impl Host {
     /// # Errors
     /// Names the cause and the fix.
     pub(crate) fn check(self) -> Result<(), Error> {
-        #[cfg(feature = "host-tokio-uring")]
-        if self == Host::TokioUring {
+        #[cfg(feature = "runtime-tokio-uring")]
+        if self == Runtime::TokioUring {
             let why = |error| io::Error::other(format!("tokio-uring needs io_uring: {error}"));
-            return probe_ring().map_err(|error| Error::Host { shard: 0, error: why(error) });
+            return probe_ring().map_err(|error| Error::Runtime { shard: 0, error: why(error) });
         }
         Ok(())
     }
 
     /// Runs a future that the closure makes, both inside the runtime, until it is done.
-    #[cfg(feature = "host-tokio")]
+    #[cfg(feature = "runtime-tokio")]
     pub(crate) fn run<T, Fut: Future<Output = T>>(self, make: impl FnOnce() -> Fut) -> io::Result<T> {
-        #[cfg(feature = "host-tokio-uring")]
-        if self == Host::TokioUring {
+        #[cfg(feature = "runtime-tokio-uring")]
+        if self == Runtime::TokioUring {
             let runtime = tokio_uring::Runtime::new(&tokio_uring::builder())?;
             return Ok(runtime.block_on(async { make().await }));
         }
@@ -75,24 +75,24 @@ impl Host {
     }
 }
 
-impl FromStr for Host {
+impl FromStr for Runtime {
     type Err = String;
 
-    fn from_str(name: &str) -> Result<Host, String> {
-        let found = Host::ALL.iter().find(|host| host.to_string() == name);
-        let names = || Host::ALL.iter().map(Host::to_string).collect::<Vec<_>>().join(", ");
-        found.copied().ok_or_else(|| format!("{name} is no host; choose one of {}", names()))
+    fn from_str(name: &str) -> Result<Runtime, String> {
+        let found = Runtime::ALL.iter().find(|runtime| runtime.to_string() == name);
+        let names = || Runtime::ALL.iter().map(Runtime::to_string).collect::<Vec<_>>().join(", ");
+        found.copied().ok_or_else(|| format!("{name} is no runtime; choose one of {}", names()))
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Host::Own => "own",
-            #[cfg(feature = "host-tokio")]
-            Host::Tokio => "tokio",
-            #[cfg(feature = "host-tokio-uring")]
-            Host::TokioUring => "tokio-uring",
+            Runtime::Own => "own",
+            #[cfg(feature = "runtime-tokio")]
+            Runtime::Tokio => "tokio",
+            #[cfg(feature = "runtime-tokio-uring")]
+            Runtime::TokioUring => "tokio-uring",
         })
     }
 }
@@ -102,10 +102,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_named_as_it_is_shown() {
-        for host in Host::ALL {
-            assert_eq!(host.to_string().parse(), Ok(*host));
+    fn a_runtime_is_named_as_it_is_shown() {
+        for runtime in Runtime::ALL {
+            assert_eq!(runtime.to_string().parse(), Ok(*runtime));
         }
-        assert!("go".parse::<Host>().unwrap_err().starts_with("go is no host; choose one of own"));
+        assert!("go".parse::<Runtime>().unwrap_err().starts_with("go is no runtime; choose one of own"));
     }
 }

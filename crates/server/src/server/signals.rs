@@ -11,7 +11,7 @@ use signal_hook::iterator::{Handle, Signals};
 use tracing::{info, warn};
 
 use super::error::Error;
-use super::running::{Running, Stopper};
+use super::running::{ServerHandle, ShutdownHandle};
 use super::starting::Interrupter;
 use crate::guard::guard;
 
@@ -48,7 +48,7 @@ enum Stage {
     /// It was interrupted.
     Interrupted,
     Running {
-        stopper: Stopper,
+        handle: ShutdownHandle,
         /// A signal came before.
         again: bool,
     },
@@ -72,13 +72,13 @@ impl StopSignals {
     }
 
     /// From now on signals are for this server, and so is one that came before.
-    pub(super) fn stop(&self, running: &Running) {
+    pub(super) fn stop(&self, running: &ServerHandle) {
         let stage = &mut *stage_of(&self.stage);
         let again = matches!(stage, Stage::Interrupted);
         if again {
             running.shutdown();
         }
-        *stage = Stage::Running { stopper: running.stopper(), again };
+        *stage = Stage::Running { handle: running.shutdown_handle(), again };
     }
 }
 
@@ -104,14 +104,14 @@ fn obey(stage: &mut Stage, name: &str) {
             let _ = guard(|| info!("{name}: stopped before it was ready"));
         }
         Stage::Interrupted => {}
-        Stage::Running { stopper, again } if !*again => {
+        Stage::Running { handle, again } if !*again => {
             *again = true;
-            stopper.shutdown();
+            handle.shutdown();
             let _ =
                 guard(|| info!("{name}: accepting no more, finishing replies; once more to stop at once"));
         }
-        Stage::Running { stopper, .. } => {
-            stopper.force();
+        Stage::Running { handle, .. } => {
+            handle.abort();
             let _ = guard(|| warn!("{name}: stopping at once"));
         }
     }

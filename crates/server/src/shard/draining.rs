@@ -10,7 +10,7 @@ use crate::guard::{Panicked, discard, wake};
 
 /// Whether a shard drains, and whom to tell. Clones are handles on the same.
 #[derive(Clone, Default)]
-pub(crate) struct Draining {
+pub(crate) struct DrainFlag {
     inner: Rc<Inner>,
 }
 
@@ -27,7 +27,7 @@ struct Waiters {
     free: Vec<u32>,
 }
 
-impl Draining {
+impl DrainFlag {
     pub(crate) fn has_begun(&self) -> bool {
         self.inner.begun.get()
     }
@@ -49,19 +49,19 @@ impl Draining {
         }
     }
 
-    pub(crate) fn wait(&self) -> DrainBegins {
-        DrainBegins { draining: self.clone(), number: None }
+    pub(crate) fn wait(&self) -> Draining {
+        Draining { draining: self.clone(), number: None }
     }
 }
 
-/// Waits until the server shuts down. See [`Shard::drain_begins`](crate::Shard::drain_begins).
+/// Waits until the server shuts down. See [`Shard::draining`](crate::Shard::draining).
 #[must_use = "a future does nothing until it is awaited"]
-pub struct DrainBegins {
-    draining: Draining,
+pub struct Draining {
+    draining: DrainFlag,
     number: Option<u32>,
 }
 
-impl Future for DrainBegins {
+impl Future for Draining {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
@@ -94,7 +94,7 @@ impl Future for DrainBegins {
     }
 }
 
-impl Drop for DrainBegins {
+impl Drop for Draining {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
         let mut waiters = self.draining.inner.waiters.borrow_mut();
@@ -105,9 +105,9 @@ impl Drop for DrainBegins {
     }
 }
 
-impl fmt::Debug for DrainBegins {
+impl fmt::Debug for Draining {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DrainBegins({})", self.draining.has_begun())
+        write!(f, "Draining({})", self.draining.has_begun())
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_dropped_wait_leaves_nothing_and_its_number_is_used_again() {
-        let draining = Draining::default();
+        let draining = DrainFlag::default();
         for _ in 0..3 {
             let mut wait = draining.wait();
             assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_waker_that_panics_keeps_no_other_from_being_woken() {
         use crate::shard::inbox::{Remote, TaskWaker};
-        let draining = Draining::default();
+        let draining = DrainFlag::default();
         let mut waits = [draining.wait(), draining.wait()];
         let bad = crate::guard::tests::bomb();
         assert!(Pin::new(&mut waits[0]).poll(&mut Context::from_waker(&bad)).is_pending());

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempts::Requests;
-use super::draining::{DrainBegins, Draining};
+use super::draining::{DrainFlag, Draining};
 use super::inbox::Remote;
 use super::spawned::LocalTasks;
-use super::timers::{Deadline, Sleep, Timers};
+use super::timers::{Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
@@ -28,9 +28,9 @@ struct Inner {
     timers: Timers,
     remote: Arc<Remote>,
     mailboxes: RefCell<Vec<ReadMailbox>>,
-    draining: Draining,
+    draining: DrainFlag,
     /// Its [`drain_delay`](crate::Limits::drain_delay) is over.
-    stopping: Draining,
+    stopping: DrainFlag,
     upstreams: Requests,
 }
 
@@ -44,8 +44,8 @@ impl Shard {
             timers,
             remote,
             mailboxes: RefCell::default(),
-            draining: Draining::default(),
-            stopping: Draining::default(),
+            draining: DrainFlag::default(),
+            stopping: DrainFlag::default(),
             upstreams: Requests::default(),
         };
         Shard { inner: Rc::new(inner) }
@@ -80,10 +80,10 @@ impl Shard {
     /// clock.
     ///
     /// # Errors
-    /// [`DeadlineElapsed`](crate::DeadlineElapsed) if the time was over first.
+    /// [`Elapsed`](crate::time::Elapsed) if the time was over first.
     #[inline]
-    pub fn deadline<F: Future>(&self, time: Duration, future: F) -> Deadline<'_, F> {
-        Deadline::new(&self.inner.timers, time, future)
+    pub fn timeout<F: Future>(&self, time: Duration, future: F) -> Timeout<'_, F> {
+        Timeout::new(&self.inner.timers, time, future)
     }
 
     /// True once the server was told to shut down, also while it goes on as before for
@@ -94,14 +94,14 @@ impl Shard {
 
     /// Waits until the server is told to shut down; at once if it was already, also while it goes on as before for
     /// [`Limits::drain_delay`](crate::Limits::drain_delay). For tasks and [streams](crate::Stream) that have to
-    /// say goodbye: a drain waits for what is owed, up to [`Limits::drain`](crate::Limits::drain).
-    pub fn drain_begins(&self) -> DrainBegins {
+    /// say goodbye: a drain waits for what is owed, up to [`Limits::drain_timeout`](crate::Limits::drain_timeout).
+    pub fn draining(&self) -> Draining {
         self.inner.draining.wait()
     }
 
     /// Waits until the drain delay is over: until then connections are served as before.
     #[cfg(feature = "http")]
-    pub(crate) fn stopping_begins(&self) -> DrainBegins {
+    pub(crate) fn stopping(&self) -> Draining {
         self.inner.stopping.wait()
     }
 

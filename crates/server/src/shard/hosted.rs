@@ -30,7 +30,7 @@ use tokio::time::{Instant, Sleep};
 use super::calls::Job;
 use super::state::ShardLoop;
 use crate::service::Service;
-use crate::stats::ShardReport;
+use crate::stats::ShardStats;
 
 /// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need to leave, and no more
 /// than a few thousand frames.
@@ -73,7 +73,7 @@ where
     Fut: Future<Output = ()>,
 {
     /// As [`run`](ShardLoop::run), on a runtime of tokio's.
-    pub(crate) async fn run_hosted(mut self) -> Result<ShardReport, i32> {
+    pub(crate) async fn run_hosted(mut self) -> Result<ShardStats, i32> {
         let mut waits = match self.waits() {
             Ok(waits) => waits,
             Err(error) => return Err(errno(&error)),
@@ -101,7 +101,7 @@ where
         })
     }
 
-    fn poll_turns(&mut self, waits: &mut Waits, task: &mut Context<'_>) -> Poll<Result<ShardReport, i32>> {
+    fn poll_turns(&mut self, waits: &mut Waits, task: &mut Context<'_>) -> Poll<Result<ShardStats, i32>> {
         self.lane.remote.set_host(task.waker());
         while let Poll::Ready(readable) = waits.readiness.poll_read_ready(task) {
             match readable {

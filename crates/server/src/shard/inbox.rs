@@ -13,7 +13,7 @@ use ringserve_core::{ConnId, Reach};
 
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
-use crate::stats::ShardReport;
+use crate::stats::ShardStats;
 
 thread_local! {
     /// This thread is a shard's.
@@ -70,7 +70,7 @@ pub(crate) struct Remote {
     room: AtomicUsize,
     driver: OnceLock<ringserve_drivers::Waker>,
     /// Wakes the shard instead of its driver, where that does not block.
-    #[cfg(feature = "host-tokio")]
+    #[cfg(feature = "runtime-tokio")]
     host: Mutex<Option<Waker>>,
     reports: Mutex<Reports>,
     reported: Condvar,
@@ -81,7 +81,7 @@ pub(crate) struct Remote {
 struct Reports {
     asked: u64,
     answered: u64,
-    last: ShardReport,
+    last: ShardStats,
     /// The shard ended without a last report: no other one comes.
     ended: bool,
 }
@@ -93,7 +93,7 @@ impl Remote {
             order: AtomicU8::new(Order::Serve as u8),
             room: AtomicUsize::new(0),
             driver: OnceLock::new(),
-            #[cfg(feature = "host-tokio")]
+            #[cfg(feature = "runtime-tokio")]
             host: Mutex::default(),
             reports: Mutex::default(),
             reported: Condvar::new(),
@@ -130,18 +130,18 @@ impl Remote {
 
     /// A report made after that number was asked for, if it comes before the deadline; else the last one there is, marked
     /// as stale. A shard's own thread does not wait for it.
-    pub(crate) fn latest_report(&self, number: u64, deadline: Instant) -> ShardReport {
+    pub(crate) fn latest_report(&self, number: u64, deadline: Instant) -> ShardStats {
         let mut reports = self.reports();
         let waits = !is_on_shard();
         while waits && reports.answered < number && !reports.ended {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
             reports = self.reported.wait_timeout(reports, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        ShardReport { stale: reports.answered < number, ..reports.last.clone() }
+        ShardStats { stale: reports.answered < number, ..reports.last.clone() }
     }
 
     /// On the shard: answers all that asked so far.
-    pub(crate) fn report(&self, report: ShardReport) {
+    pub(crate) fn report(&self, report: ShardStats) {
         let mut reports = self.reports();
         reports.answered = reports.asked;
         reports.last = report;
@@ -149,7 +149,7 @@ impl Remote {
     }
 
     /// On the shard: its last report, for those who still wait and those who will ask.
-    pub(crate) fn last_report(&self, report: ShardReport) {
+    pub(crate) fn last_report(&self, report: ShardStats) {
         let mut reports = self.reports();
         reports.answered = u64::MAX;
         reports.last = report;
@@ -170,13 +170,13 @@ impl Remote {
     }
 
     /// What [`wake_if_asleep`](Remote::wake_if_asleep) does, as a waker.
-    #[cfg(feature = "host-tokio")]
+    #[cfg(feature = "runtime-tokio")]
     pub(crate) fn outside(self: &Arc<Remote>) -> Waker {
         Waker::from(Arc::new(Outside(self.clone())))
     }
 
     /// From now on this one wakes the shard.
-    #[cfg(feature = "host-tokio")]
+    #[cfg(feature = "runtime-tokio")]
     pub(crate) fn set_host(&self, waker: &Waker) {
         let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *host {
@@ -186,7 +186,7 @@ impl Remote {
     }
 
     /// True if that is so, and it was woken.
-    #[cfg(feature = "host-tokio")]
+    #[cfg(feature = "runtime-tokio")]
     fn wake_host(&self) -> bool {
         let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).clone();
         host.map(Waker::wake).is_some()
@@ -201,7 +201,7 @@ impl Remote {
         if called == Called::Awake {
             return;
         }
-        #[cfg(feature = "host-tokio")]
+        #[cfg(feature = "runtime-tokio")]
         if self.wake_host() {
             return;
         }
@@ -266,10 +266,10 @@ impl Remote {
 }
 
 /// See [`Remote::outside`].
-#[cfg(feature = "host-tokio")]
+#[cfg(feature = "runtime-tokio")]
 struct Outside(Arc<Remote>);
 
-#[cfg(feature = "host-tokio")]
+#[cfg(feature = "runtime-tokio")]
 impl Wake for Outside {
     fn wake(self: Arc<Self>) {
         self.0.wake_if_asleep();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::handle::Shard;
 use super::inbox::Remote;
 
-/// Messages that may wait for one shard, unless [`Shards::with_capacity`] says otherwise: enough for a burst of a
+/// Messages that may wait for one shard, unless [`Mesh::with_capacity`] says otherwise: enough for a burst of a
 /// millisecond from dozens of shards, and 64 K messages of a few words are a few MiB.
 const CAPACITY: usize = 65_536;
 
@@ -16,16 +16,16 @@ const MESSAGES_IN_A_TURN: usize = 1024;
 
 /// A way from any thread to the shards of a server, for services that keep a part of their state on each.
 ///
-/// Made before the server starts, cloned into its factory, where each shard [joins](Shards::join) with what it does
+/// Made before the server starts, cloned into its factory, where each shard [registers](Mesh::register) with what it does
 /// with a message. Messages from one sender to one shard arrive in order. A message costs a lock held for a few
 /// instructions, and a wake-up only if the shard sleeps.
 ///
 /// ```no_run
 /// use std::{cell::Cell, convert::Infallible, rc::Rc};
-/// use ringserve::{Cx, Frame, Server, Service, Shards, framing::Lines};
+/// use ringserve::{Cx, Frame, Server, Service, sync::Mesh, framing::Lines};
 ///
 /// /// Counts lines over all shards on shard 0.
-/// struct Count { shards: Shards<u64> }
+/// struct Count { shards: Mesh<u64> }
 ///
 /// impl Service for Count {
 ///     type Session = ();
@@ -38,15 +38,15 @@ const MESSAGES_IN_A_TURN: usize = 1024;
 /// }
 ///
 /// # fn main() -> Result<(), ringserve::Error> {
-/// let shards = Shards::new();
+/// let shards = Mesh::new();
 /// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(move |shard| {
 ///     let total = Rc::new(Cell::new(0));
-///     shards.join(shard, move |more: u64| total.set(total.get() + more));
+///     shards.register(shard, move |more: u64| total.set(total.get() + more));
 ///     Count { shards: shards.clone() }
 /// })
 /// # }
 /// ```
-pub struct Shards<M> {
+pub struct Mesh<M> {
     inner: Arc<Inner<M>>,
 }
 
@@ -74,15 +74,15 @@ impl<M> Member<M> {
     }
 }
 
-impl<M: Send + 'static> Shards<M> {
+impl<M: Send + 'static> Mesh<M> {
     /// With room for 65 536 messages to each shard.
-    pub fn new() -> Shards<M> {
-        Shards::with_capacity(CAPACITY)
+    pub fn new() -> Mesh<M> {
+        Mesh::with_capacity(CAPACITY)
     }
 
     /// With room for so many messages to each shard, at least 1. Memory is taken as messages wait, not before.
-    pub fn with_capacity(messages: usize) -> Shards<M> {
-        Shards { inner: Arc::new(Inner { capacity: messages.max(1), members: OnceLock::new() }) }
+    pub fn with_capacity(messages: usize) -> Mesh<M> {
+        Mesh { inner: Arc::new(Inner { capacity: messages.max(1), members: OnceLock::new() }) }
     }
 
     /// On a shard's thread, in the server's factory: from now on `handle` is called there for each message. The server
@@ -92,10 +92,10 @@ impl<M: Send + 'static> Shards<M> {
     ///
     /// # Panics
     /// If this shard joined already, or a server with another number of shards uses this value.
-    pub fn join(&self, shard: &Shard, mut handle: impl FnMut(M) + 'static) {
+    pub fn register(&self, shard: &Shard, mut handle: impl FnMut(M) + 'static) {
         let members =
             self.inner.members.get_or_init(|| (0..shard.count()).map(|_| OnceLock::new()).collect());
-        assert_eq!(members.len(), shard.count(), "one Shards belongs to one server");
+        assert_eq!(members.len(), shard.count(), "one Mesh belongs to one server");
         let mailbox = Mutex::new(Mailbox { messages: VecDeque::new(), closed: false });
         let member = Arc::new(Member { mailbox, remote: shard.remote().clone() });
         let joined = members[shard.index()].set(member.clone()).is_ok();
@@ -161,21 +161,21 @@ impl<M> Drop for Open<M> {
     }
 }
 
-impl<M: Send + 'static> Default for Shards<M> {
+impl<M: Send + 'static> Default for Mesh<M> {
     fn default() -> Self {
-        Shards::new()
+        Mesh::new()
     }
 }
 
-impl<M> Clone for Shards<M> {
+impl<M> Clone for Mesh<M> {
     fn clone(&self) -> Self {
-        Shards { inner: self.inner.clone() }
+        Mesh { inner: self.inner.clone() }
     }
 }
 
-impl<M> fmt::Debug for Shards<M> {
+impl<M> fmt::Debug for Mesh<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shards").field("capacity", &self.inner.capacity).finish_non_exhaustive()
+        f.debug_struct("Mesh").field("capacity", &self.inner.capacity).finish_non_exhaustive()
     }
 }
 

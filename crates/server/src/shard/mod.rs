@@ -6,7 +6,7 @@ pub(crate) mod draining;
 mod events;
 mod give_back;
 pub(crate) mod handle;
-#[cfg(feature = "host-tokio")]
+#[cfg(feature = "runtime-tokio")]
 mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod messages;

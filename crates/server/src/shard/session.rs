@@ -70,7 +70,7 @@ impl Session {
             CloseReason::FirstFrameTimeout
             | CloseReason::ConnectTimeout
             | CloseReason::IdleTimeout
-            | CloseReason::WriteStalled
+            | CloseReason::WriteStallTimeout
             | CloseReason::WriteTooSlow
             | CloseReason::ReadTooSlow
             | CloseReason::HeartbeatLost
@@ -194,13 +194,13 @@ mod tests {
             (CloseReason::PeerReset, ConnectionReset),
             (CloseReason::FirstFrameTimeout, TimedOut),
             (CloseReason::IdleTimeout, TimedOut),
-            (CloseReason::WriteStalled, TimedOut),
+            (CloseReason::WriteStallTimeout, TimedOut),
             (CloseReason::WriteTooSlow, TimedOut),
             (CloseReason::ReadTooSlow, TimedOut),
             (CloseReason::HeartbeatLost, TimedOut),
             (CloseReason::HandlerTimeout, TimedOut),
             (CloseReason::DrainTimeout, TimedOut),
-            (CloseReason::Forced, ConnectionAborted),
+            (CloseReason::ServerAborted, ConnectionAborted),
             (CloseReason::MemoryLimit, ConnectionAborted),
         ] {
             assert_eq!(Session::default().end(reason).unwrap_err().kind(), kind, "{reason}");

@@ -72,7 +72,7 @@ impl Timers {
     }
 
     /// From now on this one is woken when somebody begins to sleep: for a shard whose user code also runs outside of its turns.
-    #[cfg(feature = "host-tokio")]
+    #[cfg(feature = "runtime-tokio")]
     pub(crate) fn wake_when_set(&self, waker: Waker) {
         self.inner.borrow_mut().on_sleep = Some(waker);
     }
@@ -233,10 +233,10 @@ impl fmt::Debug for Sleep {
 }
 
 pin_project! {
-    /// A future that has to be done within a time. See [`Cx::deadline`](crate::Cx::deadline).
+    /// A future that has to be done within a time. See [`Cx::timeout`](crate::Cx::timeout).
     // A struct of its own and not an `async fn`, which would move the future twice before its first poll.
     #[must_use = "a future does nothing until it is awaited"]
-    pub struct Deadline<'a, F> {
+    pub struct Timeout<'a, F> {
         #[pin]
         future: F,
         time: Duration,
@@ -245,15 +245,15 @@ pin_project! {
     }
 }
 
-impl<'a, F> Deadline<'a, F> {
+impl<'a, F> Timeout<'a, F> {
     #[inline]
-    pub(crate) fn new(timers: &'a Timers, time: Duration, future: F) -> Deadline<'a, F> {
-        Deadline { future, time, timers, sleep: None }
+    pub(crate) fn new(timers: &'a Timers, time: Duration, future: F) -> Timeout<'a, F> {
+        Timeout { future, time, timers, sleep: None }
     }
 }
 
-impl<F: Future> Future for Deadline<'_, F> {
-    type Output = Result<F::Output, DeadlineElapsed>;
+impl<F: Future> Future for Timeout<'_, F> {
+    type Output = Result<F::Output, Elapsed>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Self::Output> {
@@ -263,27 +263,27 @@ impl<F: Future> Future for Deadline<'_, F> {
         }
         // Only one that waits needs a timer, and only then is the clock read.
         let sleep = this.sleep.get_or_insert_with(|| this.timers.sleep(*this.time));
-        Pin::new(sleep).poll(task).map(|()| Err(DeadlineElapsed))
+        Pin::new(sleep).poll(task).map(|()| Err(Elapsed))
     }
 }
 
-impl<F> fmt::Debug for Deadline<'_, F> {
+impl<F> fmt::Debug for Timeout<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deadline").field("time", &self.time).finish_non_exhaustive()
+        f.debug_struct("Timeout").field("time", &self.time).finish_non_exhaustive()
     }
 }
 
-/// The time given to [`Cx::deadline`](crate::Cx::deadline) was over first.
+/// The time given to [`Cx::timeout`](crate::Cx::timeout) was over first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeadlineElapsed;
+pub struct Elapsed;
 
-impl fmt::Display for DeadlineElapsed {
+impl fmt::Display for Elapsed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the deadline is over")
+        f.write_str("the time is over")
     }
 }
 
-impl std::error::Error for DeadlineElapsed {}
+impl std::error::Error for Elapsed {}
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,7 @@ use super::upstreams::Upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
 use crate::service::Service;
-use crate::stats::ShardReport;
+use crate::stats::ShardStats;
 
 impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
 where
@@ -29,7 +29,7 @@ where
     ///
     /// # Errors
     /// The `errno` of a driver that broke.
-    pub(crate) fn run(mut self) -> Result<ShardReport, i32> {
+    pub(crate) fn run(mut self) -> Result<ShardStats, i32> {
         let mut completions = Vec::new();
         loop {
             self.lane.now = self.lane.shard.timers().now();
@@ -59,7 +59,7 @@ where
     }
 
     /// The last report.
-    pub(super) fn ended(&self) -> ShardReport {
+    pub(super) fn ended(&self) -> ShardStats {
         guarded(|| debug!(shard = self.lane.shard.index(), stats = ?self.lane.driver.stats(), "shard done"));
         let upstreams = self.lane.upstreams.as_ref().map_or(0, |upstreams| upstreams.left_behind());
         let left = self.core.left_behind() + upstreams;
@@ -123,8 +123,8 @@ where
         if wait == Wait::For(Duration::ZERO) || !self.lane.remote.fall_asleep() { Wait::No } else { wait }
     }
 
-    pub(super) fn report(&self) -> ShardReport {
-        ShardReport {
+    pub(super) fn report(&self) -> ShardStats {
+        ShardStats {
             counters: self.core.counters().clone(),
             connections: self.core.connections(),
             upstreams: self.lane.upstreams.as_ref().map(|upstreams| upstreams.report()).unwrap_or_default(),
@@ -189,7 +189,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver>(
     service: S,
     framing: F,
     limits: Limits,
-) -> Result<ShardReport, i32> {
+) -> Result<ShardStats, i32> {
     let remote = Remote::new();
     let connections_max = driver.connections_max();
     let core = ringserve_core::Shard::new(
@@ -202,7 +202,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver>(
     );
     let shard = Shard::new(0, 1, remote);
     // The driver has no slots beside those of accepted connections.
-    let limits = Limits { upstreams_max: 0, ..limits };
+    let limits = limits.upstreams_max(0);
     let first_upstream = connections_max as u32;
     let (admit, others) = (None, None);
     let parts = Parts { shard, core, driver, service, admit, others, limits, first_upstream };

@@ -30,7 +30,7 @@ use super::inbox::TaskWaker;
 use super::session::Session;
 use crate::guard::{guard, wake};
 use crate::log::LogObserver;
-use crate::stats::UpstreamReport;
+use crate::stats::UpstreamStats;
 
 /// Set in the number of a woken task if it says that an upstream's bytes were read. The rest is the slot's index.
 pub(crate) const UPSTREAM: u32 = 1 << 30;
@@ -68,15 +68,14 @@ impl Upstreams {
     pub(crate) fn new(limits: &Limits, first: u32, pool: Pool, shard: &Shard) -> Upstreams {
         let max = limits.upstreams_max;
         // An upstream is silent for as long as nobody asks it anything, and answers when it can.
-        let limits = Limits {
-            first_frame: None,
-            idle: None,
-            handler: None,
-            heartbeat: None,
-            read_bytes_per_second_min: 0,
-            calls_in_flight_max: 1,
-            ..limits.clone()
-        };
+        let limits = limits
+            .clone()
+            .first_frame_timeout(None)
+            .idle_timeout(None)
+            .handler_timeout(None)
+            .heartbeat_interval(None)
+            .read_bytes_per_second_min(0)
+            .calls_in_flight_max(1);
         let mut core =
             ringserve_core::Shard::new(limits, max, 0, Raw, pool, LogObserver::upstreams(shard.index()));
         core.number_from(first);
@@ -207,8 +206,8 @@ impl Upstreams {
         self.core.left_behind()
     }
 
-    pub(crate) fn report(&self) -> UpstreamReport {
-        UpstreamReport { counters: self.core.counters().clone(), connections: self.core.connections() }
+    pub(crate) fn report(&self) -> UpstreamStats {
+        UpstreamStats { counters: self.core.counters().clone(), connections: self.core.connections() }
     }
 }
 

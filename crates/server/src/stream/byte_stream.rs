@@ -10,7 +10,7 @@ use ringserve_core::{Block, ConnId, Frame, Payload};
 
 use crate::handle::StreamHandle;
 use crate::peer::Peer;
-use crate::shard::draining::DrainBegins;
+use crate::shard::draining::Draining;
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 
@@ -40,7 +40,7 @@ use crate::shard::session::Session;
 ///
 /// Dropping the stream closes the connection once what is queued has left. [`end_writing`](Stream::end_writing), and
 /// `poll_shutdown`, send FIN and leave reading open. When the connection ends otherwise (a reset, a limit, the end of
-/// [`Limits::drain`](crate::Limits::drain)) its future is polled once more, so that it sees the error, and dropped if it
+/// [`Limits::drain_timeout`](crate::Limits::drain_timeout)) its future is polled once more, so that it sees the error, and dropped if it
 /// waits again. A stream that was moved elsewhere stays: reads and writes give the error.
 pub struct Stream {
     pub(super) block: Rc<Block<Session>>,
@@ -189,9 +189,9 @@ impl Stream {
     }
 
     /// Waits until the server shuts down. The drain waits for this connection until the stream is dropped, up to
-    /// [`Limits::drain`](crate::Limits::drain): so one that may have nothing to do for long watches this, and ends.
-    pub fn drain_begins(&self) -> DrainBegins {
-        self.shard.drain_begins()
+    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout): so one that may have nothing to do for long watches this, and ends.
+    pub fn draining(&self) -> Draining {
+        self.shard.draining()
     }
 
     /// Bytes that the kernel has not taken yet.

@@ -18,8 +18,8 @@ impl Shard {
     /// dropping it closes it.
     ///
     /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket
-    /// options are those of accepted connections ([`SocketOptions`](crate::SocketOptions)). Of the
-    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stalled`, `write_bytes_per_second_min` and `linger` hold, with bounds and
+    /// options are those of accepted connections ([`SocketOptions`](crate::net::SocketOptions)). Of the
+    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and `linger` hold, with bounds and
     /// counters of their own; there is no limit on how long an upstream may be silent.
     ///
     /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued
@@ -27,7 +27,7 @@ impl Shard {
     ///
     /// ```no_run
     /// use std::net::SocketAddr;
-    /// use ringserve::{Server, Stream, copy_bidirectional};
+    /// use ringserve::{Server, Stream, net::copy_bidirectional};
     ///
     /// # fn main() -> Result<(), ringserve::Error> {
     /// let upstream: SocketAddr = ([127, 0, 0, 1], 8000).into();
@@ -39,7 +39,7 @@ impl Shard {
     /// ```
     ///
     /// # Errors
-    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`Limits::connect`](crate::Limits::connect); `ResourceBusy` if
+    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`Limits::connect_timeout`](crate::Limits::connect_timeout); `ResourceBusy` if
     /// the shard has [`Limits::upstreams_max`](crate::Limits::upstreams_max) of them.
     pub fn connect(&self, address: impl Into<Address>) -> Connecting {
         Connecting::new(address.into(), self)

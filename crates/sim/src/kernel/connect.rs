@@ -25,7 +25,7 @@ pub(super) struct Connect {
 
 /// The upstream of that address.
 fn tag_of(address: &Address) -> usize {
-    let addr = address.ip().expect("only IP addresses are connected to");
+    let addr = address.as_ip().expect("only IP addresses are connected to");
     usize::from(addr.port()) - 1024
 }
 
@@ -43,7 +43,7 @@ impl Connect {
 impl State {
     /// The longest time that a connection may take to be made, with what the shard's clock adds.
     fn connect_ends(&self, since: u64) -> u64 {
-        let limit = self.plan.limits.connect.map_or(NEVER, |limit| limit.as_nanos() as u64);
+        let limit = self.plan.limits.connect_timeout.map_or(NEVER, |limit| limit.as_nanos() as u64);
         since.saturating_add(limit)
     }
 
@@ -63,7 +63,7 @@ impl State {
             return self.post(done(-libc::EBADF), Arm::ConnectError);
         };
         assert_eq!(tag, tag_of(address), "{id} connects to another than its socket was made for");
-        let never = self.plan.limits.connect.is_some() && self.strikes(Fault::ConnectUnanswered);
+        let never = self.plan.limits.connect_timeout.is_some() && self.strikes(Fault::ConnectUnanswered);
         let refused = self.strikes(Fault::ConnectRefused);
         let soon = self.rng.one_in(2);
         let due = match () {

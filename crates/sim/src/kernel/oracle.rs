@@ -22,8 +22,8 @@ fn is_orderly(reason: CloseReason) -> bool {
         | UpstreamFailed => true,
         // There is nobody to whom anything could be said.
         ConnectFailed(_) | ConnectTimeout => false,
-        PeerReset | WriteStalled | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull | MemoryLimit
-        | DrainTimeout | Forced | System(_) => false,
+        PeerReset | WriteStallTimeout | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull
+        | MemoryLimit | DrainTimeout | ServerAborted | System(_) => false,
         other => panic!("unknown reason {other}"),
     }
 }
@@ -163,18 +163,18 @@ impl State {
             }
             PeerReset => sock.may(excuse::RESET | excuse::SYSTEM) || sock.reset,
             BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
-            FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame),
+            FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout),
             // Every frame that had arrived was answered, and every reply had left where what is sent counts.
             IdleTimeout => {
-                let ends = limits.idle.map(|limit| then.active_at + limit.as_nanos() as u64);
+                let ends = limits.idle_timeout.map(|limit| then.active_at + limit.as_nanos() as u64);
                 let over = ends.is_some_and(|ends| then.at + STEP >= ends);
                 let owed = then.owed && limits.idle_counts == IdleCounts::Either;
                 over && idle && !then.unseen && !owed && sock.taken == sock.owed.len()
             }
-            WriteStalled => {
+            WriteStallTimeout => {
                 let since = sock.rate.untaken_since(sock.taken);
-                let stalled = since.is_some_and(|since| over(since, limits.write_stalled));
-                stalled && over(sock.taken_at, limits.write_stalled) && sock.taken < sock.owed.len()
+                let stalled = since.is_some_and(|since| over(since, limits.write_stall_timeout));
+                stalled && over(sock.taken_at, limits.write_stall_timeout) && sock.taken < sock.owed.len()
             }
             WriteTooSlow => sock.rate.is_too_slow(limits, sock.taken, now) && sock.taken < sock.owed.len(),
             // A peer that has sent FIN cannot answer, and owes no more bytes.
@@ -185,7 +185,7 @@ impl State {
                 let due = ends.max(sock.clocks.stopping_at);
                 let late =
                     self.plan.rates.of(Fault::Stall) == 0 && then.at > due.saturating_add(HANDLER_LATE);
-                then.waiting > 0 && limits.handler.is_some() && then.at + STEP >= ends && !late
+                then.waiting > 0 && limits.handler_timeout.is_some() && then.at + STEP >= ends && !late
             }
             Closed => sock.may(excuse::CLOSED) && !sock.input_end_told,
             UpstreamFailed => sock.may(excuse::UPSTREAM),
@@ -200,7 +200,7 @@ impl State {
             ConnectTimeout => sock.upstream && !sock.opened && self.connect_is_over(tag, now, STEP),
             Shutdown => self.drain_deadline.is_some() && idle && !sock.held,
             DrainTimeout => self.drain_deadline.is_some_and(|deadline| now >= deadline),
-            Forced => self.forced,
+            ServerAborted => self.forced,
             System(_) => sock.may(excuse::SYSTEM),
             other => panic!("unknown reason {other}"),
         };
@@ -237,7 +237,7 @@ impl State {
             panic!("connection {tag} is closed before the service knows");
         };
         let cut_off = self.forced || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
-        let lingered = self.now + STEP >= ended + self.plan.limits.linger.as_nanos() as u64;
+        let lingered = self.now + STEP >= ended + self.plan.limits.linger_timeout.as_nanos() as u64;
         match how {
             CloseHow::Orderly => {
                 assert!(is_orderly(reason), "connection {tag} is closed with FIN after {reason}");
@@ -290,7 +290,7 @@ impl State {
         assert!(known, "connection {tag} was reset for no reason");
         // One that a drain ended in order has its time to read all and to close too.
         if let Some((ended, CloseReason::Shutdown)) = sock.ended {
-            let lingers = ended + self.plan.limits.linger.as_nanos() as u64;
+            let lingers = ended + self.plan.limits.linger_timeout.as_nanos() as u64;
             let cut_off = self.forced || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
             let excuses = excuse::RESET | excuse::SYSTEM | excuse::SILENT;
             let excused = !sock.opened || sock.may(excuses) || cut_off;

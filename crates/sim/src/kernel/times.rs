@@ -23,13 +23,13 @@ const CONNECT_LATE: u64 = 3 * STEP + 2 * STALL_MAX;
 /// How long a send is in flight at most until the core looks at how much of it was taken.
 fn look_after(limits: &Limits) -> Option<Duration> {
     let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW));
-    limits.write_stalled.into_iter().chain(window).min()
+    limits.write_stall_timeout.into_iter().chain(window).min()
 }
 
 /// ... and at least: a limit longer than that is looked at in equal parts.
 fn look_before(limits: &Limits) -> Option<Duration> {
     let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW / 2));
-    match limits.write_stalled {
+    match limits.write_stall_timeout {
         Some(stalled) => Some(window.map_or(stalled, |window| window.min(stalled))),
         None => window.map(|window| 2 * window),
     }
@@ -41,7 +41,7 @@ impl State {
         let (sock, limits) = (&self.socks[tag], &self.plan.limits);
         let connecting = self.connects.iter().any(|connect| connect.is_of(tag));
         assert!(
-            !connecting || limits.connect.is_none() || sock.ended.is_some(),
+            !connecting || limits.connect_timeout.is_none() || sock.ended.is_some(),
             "connection {tag}: the shard sleeps for ever, and the limit of its connect never comes"
         );
         if !sock.opened {
@@ -52,12 +52,14 @@ impl State {
             Some(_) if !sock.fin_read && !sock.reset && !self.is_stopping(tag) => Some("linger"),
             Some(_) => None,
             None if busy && self.is_stopping(tag) => None,
-            None if busy => look_after(limits).map(|_| "write_stalled"),
+            None if busy => look_after(limits).map(|_| "write_stall_timeout"),
             None if self.is_deaf(tag) && !self.is_stopping(tag) => Some("the reset"),
-            None if limits.heartbeat.is_some() && !sock.fin_read && !sock.fin_asked => Some("heartbeat"),
-            None if !sock.waiting.is_empty() => limits.handler.map(|_| "handler"),
-            None if sock.handed == 0 && limits.first_frame.is_some() => Some("first_frame"),
-            None => limits.idle.map(|_| "idle"),
+            None if limits.heartbeat_interval.is_some() && !sock.fin_read && !sock.fin_asked => {
+                Some("heartbeat")
+            }
+            None if !sock.waiting.is_empty() => limits.handler_timeout.map(|_| "handler"),
+            None if sock.handed == 0 && limits.first_frame_timeout.is_some() => Some("first_frame"),
+            None => limits.idle_timeout.map(|_| "idle"),
         };
         if let Some(what) = what {
             panic!("connection {tag}: the shard sleeps for ever, and {what} never comes");
@@ -90,21 +92,21 @@ impl State {
             let untaken_since = sock.rate.untaken_since(sock.taken).unwrap_or(u64::MAX / 2);
             let overdue = match sock.ended {
                 _ if stopping => false,
-                Some((at, _)) => over(at, Some(limits.linger)),
+                Some((at, _)) => over(at, Some(limits.linger_timeout)),
                 None if !sock.opened => false,
                 None if listens && sock.waiting.is_empty() => {
-                    over(sock.active_at.max(sock.unread_at), limits.idle)
+                    over(sock.active_at.max(sock.unread_at), limits.idle_timeout)
                         || (busy && over(sock.sent_at, look_after(&limits)))
-                        || (busy && over(untaken_since, limits.write_stalled))
+                        || (busy && over(untaken_since, limits.write_stall_timeout))
                 }
                 None if busy => {
-                    over(sock.sent_at, look_after(&limits)) || over(untaken_since, limits.write_stalled)
+                    over(sock.sent_at, look_after(&limits)) || over(untaken_since, limits.write_stall_timeout)
                 }
                 None if deaf => over(sock.active_at + slots * STEP, Some(RESET_HEARD)),
                 None if !sock.waiting.is_empty() => false,
                 None => {
-                    (sock.handed == 0 && over(sock.opened_at, limits.first_frame))
-                        || over(sock.active_at, limits.idle)
+                    (sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout))
+                        || over(sock.active_at, limits.idle_timeout)
                 }
             };
             sock.overdue = if overdue { sock.overdue + 1 } else { 0 };
@@ -121,7 +123,7 @@ impl State {
 
     /// When calls that have been waiting since then have waited for too long.
     pub(super) fn handler_ends(&self, since: u64) -> u64 {
-        let limit = self.plan.limits.handler.map_or(u64::MAX, |limit| limit.as_nanos() as u64);
+        let limit = self.plan.limits.handler_timeout.map_or(u64::MAX, |limit| limit.as_nanos() as u64);
         since.saturating_add(limit)
     }
 

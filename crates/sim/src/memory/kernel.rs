@@ -336,7 +336,7 @@ impl Kernel for MemoryKernel {
     }
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
-        if address.ip().is_none() {
+        if address.as_ip().is_none() {
             return Err(libc::EAFNOSUPPORT);
         }
         Ok(self.shared.lock().open_socket(self.ring))

@@ -44,7 +44,7 @@ impl MemoryKernel {
             }
             RawOp::Connect { id, address } => {
                 // It is made with what is ready, in this enter.
-                let addr = address.ip().expect("its socket was made for an IP address");
+                let addr = address.as_ip().expect("its socket was made for an IP address");
                 self.connects.push((id, addr));
             }
             RawOp::CancelConnect { id } => {

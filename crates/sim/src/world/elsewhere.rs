@@ -56,7 +56,7 @@ impl Elsewhere {
     /// The other shard, and the quota for both.
     pub fn new(plan: plan::Elsewhere, framing: AnyFraming, pool: Pool) -> (Elsewhere, Arc<Quota>) {
         let quota = Arc::new(Quota::new(plan.quota));
-        let limits = Limits { idle: None, first_frame: None, ..Limits::default() };
+        let limits = Limits::default().idle_timeout(None).first_frame_timeout(None);
         let mut core = Shard::new(limits, plan.connections_max, 0, framing, pool, ());
         core.share_quota(quota.clone());
         let other = Elsewhere {

@@ -369,7 +369,7 @@ impl Above {
                 state.cover.fault(Fault::DrainDelayed);
             }
             self.stops_at = self.now + delay;
-            let deadline = self.stops_at + state.plan.limits.drain;
+            let deadline = self.stops_at + state.plan.limits.drain_timeout;
             state.drain_deadline = Some(deadline.as_nanos());
             if let Some(after) = state.plan.force_after {
                 self.force_at = now + after;

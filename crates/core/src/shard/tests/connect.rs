@@ -50,7 +50,7 @@ fn a_connection_that_cannot_be_made_ends_with_the_errno_and_frees_its_slot() {
 #[test]
 fn a_connect_that_takes_too_long_is_stopped_and_closed_once_it_has_ended() {
     let (mut shard, id) =
-        connecting(Limits { connect: Some(Duration::from_secs(3)), ..Limits::default() }, 70_000, 1);
+        connecting(Limits { connect_timeout: Some(Duration::from_secs(3)), ..Limits::default() }, 70_000, 1);
     shard.begin_turn(at(2), 0);
     shard.end_turn();
     assert_eq!(shard.take_ops().count(), 0);

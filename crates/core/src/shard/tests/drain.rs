@@ -7,7 +7,7 @@ fn what_the_driver_never_ends_is_left_behind_in_time() {
     let (mut shard, _) = with_connection(Limits::default());
     shard.begin_turn(at(1), 0);
     shard.force();
-    assert!(matches!(shard.next_event(), Some(Event::Ended { reason: CloseReason::Forced, .. })));
+    assert!(matches!(shard.next_event(), Some(Event::Ended { reason: CloseReason::ServerAborted, .. })));
     shard.end_turn();
     let mut now = at(1);
     // The receive never ends, nor does the listener.
@@ -49,7 +49,7 @@ fn a_delayed_drain_accepts_until_it_is_time_and_force_cuts_it_short() {
 fn peer_that_still_sends_when_its_time_is_over_is_reset() {
     for (still_sends, how) in [(false, CloseHow::Orderly), (true, CloseHow::Abort)] {
         let linger = Duration::from_secs(1);
-        let (mut shard, id) = with_connection(Limits { linger, ..Limits::default() });
+        let (mut shard, id) = with_connection(Limits { linger_timeout: linger, ..Limits::default() });
         let turn = |shard: &mut Tested, seconds, completion: Option<Completion>| {
             shard.begin_turn(at(seconds), 0);
             completion.into_iter().for_each(|completion| shard.complete(completion));

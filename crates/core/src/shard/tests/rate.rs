@@ -42,7 +42,13 @@ fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, 
 /// Limits under which only those of writing count.
 fn write_limits(write_stalled: Option<u64>, write_bytes_per_second_min: usize) -> Limits {
     let write_stalled = write_stalled.map(Duration::from_secs);
-    Limits { first_frame: None, idle: None, write_stalled, write_bytes_per_second_min, ..Limits::default() }
+    Limits {
+        first_frame_timeout: None,
+        idle_timeout: None,
+        write_stall_timeout: write_stalled,
+        write_bytes_per_second_min,
+        ..Limits::default()
+    }
 }
 
 #[test]
@@ -75,7 +81,7 @@ fn a_peer_that_takes_nothing_has_its_whole_time() {
         let (looks, end) = trickle(write_limits(Some(stalled), 240), |_| 0);
         assert_eq!(looks.len() as u64, stalled.div_ceil(10), "looks of {stalled} s");
         let (reason, seconds) = end.expect("it ends");
-        assert_eq!(reason, CloseReason::WriteStalled);
+        assert_eq!(reason, CloseReason::WriteStallTimeout);
         assert!((stalled..=stalled + 1).contains(&seconds), "{stalled} s took {seconds} s");
     }
     let (_, end) = trickle(write_limits(None, 240), |_| 0);

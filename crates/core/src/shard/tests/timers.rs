@@ -39,11 +39,11 @@ fn half_a_frame_is_watched_again_when_its_peer_is_no_longer_held_back() {
     let (mut shard, id) = with_connection(Limits {
         outbox_bytes_high: 10,
         outbox_bytes_low: 5,
-        first_frame: Some(Duration::from_secs(3600)),
-        idle: None,
-        write_stalled: None,
+        first_frame_timeout: Some(Duration::from_secs(3600)),
+        idle_timeout: None,
+        write_stall_timeout: None,
         write_bytes_per_second_min: 0,
-        handler: None,
+        handler_timeout: None,
         ..Limits::default()
     });
     let mut batch = hold_back(&mut shard, id);
@@ -108,16 +108,19 @@ fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
 
 #[test]
 fn limits_are_kept_whenever_the_clock_started_and_however_long_it_was_quiet() {
-    let none = Limits { first_frame: None, idle: None, ..Limits::default() };
+    let none = Limits { first_frame_timeout: None, idle_timeout: None, ..Limits::default() };
     let minutes = |count: u64| Duration::from_secs(60 * count);
     let year = Duration::from_secs(365 * 24 * 3600);
     let cases = [
-        (Limits { idle: Some(minutes(5)), ..none.clone() }, minutes(5)),
-        (Limits { idle: Some(year), ..none.clone() }, year),
-        (Limits { heartbeat: Some(minutes(1)), ..none.clone() }, minutes(4)),
-        (Limits { heartbeat: Some(year), heartbeats_missed_max: 9, ..none.clone() }, year * 10),
+        (Limits { idle_timeout: Some(minutes(5)), ..none.clone() }, minutes(5)),
+        (Limits { idle_timeout: Some(year), ..none.clone() }, year),
+        (Limits { heartbeat_interval: Some(minutes(1)), ..none.clone() }, minutes(4)),
+        (Limits { heartbeat_interval: Some(year), heartbeats_missed_max: 9, ..none.clone() }, year * 10),
         // As `Limits::check` would not let it be.
-        (Limits { idle: Some(Duration::MAX), ..none.clone() }, Duration::from_nanos((1 << 55) - (1 << 24))),
+        (
+            Limits { idle_timeout: Some(Duration::MAX), ..none.clone() },
+            Duration::from_nanos((1 << 55) - (1 << 24)),
+        ),
     ];
     let starts = [0, 1 << 52, 1 << 55, 1 << 56, 5 << 56].map(|wrap: u64| wrap.saturating_sub(1_000_000_000));
     for start in starts.map(Time::from_nanos) {
@@ -136,7 +139,7 @@ fn limits_are_kept_whenever_the_clock_started_and_however_long_it_was_quiet() {
 
 #[test]
 fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
-    let limits = Limits { idle: Some(Duration::from_secs(10)), ..Limits::default() };
+    let limits = Limits { idle_timeout: Some(Duration::from_secs(10)), ..Limits::default() };
     let (mut shard, ids) = with_connections(1, limits);
     let mut handed = Vec::new();
     // Beside the news of so many others it has a small batch.
@@ -162,7 +165,12 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
 /// The turns of a shard with probes, as steps of its clock, and how many: for that many connections, all silent since the
 /// first turn, behind these bytes.
 fn probes(connections: u32, bytes: &[u8]) -> Vec<(u64, usize)> {
-    let limits = Limits { first_frame: None, idle: None, read_bytes_per_second_min: 0, ..Limits::default() };
+    let limits = Limits {
+        first_frame_timeout: None,
+        idle_timeout: None,
+        read_bytes_per_second_min: 0,
+        ..Limits::default()
+    };
     let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
     let mut shard: Tested = Shard::new(limits, connections as usize, 1, LengthPrefix::default(), pool, ());
     shard.begin_turn(Time::ZERO, connections as usize);

@@ -7,7 +7,7 @@ use super::addr::ListenAddr;
 use super::ip;
 use super::unix::{self, UnixFile};
 use crate::server::error::Error;
-use crate::server::socket_options::apply::{OptionWarning, Warnings};
+use crate::server::socket_options::apply::{SocketOptionWarning, Warnings};
 use crate::server::socket_options::options::SocketOptions;
 
 /// What listens, beside the sockets: the rest that a running server keeps.
@@ -17,7 +17,7 @@ pub(crate) struct Listening {
     pub(crate) addrs: Vec<ListenAddr>,
     /// The IP addresses of them.
     pub(crate) ips: Vec<SocketAddr>,
-    pub(crate) warnings: Vec<OptionWarning>,
+    pub(crate) warnings: Vec<SocketOptionWarning>,
     /// Removed when this is dropped.
     _files: Vec<UnixFile>,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Listening {
 impl Listening {
     pub(crate) fn new(
         addrs: Vec<ListenAddr>,
-        warnings: Vec<OptionWarning>,
+        warnings: Vec<SocketOptionWarning>,
         files: Vec<UnixFile>,
     ) -> Listening {
         let ips = addrs.iter().filter_map(ListenAddr::as_ip).collect();

@@ -11,19 +11,19 @@ use std::time::Duration;
 use ringserve_drivers::TcpOption;
 use socket2::{Socket, TcpKeepalive};
 
-use super::check::OptionError;
+use super::check::SocketOptionError;
 use super::options::{KeepAlive, SocketOptions};
 
 /// A socket option that has not the effect it was set for. As text the cause and, where there is one, the fix, as
 /// `send_buffer_bytes 8388608 was cut to 4194304 by net.core.wmem_max; raise that to have more`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OptionWarning {
+pub struct SocketOptionWarning {
     name: &'static str,
     given: Option<String>,
     text: String,
 }
 
-impl OptionWarning {
+impl SocketOptionWarning {
     /// The option's name in [`SocketOptions`].
     pub fn name(&self) -> &'static str {
         self.name
@@ -35,7 +35,7 @@ impl OptionWarning {
     }
 }
 
-impl fmt::Display for OptionWarning {
+impl fmt::Display for SocketOptionWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -43,15 +43,15 @@ impl fmt::Display for OptionWarning {
 
 /// Those of one start, each once.
 #[derive(Default)]
-pub(crate) struct Warnings(Vec<OptionWarning>);
+pub(crate) struct Warnings(Vec<SocketOptionWarning>);
 
 impl Warnings {
-    pub(crate) fn all(self) -> Vec<OptionWarning> {
+    pub(crate) fn all(self) -> Vec<SocketOptionWarning> {
         self.0
     }
 
     fn add(&mut self, name: &'static str, given: Option<String>, text: String) {
-        let warning = OptionWarning { name, given, text };
+        let warning = SocketOptionWarning { name, given, text };
         if !self.0.contains(&warning) {
             self.0.push(warning);
         }
@@ -117,8 +117,8 @@ impl Setting<'_> {
         set: impl FnOnce(&Socket, &T) -> io::Result<()>,
         get: impl FnOnce(&Socket) -> io::Result<T>,
         cause: impl FnOnce(&T) -> Cause,
-    ) -> Result<(), OptionError> {
-        set(self.socket, &wanted).map_err(|error| OptionError::refused(name, wanted.shown(), error))?;
+    ) -> Result<(), SocketOptionError> {
+        set(self.socket, &wanted).map_err(|error| SocketOptionError::refused(name, wanted.shown(), error))?;
         let Some(warnings) = &mut self.warnings else { return Ok(()) };
         // What cannot be read, as in some sandboxes, is believed.
         if let Ok(given) = get(self.socket)
@@ -167,7 +167,7 @@ impl SocketOptions {
         listener: &Socket,
         cpu: Option<usize>,
         warnings: &mut Warnings,
-    ) -> Result<(), OptionError> {
+    ) -> Result<(), SocketOptionError> {
         let mut to = Setting { socket: listener, warnings: Some(warnings) };
         self.set_for_connection(&mut to)?;
         self.set_handshake(&mut to)?;
@@ -180,11 +180,11 @@ impl SocketOptions {
     }
 
     /// Sets what a connection inherits on a socket that is to connect. What the kernel makes of it was said at the start.
-    pub(crate) fn set_before_connect(&self, socket: &Socket) -> Result<(), OptionError> {
+    pub(crate) fn set_before_connect(&self, socket: &Socket) -> Result<(), SocketOptionError> {
         self.set_for_connection(&mut Setting { socket, warnings: None })
     }
 
-    fn set_for_connection(&self, to: &mut Setting<'_>) -> Result<(), OptionError> {
+    fn set_for_connection(&self, to: &mut Setting<'_>) -> Result<(), SocketOptionError> {
         let kernel = |_: &bool| Cause::Rounds("the kernel says so");
         to.set("no_delay", self.no_delay, |s, on| s.set_tcp_nodelay(*on), Socket::tcp_nodelay, kernel)?;
         if let Some(keep_alive) = self.keep_alive {
@@ -204,7 +204,7 @@ impl SocketOptions {
         self.set_congestion(to)
     }
 
-    fn set_buffers(&self, to: &mut Setting<'_>) -> Result<(), OptionError> {
+    fn set_buffers(&self, to: &mut Setting<'_>) -> Result<(), SocketOptionError> {
         let cause = |wanted: u32, sysctl| {
             move |given: &u32| match *given < wanted {
                 true => Cause::CutBy(sysctl),
@@ -227,7 +227,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    fn set_handshake(&self, to: &mut Setting<'_>) -> Result<(), OptionError> {
+    fn set_handshake(&self, to: &mut Setting<'_>) -> Result<(), SocketOptionError> {
         if let Some(queue) = self.fast_open {
             let set = |socket: &Socket, queue: &u32| TcpOption::FastOpen.set(socket, *queue);
             let get = |socket: &Socket| TcpOption::FastOpen.get(socket);
@@ -261,7 +261,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    fn set_congestion(&self, to: &mut Setting<'_>) -> Result<(), OptionError> {
+    fn set_congestion(&self, to: &mut Setting<'_>) -> Result<(), SocketOptionError> {
         let Some(name) = self.congestion.clone() else { return Ok(()) };
         let set = |socket: &Socket, name: &String| socket.set_tcp_congestion(name.as_bytes());
         let get = |socket: &Socket| {
@@ -332,7 +332,7 @@ impl SocketOptions {
     }
 }
 
-fn set_keep_alive(to: &mut Setting<'_>, keep_alive: KeepAlive) -> Result<(), OptionError> {
+fn set_keep_alive(to: &mut Setting<'_>, keep_alive: KeepAlive) -> Result<(), SocketOptionError> {
     let KeepAlive { idle, interval, probes } = keep_alive;
     let one = TcpKeepalive::new;
     let seconds = |_: &Duration| Cause::Rounds("the kernel counts whole seconds");
@@ -361,7 +361,7 @@ mod tests {
     use super::*;
 
     /// A listener with these options, a connection it accepted, and what was warned of.
-    fn accepted(options: &SocketOptions) -> Result<(Socket, Socket, Vec<String>), OptionError> {
+    fn accepted(options: &SocketOptions) -> Result<(Socket, Socket, Vec<String>), SocketOptionError> {
         options.check()?;
         let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         let mut warnings = Warnings::default();
@@ -383,7 +383,7 @@ mod tests {
     fn every_probe_has_its_time_by_default_and_fewer_are_noticed() {
         let of = |user_timeout: Option<u64>| {
             let user_timeout = user_timeout.map(Duration::from_secs);
-            SocketOptions { user_timeout, ..SocketOptions::default() }
+            SocketOptions::default().user_timeout(user_timeout)
         };
         let probes = |user_timeout| of(user_timeout).probes_in_time();
         assert_eq!(SocketOptions::default().probes_in_time(), Some(KeepAlive::default().probes));
@@ -400,19 +400,15 @@ mod tests {
 
     #[test]
     fn an_accepted_socket_has_the_options_of_its_listener() {
-        let options = SocketOptions {
-            keep_alive: Some(KeepAlive {
-                idle: Duration::from_secs(77),
-                interval: Duration::from_secs(7),
-                probes: 5,
-            }),
-            user_timeout: Some(Duration::from_millis(7777)),
-            not_sent_bytes_max: Some(77_777),
-            send_buffer_bytes: Some(33_333),
-            receive_buffer_bytes: Some(44_444),
-            congestion: Some("reno".into()),
-            ..SocketOptions::default()
-        };
+        let options = SocketOptions::default()
+            .keep_alive(
+                KeepAlive::default().idle(Duration::from_secs(77)).interval(Duration::from_secs(7)).probes(5),
+            )
+            .user_timeout(Duration::from_millis(7777))
+            .not_sent_bytes_max(77_777)
+            .send_buffer_bytes(33_333)
+            .receive_buffer_bytes(44_444)
+            .congestion("reno");
         let (_listener, socket, warnings) = accepted(&options).unwrap();
         assert_eq!(warnings, [""; 0]);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
@@ -438,18 +434,14 @@ mod tests {
         assert_eq!(bytes, SockRef::from(&client).send_buffer_size().unwrap());
         assert_eq!(bytes.to_string(), sysctl("net.core.wmem_default").unwrap());
         let mut warnings = Warnings::default();
-        SocketOptions { send_buffer_bytes: Some(7), ..SocketOptions::default() }.warn_of_unix(&mut warnings);
+        SocketOptions::default().send_buffer_bytes(7).warn_of_unix(&mut warnings);
         let text = "send_buffer_bytes 7 has no effect on Unix sockets, which have net.core.wmem_default";
         assert_eq!(warnings.all()[0].to_string(), text);
     }
 
     #[test]
     fn options_of_the_handshake_are_the_listeners_alone_and_keep_nothing_from_its_connections() {
-        let options = SocketOptions {
-            fast_open: Some(17),
-            defer_accept: Some(Duration::from_secs(7)),
-            ..SocketOptions::default()
-        };
+        let options = SocketOptions::default().fast_open(17).defer_accept(Duration::from_secs(7));
         let (listener, socket, _) = accepted(&options).unwrap();
         assert_eq!(TcpOption::FastOpen.get(&listener).unwrap(), 17);
         assert_eq!(TcpOption::DeferAccept.get(&listener).unwrap(), 7);
@@ -466,16 +458,14 @@ mod tests {
         let max = |name| sysctl(name).unwrap().parse::<u32>().unwrap();
         let (send, receive) = (max("net.core.wmem_max"), max("net.core.rmem_max"));
         let (queue, over) = (max("net.core.somaxconn"), 1 << 30);
-        let keep_alive = Some(KeepAlive { idle: Duration::from_millis(77_500), ..KeepAlive::default() });
-        let options = SocketOptions {
-            keep_alive,
-            user_timeout: None,
-            send_buffer_bytes: Some(over),
-            receive_buffer_bytes: Some(over),
-            fast_open: Some(over),
-            defer_accept: Some(Duration::from_secs(5)),
-            ..SocketOptions::default()
-        };
+        let keep_alive = Some(KeepAlive::default().idle(Duration::from_millis(77_500)));
+        let options = SocketOptions::default()
+            .keep_alive(keep_alive)
+            .user_timeout(None)
+            .send_buffer_bytes(over)
+            .receive_buffer_bytes(over)
+            .fast_open(over)
+            .defer_accept(Duration::from_secs(5));
         let (_listener, socket, mut warnings) = accepted(&options).unwrap();
         assert_eq!(socket.send_buffer_size().unwrap(), 2 * send as usize);
         warnings.retain(|text| !text.contains("has no effect"));
@@ -488,7 +478,7 @@ mod tests {
             "defer_accept 5s became 7s: the kernel counts repetitions of its answer, after 1 s, 3 s, 7 s and so on".into(),
         ];
         assert_eq!(warnings, expected);
-        let options = SocketOptions { send_buffer_bytes: Some(1), ..SocketOptions::default() };
+        let options = SocketOptions::default().send_buffer_bytes(1);
         let (.., warnings) = accepted(&options).unwrap();
         let [text] = &warnings[..] else { panic!("{warnings:?}") };
         assert!(
@@ -499,7 +489,7 @@ mod tests {
 
     #[test]
     fn a_congestion_control_that_is_not_there_is_refused_with_those_that_are() {
-        let options = SocketOptions { congestion: Some("nonesuch".into()), ..SocketOptions::default() };
+        let options = SocketOptions::default().congestion("nonesuch");
         let error = accepted(&options).map(drop).unwrap_err();
         let known = sysctl("net.ipv4.tcp_available_congestion_control").unwrap();
         let text = format!(

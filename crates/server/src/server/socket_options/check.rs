@@ -8,7 +8,7 @@ use super::options::{KeepAlive, SocketOptions};
 
 /// Which option is wrong, or was refused by the kernel.
 #[derive(Debug)]
-pub struct OptionError {
+pub struct SocketOptionError {
     name: &'static str,
     value: String,
     why: Why,
@@ -24,16 +24,16 @@ enum Why {
     },
 }
 
-impl OptionError {
-    pub(super) fn refused(name: &'static str, value: String, error: io::Error) -> OptionError {
+impl SocketOptionError {
+    pub(super) fn refused(name: &'static str, value: String, error: io::Error) -> SocketOptionError {
         let sandboxed = matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported);
         let hint = sandboxed.then(|| {
             "most likely a seccomp profile or another sandbox refuses it: allow setsockopt in it".to_owned()
         });
-        OptionError { name, value, why: Why::Refused { error, hint } }
+        SocketOptionError { name, value, why: Why::Refused { error, hint } }
     }
 
-    pub(super) fn with_hint(mut self, text: Option<String>) -> OptionError {
+    pub(super) fn with_hint(mut self, text: Option<String>) -> SocketOptionError {
         if let Why::Refused { hint, .. } = &mut self.why {
             *hint = text;
         }
@@ -54,8 +54,8 @@ impl OptionError {
 }
 
 /// The kernel's error, if it was the kernel that refused.
-impl From<OptionError> for io::Error {
-    fn from(error: OptionError) -> io::Error {
+impl From<SocketOptionError> for io::Error {
+    fn from(error: SocketOptionError) -> io::Error {
         match error.why {
             Why::Refused { error, .. } => error,
             Why::Range(_) => io::Error::new(io::ErrorKind::InvalidInput, error),
@@ -63,9 +63,9 @@ impl From<OptionError> for io::Error {
     }
 }
 
-impl fmt::Display for OptionError {
+impl fmt::Display for SocketOptionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OptionError { name, value, why } = self;
+        let SocketOptionError { name, value, why } = self;
         match why {
             Why::Range(range) => write!(f, "{name} is {value}; it must be {range}"),
             Why::Refused { error, hint } => {
@@ -76,7 +76,7 @@ impl fmt::Display for OptionError {
     }
 }
 
-impl std::error::Error for OptionError {
+impl std::error::Error for SocketOptionError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.why {
             Why::Range(_) => None,
@@ -91,23 +91,27 @@ fn fits(
     ok: bool,
     value: impl fmt::Display,
     range: &'static str,
-) -> Result<(), OptionError> {
-    if ok { Ok(()) } else { Err(OptionError { name, value: value.to_string(), why: Why::Range(range) }) }
+) -> Result<(), SocketOptionError> {
+    if ok {
+        Ok(())
+    } else {
+        Err(SocketOptionError { name, value: value.to_string(), why: Why::Range(range) })
+    }
 }
 
 /// The kernel takes a signed number.
-fn positive(name: &'static str, value: Option<u32>) -> Result<(), OptionError> {
+fn positive(name: &'static str, value: Option<u32>) -> Result<(), SocketOptionError> {
     let value = value.unwrap_or(1);
     fits(name, (1..=i32::MAX as u32).contains(&value), value, "1 to 2147483647")
 }
 
 /// The kernel doubles it, in a signed number.
-fn buffer(name: &'static str, bytes: Option<u32>) -> Result<(), OptionError> {
+fn buffer(name: &'static str, bytes: Option<u32>) -> Result<(), SocketOptionError> {
     let bytes = bytes.unwrap_or(1);
     fits(name, (1..=1 << 30).contains(&bytes), bytes, "1 to 1073741824")
 }
 
-fn seconds(name: &'static str, time: Duration) -> Result<(), OptionError> {
+fn seconds(name: &'static str, time: Duration) -> Result<(), SocketOptionError> {
     fits(name, (1..=32767).contains(&time.as_secs()), format_args!("{time:?}"), "1 s to 32767 s")
 }
 
@@ -116,7 +120,7 @@ impl SocketOptions {
     ///
     /// # Errors
     /// The first one found.
-    pub fn check(&self) -> Result<(), OptionError> {
+    pub fn check(&self) -> Result<(), SocketOptionError> {
         positive("backlog", Some(self.backlog))?;
         if let Some(KeepAlive { idle, interval, probes }) = self.keep_alive {
             seconds("keep_alive.idle", idle)?;
@@ -151,24 +155,24 @@ mod tests {
     #[test]
     fn a_value_out_of_range_is_named() {
         let text = |options: SocketOptions| options.check().unwrap_err().to_string();
-        let options = SocketOptions { backlog: 0, ..SocketOptions::default() };
+        let options = SocketOptions::default().backlog(0);
         assert_eq!(text(options), "backlog is 0; it must be 1 to 2147483647");
-        let keep_alive = Some(KeepAlive { interval: Duration::from_millis(10), ..KeepAlive::default() });
-        let options = SocketOptions { keep_alive, ..SocketOptions::default() };
+        let keep_alive = Some(KeepAlive::default().interval(Duration::from_millis(10)));
+        let options = SocketOptions::default().keep_alive(keep_alive);
         assert!(text(options).starts_with("keep_alive.interval is 10ms"));
-        let options = SocketOptions { send_buffer_bytes: Some(u32::MAX), ..SocketOptions::default() };
+        let options = SocketOptions::default().send_buffer_bytes(u32::MAX);
         assert_eq!(text(options), "send_buffer_bytes is 4294967295; it must be 1 to 1073741824");
-        let options = SocketOptions { receive_buffer_bytes: Some(0), ..SocketOptions::default() };
+        let options = SocketOptions::default().receive_buffer_bytes(0);
         assert!(text(options).starts_with("receive_buffer_bytes is 0"));
-        let options = SocketOptions { fast_open: Some(0), ..SocketOptions::default() };
+        let options = SocketOptions::default().fast_open(0);
         assert!(text(options).starts_with("fast_open is 0"));
-        let options = SocketOptions { defer_accept: Some(Duration::ZERO), ..SocketOptions::default() };
+        let options = SocketOptions::default().defer_accept(Duration::ZERO);
         assert_eq!(text(options), "defer_accept is 0ns; it must be 1 s to 32767 s");
         for name in ["", "sixteen letters!", "a b"] {
-            let options = SocketOptions { congestion: Some(name.into()), ..SocketOptions::default() };
+            let options = SocketOptions::default().congestion(name);
             assert_eq!(text(options), format!("congestion is {name:?}; it must be 1 to 15 ASCII letters"));
         }
-        let options = SocketOptions { unix_mode: Some(0o1777), ..SocketOptions::default() };
+        let options = SocketOptions::default().unix_mode(0o1777);
         assert_eq!(text(options), "unix_mode is 0o1777; it must be 0 to 0o777");
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 /// Options of the server's sockets. They are set on the listeners, and Linux hands them on to each accepted socket, so
 /// they cost nothing for a connection. Each is read back at the start: what the kernel refuses is an error, and what it
 /// cuts or rounds is logged with the value it gave, and kept in
-/// [`Running::option_warnings`](crate::Running::option_warnings).
+/// [`ServerHandle::socket_option_warnings`](crate::ServerHandle::socket_option_warnings).
 ///
 /// Unix sockets take `backlog` and `unix_mode` alone: the others are TCP's, and the buffers of an accepted Unix socket are
 /// as large as `net.core.wmem_default` and `net.core.rmem_default` say, whatever its listener had.
 ///
 /// ```
-/// use ringserve::SocketOptions;
+/// use ringserve::net::SocketOptions;
 ///
 /// let options = SocketOptions { keep_alive: None, ..SocketOptions::default() };
 /// assert!(options.no_delay);
@@ -66,7 +66,7 @@ pub struct SocketOptions {
     /// ([`Server::pin`](crate::Server::pin)) and Linux 6.2; before, the kernel seldom looks at it. It helps where the network
     /// card has a receive queue for each CPU (RSS, or RPS) and its interrupts stay there: then a connection's packets and
     /// its shard share a cache. Where few CPUs handle all packets, as on most virtual machines with one queue, few shards get all
-    /// connections: look at [`Report::skew`](crate::Report::skew). Connections from a CPU without a shard are
+    /// connections: look at [`ServerStats::skew`](crate::stats::ServerStats::skew). Connections from a CPU without a shard are
     /// spread. Default off.
     pub incoming_cpu: bool,
     /// The permissions of the files of Unix sockets, 0 to 0o777, set before anybody can connect: to connect takes permission
