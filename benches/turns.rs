@@ -16,8 +16,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service, Stream};
-use ringserve_server::internals::{start_on, start_stream_on};
+use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service, Stream, stream};
+use ringserve_server::internals::start_on;
 
 use echo::Echo;
 use scripted::{Script, Scripted};
@@ -48,7 +48,7 @@ fn main() {
             let script = Script { shards: 2, ..script };
             start_on(server.shards(2), start(script), move |_| Relay { shard: 1, to: to.clone() })
         }
-        "stream" => start_stream_on(server, start(script), |_| echo_stream),
+        "stream" => start_on(server, start(script), |_| stream(echo_stream)),
         other => panic!("there is no case {other}"),
     }
     .expect("the server starts");

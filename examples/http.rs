@@ -148,5 +148,5 @@ fn main() -> Result<(), ringserve::Error> {
         options.rate_window = patience;
         (options.response_timeout, options.http2_idle_timeout) = (Some(patience * 2), Some(patience));
     }
-    server.serve(|_shard| http(service_fn(answer)).options(options.clone()))
+    server.serve(move |_shard| http(service_fn(answer)).options(options.clone()))
 }

@@ -3,9 +3,9 @@
 //!     cargo run --release --example tokio_inside
 //!     printf 'wait 200\ncount\nfetch 127.0.0.1:7000\n' | nc -N 127.0.0.1 7000
 //!
-//! With `--runtime tokio-uring` files are read by io_uring too:
+//! With a feature and `--runtime tokio-uring` files are read by io_uring too:
 //!
-//!     cargo run --release --example tokio_inside -- --runtime tokio-uring
+//!     cargo run --release --example tokio_inside --features runtime-tokio-uring -- --runtime tokio-uring
 //!     printf 'file /etc/hostname\n' | nc -N 127.0.0.1 7000
 
 use std::fmt::Write as _;
@@ -44,7 +44,8 @@ struct Args {
 /// How long `fetch` waits for an answer.
 const FETCH_MAX: Duration = Duration::from_secs(2);
 
-/// Bytes of a file, at most.
+/// Bytes of a file that tokio-uring reads, at most.
+#[cfg(feature = "runtime-tokio-uring")]
 const FILE_BYTES_MAX: usize = 64 << 10;
 
 struct Answers {
@@ -75,18 +76,20 @@ impl Answers {
     }
 
     async fn file(&self, path: &str) -> io::Result<Vec<u8>> {
-        if self.runtime != Runtime::TokioUring {
-            return tokio::task::spawn_blocking({
+        match self.runtime {
+            #[cfg(feature = "runtime-tokio-uring")]
+            Runtime::TokioUring => {
+                let file = ringserve::tokio_uring::fs::File::open(path).await?;
+                let (read, mut bytes) = file.read_at(Vec::with_capacity(FILE_BYTES_MAX), 0).await;
+                bytes.truncate(read?);
+                file.close().await?;
+                Ok(bytes)
+            }
+            _ => {
                 let path = path.to_owned();
-                move || std::fs::read(path)
-            })
-            .await?;
+                tokio::task::spawn_blocking(move || std::fs::read(path)).await?
+            }
         }
-        let file = tokio_uring::fs::File::open(path).await?;
-        let (read, mut bytes) = file.read_at(Vec::with_capacity(FILE_BYTES_MAX), 0).await;
-        bytes.truncate(read?);
-        file.close().await?;
-        Ok(bytes)
     }
 }
 

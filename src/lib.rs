@@ -50,37 +50,37 @@
 //! once. [`Cx::spawn`] starts what does not belong to a connection.
 //!
 //! [`ConnHandle`] reaches a connection from anywhere; [`LocalHandle`] does so on its own shard and costs less. State that is
-//! split over the shards is reached by messages: [`Mesh`].
+//! split over the shards is reached by messages: [`sync::Mesh`].
 //!
 //! # Protocols that exist
 //!
-//! [`Server::serve_stream`] hands over connections as [`Stream`]s of bytes. With the cargo feature `tokio` they are tokio's
+//! With [`stream()`] a factory serves connections as [`Stream`]s of bytes. With the cargo feature `tokio` they are tokio's
 //! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. Where a crate
 //! wants to spawn, [`Shard::spawn`] is the executor.
 //!
-//! HTTP is there already: with the feature `http`, `Server::serve_http` serves HTTP/1.1 and HTTP/2 with a service of hyper's;
+//! HTTP is there already: with the feature `http`, `http(..)` serves HTTP/1.1 and HTTP/2 with a service of hyper's;
 //! the module `http` has its bounds and its parts.
 //!
 //! # Around a service
 //!
-//! [`middleware`] has structs that wrap a service and are one: a timeout, a bound on the calls in flight, counts. With the
+//! [`middleware`] has structs that wrap a service and are one: a time limit, a bound on the calls in flight, counts. With the
 //! feature `tower` the module `tower` takes stacks of tower's layers.
 //!
 //! # Upstreams
 //!
 //! [`Shard::connect`] makes a connection to another server, over the shard's own driver, for any service: it is a [`Stream`].
-//! [`copy_bidirectional`] passes bytes between two of them, so a proxy is ten lines.
+//! [`net::copy_bidirectional`] passes bytes between two of them, so a proxy is ten lines.
 //!
 //! # What can be bounded
 //!
 //! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
 //! connection and for a shard, receive memory, time to the first frame, slow senders, silent peers, waiting calls, idle
-//! time, stalled writes, drain. They are checked against each other at the start. [`SocketOptions`] has what the kernel is
+//! time, stalled writes, drain. They are checked against each other at the start. [`net::SocketOptions`] has what the kernel is
 //! told: keep-alive, user timeout, buffers, backlog, fast open and more, each read back at the start.
 //!
 //! # How a connection ends
 //!
-//! With exactly one [`CloseReason`], which [`Service::close`] is told and the [`ConnStats`] count. Its
+//! With exactly one [`CloseReason`], which [`Service::close`] is told and the [`stats::ConnStats`] count. Its
 //! [`closed_by`](CloseReason::closed_by) says who it was: the peer, the service, the server, the system.
 //!
 //! # How a server ends
@@ -88,7 +88,7 @@
 //! [`Server::serve`] handles SIGINT and SIGTERM: after [`Limits::drain_delay`], which is none unless it is set, the listeners
 //! are closed; frames that had arrived whole are answered, no further call begins, and connections are closed when nothing
 //! is owed; after [`Limits::drain_timeout`] the rest is reset. A second signal stops at once.
-//! [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with the addresses, a report, and the same
+//! [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with the addresses, the [`stats`], and the same
 //! two ways to stop.
 //!
 //! # Cargo features
@@ -98,11 +98,25 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
-//! | `http` | the module `http`, `Server::serve_http`: HTTP/1.1 and HTTP/2, by hyper |
+//! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
 //! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
-//! | `runtime-tokio-uring` | `Runtime::TokioUring`: shards inside a runtime of tokio-uring's |
+//! | `runtime-tokio-uring` | `Runtime::TokioUring`: shards inside a runtime of tokio-uring's, which is there as `tokio_uring` |
+//!
+//! # Where things are
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | the root | what a first program needs: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
+//! | [`framing`] | how bytes become frames |
+//! | [`limits`] | what belongs to [`Limits`]: errors, the memory that may be used |
+//! | [`middleware`] | services that wrap services |
+//! | [`net`] | addresses, socket options, connections to other servers |
+//! | [`stats`] | what a server counts and holds |
+//! | [`sync`] | messages between shards, the begin of a drain |
+//! | [`time`] | the futures of [`Cx::sleep`] and [`Cx::timeout`] |
+//! | `codec`, `http`, `tower` | with the feature of that name |
 //!
 //! # What it does not do
 //!
@@ -114,16 +128,16 @@
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
 pub use ringserve_server::http;
+#[cfg(feature = "runtime-tokio-uring")]
+pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{
-    AcceptQueueStats, Address, BufferStats, CloseReason, ClosedBy, ConnHandle, ConnId, ConnStats, Connecting,
-    CopyError, CopySide, Cx, Draining, Driver, DriverStats, Elapsed, Error, Frame, IdleCounts, KeepAlive,
-    LimitError, Limits, LocalHandle, MakeService, Mesh, Outbox, Payload, Peer, PushError, Refusal, Runtime,
-    SendError, Server, ServerHandle, ServerStats, Service, SetupError, Shard, ShardStats, ShutdownHandle,
-    Sleep, SocketOptionError, SocketOptionWarning, SocketOptions, Stream, StreamHandle, StreamResult,
-    Timeout, UpstreamStats, UsableMemory, copy_bidirectional, framing, middleware, usable_memory,
+    CloseReason, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Frame, IntoService, Limits, LocalHandle,
+    Peer, PushError, Refusal, Runtime, Server, ServerHandle, Service, SetupError, Shard, ShutdownHandle,
+    Stream, StreamHandle, StreamService, stream,
 };
+pub use ringserve_server::{framing, limits, middleware, net, stats, sync, time};
 
 #[doc = include_str!("../docs/FRAMING.md")]
 pub mod guide {}

@@ -33,7 +33,12 @@ fn a_frame_allocates_nothing() {
     counts("lengths, pipelined", LengthPrefix::default(), &length, 16);
     counts("a deadline that is not needed", LengthPrefix::default(), &common::client::frame(b"=text"), 1);
     counts("lengths, large and lent", LengthPrefix::default(), &common::client::frame(&[b'e'; 8_000]), 1);
-    for host in [Runtime::Tokio, Runtime::TokioUring] {
+    let hosts = [
+        Runtime::Tokio,
+        #[cfg(feature = "runtime-tokio-uring")]
+        Runtime::TokioUring,
+    ];
+    for host in hosts {
         let server = || On::default().server(no_time_limits()).runtime(host).framing(LengthPrefix::default());
         counts_of(&format!("on {host}"), server(), &length, 1);
         counts_of(&format!("on {host}, pipelined"), server(), &length, 16);

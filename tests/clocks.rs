@@ -83,7 +83,7 @@ fn http_server_of_every_age_answers_limits_and_shuts_down() {
     for age in ages() {
         let _age = Age::set(age);
         let options = HttpOptions::default().header_timeout(BRIEF * 2);
-        let running = On::default().server(no_time_limits()).start(|_| {
+        let running = On::default().server(no_time_limits()).start(move |_| {
             http(service_fn(async |_: Request<_>| {
                 Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))
             }))

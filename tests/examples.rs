@@ -25,7 +25,9 @@ fn line_chat_reaches_everybody_in_a_room_whatever_their_shard() {
 #[test]
 fn tokio_inside_uses_what_needs_a_runtime_on_either_host() {
     talk_to("tokio_inside");
-    talk_to_with("tokio_inside", &["--runtime", "tokio-uring"]);
+    if cfg!(feature = "runtime-tokio-uring") {
+        talk_to_with("tokio_inside", &["--runtime", "tokio-uring"]);
+    }
 }
 
 #[test]

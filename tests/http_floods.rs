@@ -34,7 +34,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 
 fn start(limits: Limits, options: HttpOptions) -> ServerHandle {
     let server = On::default().server(limits).shards(1);
-    server.start(|_| http(service_fn(answer)).options(options.clone())).expect("the server starts")
+    server.start(move |_| http(service_fn(answer)).options(options.clone())).expect("the server starts")
 }
 
 /// A neighbour on a connection that was there before.

@@ -1,4 +1,4 @@
-//! Servers of HTTP, by `start_http`.
+//! Servers of HTTP, by `http(..)`.
 
 mod common;
 
@@ -31,7 +31,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
 use ringserve::http::{Http, HttpOptions, HttpVersions};
-use ringserve::{CloseReason, Limits, ServerHandle, Stream, http};
+use ringserve::{CloseReason, Limits, ServerHandle, Stream, http, stream};
 use tokio::sync::Semaphore;
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";

@@ -15,7 +15,7 @@ use ringserve::framing::{FrameError, LengthPrefix};
 use ringserve::middleware::{
     CallEnd, CallObserver, Calls, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError,
 };
-use ringserve::{CloseReason, Cx, Frame, Limits, MakeService, Refusal, ServerHandle, Service, Shard};
+use ringserve::{CloseReason, Cx, Frame, IntoService, Limits, Refusal, ServerHandle, Service, Shard};
 use tokio::sync::Semaphore;
 
 /// Long enough never to be over in a test.
@@ -129,7 +129,7 @@ impl Service for Inner {
     }
 }
 
-fn serve<M: MakeService>(
+fn serve<M: IntoService<LengthPrefix>>(
     limits: Limits,
     factory: impl Fn(&Shard) -> M + Send + Sync + 'static,
 ) -> ServerHandle {

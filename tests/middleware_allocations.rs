@@ -18,7 +18,7 @@ use echo::Echo;
 use ringserve::framing::Lines;
 use ringserve::middleware::{CallEnd, Calls, ConcurrencyLimit, Observe, TimeLimit};
 use ringserve::tower::{Request, Tower};
-use ringserve::{Cx, Frame, MakeService, Shard};
+use ringserve::{Cx, Frame, IntoService, Shard};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tower::{ServiceBuilder, service_fn};
 
@@ -48,7 +48,7 @@ fn a_call_that_does_not_wait_allocates_nothing() {
     });
 }
 
-fn counts<M: MakeService>(what: &str, factory: impl Fn(&Shard) -> M + Send + Sync + 'static) {
+fn counts<M: IntoService<Lines>>(what: &str, factory: impl Fn(&Shard) -> M + Send + Sync + 'static) {
     let server = On::default().server(no_time_limits()).framing(Lines::default());
     let running = server.start(factory).expect("the server starts");
     let mut client = Client::connect(running.local_addrs()[0]);

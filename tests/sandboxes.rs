@@ -132,6 +132,7 @@ fn a_refused_socket_option_is_named_with_its_level() {
     }
 }
 
+#[cfg(feature = "runtime-tokio-uring")]
 #[test]
 fn tokio_uring_without_io_uring_is_refused_with_what_blocks_it() {
     for errno in REFUSALS {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::client::{End, frame};
 use common::{Client, Lab, Random, SOON, eventually, no_time_limits, on_epoll, pattern};
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
 fn at_most(connections_max: usize, shards: usize) -> Lab {
     Lab::on_shards(shards, no_time_limits().connections_max(connections_max))

@@ -84,12 +84,13 @@ impl Args {
     fn limits(&self) -> Limits {
         let request = self.request_bytes_max as usize;
         let defaults = Limits::default();
+        let (outbox, held) = (defaults.outbox_bytes_max, defaults.held_bytes_max);
         defaults
             .frame_bytes_max(request)
             .outbox_bytes_high(OUTBOX_BYTES_HIGH)
             // Room for a value behind what waits already.
-            .outbox_bytes_max(defaults.outbox_bytes_max.max(2 * request))
-            .held_bytes_max(defaults.held_bytes_max.max(4 * request))
+            .outbox_bytes_max(outbox.max(2 * request))
+            .held_bytes_max(held.max(4 * request))
             // Clients keep connections for hours without a word, and Redis lets them.
             .first_frame_timeout(None)
             .idle_timeout(None)

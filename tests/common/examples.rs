@@ -24,6 +24,9 @@ pub fn build(name: &str) -> PathBuf {
     }
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--example", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if cfg!(feature = "runtime-tokio-uring") {
+        cargo.args(["--features", "runtime-tokio-uring"]);
+    }
     if profile.ends_with("release") {
         cargo.arg("--release");
     }

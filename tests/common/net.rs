@@ -6,10 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
-use ringserve::net::StreamResult;
-use ringserve::{Error, MakeService, Peer, Server, ServerHandle, Shard};
+use ringserve::{Error, IntoService, Peer, Server, ServerHandle, Shard};
 use ringserve_drivers::{Uring, UringConfig};
-use ringserve_server::internals::{Drivers, start_on, start_stream_on};
+use ringserve_server::internals::{Drivers, start_on};
 use ringserve_sim::memory::{MemoryKernel, MemoryStream, Network};
 use rustix::net::{RecvFlags, recv};
 use socket2::{Domain, SockRef, Type};
@@ -95,29 +94,13 @@ impl<F: Framing + Clone + Send> Site<F> {
         Site { server: self.server.admit(admit), ..self }
     }
 
-    pub fn start<Make: MakeService>(
+    pub fn start<Make: IntoService<F>>(
         self,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
     ) -> Result<ServerHandle, Error> {
         match self.net {
             Net::Local => self.server.start(factory),
             Net::Simulated(network) => start_on(self.server, Simulated(network), factory),
-        }
-    }
-}
-
-impl Site<Raw> {
-    pub fn start_stream<H, R>(
-        self,
-        factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-    ) -> Result<ServerHandle, Error>
-    where
-        H: AsyncFn(ringserve::Stream) -> R + 'static,
-        R: StreamResult + 'static,
-    {
-        match self.net {
-            Net::Local => self.server.start_stream(factory),
-            Net::Simulated(network) => start_stream_on(self.server, Simulated(network), factory),
         }
     }
 }

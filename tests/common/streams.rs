@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use ringserve::net::StreamResult;
 use ringserve::stats::ServerStats;
-use ringserve::{CloseReason, Limits, ServerHandle, Shard, Stream};
+use ringserve::{CloseReason, Limits, ServerHandle, Shard, Stream, stream};
 
 use super::{Client, On, finish, watch};
 
@@ -20,7 +20,10 @@ impl Streams {
         H: AsyncFn(Stream) -> R + 'static,
         R: StreamResult + 'static,
     {
-        let running = On::default().server(limits).start_stream(factory).expect("the server starts");
+        let running = On::default()
+            .server(limits)
+            .start(move |shard| stream(factory(shard)))
+            .expect("the server starts");
         Streams { running }
     }
 

@@ -88,9 +88,11 @@ fn options_out_of_range_are_refused_at_the_start() {
         ("response_timeout", defaults().response_timeout(Duration::ZERO)),
         ("body_bytes_per_second_min", defaults().body_bytes_per_second_min(usize::MAX)),
     ] {
-        let service =
-            |_: &ringserve::Shard| service_fn(|_| ready(Ok::<_, BoxError>(Response::new(String::new()))));
-        let error = On::default().server(no_time_limits()).start_http_with(options, service).err();
+        let service = move |_: &ringserve::Shard| {
+            http(service_fn(|_| ready(Ok::<_, BoxError>(Response::new(String::new())))))
+                .options(options.clone())
+        };
+        let error = On::default().server(no_time_limits()).start(service).err();
         let error = error.expect("it is refused").to_string();
         assert!(error.contains(&format!("{name} is ")), "{error}");
     }

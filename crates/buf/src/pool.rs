@@ -35,6 +35,7 @@ impl core::error::Error for PoolError {}
 
 /// Where the buffers of a pool are. `total == free + with_kernel + leased` always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BufferStats {
     /// Buffers taken from the system so far.
     pub total: usize,

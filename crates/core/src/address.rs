@@ -1,15 +1,22 @@
-//! Where a listener is.
+//! Where a server listens, or connects to.
 
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::fmt;
 use core::net::SocketAddr;
 
-/// Where a listener is: an IP address with a port, or a Unix domain socket.
+/// Where a server listens, or connects to. As text an IP address with its port, as `[::1]:7000`, or `unix:` and the path, as
+/// `unix:/run/app.sock`; with an abstract name `unix:@app`.
+///
+/// ```
+/// use ringserve::net::Address;
+///
+/// assert_eq!(Address::unix("/run/app.sock").to_string(), "unix:/run/app.sock");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
-    /// Over TCP.
+    /// An IP address and a port.
     Ip(SocketAddr),
     /// A Unix domain socket's path, of 1 to 107 bytes. One that begins with a zero byte is an abstract name.
     Unix(Box<[u8]>),
@@ -26,10 +33,18 @@ impl Address {
     }
 
     /// The IP address and port, if it is one.
-    pub fn ip(&self) -> Option<SocketAddr> {
+    pub fn as_ip(&self) -> Option<SocketAddr> {
         match self {
             Address::Ip(addr) => Some(*addr),
             Address::Unix(_) => None,
+        }
+    }
+
+    /// The bytes of the Unix socket's path, if it is one; those of an abstract name behind a zero byte.
+    pub fn as_unix(&self) -> Option<&[u8]> {
+        match self {
+            Address::Ip(_) => None,
+            Address::Unix(path) => Some(path),
         }
     }
 }
@@ -60,9 +75,9 @@ mod tests {
     #[test]
     fn an_address_reads_as_users_write_it() {
         let ip = Address::from("[::1]:80".parse::<SocketAddr>().unwrap());
-        assert_eq!((ip.to_string().as_str(), ip.ip().is_some()), ("[::1]:80", true));
+        assert_eq!((ip.to_string().as_str(), ip.as_ip().is_some(), ip.as_unix()), ("[::1]:80", true, None));
         assert_eq!(Address::unix("/run/x.sock").to_string(), "unix:/run/x.sock");
         assert_eq!(Address::unix("@x").to_string(), "unix:@x");
-        assert_eq!(Address::unix("@x"), Address::Unix((*b"\0x").into()));
+        assert_eq!(Address::unix("@x").as_unix(), Some(&b"\0x"[..]));
     }
 }

@@ -37,7 +37,7 @@ pub struct ConnStats {
     /// Frames copied because receive memory was short, or because they would have pinned much more than themselves for a call.
     pub frames_copied: u64,
     /// Connections that ended, by [`CloseReason::index`].
-    pub closed_by_reason: [u64; CloseReason::COUNT],
+    pub(crate) closed_by_reason: [u64; CloseReason::COUNT],
 }
 
 impl ConnStats {

@@ -301,6 +301,7 @@ pub enum GivesBack {
 
 /// What a driver counted since it started. Counts never fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DriverStats {
     /// Turns taken.
     pub turns: u64,

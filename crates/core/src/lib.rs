@@ -59,4 +59,7 @@ pub mod internals {
     pub use crate::chunked::Chunked;
     pub use crate::slots::Slots;
     pub use crate::wheel::{Wheel, step_at};
+
+    /// By [`CloseReason::index`](crate::CloseReason::index).
+    pub const CLOSE_REASONS: [&str; crate::CloseReason::COUNT] = crate::reason::NAMES;
 }

@@ -10,12 +10,15 @@ use crate::wheel::STEP;
 /// given none fits the defaults into the memory that it may use.
 ///
 /// ```
+/// use std::time::Duration;
+///
 /// use ringserve::Limits;
 ///
-/// let limits = Limits { frame_bytes_max: 4096, ..Limits::default() };
+/// let limits = Limits::default().frame_bytes_max(4096).idle_timeout(Duration::from_secs(60)).heartbeat_interval(None);
 /// assert_eq!(limits.check(), Ok(()));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Connections of the whole server at once, 1 to 16 million for each shard. Each shard takes its equal
     /// share. At the limit accepting pauses and the backlog pushes back; nobody is dropped. Default 1 000 000,
@@ -99,7 +102,7 @@ pub struct Limits {
     pub drain_timeout: Duration,
     /// Time after the order to shut down in which the server goes on as before, 0 to a year, while
     /// [`Shard::is_draining`] already says so: for load balancers that learn from a readiness probe that no more
-    /// connections are to come, and need a few probes for it. `drain` begins after it, so both together with 5 s should be
+    /// connections are to come, and need a few probes for it. `drain_timeout` begins after it, so both together with 5 s should be
     /// below the time after which the process is killed. Default 0.
     ///
     /// [`Shard::is_draining`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
@@ -121,6 +124,7 @@ const RECEIVE_BUFFERS_MIN: usize = 16;
 
 /// What keeps a connection from being idle. Neither costs anything for a frame: the time is noted for each completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IdleCounts {
     /// Bytes from the peer and bytes that it took. A peer that only listens stays for as long as the server has something for it,
     /// which [`Limits::write_stall_timeout`] sees it take. The limit rests while bytes are being sent.
@@ -166,6 +170,7 @@ impl Default for Limits {
 
 /// Which limit is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LimitError {
     /// A value is out of its range.
     Range {
@@ -318,6 +323,45 @@ impl Limits {
     pub fn receive_buffers_max(&self) -> usize {
         self.receive_bytes_max / self.receive_buffer_bytes
     }
+
+    crate::setters! {
+        values {
+            connections_max: usize, frame_bytes_max: usize, outbox_bytes_high: usize,
+            outbox_bytes_low: usize, outbox_bytes_max: usize, inbox_bytes_high: usize,
+            held_bytes_max: usize, receive_bytes_max: usize, receive_buffer_bytes: usize,
+            idle_counts: IdleCounts, write_bytes_per_second_min: usize, read_bytes_per_second_min: usize,
+            upstreams_max: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16,
+            drain_timeout: Duration, drain_delay: Duration, linger_timeout: Duration,
+        }
+        options {
+            first_frame_timeout: Duration, idle_timeout: Duration, write_stall_timeout: Duration,
+            handler_timeout: Duration, connect_timeout: Duration, heartbeat_interval: Duration,
+        }
+    }
+}
+
+/// A method for each field, so that users change defaults without the struct's literal, which could get no field more.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! setters {
+    (values { $($value:ident: $type:ty,)* } $(options { $($option:ident: $inside:ty,)* })?) => {
+        $(
+            #[doc = concat!("Sets [`", stringify!($value), "`](field@Self::", stringify!($value), ").")]
+            #[must_use]
+            pub fn $value(mut self, $value: $type) -> Self {
+                self.$value = $value;
+                self
+            }
+        )*
+        $($(
+            #[doc = concat!("Sets [`", stringify!($option), "`](field@Self::", stringify!($option), "); `None` is off.")]
+            #[must_use]
+            pub fn $option(mut self, $option: impl Into<Option<$inside>>) -> Self {
+                self.$option = $option.into();
+                self
+            }
+        )*)?
+    };
 }
 
 fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), LimitError> {

@@ -6,6 +6,7 @@ use crate::framing::FrameError;
 
 /// Who ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ClosedBy {
     /// The other end.
     Peer,
@@ -84,8 +85,7 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    /// How many different reasons there are.
-    pub const COUNT: usize = 26;
+    pub(crate) const COUNT: usize = 26;
 
     /// Who ended the connection.
     pub fn closed_by(self) -> ClosedBy {
@@ -106,7 +106,8 @@ impl CloseReason {
         NAMES[self.index()]
     }
 
-    /// The place of this reason in an array of [`COUNT`](CloseReason::COUNT).
+    /// The place of this reason in an array of all.
+    #[doc(hidden)]
     pub fn index(self) -> usize {
         use CloseReason::*;
         match self {

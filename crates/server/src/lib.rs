@@ -15,49 +15,71 @@ mod peer;
 mod server;
 mod service;
 mod shard;
-mod stats;
+pub mod stats;
 mod stream;
 #[cfg(feature = "tower")]
 pub mod tower;
 
-pub use ringserve_buf::BufferStats;
-pub use ringserve_core::framing;
-pub use ringserve_core::{
-    Address, CloseReason, ClosedBy, ConnId, ConnStats, DriverStats, Frame, IdleCounts, LimitError, Limits,
-    Outbox, Payload,
-};
+#[cfg(feature = "runtime-tokio-uring")]
+pub use tokio_uring;
+
+pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits};
 pub use ringserve_drivers::SetupError;
 
 pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
+#[cfg(feature = "http")]
+pub use http::http;
 pub use peer::Peer;
-pub use server::accept_queue::AcceptQueueStats;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::error::Error;
-pub use server::listen::addr::ListenAddr;
-pub use server::memory::{UsableMemory, usable_memory};
 pub use server::running::{ServerHandle, ShutdownHandle};
 pub use server::runtime::Runtime;
-pub use server::socket_options::apply::SocketOptionWarning;
-pub use server::socket_options::check::SocketOptionError;
-pub use server::socket_options::options::{KeepAlive, SocketOptions};
-pub use service::{MakeService, Refusal, Service};
-pub use shard::draining::Draining;
+pub use service::{IntoService, Refusal, Service};
 pub use shard::handle::Shard;
-pub use shard::messages::{Mesh, SendError};
-pub use shard::timers::{Elapsed, Sleep, Timeout};
-pub use stats::{ServerStats, ShardStats, UpstreamStats};
 pub use stream::byte_stream::Stream;
-pub use stream::connecting::Connecting;
-pub use stream::copy::{CopyError, CopySide, copy_bidirectional};
-pub use stream::service::StreamResult;
+pub use stream::service::{StreamService, stream};
+
+/// How bytes become frames, and replies become bytes.
+pub mod framing {
+    pub use ringserve_core::Outbox;
+    pub use ringserve_core::framing::*;
+}
+
+/// Bounds of a server, beside [`Limits`], and the memory that it may use.
+pub mod limits {
+    pub use crate::server::memory::{UsableMemory, usable_memory};
+    pub use ringserve_core::{IdleCounts, LimitError};
+}
+
+/// Addresses, what the kernel is told about sockets, and connections to other servers.
+pub mod net {
+    pub use crate::server::socket_options::apply::SocketOptionWarning;
+    pub use crate::server::socket_options::check::SocketOptionError;
+    pub use crate::server::socket_options::options::{KeepAlive, SocketOptions};
+    pub use crate::stream::connecting::Connecting;
+    pub use crate::stream::copy::{CopyError, CopySide, copy_bidirectional};
+    pub use crate::stream::service::StreamResult;
+    pub use ringserve_core::Address;
+}
+
+/// Messages between shards, and the begin of a drain as a future.
+pub mod sync {
+    pub use crate::shard::draining::Draining;
+    pub use crate::shard::messages::{Mesh, SendError};
+}
+
+/// The futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
+pub mod time {
+    pub use crate::shard::timers::{Elapsed, Sleep, Timeout};
+}
 
 /// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for
 /// users.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::server::driven::{Drivers, start_on, start_stream_on};
+    pub use crate::server::driven::{Drivers, start_on};
     pub use crate::shard::clock::age_new_shards;
     pub use crate::shard::turns::run_on;
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use ringserve_core::internals::CLOSE_REASONS;
 use ringserve_core::{CloseReason, ClosedBy, ConnId, Observer, Time};
 use tracing::{debug, error, info, warn};
 
@@ -39,7 +40,7 @@ pub(crate) struct LogObserver {
     shard: usize,
     /// Of connections that the server made.
     upstreams: bool,
-    limits: [LineLimit; CloseReason::COUNT],
+    limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
     held: LineLimit,
 }
@@ -91,7 +92,8 @@ impl Observer for LogObserver {
             ClosedBy::Upstream => false,
             ClosedBy::Service => reason == CloseReason::OutboxFull,
             ClosedBy::Server => matches!(reason, CloseReason::MemoryLimit | CloseReason::DrainTimeout),
-            ClosedBy::System => true,
+            // The system.
+            _ => true,
         };
         if notable && self.limits[reason.index()].allows(now) {
             guarded(|| warn!(shard, %id, %reason, upstream = self.upstreams, "connection ended"));

@@ -1,12 +1,14 @@
 //! What a user writes.
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
 
 use ringserve_core::framing::FrameError;
-use ringserve_core::{CloseReason, Frame};
+use ringserve_core::{CloseReason, Frame, Limits};
 
 use crate::cx::Cx;
+use crate::shard::handle::Shard;
 
 /// What a server does with frames.
 ///
@@ -84,7 +86,7 @@ pub trait Service: Sized + 'static {
 
 /// Why [`Service::open`] refuses a connection; it goes to the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal(pub String);
+pub struct Refusal(String);
 
 impl Refusal {
     /// A refusal with its reason.
@@ -99,31 +101,46 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What a factory may return: a service, or a `Result` with one.
-pub trait MakeService {
+/// What the factory of a server with the framing `F` returns: a [`Service`], [`stream`](crate::stream()), `http`, or a `Result` with
+/// one of them.
+#[diagnostic::on_unimplemented(
+    message = "a factory returns a `Service`, `stream(..)`, `http(..)` or a `Result` with one, and not `{Self}`",
+    note = "`stream(..)` and `http(..)` take the bytes as they come: leave out `Server::framing`"
+)]
+pub trait IntoService<F> {
     /// The service.
     type Service: Service;
 
     /// The service, or why there is none: the server does not start then.
     ///
     /// # Errors
-    /// Those of the factory.
-    fn make(self) -> Result<Self::Service, Box<dyn std::error::Error + Send + Sync>>;
+    /// Those of the factory, and of what it returned.
+    fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>>;
+
+    /// Switches off the limits that cannot hold for such a service.
+    #[doc(hidden)]
+    fn adjust(limits: &mut Limits) {
+        let _ = limits;
+    }
 }
 
-impl<S: Service> MakeService for S {
+impl<S: Service, F> IntoService<F> for S {
     type Service = S;
 
-    fn make(self) -> Result<S, Box<dyn std::error::Error + Send + Sync>> {
+    fn into_service(self, _shard: &Shard) -> Result<S, Box<dyn Error + Send + Sync>> {
         Ok(self)
     }
 }
 
-impl<S: Service, E: Into<Box<dyn std::error::Error + Send + Sync>>> MakeService for Result<S, E> {
-    type Service = S;
+impl<S: IntoService<F>, F, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F> for Result<S, E> {
+    type Service = S::Service;
 
-    fn make(self) -> Result<S, Box<dyn std::error::Error + Send + Sync>> {
-        self.map_err(Into::into)
+    fn into_service(self, shard: &Shard) -> Result<S::Service, Box<dyn Error + Send + Sync>> {
+        self.map_err(Into::into)?.into_service(shard)
+    }
+
+    fn adjust(limits: &mut Limits) {
+        S::adjust(limits);
     }
 }
 

@@ -1,7 +1,10 @@
-//! What a server and its shards report of themselves.
+//! What a server, its shards and their parts count and hold.
 
-use ringserve_buf::BufferStats;
-use ringserve_core::{ConnStats, DriverStats};
+pub use ringserve_buf::BufferStats;
+pub use ringserve_core::{ConnStats, DriverStats};
+
+pub use crate::middleware::calls::CallStats;
+pub use crate::server::accept_queue::AcceptQueueStats;
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,7 @@
 //! What can go wrong, how often it does in a seed, and how often it did.
 
 use crate::rng::Rng;
-use ringserve_core::CloseReason;
+use ringserve_core::internals::CLOSE_REASONS;
 
 macro_rules! named {
     ($(#[$doc:meta])* $kind:ident { $($name:ident $text:literal,)* }) => {
@@ -301,7 +301,7 @@ impl Rates {
 pub struct Coverage {
     faults: [u64; Fault::COUNT],
     arms: [u64; Arm::COUNT],
-    reasons: [u64; CloseReason::COUNT],
+    reasons: [u64; CLOSE_REASONS.len()],
     /// Turns taken.
     pub turns: u64,
     /// Connections opened.
@@ -315,7 +315,7 @@ impl Default for Coverage {
         Coverage {
             faults: [0; Fault::COUNT],
             arms: [0; Arm::COUNT],
-            reasons: [0; CloseReason::COUNT],
+            reasons: [0; CLOSE_REASONS.len()],
             turns: 0,
             connections: 0,
             frames: 0,
@@ -338,8 +338,9 @@ impl Coverage {
 
     /// Adds what a shard counted.
     pub fn shard(&mut self, counters: &ringserve_core::ConnStats) {
-        for (sum, more) in self.reasons.iter_mut().zip(counters.closed_by_reason) {
-            *sum += more;
+        for (reason, more) in counters.reasons() {
+            let index = CLOSE_REASONS.iter().position(|name| *name == reason);
+            self.reasons[index.expect("a reason has one of the names")] += more;
         }
         self.connections += counters.opened;
         self.frames += counters.frames;
@@ -361,17 +362,9 @@ impl Coverage {
     pub fn rows(&self) -> impl Iterator<Item = (&'static str, String, u64)> + '_ {
         let faults = Fault::NAMES.iter().zip(self.faults).map(|(name, n)| ("fault", name.to_string(), n));
         let arms = Arm::NAMES.iter().zip(self.arms).map(|(name, n)| ("arm", name.to_string(), n));
-        let reasons = self.reasons.iter().enumerate();
-        let reasons = reasons.map(|(index, n)| ("reason", reason_name(index).to_string(), *n));
+        let reasons = CLOSE_REASONS.iter().zip(self.reasons).map(|(name, n)| ("reason", name.to_string(), n));
         faults.chain(arms).chain(reasons)
     }
-}
-
-/// The name of the close reason with this index.
-fn reason_name(index: usize) -> &'static str {
-    let mut counters = ringserve_core::ConnStats::default();
-    counters.closed_by_reason[index] = 1;
-    counters.reasons().next().map_or("", |(name, _)| name)
 }
 
 /// A bug on purpose, for a run that must fail.

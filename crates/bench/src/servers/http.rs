@@ -18,7 +18,7 @@ async fn hello(_request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     Ok(Response::new(Full::new(Bytes::from_static(b"hello\n"))))
 }
 
-/// On io_uring, as `serve_http` does it.
+/// On io_uring.
 pub(super) fn ringserve(address: SocketAddr) -> io::Result<()> {
     serve(address, Driver::IoUring)
 }

@@ -77,6 +77,7 @@ pub(crate) const SERVERS: &[Server] = &[
     },
     Server { name: "tokio-awaits", speaks: Speaks::Raw, run: Run::On(tokio_echo::awaits) },
     Server { name: "ringserve-on-tokio", speaks: Speaks::Raw, run: Run::Itself(product::raw_on_tokio) },
+    #[cfg(feature = "tokio-uring")]
     Server {
         name: "ringserve-on-tokio-uring",
         speaks: Speaks::Raw,

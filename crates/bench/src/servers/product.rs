@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
 use ringserve::net::SocketOptions;
-use ringserve::{Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream, stream};
+use ringserve::{Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -78,6 +78,7 @@ pub(crate) fn raw_on_tokio(address: SocketAddr) -> io::Result<()> {
 }
 
 /// The same, of tokio-uring's.
+#[cfg(feature = "tokio-uring")]
 pub(crate) fn raw_on_tokio_uring(address: SocketAddr) -> io::Result<()> {
     serve_hosted(address, Driver::IoUring, Runtime::TokioUring)
 }
@@ -120,7 +121,7 @@ pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
     let server = Server::bind(address).driver(Driver::IoUring);
     let server = server.limits(limits(shards)).sockets(sockets()).shards(shards).pin(false);
     let running = server.start(|_shard| {
-        stream(async |mut stream: Stream| {
+        ringserve::stream(async |mut stream: Stream| {
             let mut buf = [0; 4096];
             loop {
                 let len = stream.read(&mut buf).await?;

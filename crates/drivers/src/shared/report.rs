@@ -13,6 +13,7 @@ use crate::shared::process::{Resource, ResourceLimit};
 
 /// Why a ring could not be set up, or does not work.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum SetupError {
     /// A value of the configuration is out of its range.
     OutOfRange {

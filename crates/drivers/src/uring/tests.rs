@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ringserve_buf::{BufferStats, PoolConfig};
+use ringserve_buf::PoolConfig;
 use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, GivesBack, Socket};
 
 use super::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};

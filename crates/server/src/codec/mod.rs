@@ -129,6 +129,7 @@ pub trait CodecService: Sized + 'static {
 
 /// Why bytes are not an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CodecError<E> {
     /// More bytes than [`WithCodec::bytes_max`] wait to become an item.
     TooLarge {

@@ -3,17 +3,17 @@
 //! ```no_run
 //! use std::convert::Infallible;
 //!
-//! use hyper::body::Incoming;
-//! use hyper::service::service_fn;
-//! use hyper::{Request, Response};
-//! use ringserve::Server;
+//! use ringserve::http::hyper::body::Incoming;
+//! use ringserve::http::hyper::service::service_fn;
+//! use ringserve::http::hyper::{Request, Response};
+//! use ringserve::{Server, http};
 //!
 //! async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
 //!     Ok(Response::new("hello".into()))
 //! }
 //!
 //! fn main() -> Result<(), ringserve::Error> {
-//!     Server::bind("127.0.0.1:8080").serve_http(|_shard| service_fn(hello))
+//!     Server::bind("127.0.0.1:8080").serve(|_shard| http(service_fn(hello)))
 //! }
 //! ```
 //!
@@ -46,22 +46,22 @@
 //!
 //! ```no_run
 //! # use std::convert::Infallible;
-//! # use hyper::body::Incoming;
-//! # use hyper::service::service_fn;
-//! # use hyper::{Request, Response};
+//! # use ringserve::http::hyper::body::Incoming;
+//! # use ringserve::http::hyper::service::service_fn;
+//! # use ringserve::http::hyper::{Request, Response};
 //! use std::future::ready;
 //!
 //! use ringserve::http::{Http, HttpOptions};
-//! use ringserve::{Server, Stream};
+//! use ringserve::{Server, Stream, stream};
 //!
 //! # fn main() -> Result<(), ringserve::Error> {
-//! Server::bind("127.0.0.1:8080").serve_stream(|shard| {
+//! Server::bind("127.0.0.1:8080").serve(|shard| {
 //!     let http = Http::new(shard, &HttpOptions::default());
-//!     async move |stream: Stream| {
+//!     stream(async move |stream: Stream| {
 //!         let peer = stream.peer();
 //!         let answer = move |_: Request<Incoming>| ready(Ok::<_, Infallible>(Response::new(peer.to_string())));
 //!         http.serve(stream, service_fn(answer)).await
-//!     }
+//!     })
 //! })
 //! # }
 //! ```
@@ -79,5 +79,7 @@ mod watch;
 mod watched;
 
 pub use connection::{Http, HttpError};
+pub use hyper;
 pub use options::{HttpOptions, HttpVersions};
 pub use runtime::{ShardExecutor, ShardTimer, ShardTimerSleep};
+pub use serve::{HttpService, http};

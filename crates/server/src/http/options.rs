@@ -10,6 +10,7 @@ use super::runtime::{ShardExecutor, ShardTimer};
 
 /// Which protocols a server speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HttpVersions {
     /// Both, told by the first bytes of a connection.
     #[default]
@@ -36,9 +37,10 @@ pub enum HttpVersions {
 /// ```
 /// use ringserve::http::HttpOptions;
 ///
-/// let options = HttpOptions { streams_max: 1000, ..HttpOptions::default() };
+/// let options = HttpOptions::default().streams_max(1000);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HttpOptions {
     /// Which protocols are spoken. Default both.
     pub versions: HttpVersions,
@@ -150,8 +152,7 @@ impl Default for HttpOptions {
 }
 
 impl HttpOptions {
-    /// Refuses values out of range, naming them. [`Server::serve_http_with`](crate::Server::serve_http_with) and
-    /// [`Server::start_http_with`](crate::Server::start_http_with) check them.
+    /// Refuses values out of range, naming them. A server checks them at its start.
     ///
     /// # Errors
     /// The first thing found.
@@ -185,6 +186,20 @@ impl HttpOptions {
             }
         }
         Ok(())
+    }
+
+    ringserve_core::setters! {
+        values {
+            versions: HttpVersions, header_bytes_max: u32, headers_max: usize, keep_alive: bool,
+            buffer_bytes_max: usize, streams_max: u32, stream_window_bytes: u32,
+            connection_window_bytes: u32, send_bytes_max: usize, connection_send_bytes_max: usize,
+            ping_timeout: Duration, body_bytes_per_second_min: usize, rate_window: Duration,
+            pending_resets_max: usize, error_resets_max: usize, date: bool,
+        }
+        options {
+            header_timeout: Duration, ping_interval: Duration, response_timeout: Duration,
+            request_timeout: Duration, http2_idle_timeout: Duration,
+        }
     }
 
     /// A builder of hyper's for HTTP/1.1 with these bounds, and a shard's timers.

@@ -1,106 +1,112 @@
-//! Serving HTTP: what a server is started with.
+//! Serving HTTP: what a factory returns.
 
-use std::error::Error as StdError;
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
 use std::rc::Rc;
 
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
 use hyper::{Request, Response};
+use ringserve_core::Limits;
+use ringserve_core::framing::Raw;
 
 use super::connection::{Http, HttpError};
 use super::options::HttpOptions;
-use crate::server::builder::Server;
-use crate::server::error::Error;
-use crate::server::running::ServerHandle;
+use crate::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
+use crate::stream::service::{HandleStream, Streams, adjust};
 
-impl Server {
-    /// Serves HTTP/1.1 and HTTP/2, and waits as [`serve`](Server::serve) does. `factory` is called on each shard's thread and
-    /// makes its hyper service. See [the module](crate::http).
-    ///
-    /// # Errors
-    /// Those of [`serve`](Server::serve).
-    pub fn serve_http<S, B>(self, factory: impl Fn(&Shard) -> S + Send + Sync + 'static) -> Result<(), Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        self.serve_http_with(HttpOptions::default(), factory)
-    }
-
-    /// As [`serve_http`](Server::serve_http), with options.
-    ///
-    /// # Errors
-    /// Those of [`serve`](Server::serve), and [`Error::Limits`] if [`HttpOptions::check`] refuses the options.
-    pub fn serve_http_with<S, B>(
-        self,
-        options: HttpOptions,
-        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<(), Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        options.check().map_err(Error::Limits)?;
-        self.serve_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
-    }
-
-    /// Starts a server of HTTP/1.1 and HTTP/2 on threads of its own. See [`serve_http`](Server::serve_http) and
-    /// [`start`](Server::start).
-    ///
-    /// # Errors
-    /// Those of [`start`](Server::start).
-    pub fn start_http<S, B>(
-        self,
-        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<ServerHandle, Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        self.start_http_with(HttpOptions::default(), factory)
-    }
-
-    /// As [`start_http`](Server::start_http), with options.
-    ///
-    /// # Errors
-    /// Those of [`start`](Server::start), and [`Error::Limits`] if [`HttpOptions::check`] refuses the options.
-    pub fn start_http_with<S, B>(
-        self,
-        options: HttpOptions,
-        factory: impl Fn(&Shard) -> S + Send + Sync + 'static,
-    ) -> Result<ServerHandle, Error>
-    where
-        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
-        S::Future: 'static,
-        S::Error: Into<Box<dyn StdError + Send + Sync>>,
-        B: Body + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        options.check().map_err(Error::Limits)?;
-        self.start_stream(move |shard| handler(Http::new(shard, &options), factory(shard)))
-    }
-}
-
-/// What a shard does with each of its connections.
-fn handler<S, B>(http: Http, service: S) -> impl AsyncFn(Stream) -> Result<(), HttpError> + 'static
+/// Serves HTTP/1.1 and HTTP/2 with a service of hyper's: what a factory returns. See [the module](mod@crate::http).
+///
+/// ```no_run
+/// use std::convert::Infallible;
+///
+/// use ringserve::http::hyper::body::Incoming;
+/// use ringserve::http::hyper::service::service_fn;
+/// use ringserve::http::hyper::{Request, Response};
+/// use ringserve::http::HttpOptions;
+/// use ringserve::{Server, http};
+///
+/// async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+///     Ok(Response::new("hello".into()))
+/// }
+///
+/// fn main() -> Result<(), ringserve::Error> {
+///     Server::bind("127.0.0.1:8080")
+///         .serve(|_shard| http(service_fn(hello)).options(HttpOptions::default().streams_max(1000)))
+/// }
+/// ```
+pub fn http<S, B>(service: S) -> HttpService<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>> + 'static,
     S::Future: 'static,
-    S::Error: Into<Box<dyn StdError + Send + Sync>>,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
     B: Body + 'static,
-    B::Error: Into<Box<dyn StdError + Send + Sync>>,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let service = Rc::new(service);
-    async move |stream| http.serve(stream, service.clone()).await
+    HttpService { service, options: HttpOptions::default() }
+}
+
+/// What [`http`] makes of a service of hyper's.
+pub struct HttpService<S> {
+    service: S,
+    options: HttpOptions,
+}
+
+impl<S> HttpService<S> {
+    /// Bounds. The server does not start with those that [`HttpOptions::check`] refuses: [`Error::Limits`](crate::Error::Limits).
+    #[must_use]
+    pub fn options(self, options: HttpOptions) -> HttpService<S> {
+        HttpService { options, ..self }
+    }
+}
+
+impl<S, B> IntoService<Raw> for HttpService<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+    S::Future: 'static,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+    B: Body + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    type Service = Streams<OnShard<S>>;
+
+    fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>> {
+        self.options.check()?;
+        let http = Http::new(shard, &self.options);
+        Ok(Streams::new(shard, OnShard { http, service: Rc::new(self.service) }))
+    }
+
+    fn adjust(limits: &mut Limits) {
+        adjust(limits);
+    }
+}
+
+impl<S> fmt::Debug for HttpService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpService").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// A shard's service, and what it takes to serve it.
+pub struct OnShard<S> {
+    http: Http,
+    service: Rc<S>,
+}
+
+impl<S, B> HandleStream for OnShard<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+    S::Future: 'static,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+    B: Body + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    type Result = Result<(), HttpError>;
+
+    fn handle(&self, stream: Stream) -> impl Future<Output = Self::Result> {
+        self.http.serve(stream, self.service.clone())
+    }
 }

@@ -38,13 +38,13 @@
 //! To write one, wrap a service and delegate every method of the trait: one that is not delegated does what its default
 //! does, and the inner service never hears of it.
 
-mod calls;
+pub(crate) mod calls;
 mod concurrency_limit;
 mod observe;
 pub(crate) mod permits;
 mod timeout;
 
-pub use calls::{CallStats, Calls, ShardCalls};
+pub use calls::{Calls, ShardCalls};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use observe::{CallEnd, CallObserver, Observe};
 pub use timeout::{TimeLimit, TimeLimitError};

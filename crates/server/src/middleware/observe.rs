@@ -93,6 +93,7 @@ where
 
 /// How a call ended.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum CallEnd<'a, E> {
     /// Well.
     Done,

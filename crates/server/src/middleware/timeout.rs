@@ -48,6 +48,7 @@ impl<S: Service> Service for TimeLimit<S> {
 
 /// Why a call through [`TimeLimit`] failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TimeLimitError<E> {
     /// It was not done within this time.
     Elapsed(Duration),

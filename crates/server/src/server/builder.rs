@@ -19,11 +19,9 @@ use super::starting::Starting;
 use crate::guard::guard;
 use crate::log;
 use crate::peer::Peer;
-use crate::service::MakeService;
+use crate::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::shard::state::Admit;
-use crate::stream::byte_stream::Stream;
-use crate::stream::service::{StreamResult, Streams};
 use ringserve_core::Limits;
 use ringserve_core::framing::{Framing, Raw};
 
@@ -91,63 +89,6 @@ impl Server<Raw> {
             admit: None,
             runtime: Runtime::default(),
         }
-    }
-
-    /// Serves streams of bytes instead of frames, and waits as [`serve`](Server::serve) does. `factory` is called on each
-    /// shard's thread and makes what is called for each connection there, whose future runs on that shard and need not
-    /// be `Send`.
-    ///
-    /// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: how long a stream may take is its
-    /// own affair. To [`Limits::first_frame_timeout`] the first byte counts. A panic resets its connection alone.
-    ///
-    /// ```no_run
-    /// use ringserve::{Server, Stream};
-    ///
-    /// # fn main() -> Result<(), ringserve::Error> {
-    /// Server::bind("127.0.0.1:7000").serve_stream(|_shard| async |mut stream: Stream| {
-    ///     while let Some(bytes) = stream.read_frame().await? {
-    ///         stream.queue(bytes);
-    ///         stream.ready().await?;
-    ///     }
-    ///     std::io::Result::Ok(())
-    /// })
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`serve`](Server::serve).
-    pub fn serve_stream<H, R>(
-        self,
-        factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-    ) -> Result<(), Error>
-    where
-        H: AsyncFn(Stream) -> R + 'static,
-        R: StreamResult + 'static,
-    {
-        self.for_streams().serve(move |shard| Streams::new(shard, factory(shard)))
-    }
-
-    /// Starts a server of streams on threads of its own. See [`serve_stream`](Server::serve_stream) and
-    /// [`start`](Server::start).
-    ///
-    /// # Errors
-    /// Those of [`start`](Server::start).
-    pub fn start_stream<H, R>(
-        self,
-        factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-    ) -> Result<ServerHandle, Error>
-    where
-        H: AsyncFn(Stream) -> R + 'static,
-        R: StreamResult + 'static,
-    {
-        self.for_streams().start(move |shard| Streams::new(shard, factory(shard)))
-    }
-
-    /// A call waits here as long as its bytes are unread, which may be for ever, and keeps their order.
-    pub(super) fn for_streams(mut self) -> Server<Raw> {
-        self.limits.handler_timeout = None;
-        self.limits.calls_in_flight_max = 1;
-        self
     }
 }
 
@@ -273,7 +214,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     /// If it cannot be started, or a shard's driver breaks.
     pub fn serve<Make>(self, factory: impl Fn(&Shard) -> Make + Send + Sync + 'static) -> Result<(), Error>
     where
-        Make: MakeService,
+        Make: IntoService<F>,
     {
         let starting = Starting::new();
         let signals = StopSignals::take(starting.interrupter())?;
@@ -300,20 +241,21 @@ impl<F: Framing + Clone + Send> Server<F> {
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
     ) -> Result<ServerHandle, Error>
     where
-        Make: MakeService,
+        Make: IntoService<F>,
     {
         self.start_with(Starting::new(), factory)
     }
 
     fn start_with<Make>(
-        self,
+        mut self,
         starting: Starting,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
     ) -> Result<ServerHandle, Error>
     where
-        Make: MakeService,
+        Make: IntoService<F>,
     {
         let addrs = self.binds.all().map_err(Error::Address)?;
+        Make::adjust(&mut self.limits);
         self.limits.check().map_err(Error::Limits)?;
         self.sockets.check().map_err(Error::SocketOption)?;
         let parallelism = thread::available_parallelism().map_or(1, usize::from);

@@ -5,23 +5,20 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ringserve_core::Driver;
-use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::framing::Framing;
+use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
 use super::builder::{SHARDS_MAX, Server};
 use super::driver::Wanted;
 use super::error::Error;
 use super::launch::{OneShard, Plan, give_up};
-use super::listen::addr::ListenAddr;
 use super::listen::sockets::Listening;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::starting::Starting;
-use crate::service::MakeService;
+use crate::service::IntoService;
 use crate::shard::handle::Shard;
-use crate::stream::byte_stream::Stream;
-use crate::stream::service::{StreamResult, Streams};
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {
@@ -48,16 +45,17 @@ pub trait Drivers: Send + Sync + 'static {
 /// # Errors
 /// Those of [`Server::start`], and the drivers'.
 pub fn start_on<D, F, Make>(
-    server: Server<F>,
+    mut server: Server<F>,
     drivers: D,
     factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
 ) -> Result<ServerHandle, Error>
 where
     D: Drivers,
     F: Framing + Clone + Send,
-    Make: MakeService,
+    Make: IntoService<F>,
 {
     let addrs = server.binds.all().map_err(Error::Address)?;
+    Make::adjust(&mut server.limits);
     server.limits.check().map_err(Error::Limits)?;
     let shards = server.shards.unwrap_or(1);
     if !(1..=SHARDS_MAX).contains(&shards) {
@@ -72,9 +70,9 @@ where
         sockets: &server.sockets,
     };
     let (config, chosen) = wanted.driven();
-    let listen = |addr: &ListenAddr| match addr {
-        ListenAddr::Ip(ip) => drivers.listen(*ip, shards).map(ListenAddr::Ip),
-        ListenAddr::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+    let listen = |addr: &Address| match addr {
+        Address::Ip(ip) => drivers.listen(*ip, shards).map(Address::Ip),
+        _ => Err(io::ErrorKind::Unsupported.into()),
     };
     let listen = |addr| listen(&addr).map_err(|error| Error::Listen { addr, error });
     let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
@@ -98,21 +96,4 @@ where
     });
     let (remotes, threads) = launched?;
     Ok(ServerHandle::new(listening, remotes, threads))
-}
-
-/// As [`Server::start_stream`], over these drivers.
-///
-/// # Errors
-/// Those of [`start_on`].
-pub fn start_stream_on<D, H, R>(
-    server: Server<Raw>,
-    drivers: D,
-    factory: impl Fn(&Shard) -> H + Send + Sync + 'static,
-) -> Result<ServerHandle, Error>
-where
-    D: Drivers,
-    H: AsyncFn(Stream) -> R + 'static,
-    R: StreamResult + 'static,
-{
-    start_on(server.for_streams(), drivers, move |shard| Streams::new(shard, factory(shard)))
 }

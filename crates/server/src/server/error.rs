@@ -4,11 +4,10 @@ use std::fmt;
 use std::fs;
 use std::io;
 
-use ringserve_core::LimitError;
+use ringserve_core::{Address, LimitError};
 use ringserve_drivers::SetupError;
 use rustix::io::Errno;
 
-use super::listen::addr::ListenAddr;
 use super::socket_options::check::SocketOptionError;
 
 /// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
@@ -27,14 +26,14 @@ pub enum Error {
     /// Somebody listens there already.
     AddressInUse {
         /// The address.
-        addr: ListenAddr,
+        addr: Address,
         /// Who, if it could be found out.
         holder: Option<String>,
     },
     /// A listener cannot be made.
     Listen {
         /// The address.
-        addr: ListenAddr,
+        addr: Address,
         /// What the kernel said.
         error: io::Error,
     },
@@ -110,13 +109,13 @@ impl fmt::Display for Error {
                     write!(f, " by {holder}")?;
                 }
                 match addr {
-                    ListenAddr::Ip(_) => {
+                    Address::Ip(_) => {
                         write!(
                             f,
                             ": stop that, choose another address, or set share_port(true) on both to share it"
                         )
                     }
-                    ListenAddr::Unix(_) => {
+                    _ => {
                         write!(f, ": stop that, or choose another path; one cannot be shared")
                     }
                 }

@@ -22,7 +22,7 @@ use super::runtime::Runtime;
 use super::starting::{Heard, Ready, Starting};
 use crate::guard::{guard, message_of};
 use crate::log::{LogObserver, guarded};
-use crate::service::MakeService;
+use crate::service::IntoService;
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Order, Remote, enter_shard};
@@ -49,7 +49,7 @@ impl<F, Factory, Make> Plan<F, Factory>
 where
     F: Framing + Clone + Send,
     Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
-    Make: MakeService,
+    Make: IntoService<F>,
 {
     /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
     pub(super) fn launch(
@@ -187,7 +187,7 @@ impl<F, Factory, Make> OneShard<F, Factory>
 where
     F: Framing + Clone + Send,
     Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
-    Make: MakeService,
+    Make: IntoService<F>,
 {
     /// On the shard's own thread: makes driver and service, says so, and serves.
     pub(super) fn run(mut self, ready: Ready) -> ShardEnd {
@@ -267,10 +267,11 @@ where
         let remote = self.remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let shard = Shard::new(self.index, self.shards, remote);
-        let service = match guard(|| (self.factory)(&shard).make()) {
+        let service = match guard(|| (self.factory)(&shard).into_service(&shard)) {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
-                ready.failed(Error::Factory { shard: self.index, error });
+                let factory = |error| Error::Factory { shard: self.index, error };
+                ready.failed(error.downcast().map_or_else(factory, |limit| Error::Limits(*limit)));
                 return None;
             }
             Err(_panicked) => {

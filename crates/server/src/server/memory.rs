@@ -14,6 +14,7 @@ const NO_LIMIT: u64 = 1 << 62;
 
 /// Memory that the process may use, and what says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UsableMemory {
     /// Bytes.
     pub bytes: u64,

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ringserve_core::Address;
+
 use super::accept_queue::AcceptQueueStats;
 use super::error::Error;
-use super::listen::addr::ListenAddr;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
@@ -61,7 +62,7 @@ impl ServerHandle {
 
     /// Where the server listens, with the real ports: each address and each Unix socket, in the order in which they were
     /// given. [`Peer::listener`](crate::Peer::listener) counts in this list.
-    pub fn listeners(&self) -> &[ListenAddr] {
+    pub fn listeners(&self) -> &[Address] {
         &self.listening.addrs
     }
 

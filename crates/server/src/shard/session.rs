@@ -16,7 +16,7 @@ const KEPT_SHARE_MIN: usize = 4;
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Session {
+pub struct Session {
     /// What was received last and not read yet.
     unread: Cell<Lease>,
     /// Who reads, if that is a task of the shard and nothing in between: it is polled without a waker.

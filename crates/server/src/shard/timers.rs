@@ -278,6 +278,7 @@ impl<F> fmt::Debug for Timeout<'_, F> {
 
 /// The time given to [`Cx::timeout`](crate::Cx::timeout) was over first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Elapsed;
 
 impl fmt::Display for Elapsed {

@@ -14,7 +14,7 @@ use crate::shard::draining::Draining;
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 
-/// A connection as a stream of bytes, for [`Server::serve_stream`](crate::Server::serve_stream).
+/// A connection as a stream of bytes, for a handler of [`stream`](crate::stream()).
 ///
 /// With the cargo feature `tokio` it is an `AsyncRead` and an `AsyncWrite` of tokio's, so whatever speaks a protocol over
 /// those runs on a shard: hyper, tungstenite, tonic. It needs no tokio runtime and is not `Send`.

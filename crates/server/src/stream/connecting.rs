@@ -19,7 +19,7 @@ impl Shard {
     ///
     /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket
     /// options are those of accepted connections ([`SocketOptions`](crate::net::SocketOptions)). Of the
-    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and `linger` hold, with bounds and
+    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and `linger_timeout` hold, with bounds and
     /// counters of their own; there is no limit on how long an upstream may be silent.
     ///
     /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued
@@ -27,13 +27,16 @@ impl Shard {
     ///
     /// ```no_run
     /// use std::net::SocketAddr;
-    /// use ringserve::{Server, Stream, net::copy_bidirectional};
+    /// use ringserve::net::copy_bidirectional;
+    /// use ringserve::{Server, Stream, stream};
     ///
     /// # fn main() -> Result<(), ringserve::Error> {
     /// let upstream: SocketAddr = ([127, 0, 0, 1], 8000).into();
-    /// Server::bind("127.0.0.1:7000").serve_stream(move |_shard| async move |mut client: Stream| {
-    ///     let mut upstream = client.shard().connect(upstream).await?;
-    ///     copy_bidirectional(&mut client, &mut upstream).await.map_err(|broken| broken.error)
+    /// Server::bind("127.0.0.1:7000").serve(move |_shard| {
+    ///     stream(async move |mut client: Stream| {
+    ///         let mut upstream = client.shard().connect(upstream).await?;
+    ///         copy_bidirectional(&mut client, &mut upstream).await.map_err(|broken| broken.error)
+    ///     })
     /// })
     /// # }
     /// ```

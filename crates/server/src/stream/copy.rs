@@ -45,6 +45,7 @@ pub enum CopySide {
 
 /// Why [`copy_bidirectional`] ended before both streams had.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct CopyError {
     /// Which of the two broke.
     pub side: CopySide,

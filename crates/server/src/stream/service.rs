@@ -2,18 +2,20 @@
 
 use std::cell::RefCell;
 use std::convert::Infallible;
+use std::error::Error;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 
-use ringserve_core::{Block, CloseReason, Frame};
+use ringserve_core::framing::Raw;
+use ringserve_core::{Block, CloseReason, Frame, Limits};
 use tracing::warn;
 
 use super::byte_stream::Stream;
 use crate::cx::Cx;
 use crate::log::{LineLimit, guarded};
 use crate::peer::Peer;
-use crate::service::{Refusal, Service};
+use crate::service::{IntoService, Refusal, Service};
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 
@@ -43,8 +45,89 @@ impl<T, E: fmt::Display> StreamResult for Result<T, E> {
     }
 }
 
+/// Serves connections as streams of bytes instead of frames: what a factory returns. `handler` is called for each connection of the
+/// shard, and its future runs on that shard and need not be `Send`.
+///
+/// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: how long a stream may take is its
+/// own affair. To [`Limits::first_frame_timeout`] the first byte counts. A panic resets its connection alone.
+///
+/// ```no_run
+/// use ringserve::{Server, Stream, stream};
+///
+/// # fn main() -> Result<(), ringserve::Error> {
+/// Server::bind("127.0.0.1:7000").serve(|_shard| {
+///     stream(async |mut stream: Stream| {
+///         while let Some(bytes) = stream.read_frame().await? {
+///             stream.queue(bytes);
+///             stream.ready().await?;
+///         }
+///         std::io::Result::Ok(())
+///     })
+/// })
+/// # }
+/// ```
+pub fn stream<H, R>(handler: H) -> StreamService<H>
+where
+    H: AsyncFn(Stream) -> R + 'static,
+    R: StreamResult + 'static,
+{
+    StreamService(handler)
+}
+
+/// What [`stream`] makes of a handler.
+pub struct StreamService<H>(H);
+
+impl<H, R> IntoService<Raw> for StreamService<H>
+where
+    H: AsyncFn(Stream) -> R + 'static,
+    R: StreamResult + 'static,
+{
+    type Service = Streams<StreamService<H>>;
+
+    fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>> {
+        Ok(Streams::new(shard, self))
+    }
+
+    fn adjust(limits: &mut Limits) {
+        adjust(limits);
+    }
+}
+
+impl<H, R> HandleStream for StreamService<H>
+where
+    H: AsyncFn(Stream) -> R + 'static,
+    R: StreamResult + 'static,
+{
+    type Result = R;
+
+    fn handle(&self, stream: Stream) -> impl Future<Output = R> {
+        (self.0)(stream)
+    }
+}
+
+impl<H> fmt::Debug for StreamService<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StreamService")
+    }
+}
+
+/// A call waits here as long as its bytes are unread, which may be for ever, and keeps their order.
+pub(crate) fn adjust(limits: &mut Limits) {
+    limits.handler_timeout = None;
+    limits.calls_in_flight_max = 1;
+}
+
+/// What a shard does with each of its connections.
+pub trait HandleStream: 'static {
+    /// What comes of a connection.
+    type Result: StreamResult;
+
+    /// Serves one, to its end.
+    fn handle(&self, stream: Stream) -> impl Future<Output = Self::Result>;
+}
+
 /// Runs `handler` for each connection of a shard.
-pub(crate) struct Streams<H> {
+pub struct Streams<H> {
     handler: Rc<Handler<H>>,
     shard: Shard,
 }
@@ -61,11 +144,7 @@ impl<H> Streams<H> {
     }
 }
 
-impl<H, R> Service for Streams<H>
-where
-    H: AsyncFn(Stream) -> R + 'static,
-    R: StreamResult + 'static,
-{
+impl<H: HandleStream> Service for Streams<H> {
     type Session = Session;
     type Error = Infallible;
 
@@ -111,14 +190,10 @@ where
     }
 }
 
-async fn run<H, R>(handler: Rc<Handler<H>>, block: Rc<Block<Session>>, shard: Shard)
-where
-    H: AsyncFn(Stream) -> R,
-    R: StreamResult,
-{
+async fn run<H: HandleStream>(handler: Rc<Handler<H>>, block: Rc<Block<Session>>, shard: Shard) {
     let panics = Panics(block.clone(), shard.clone());
     let stream = Stream::new(block, shard.clone());
-    let result = (handler.handler)(stream).await;
+    let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
             let (id, peer) = (panics.0.link.id(), Peer::of(&panics.0.link));

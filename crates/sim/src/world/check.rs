@@ -97,7 +97,7 @@ impl Above {
         let left = usize::from(self.lost.is_some());
         assert_eq!((core.connections(), core.left_behind()), (left, left), "slots are taken");
         let counters = core.counters().clone();
-        let closed: u64 = counters.closed_by_reason.iter().sum();
+        let closed: u64 = counters.reasons().map(|(_, count)| count).sum();
         assert_eq!((counters.opened, counters.closed), (closed, closed), "each connection ends once");
         let mut state = self.state.borrow_mut();
         state.check_rest();

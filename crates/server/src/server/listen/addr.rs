@@ -1,71 +1,11 @@
-//! Where a server listens.
+//! Where a server is told to listen.
 
-use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ringserve_core::Address;
-
-/// Where a server listens. As text an IP address with its port, as `[::1]:7000`, or `unix:` and the path, as
-/// `unix:/run/app.sock`.
-///
-/// ```
-/// use ringserve::ListenAddr;
-///
-/// assert_eq!(ListenAddr::Unix("/run/app.sock".into()).to_string(), "unix:/run/app.sock");
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ListenAddr {
-    /// An IP address and a port.
-    Ip(SocketAddr),
-    /// The path of a Unix socket as it was given, or `@` and an abstract name.
-    Unix(PathBuf),
-}
-
-impl ListenAddr {
-    /// The IP address, if it is one.
-    pub fn as_ip(&self) -> Option<SocketAddr> {
-        match self {
-            ListenAddr::Ip(addr) => Some(*addr),
-            ListenAddr::Unix(_) => None,
-        }
-    }
-
-    /// The path of the Unix socket, if it is one.
-    pub fn as_unix(&self) -> Option<&Path> {
-        match self {
-            ListenAddr::Ip(_) => None,
-            ListenAddr::Unix(path) => Some(path),
-        }
-    }
-}
-
-/// So that one server can connect to where another one listens.
-impl From<ListenAddr> for Address {
-    fn from(addr: ListenAddr) -> Address {
-        match addr {
-            ListenAddr::Ip(addr) => Address::Ip(addr),
-            ListenAddr::Unix(path) => Address::unix(path.into_os_string().into_vec()),
-        }
-    }
-}
-
-impl From<SocketAddr> for ListenAddr {
-    fn from(addr: SocketAddr) -> ListenAddr {
-        ListenAddr::Ip(addr)
-    }
-}
-
-impl fmt::Display for ListenAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ListenAddr::Ip(addr) => addr.fmt(f),
-            ListenAddr::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
 
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;
@@ -73,7 +13,7 @@ const LISTENERS_MAX: usize = 1024;
 /// What the program asked for, in its order.
 #[derive(Debug)]
 pub(crate) struct Binds {
-    addrs: Vec<ListenAddr>,
+    addrs: Vec<Address>,
     /// The first one that cannot be resolved.
     failed: Option<io::Error>,
 }
@@ -87,7 +27,7 @@ impl Binds {
         match addr.to_socket_addrs() {
             Ok(found) => {
                 let before = self.addrs.len();
-                for addr in found.map(ListenAddr::Ip) {
+                for addr in found.map(Address::Ip) {
                     // A name may resolve to an address twice. Port 0 is another port each time.
                     if !self.addrs[before..].contains(&addr) || is_any_port(&addr) {
                         self.addrs.push(addr);
@@ -103,7 +43,7 @@ impl Binds {
     }
 
     pub(crate) fn unix(mut self, path: impl Into<PathBuf>) -> Binds {
-        self.addrs.push(ListenAddr::Unix(path.into()));
+        self.addrs.push(Address::unix(path.into().into_os_string().into_vec()));
         self
     }
 
@@ -112,7 +52,7 @@ impl Binds {
     }
 
     /// All of them, if each can be resolved and none comes twice.
-    pub(crate) fn all(self) -> io::Result<Vec<ListenAddr>> {
+    pub(crate) fn all(self) -> io::Result<Vec<Address>> {
         let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         if let Some(error) = self.failed {
             return Err(error);
@@ -129,7 +69,7 @@ impl Binds {
     }
 }
 
-fn is_any_port(addr: &ListenAddr) -> bool {
+fn is_any_port(addr: &Address) -> bool {
     addr.as_ip().is_some_and(|addr| addr.port() == 0)
 }
 

@@ -1,9 +1,11 @@
 //! Listening sockets: for each shard one for each address, and the checks that nobody else listens there.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-use super::addr::ListenAddr;
+use ringserve_core::Address;
+
 use super::ip;
 use super::unix::{self, UnixFile};
 use crate::server::error::Error;
@@ -14,7 +16,7 @@ use crate::server::socket_options::options::SocketOptions;
 #[derive(Default)]
 pub(crate) struct Listening {
     /// With the real ports.
-    pub(crate) addrs: Vec<ListenAddr>,
+    pub(crate) addrs: Vec<Address>,
     /// The IP addresses of them.
     pub(crate) ips: Vec<SocketAddr>,
     pub(crate) warnings: Vec<SocketOptionWarning>,
@@ -24,11 +26,11 @@ pub(crate) struct Listening {
 
 impl Listening {
     pub(crate) fn new(
-        addrs: Vec<ListenAddr>,
+        addrs: Vec<Address>,
         warnings: Vec<SocketOptionWarning>,
         files: Vec<UnixFile>,
     ) -> Listening {
-        let ips = addrs.iter().filter_map(ListenAddr::as_ip).collect();
+        let ips = addrs.iter().filter_map(Address::as_ip).collect();
         Listening { addrs, ips, warnings, _files: files }
     }
 }
@@ -44,10 +46,10 @@ pub(crate) struct Listen<'a> {
 
 impl Listen<'_> {
     /// For each shard its listeners, in the order of the addresses.
-    pub(crate) fn at(&self, addrs: &[ListenAddr]) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
+    pub(crate) fn at(&self, addrs: &[Address]) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
         // All are looked at before the first one listens: 127.0.0.1:7000 and 0.0.0.0:7000 do not stand in each other's way.
         if !self.share_port {
-            for addr in addrs.iter().filter_map(ListenAddr::as_ip).filter(|addr| addr.port() != 0) {
+            for addr in addrs.iter().filter_map(Address::as_ip).filter(|addr| addr.port() != 0) {
                 ip::refuse_second_instance(addr, is_v6_only(addr, addrs))?;
             }
         }
@@ -60,12 +62,12 @@ impl Listen<'_> {
         }
         for addr in addrs {
             match addr {
-                ListenAddr::Ip(ip) => {
+                Address::Ip(ip) => {
                     let v6_only = is_v6_only(*ip, addrs);
                     local_addrs.push(self.ip(*ip, v6_only, &mut by_shard, &mut warnings)?.into());
                 }
-                ListenAddr::Unix(path) => {
-                    let (socket, file) = unix::listen(path, self.options, &mut warnings)?;
+                Address::Unix(name) => {
+                    let (socket, file) = unix::listen(name, self.options, &mut warnings)?;
                     for shard in &mut by_shard {
                         let error = |error| Error::Listen { addr: addr.clone(), error };
                         // One queue for all: there is no SO_REUSEPORT here.
@@ -73,6 +75,10 @@ impl Listen<'_> {
                     }
                     files.extend(file);
                     local_addrs.push(addr.clone());
+                }
+                other => {
+                    let error = io::ErrorKind::Unsupported.into();
+                    return Err(Error::Listen { addr: other.clone(), error });
                 }
             }
         }
@@ -103,10 +109,10 @@ impl Listen<'_> {
 }
 
 /// `[::]` takes IPv4 as well, unless the same server has a listener of its own for it.
-fn is_v6_only(addr: SocketAddr, all: &[ListenAddr]) -> bool {
+fn is_v6_only(addr: SocketAddr, all: &[Address]) -> bool {
     let is_own_v4 = |other: &SocketAddr| other.is_ipv4() && other.port() == addr.port() && addr.port() != 0;
     matches!(addr.ip(), IpAddr::V6(ip) if ip.is_unspecified())
-        && all.iter().filter_map(ListenAddr::as_ip).any(|other| is_own_v4(&other))
+        && all.iter().filter_map(Address::as_ip).any(|other| is_own_v4(&other))
 }
 
 #[cfg(test)]
@@ -115,15 +121,15 @@ mod tests {
     use std::net::TcpListener;
 
     fn listen(
-        addrs: &[ListenAddr],
+        addrs: &[Address],
         shards: usize,
         share_port: bool,
     ) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
         Listen { shards, share_port, options: &SocketOptions::default(), cpus: &[] }.at(addrs)
     }
 
-    fn any_port() -> Vec<ListenAddr> {
-        vec![ListenAddr::Ip(([127, 0, 0, 1], 0).into())]
+    fn any_port() -> Vec<Address> {
+        vec![Address::Ip(([127, 0, 0, 1], 0).into())]
     }
 
     #[test]
@@ -151,8 +157,8 @@ mod tests {
 
     #[test]
     fn the_wildcard_of_ipv6_leaves_ipv4_to_a_listener_that_has_its_port() {
-        let addrs = |list: &[&str]| -> Vec<ListenAddr> {
-            list.iter().map(|addr| ListenAddr::Ip(addr.parse().unwrap())).collect()
+        let addrs = |list: &[&str]| -> Vec<Address> {
+            list.iter().map(|addr| Address::Ip(addr.parse().unwrap())).collect()
         };
         let wildcard = "[::]:7000".parse().unwrap();
         for (others, v6_only) in [

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use ringserve_core::Address;
 use ringserve_drivers::peer_process;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -20,7 +21,6 @@ use rustix::process::geteuid;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tracing::{info, warn};
 
-use super::addr::ListenAddr;
 use super::ip::{RETRY_FOR, process_name};
 use crate::server::error::Error;
 use crate::server::socket_options::apply::Warnings;
@@ -37,11 +37,12 @@ const LOCK_WITHIN: Duration = Duration::from_secs(2);
 
 /// The one listener of a path, and its file. Abstract names have none.
 pub(super) fn listen(
-    path: &Path,
+    name: &[u8],
     options: &SocketOptions,
     warnings: &mut Warnings,
 ) -> Result<(Socket, Option<UnixFile>), Error> {
-    let place = Place { path };
+    let path = Path::new(OsStr::from_bytes(name));
+    let place = Place { name, path };
     let failed = |error| place.failed(error);
     let addr = place.address().map_err(failed)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
@@ -69,6 +70,8 @@ pub(super) fn listen(
 
 /// Where to listen.
 struct Place<'a> {
+    /// As [`Address::Unix`] has it.
+    name: &'a [u8],
     path: &'a Path,
 }
 
@@ -79,8 +82,8 @@ enum Found {
 }
 
 impl Place<'_> {
-    fn addr(&self) -> ListenAddr {
-        ListenAddr::Unix(self.path.to_owned())
+    fn addr(&self) -> Address {
+        Address::Unix(self.name.into())
     }
 
     fn failed(&self, error: io::Error) -> Error {
@@ -92,32 +95,29 @@ impl Place<'_> {
     }
 
     fn is_abstract(&self) -> bool {
-        self.path.as_os_str().as_bytes().first() == Some(&b'@')
+        self.name.first() == Some(&0)
     }
 
     fn address(&self) -> io::Result<SockAddr> {
-        let mut name = self.path.as_os_str().as_bytes().to_vec();
-        let (what, len) = match self.is_abstract() {
-            true => ("name", name.len() - 1),
-            false => ("path", name.len()),
+        let (what, name) = match self.name.split_first() {
+            Some((0, name)) => ("name", name),
+            _ => ("path", self.name),
         };
         let wrong = |text| Err(io::Error::new(ErrorKind::InvalidInput, text));
-        if len == 0 {
+        if name.is_empty() {
             return wrong(format!("the {what} is empty"));
         }
-        if len > NAME_BYTES_MAX {
+        if name.len() > NAME_BYTES_MAX {
             let hint = if what == "path" { "; a relative path may be shorter" } else { "" };
             return wrong(format!(
-                "the {what} has {len} bytes and a Unix socket's has {NAME_BYTES_MAX} at most{hint}"
+                "the {what} has {} bytes and a Unix socket's has {NAME_BYTES_MAX} at most{hint}",
+                name.len()
             ));
         }
         if name.contains(&0) {
             return wrong(format!("the {what} has a zero byte in it"));
         }
-        if self.is_abstract() {
-            name[0] = 0;
-        }
-        SockAddr::unix(OsStr::from_bytes(&name))
+        SockAddr::unix(OsStr::from_bytes(self.name))
     }
 
     /// Binds an abstract name, which is gone with its last socket.

@@ -13,10 +13,11 @@ use std::time::Duration;
 /// ```
 /// use ringserve::net::SocketOptions;
 ///
-/// let options = SocketOptions { keep_alive: None, ..SocketOptions::default() };
+/// let options = SocketOptions::default().keep_alive(None).backlog(1024);
 /// assert!(options.no_delay);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SocketOptions {
     /// Connections that may wait to be accepted, for each shard and address, and of a Unix socket for all shards together, 1
     /// to 2^31 - 1. The kernel cuts it to `net.core.somaxconn` (4096 by default). Default 4096.
@@ -77,6 +78,7 @@ pub struct SocketOptions {
 
 /// When the kernel asks a silent peer for a sign of life. The kernel counts whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KeepAlive {
     /// Silence before the first probe (`TCP_KEEPIDLE`), 1 s to 32767 s. Default 120 s: below the 350 s at which the
     /// load balancers of large clouds forget a connection.
@@ -107,8 +109,36 @@ impl Default for SocketOptions {
     }
 }
 
+impl SocketOptions {
+    ringserve_core::setters! {
+        values {
+            backlog: u32, no_delay: bool, incoming_cpu: bool,
+        }
+        options {
+            keep_alive: KeepAlive, user_timeout: Duration, not_sent_bytes_max: u32, send_buffer_bytes: u32,
+            receive_buffer_bytes: u32, fast_open: u32, defer_accept: Duration,
+            unix_mode: u32,
+        }
+    }
+
+    /// Sets [`congestion`](field@Self::congestion).
+    #[must_use]
+    pub fn congestion(mut self, name: impl Into<String>) -> Self {
+        self.congestion = Some(name.into());
+        self
+    }
+}
+
 impl Default for KeepAlive {
     fn default() -> KeepAlive {
         KeepAlive { idle: Duration::from_secs(120), interval: Duration::from_secs(15), probes: 4 }
+    }
+}
+
+impl KeepAlive {
+    ringserve_core::setters! {
+        values {
+            idle: Duration, interval: Duration, probes: u32,
+        }
     }
 }
