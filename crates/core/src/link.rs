@@ -117,7 +117,7 @@ impl Local {
     }
 
     /// From now on this one is woken when user code did something that the state machine has to look at, at least if it is
-    /// the first such thing since [`Shard::end_turn`](crate::Shard::end_turn): for a shard whose user code also runs outside
+    /// the first such thing since [`Shard::end`](crate::Shard::end): for a shard whose user code also runs outside
     /// of its turns.
     pub fn wake_when_dirty(&self, waker: Waker) {
         self.queues.borrow_mut().on_dirty = Some(waker);

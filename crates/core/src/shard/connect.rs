@@ -21,7 +21,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.conns = Slots::numbered_from(first);
     }
 
-    /// Begins to connect. [`Event::Connected`] says that the connection is there, [`Event::Ended`] that it will not be;
+    /// Begins to connect. [`Lane::connected`](crate::Lane::connected) says that the connection is there, [`Lane::ended`](crate::Lane::ended) that it will not be;
     /// nothing may be queued for it before. `None` if there is no slot or no memory for it, or the shard drains.
     pub fn connect(&mut self, address: Address, session: S) -> Option<ConnId> {
         if self.has_stopped()

@@ -13,7 +13,7 @@ const RESTARTED_MAX: usize = 1024;
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Frees what is kept for the next use, and stops every receive, which is armed again once it has ended: between the two
     /// [`Driver::give_back`](crate::Driver::give_back) finds none armed. Call it before
-    /// [`end_turn`](Shard::end_turn), when the shard is quiet.
+    /// [`end`](Shard::end), when the shard is quiet.
     pub fn give_back(&mut self) {
         self.local.drop_spare();
         self.events.shrink_to_fit();
