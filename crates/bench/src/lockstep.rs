@@ -12,7 +12,7 @@ use crate::process;
 use crate::schedstat::Schedstat;
 use crate::servers::Server;
 use crate::steps::{Load, Shape, check_echo};
-use crate::table::{Table, median, spread};
+use crate::table::{Table, first_quartile, median, spread};
 
 /// What to measure.
 pub(crate) struct Plan {
@@ -57,6 +57,9 @@ struct Sample {
     requests_per_second: f64,
 }
 
+/// How often the rounds are drawn again for a bound.
+const RESAMPLES: usize = 2000;
+
 /// Measures and prints the table.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     if let Some(&most) = plan.connections.iter().max() {
@@ -67,8 +70,16 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
 
     let first = plan.servers[0].name;
     let ratio_to = format!("to {first}");
-    let mut table =
-        Table::new(&["connections", "server", "CPU µs/request", "min..max", &ratio_to, "runs/step"]);
+    let mut table = Table::new(&[
+        "connections",
+        "server",
+        "CPU µs/request",
+        "min..max",
+        &ratio_to,
+        "of quartiles",
+        "95 %",
+        "runs/step",
+    ]);
     for &connections in &plan.connections {
         let samples = measure_all(plan, connections)?;
         for (server, of_server) in plan.servers.iter().zip(&samples) {
@@ -81,18 +92,41 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
                 .map(|(sample, yardstick)| sample.cpu_us / yardstick.cpu_us)
                 .collect();
             let (least, most) = spread(&cpu).unwrap_or_default();
+            let yardstick: Vec<f64> = samples[0].iter().map(|sample| sample.cpu_us).collect();
             table.row(vec![
                 connections.to_string(),
                 server.name.to_owned(),
                 format!("{:.3}", median(&cpu).unwrap_or_default()),
                 format!("{least:.3}..{most:.3}"),
                 format!("{:.3}", median(&ratios).unwrap_or_default()),
+                format!("{:.3}", quartile_ratio(&cpu, &yardstick)),
+                format!("{:.3}", quartile_ratio_bound(&cpu, &yardstick)),
                 format!("{:.2}", median(&runs).unwrap_or_default()),
             ]);
         }
     }
     print!("{}", table.render());
     Ok(())
+}
+
+/// What a server costs in the machine's quiet moments, as a ratio to the yardstick in its own.
+fn quartile_ratio(cpu: &[f64], yardstick: &[f64]) -> f64 {
+    let quartile = |values| first_quartile(values).unwrap_or_default();
+    quartile(cpu) / quartile(yardstick)
+}
+
+/// The value that [`quartile_ratio`] stays below with a confidence of 95 %, by drawing the rounds again.
+fn quartile_ratio_bound(cpu: &[f64], yardstick: &[f64]) -> f64 {
+    let mut shuffler = Shuffler::default();
+    let mut ratios: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            let rounds: Vec<usize> = cpu.iter().map(|_| shuffler.below(cpu.len())).collect();
+            let drawn = |values: &[f64]| rounds.iter().map(|round| values[*round]).collect::<Vec<f64>>();
+            quartile_ratio(&drawn(cpu), &drawn(yardstick))
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios[RESAMPLES * 95 / 100]
 }
 
 /// Runs all rounds with `connections` connections. The result is by server, then by round.
@@ -226,11 +260,16 @@ impl Default for Shuffler {
 impl Shuffler {
     pub(crate) fn shuffle(&mut self, items: &mut [usize]) {
         for last in (1..items.len()).rev() {
-            // xorshift64; its slight bias towards small remainders does not matter here.
-            self.state ^= self.state << 13;
-            self.state ^= self.state >> 7;
-            self.state ^= self.state << 17;
-            items.swap(last, (self.state % (last as u64 + 1)) as usize);
+            items.swap(last, self.below(last + 1));
         }
+    }
+
+    /// A number below `end`.
+    fn below(&mut self, end: usize) -> usize {
+        // xorshift64; its slight bias towards small remainders does not matter here.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state % end as u64) as usize
     }
 }

@@ -21,6 +21,13 @@ pub(crate) fn spread(values: &[f64]) -> Option<(f64, f64)> {
     Some((smallest, largest))
 }
 
+/// The first quartile of `values`: what a machine shows in its quiet moments. `None` without values.
+pub(crate) fn first_quartile(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 4).copied()
+}
+
 /// A table of text whose numbers stand right and whose words stand left.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,

@@ -19,8 +19,10 @@ use crate::steps::Shape;
 /// the microseconds belong to the machine and its load.
 ///
 /// What is printed for each server: the median over the rounds, the smallest and largest round, the
-/// ratio to the first server (median of the ratios of each round), and how often it was put on the
-/// CPU for a step, which is 1 while the batches are fixed.
+/// ratio to the first server (median of the ratios of each round), the ratio of the first quartiles
+/// with the value it stays below with a confidence of 95 % (use 31 rounds or more: neighbours on the
+/// machine make rounds dearer and never cheaper), and how often it was put on the CPU for a step,
+/// which is 1 while the batches are fixed.
 ///
 /// Every echoed byte is compared. An error stops the run and all servers.
 #[derive(Args)]
