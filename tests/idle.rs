@@ -35,10 +35,13 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     waits.send("p");
     lab.parked(1);
     lab.holds(201);
+    // No peer ever sends: these are waits for what must not happen.
+    let (never, nothing) = channel::<()>();
+    let wait = |time| assert_eq!(nothing.recv_timeout(time), Err(RecvTimeoutError::Timeout));
     let rests_for = |time: Duration| {
         let mut slept = sleeps();
         eventually("the shard rests", SOON, || {
-            std::thread::park_timeout(time);
+            wait(time);
             std::mem::replace(&mut slept, sleeps()) == slept
         });
         slept
@@ -48,9 +51,7 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     let before = lab.stats().shards[0].driver;
     // It falls asleep after its answer.
     let slept = rests_for(Duration::from_millis(50));
-    // No peer ever sends: this is a wait for what must not happen.
-    let (never, nothing) = channel::<()>();
-    assert_eq!(nothing.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+    wait(QUIET);
     drop(never);
     // The wheel of timers may turn its third level in that time, which it does every 68 s.
     let woke = sleeps() - slept;
