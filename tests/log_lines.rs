@@ -46,6 +46,8 @@ impl Service for Fails {
             }
             _ => {
                 cx.sleep(Duration::from_millis(20)).await;
+                // The other calls fail while it leaves.
+                cx.reply(b"failed");
                 Err("planted error")
             }
         }

@@ -71,26 +71,30 @@ fn half_a_frame_counts_whatever_gives_its_peer_more_time() {
         held_bytes_max: 110_000,
         ..Limits::default()
     };
-    let (mut shard, ids) = with_connections(3, limits);
     let millis = |millis| at(1) + Duration::from_millis(millis);
-    shard.begin(millis(0), 0);
     let mut half = Vec::from([0, 0, 0x80, 0]);
     half.resize(20_000, b'h');
-    shard.lane.parks = Some(0);
-    shard.receive(ids[0], &[&empty_frames(1)[..], &half].concat());
-    assert_eq!(shard.handed(), [ids[0]]);
-    assert_eq!(ended(&mut shard), []);
-    // From here on the peer has its whole time for the rest.
-    shard.begin(millis(30), 0);
-    shard.call_done();
-    assert_eq!(shard.handed(), []);
-    assert_eq!(ended(&mut shard), []);
-    shard.begin(millis(60), 0);
-    assert_eq!(ended(&mut shard), []);
-    shard.begin(at(5), 0);
-    shard.block(ids[1]).unwrap().link.write(&[b'r'; 60_000]);
-    shard.block(ids[2]).unwrap().link.write(&[b'r'; 40_000]);
-    assert_eq!(ended(&mut shard), [ids[0]], "the others' replies leave at once");
+    for later in [false, true] {
+        let (mut shard, ids) = with_connections(3, limits.clone());
+        shard.begin(millis(0), 0);
+        shard.lane.parks = Some(0);
+        shard.receive(ids[0], &[&empty_frames(1)[..], &half].concat());
+        assert_eq!(shard.handed(), [ids[0]]);
+        assert_eq!(ended(&mut shard), []);
+        // From here on the peer has its whole time for the rest.
+        shard.begin(millis(30), 0);
+        shard.call_done();
+        assert_eq!(shard.handed(), []);
+        assert_eq!(ended(&mut shard), []);
+        shard.begin(millis(60), 0);
+        if later {
+            assert_eq!(ended(&mut shard), []);
+            shard.begin(at(5), 0);
+        }
+        shard.block(ids[1]).unwrap().link.write(&[b'r'; 60_000]);
+        shard.block(ids[2]).unwrap().link.write(&[b'r'; 40_000]);
+        assert_eq!(ended(&mut shard), [ids[0]], "the others' replies leave at once");
+    }
 }
 
 #[test]
