@@ -717,6 +717,8 @@ impl Drop for Unfinished<'_> {
             batch.roll_back(self.before);
         }
         self.link.panicked();
+        // The connection became dirty before the panic, and nothing else tells a shard that sleeps.
+        self.link.local.wake_for_dirty();
     }
 }
 
@@ -733,4 +735,36 @@ pub struct Block<S: ?Sized> {
     pub link: Link,
     /// The user's state.
     pub session: S,
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use alloc::task::Wake;
+    use core::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::framing::{Framing, Raw};
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn push_that_panics_wakes_a_sleeping_shard() {
+        let local = Rc::new(Local::new(Rc::new(Raw).encoding(), &Limits::default()));
+        let woken = Arc::new(Woken::default());
+        local.wake_when_dirty(Waker::from(woken.clone()));
+        let link = Link::new(ConnId::new(1, 1), local.clone(), None, 0);
+        let push = || link.append(|_| panic!("planted: encoding panics"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(push)).is_err());
+        assert!(link.abort_asked() && local.has_dirty());
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the shard sleeps on");
+    }
 }

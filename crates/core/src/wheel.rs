@@ -325,6 +325,8 @@ impl Wheel {
 
     /// Panics if the lists, the bits and the bounds disagree.
     pub fn invariants(&self) {
+        let cached = self.next.get();
+        assert!(cached == 0 || (self.now < cached && cached <= self.find_next()), "the next timer is sooner");
         for level in 0..LEVELS {
             assert_eq!(self.occupied[level] != 0, self.levels >> level & 1 == 1);
             for bucket in 0..BUCKETS {

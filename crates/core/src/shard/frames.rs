@@ -185,7 +185,12 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
                     self.left -= 1;
                     self.handed += 1;
                     shard.observer.frame(shard.now, self.id, frame.wire().len());
-                    let next = if self.weighs { self.weigh(frame) } else { Next::Frame(frame) };
+                    let next = if self.weighs {
+                        self.weigh(frame)
+                    } else {
+                        self.frame_bytes = 0;
+                        Next::Frame(frame)
+                    };
                     if finished {
                         // What is behind it lies in the lease.
                         self.weighs = self.shard.short_of_buffers || !self.lease.is_pooled();

@@ -161,6 +161,7 @@ impl Remote {
     }
 
     /// On the shard, when user code did something outside of a turn, which only a hosted shard's can.
+    #[cfg(feature = "runtime-tokio")]
     #[inline]
     pub(crate) fn wake_if_asleep(&self) {
         // It is this thread that falls asleep.

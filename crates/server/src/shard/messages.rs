@@ -52,7 +52,7 @@ pub struct Mesh<M> {
 
 struct Inner<M> {
     capacity: usize,
-    /// A place for each shard, which it fills when it joins.
+    /// A place for each shard, which it fills when it registers.
     members: OnceLock<Box<[Place<M>]>>,
 }
 
@@ -91,15 +91,15 @@ impl<M: Send + 'static> Mesh<M> {
     /// A panic in `handle` is logged, and the next message is handled.
     ///
     /// # Panics
-    /// If this shard joined already, or a server with another number of shards uses this value.
+    /// If this shard registered already, or a server with another number of shards uses this value.
     pub fn register(&self, shard: &Shard, mut handle: impl FnMut(M) + 'static) {
         let members =
             self.inner.members.get_or_init(|| (0..shard.count()).map(|_| OnceLock::new()).collect());
         assert_eq!(members.len(), shard.count(), "one Mesh belongs to one server");
         let mailbox = Mutex::new(Mailbox { messages: VecDeque::new(), closed: false });
         let member = Arc::new(Member { mailbox, remote: shard.remote().clone() });
-        let joined = members[shard.index()].set(member.clone()).is_ok();
-        assert!(joined, "shard {} joined before", shard.index());
+        let registered = members[shard.index()].set(member.clone()).is_ok();
+        assert!(registered, "shard {} registered before", shard.index());
         let open = Open(member);
         let mut taken = VecDeque::new();
         shard.add_mailbox(Box::new(move || {
@@ -142,7 +142,7 @@ impl<M: Send + 'static> Mesh<M> {
         Ok(())
     }
 
-    /// How many shards there are; 0 before the first one joined.
+    /// How many shards there are; 0 before the first one registered.
     pub fn count(&self) -> usize {
         self.inner.members.get().map_or(0, |members| members.len())
     }

@@ -42,6 +42,7 @@ impl Attention {
     /// A report is asked for.
     pub(crate) const REPORT: Attention = Attention(1 << 4);
     /// User code changed something of its own shard outside of a turn.
+    #[cfg(feature = "runtime-tokio")]
     pub(crate) const TOUCHED: Attention = Attention(1 << 5);
     /// User code of the shard asked for something of its upstreams.
     pub(crate) const UPSTREAMS: Attention = Attention(1 << 6);
@@ -164,6 +165,7 @@ impl<L> ShardInbox<L> {
 
     /// On the shard's thread: true between [`fall_asleep`](ShardInbox::fall_asleep) and the next turn, as long as nothing
     /// came.
+    #[cfg(feature = "runtime-tokio")]
     #[inline]
     pub(crate) fn is_asleep(&self) -> bool {
         self.word.load(Ordering::Relaxed) == ASLEEP

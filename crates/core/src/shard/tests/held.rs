@@ -231,3 +231,35 @@ fn the_last_frame_of_a_block_counts_with_all_that_it_pins() {
     }
     shard.end();
 }
+
+#[test]
+fn frames_behind_a_finished_one_do_not_count_it_again() {
+    let limits = Limits { calls_in_flight_max: 8, ..Limits::default() };
+    let (pool, mut side) = Pool::new(PoolConfig::default()).unwrap();
+    let shard = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
+    let mut shard = Tested { shard, lane: Recorder::default() };
+    shard.begin(Time::ZERO, 1);
+    let id = accept(&mut shard, 0);
+    shard.end();
+    shard.ops();
+    shard.begin(at(1), 2);
+    let mut first = Vec::from([0, 0, 0x20, 0]);
+    first.resize(4 + 0x2000, b'h');
+    let (a, b) = first.split_at(1000);
+    let mut send = |shard: &mut Tested, bytes: &[u8]| {
+        let buffer = side.lend().unwrap();
+        side.spare(buffer)[..bytes.len()].copy_from_slice(bytes);
+        let lease = side.received(buffer, bytes.len(), true);
+        shard.complete(Completion::Received { id, lease });
+    };
+    send(&mut shard, a);
+    shard.lane.parks = Some(0);
+    let mut rest = Vec::from(b);
+    for _ in 0..3 {
+        rest.extend_from_slice(&[0, 0, 0, 8]);
+        rest.extend_from_slice(&[b's'; 8]);
+    }
+    send(&mut shard, &rest);
+    let counted: Vec<usize> = shard.lane.calls.iter().map(|call| call.parked.bytes).collect();
+    assert_eq!(counted, [counted[0], 0, 0, 0]);
+}
