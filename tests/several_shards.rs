@@ -94,7 +94,7 @@ fn peer_at_a_full_shard_is_served_by_another_one() {
     let payload = [&b"e"[..], &pattern(50_000)].concat();
     let mut came = 0;
     // On average one of sixteen lands there.
-    while lab.stats().counters.passed_on < 5 {
+    while lab.stats().counters.handed_off < 5 {
         let mut client = lab.client();
         let shard = client.ask_text("i");
         assert!(shard != full || on_epoll(), "there are four already");

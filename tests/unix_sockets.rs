@@ -368,18 +368,18 @@ fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
     }
     assert_eq!(clients.len(), 4, "the kernel leaves out a shard");
     let payload = [&b"e"[..], &pattern(50_000)].concat();
-    let passed_on = || lab.stats().counters.passed_on;
-    let before = passed_on();
+    let handed_off = || lab.stats().counters.handed_off;
+    let before = handed_off();
     for n in 0..1_000 {
         let mut client = Client::connect_unix(dir.path("s"));
         let shard = client.ask_text("i");
         assert!(shard != full || on_epoll(), "there are four already");
         assert!(client.ask(&payload) == payload);
-        if passed_on() >= before + 3 || on_epoll() && n > 100 {
+        if handed_off() >= before + 3 || on_epoll() && n > 100 {
             break;
         }
     }
-    assert!(on_epoll() || passed_on() >= before + 3, "{:?}", lab.stats().counters);
+    assert!(on_epoll() || handed_off() >= before + 3, "{:?}", lab.stats().counters);
     clients.iter_mut().for_each(|client| assert_eq!(client.ask_text("i"), full));
     drop(clients);
     lab.finish();

@@ -17,7 +17,7 @@ pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
 /// Bytes on their way to one peer, in order: copied ones in one block, and leases lent in between.
 ///
 /// A batch is moved into its [`Op::Send`](crate::Op::Send) and comes back in its completion, advanced by what
-/// was sent. While an operation holds it nobody else can touch its memory.
+/// was sent. While an operation holds it no other code can touch its memory.
 ///
 /// ```
 /// use ringserve_buf::Lease;

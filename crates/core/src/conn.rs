@@ -147,7 +147,7 @@ pub(crate) enum Due {
     Probe,
     /// A half received frame had its window: did enough of it come?
     ReadRate,
-    /// The peer was silent for so long that it is asked for a sign of life.
+    /// The peer was silent for `heartbeat_interval` and is asked for a sign of life.
     Heartbeat,
     Close(CloseReason),
 }
@@ -231,7 +231,7 @@ pub(crate) struct Conn<S> {
     /// The service heard that nothing more will arrive.
     pub input_end_told: bool,
     /// Heartbeats since a byte arrived.
-    pub beats: u8,
+    pub missed_heartbeats: u8,
     /// Calls that wait.
     pub calls: u16,
     /// The queues that it is in.
@@ -279,7 +279,7 @@ impl<S> Conn<S> {
             frame_seen: false,
             calls_full: false,
             input_end_told: false,
-            beats: 0,
+            missed_heartbeats: 0,
             calls: 0,
             queued: Queued::default(),
             intake: Intake::On,

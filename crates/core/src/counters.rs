@@ -17,7 +17,7 @@ pub struct ConnStats {
     pub waited: u64,
     /// Connections this shard accepted and passed on to another one: its own table was full, or, of those
     /// from a Unix socket, it had more than the other one.
-    pub passed_on: u64,
+    pub handed_off: u64,
     /// Times accepting stopped because of a limit: connections, descriptors, system files.
     pub accept_paused: u64,
     /// Connections that were opened.
@@ -57,7 +57,7 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.accepted += other.accepted;
         self.refused += other.refused;
         self.waited += other.waited;
-        self.passed_on += other.passed_on;
+        self.handed_off += other.handed_off;
         self.accept_paused += other.accept_paused;
         self.opened += other.opened;
         self.closed += other.closed;

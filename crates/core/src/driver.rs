@@ -20,7 +20,7 @@
 //! | [`Op::Shutdown`] | one [`Completion::ShutDown`] |
 //! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] or [`Op::Connect`] may come after it |
 //!
-//! Rules for whoever submits: one receive, one send, one shutdown in flight on a connection, and none of them before it
+//! Rules for the submitting shard: one receive, one send, one shutdown in flight on a connection, and none of them before it
 //! is connected; a `Stop` only while its operation is in flight, and once; `ShutdownInput` takes the place of a
 //! `ReceiveStop`, and nothing but stops and the close follow it; `Close` only when nothing is in flight;
 //! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is
@@ -158,7 +158,7 @@ pub enum Completion {
         /// The peer's address; `None` for Unix sockets and for a peer that is gone already.
         peer: Option<SocketAddr>,
     },
-    /// Accepting ended; nobody queued is lost.
+    /// Accepting ended; no queued connection is lost.
     AcceptEnded {
         /// Where.
         listener: u16,

@@ -27,7 +27,7 @@ const NONE: u32 = u32::MAX;
 /// Which list a connection is in; 0 is none.
 pub(crate) type Class = u8;
 
-/// The list for so many bytes.
+/// The list for `bytes` bytes.
 pub(crate) fn class_of(bytes: usize) -> Class {
     if bytes < LISTED_BYTES { 0 } else { bytes.ilog2() as Class }
 }

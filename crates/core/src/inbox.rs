@@ -48,7 +48,7 @@ pub(crate) struct NoMemory;
 pub(crate) enum Found {
     /// A frame, cut off the front.
     Frame(Frame),
-    /// No whole frame, and at least so many bytes are missing.
+    /// No whole frame, and at least this many bytes are missing.
     More(usize),
     Bad(FrameError),
     NoMemory,

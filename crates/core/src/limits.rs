@@ -21,7 +21,7 @@ use crate::wheel::STEP;
 #[non_exhaustive]
 pub struct Limits {
     /// Connections of the whole server at once, 1 to 16 million for each shard. Each shard takes its equal
-    /// share. At the limit accepting pauses and the backlog pushes back; nobody is dropped. Default 1 000 000,
+    /// share. At the limit accepting pauses and the backlog pushes back; no peer is dropped. Default 1 000 000,
     /// less where the driver holds fewer. Costs nothing until they come.
     pub connections_max: usize,
     /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A connection can make the server hold this

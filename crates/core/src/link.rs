@@ -201,7 +201,7 @@ impl fmt::Debug for Local {
     }
 }
 
-/// A connection as user code reaches it: outbox, wishes, address.
+/// A connection as user code reaches it: outbox, requests, address.
 pub struct Link {
     id: ConnId,
     local: Rc<Local>,
@@ -467,7 +467,7 @@ impl Link {
         });
         drop(unused);
         self.set(AWAITED);
-        // A send that was started in this turn, when nobody waited for its end, must be waited for.
+        // A send that was started in this turn, when nothing waited for its end, must be waited for.
         self.mark_dirty();
     }
 
@@ -509,7 +509,7 @@ impl Link {
         let reach = self.with_extra(|extra| extra.reach.get_or_insert_with(make).clone());
         self.set(REACHED);
         self.update_reach();
-        // As in `wake_when_ready`: whoever is refused now waits for a send that was started in this turn.
+        // As in `wake_when_ready`: a thread that is refused now waits for a send that was started in this turn.
         self.mark_dirty();
         reach
     }

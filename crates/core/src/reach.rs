@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-/// A connection's outbox as other threads see it, made when somebody first asks for it ([`Link::reach`]). The shard
+/// A connection's outbox as other threads see it, made when it is first asked for ([`Link::reach`]). The shard
 /// keeps it up to date.
 ///
 /// [`Link::reach`]: crate::Link::reach

@@ -3,8 +3,8 @@
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// Nanoseconds since the shard started, on a clock that never goes back. `core` never reads a clock: whoever
-/// drives it passes the time.
+/// Nanoseconds since the shard started, on a clock that never goes back. `core` never reads a clock: its
+/// caller passes the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 

@@ -121,13 +121,13 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.shard.spawn(future);
     }
 
-    /// Waits for so long, up to about a millisecond longer and never shorter. Frames of this connection wait
+    /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames of this connection wait
     /// meanwhile, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high); others go on.
     pub fn sleep(&self, time: Duration) -> Sleep {
         self.shard.sleep(time)
     }
 
-    /// Runs a future for so long at most, and drops it then. One that does not wait costs no timer and no look at the
+    /// Runs a future for `time` at most, and drops it then. One that does not wait costs no timer and no look at the
     /// clock.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ pub(crate) use ringserve_drivers::guarded;
 /// stay exact.
 const LINES_PER_SECOND: u32 = 10;
 
-/// Lets so many lines through in each second.
+/// Lets a bounded number of lines through in each second.
 #[derive(Default)]
 pub(crate) struct LineLimit {
     second: u64,

@@ -22,7 +22,7 @@
 //!
 //! # Ready, then called
 //!
-//! `poll_ready` is asked before each `call`, and nobody gets in between. Calls that find the service not ready wait, first
+//! `poll_ready` is asked before each `call`, and no other call gets in between. Calls that find the service not ready wait, first
 //! in, first out; only the first one polls, as tower's contract wants it.
 //!
 //! # No clones

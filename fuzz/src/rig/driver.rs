@@ -56,7 +56,7 @@ impl Rig {
         if self.model.plan.others && !self.shard.is_done() {
             self.model.came += 1;
             let socket = self.model.connect();
-            self.shard.accepted_elsewhere(listener, socket, None);
+            self.shard.take_handed_off(listener, socket, None);
             self.shard.dispatch(&mut self.model);
         }
     }

@@ -226,7 +226,7 @@ impl Rig {
         model.turn += 1;
         model.now = model.now + pause;
         // The others have room for a while, and none for as long.
-        shard.set_room_elsewhere(model.plan.others && model.turn % 16 < 8);
+        shard.set_others_have_room(model.plan.others && model.turn % 16 < 8);
         shard.begin(model.now, 0, model);
     }
 
@@ -300,7 +300,7 @@ impl Model {
         assert_eq!(counters.closed, self.ends.len() as u64);
         assert_eq!(counters.closed, counters.reasons().map(|(_, count)| count).sum::<u64>());
         let peers = counters.accepted + self.came + self.upstreams.len() as u64;
-        assert_eq!((peers, counters.passed_on), (self.talks.len() as u64, self.went));
+        assert_eq!((peers, counters.handed_off), (self.talks.len() as u64, self.went));
         let received: usize = self.talks.iter().map(|talk| talk.received.len()).sum();
         assert_eq!(counters.bytes_received, (received + self.thrown_away) as u64);
         let quota = format!("{:?}", self.quota);

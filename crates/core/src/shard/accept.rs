@@ -42,7 +42,7 @@ pub(super) struct Accepting {
     /// What all shards of the server may hold together.
     quota: Option<Arc<Quota>>,
     /// Another shard has room.
-    room_elsewhere: bool,
+    others_have_room: bool,
     /// Sockets that were on the way when the limit was reached, first in, first out.
     waiting: VecDeque<(u16, Socket, Option<SocketAddr>)>,
     /// Connections handed out as [`Event::Accepted`] and not answered yet.
@@ -68,7 +68,7 @@ impl Accepting {
             listeners: (0..listeners).map(|_| Listener::default()).collect(),
             connections_max,
             quota: None,
-            room_elsewhere: false,
+            others_have_room: false,
             waiting: VecDeque::new(),
             asked: 0,
             retry_at: None,
@@ -77,7 +77,7 @@ impl Accepting {
         }
     }
 
-    /// When to look again: accepting rests after an error, and nobody tells this shard that another one has room.
+    /// When to look again: accepting rests after an error, and this shard is not told that another one has room.
     pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
         let held_by_others = self.paused && self.quota.is_some();
         self.retry_at.or(held_by_others.then(|| now + RETRY))
@@ -118,7 +118,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// A socket that another shard accepted and had no room for.
-    pub fn accepted_elsewhere(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
+    pub fn take_handed_off(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
         self.place(listener, socket, peer);
     }
 
@@ -132,7 +132,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             self.ops.push(Op::Refuse { socket });
             return;
         }
-        if self.pass_on(listener, socket, peer) {
+        if self.hand_off(listener, socket, peer) {
             return;
         }
         self.counters.waited += 1;
@@ -151,13 +151,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// False if it stays here, since there is no room elsewhere, or there is some here.
-    fn pass_on(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
-        let passes_on = self.passes_on();
-        if passes_on {
-            self.counters.passed_on += 1;
+    fn hand_off(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
+        let hands_off = self.hands_off();
+        if hands_off {
+            self.counters.handed_off += 1;
             self.events.push_back(Event::HandOff { socket, peer, listener });
         }
-        passes_on
+        hands_off
     }
 
     /// Connections this shard's own table has room for.
@@ -174,10 +174,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// True if what is accepted now goes to another shard.
-    fn passes_on(&self) -> bool {
+    fn hands_off(&self) -> bool {
         !self.has_stopped()
             && !self.has_slot()
-            && self.accepting.room_elsewhere
+            && self.accepting.others_have_room
             && self.accepting.quota_left()
     }
 
@@ -187,8 +187,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// Whether another shard has room for what this one accepts beyond its own table. Goes on from the next turn.
-    pub fn set_room_elsewhere(&mut self, room: bool) {
-        self.accepting.room_elsewhere = room;
+    pub fn set_others_have_room(&mut self, room: bool) {
+        self.accepting.others_have_room = room;
     }
 
     /// Makes an accepted socket a connection. `None` if there is no memory for it, or every connection was aborted; the socket
@@ -238,10 +238,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// An accepted socket goes to another shard, which has fewer connections, instead of being admitted or refused here.
-    pub fn given_away(&mut self) {
+    pub fn handed_off(&mut self) {
         self.accepting.asked -= 1;
         self.accepting.give_back();
-        self.counters.passed_on += 1;
+        self.counters.handed_off += 1;
         self.retry_accepts();
     }
 
@@ -276,7 +276,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     pub(super) fn check_accepting(&mut self) {
         let accepting = &self.accepting;
-        let room = self.has_room() || self.passes_on();
+        let room = self.has_room() || self.hands_off();
         let rests = accepting.retry_at.is_some() || !accepting.waiting.is_empty() || !accepting.started;
         if rests || room == accepting.paused {
             self.retry_accepts();
@@ -285,7 +285,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     pub(super) fn retry_accepts(&mut self) {
         while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
-            if self.ask(listener, socket, peer) || self.pass_on(listener, socket, peer) {
+            if self.ask(listener, socket, peer) || self.hand_off(listener, socket, peer) {
                 continue;
             }
             self.accepting.waiting.push_front((listener, socket, peer));
@@ -303,7 +303,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if self.accepting.retry_at.is_some_and(|at| at <= self.now) {
             self.accepting.retry_at = None;
         }
-        let room = self.has_room() || self.passes_on();
+        let room = self.has_room() || self.hands_off();
         let held = !room || !self.accepting.waiting.is_empty() || self.accepting.retry_at.is_some();
         self.accepting.started = true;
         if self.has_stopped() {

@@ -26,7 +26,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         conn.active_at = now;
         conn.heard_at = now;
-        conn.beats = 0;
+        conn.missed_heartbeats = 0;
         let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
         let is_cut = conn.intake == Intake::Cut && conn.is_cut();
         if conn.takes_frames()
@@ -100,7 +100,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// The peer sent its last byte and every frame is answered.
     fn finish_input(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // Calls that wait owe an answer, and whoever is done looks here again. And what the service ended before is
+        // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
         // carried out at the end of the turn, with that as the reason.
         if conn.has_handler() || conn.link().is_some_and(Link::has_requests) {
             return;

@@ -139,10 +139,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;
-        let nobody_waits = conn.is_open()
+        let is_plain = conn.is_open()
             && !conn.held_back
             && conn.link().is_some_and(|link| !link.is_awaited() && !link.refuses());
-        self.send_awaited |= !nobody_waits || self.drain.is_some();
+        self.send_awaited |= !is_plain || self.drain.is_some();
         // The other limits are not nearer than they were.
         let sooner = i64::from(self.times.write_look) < conn.timer.left(conn.send_at);
         self.ops.push(Op::Send { id, batch });

@@ -71,15 +71,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 // Its answers may wait where the server does not read them.
                 Due::Heartbeat if conn.paused || starved => {
-                    (conn.heard_at, conn.beats) = (self.stamp, 0);
+                    (conn.heard_at, conn.missed_heartbeats) = (self.stamp, 0);
                     self.arm(id);
                 }
-                Due::Heartbeat if conn.beats >= self.limits.heartbeats_missed_max => {
+                Due::Heartbeat if conn.missed_heartbeats >= self.limits.heartbeats_missed_max => {
                     self.finish(id, CloseReason::HeartbeatLost);
                     self.arm(id);
                 }
                 Due::Heartbeat => {
-                    conn.beats += 1;
+                    conn.missed_heartbeats += 1;
                     // The peer has its whole time from now on, also where this one came late: a process that was stopped
                     // for long would otherwise ask again and again at once, and close before anybody could answer.
                     conn.heard_at = self.stamp;
@@ -106,7 +106,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.fired = fired;
     }
 
-    /// True if nothing can be received: every buffer there may be is kept by somebody.
+    /// True if nothing can be received: every buffer there may be is kept.
     fn is_starved(&self) -> bool {
         self.pool.available() == 0 && self.pool.counts().with_kernel == 0
     }

@@ -58,7 +58,7 @@ pub trait Lane<S, F: Framing, O: Observer = ()> {
     );
 
     /// This shard's table is full and another one's is not: hand the socket to it. Comes only after
-    /// [`Shard::set_room_elsewhere`].
+    /// [`Shard::set_others_have_room`].
     fn hand_off(
         &mut self,
         shard: &mut Shard<S, F, O>,

@@ -19,13 +19,13 @@ use crate::shared::wait;
 pub(super) struct Listening {
     /// `None` once it is closed.
     socket: Option<Socket>,
-    /// An accept is in flight. It is registered exactly then, so that nobody is woken by connections that
+    /// An accept is in flight. It is registered exactly then, so that no shard is woken by connections that
     /// are not wanted; registering again reports those that were queued meanwhile.
     armed: bool,
     /// There may be connections to accept.
     ready: bool,
     /// Other drivers accept from the same queue: a Unix socket, which has no `SO_REUSEPORT`. A connection wakes all of them,
-    /// so each takes one in a turn: whoever is awake first would get all.
+    /// so each takes one in a turn: the first shard awake would get all.
     is_shared: bool,
     /// It is to be closed once its queue is empty.
     emptying: Option<Emptying>,

@@ -11,7 +11,7 @@
 //!
 //! Each connection is registered once, edge-triggered, for reading and writing. An edge only sets a flag in
 //! its port; the flag is cleared by the call that finds the socket empty or full. So an edge that comes for
-//! nothing costs one call and harms nobody, and none can be missed.
+//! nothing costs one call and does no harm, and none can be missed.
 //!
 //! A request costs one receive and one send, and a share of an `epoll_wait`: a receive that does not fill its
 //! buffer emptied the socket, so no further one is tried before the next edge. Long waits end by a timerfd, which is
@@ -87,7 +87,7 @@ pub struct Epoll {
     ready: VecDeque<Completion>,
     /// How many of the last in `ready` are sends that fitted at once, since the last turn.
     sent_at_once: usize,
-    /// True until the next turn if nobody waits for those.
+    /// True until the next turn if nothing waits for those.
     quiet: bool,
     /// True exactly when the last turn did not look for events.
     skipped: bool,
@@ -284,7 +284,7 @@ impl Epoll {
         self.ports.invariants();
     }
 
-    /// The id must be adopted: anything else is a bug of whoever submits.
+    /// The id must be adopted: anything else is a bug of the submitting shard.
     #[cold]
     fn unknown(id: ConnId, what: &str) {
         log::error!(%id, what, "operation on a connection that is not there");

@@ -25,7 +25,7 @@ pub struct UringConfig {
     /// 6.14). Buffers should be large then (1 MiB), and leases must not be held beyond a turn. Without it,
     /// and where the kernel refuses it, each receive uses a buffer of its own.
     pub incremental: bool,
-    /// Restricts the ring to the operations the driver uses, so that nobody who gets hold of the process can
+    /// Restricts the ring to the operations the driver uses, so that code that gets hold of the process cannot
     /// use it for others. Dropped with a line in the debug log where the kernel refuses.
     pub restrict: bool,
     /// Keeps connections as ordinary descriptors instead of in the ring's own table. Then they are bound by

@@ -74,7 +74,7 @@ pub struct Uring<K: Kernel> {
     stops_sends: bool,
     /// Completions made here, or beyond the last turn's budget, in order.
     ready: VecDeque<Completion>,
-    /// True until the next turn if nobody waits for the sends of it.
+    /// True until the next turn if nothing waits for its sends.
     quiet: bool,
     /// True while the completion queue overflows, so that each time counts once.
     overflowing: bool,
@@ -378,7 +378,7 @@ impl<K: Kernel> Uring<K> {
         if self.failed.is_empty() { None } else { self.failed.remove(&id) }
     }
 
-    /// Counts a completion nobody waits for, and gives its buffer back.
+    /// Counts a completion that nothing waits for, and gives its buffer back.
     #[cold]
     fn stale(&mut self, cqe: RawCqe) {
         self.buffers.arrived(&mut self.side, &cqe);
@@ -400,7 +400,7 @@ impl<K: Kernel> Uring<K> {
         self.ports.invariants();
     }
 
-    /// The id must be adopted: anything else is a bug of whoever submits.
+    /// The id must be adopted: anything else is a bug of the submitting shard.
     #[cold]
     fn unknown(id: ConnId, what: &str) {
         log::error!(%id, what, "operation on a connection that is not there");

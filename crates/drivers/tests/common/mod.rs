@@ -60,7 +60,7 @@ impl Rig {
         self.events.extend(self.out.drain(..));
     }
 
-    /// Takes turns for so long, each as long as possible, and counts them. An earlier wait's timer may end one of them.
+    /// Takes turns for `time`, each as long as possible, and counts them. An earlier wait's timer may end one of them.
     pub fn idle_for(&mut self, time: Duration) -> u64 {
         let end = Instant::now() + time;
         let mut turns = 0;

@@ -347,7 +347,7 @@ impl<S: CodecService> fmt::Debug for CodecCx<'_, S> {
 struct Spare(Cell<BytesMut>);
 
 impl Spare {
-    /// An empty buffer with room for so many bytes.
+    /// An empty buffer with room for `bytes` bytes.
     fn take(&self, bytes: usize) -> BytesMut {
         let (mut buffer, room) = (self.0.take(), bytes.max(ROOM_BYTES));
         if buffer.try_reclaim(room) { buffer } else { BytesMut::with_capacity(room) }

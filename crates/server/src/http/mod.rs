@@ -34,8 +34,8 @@
 //! * An error of a connection is logged once as "stream failed", at most ten times a second for each shard, and the
 //!   connection counted as [`CloseReason::HandlerError`](crate::CloseReason::HandlerError). A peer that vanishes, whether in
 //!   the middle of a request or while it waits, or is silent for too long, is no failure and shows at debug level. An
-//!   error that a service returns closes its connection with HTTP/1.1; with HTTP/2 hyper resets that one stream and tells
-//!   nobody.
+//!   error that a service returns closes its connection with HTTP/1.1; with HTTP/2 hyper resets that one stream
+//!   and says nothing.
 //!
 //! All [`Limits`](crate::Limits) of a [`Stream`](crate::Stream) hold.
 //!

@@ -1,7 +1,7 @@
 //! How hyper spawns and sleeps.
 //!
 //! hyper wants timers that are `Send`, and a shard's are not. So these are a wheel of their own behind a lock, which only
-//! the shard's thread takes as long as nobody carries a sleep away, and a task of the shard sleeps for all of them:
+//! the shard's thread takes as long as no code carries a sleep away, and a task of the shard sleeps for all of them:
 //!
 //! ```text
 //!   sleep, polled ──▶ sets its timer in the wheel ──▶ wakes the task, if it goes off earlier than that knew
@@ -62,7 +62,7 @@ struct Inner {
 
 struct State {
     alarms: Alarms,
-    /// When the task looks again; `None` if it waits for somebody to tell it of a timer.
+    /// When the task looks again; `None` if it waits to be told of a timer.
     looks_at: Option<Time>,
     task: Option<Waker>,
 }

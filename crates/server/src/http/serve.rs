@@ -18,7 +18,8 @@ use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::{HandleStream, Streams, adjust};
 
-/// Serves HTTP/1.1 and HTTP/2 with a service of hyper's: what a factory returns. See [the module](mod@crate::http).
+/// Serves HTTP/1.1 and HTTP/2 with a service of hyper's: what a factory returns. [The module](mod@crate::http) says what is
+/// bounded. A function or closure becomes such a service by hyper's `service_fn`.
 ///
 /// ```no_run
 /// use std::convert::Infallible;

@@ -18,7 +18,7 @@ use ringserve_core::Frame;
 /// from any thread at any time, one goes into the factory.
 ///
 /// Each shard counts for itself, so counting costs a few stores to memory that no other core writes. The clock is read for
-/// slow calls only, if [`slower_than`](Calls::slower_than) asks for them, and for one in so many calls, if
+/// slow calls only, if [`slower_than`](Calls::slower_than) asks for them, and for one call in a given number, if
 /// [`time_one_in`](Calls::time_one_in) does.
 ///
 /// To the log go: each call that ends, at trace level; failures and drops at debug level (the server logs a failure as a
@@ -78,7 +78,7 @@ impl Calls {
         Calls { slower_than: Some(time), ..self }
     }
 
-    /// Takes the whole time of one in so many calls of each shard, beginning with the first; of all with 1, of none with 0,
+    /// Takes the whole time of one call in `calls` of each shard, beginning with the first; of all with 1, of none with 0,
     /// as is the default. Each costs two looks at the clock. To be called before [`on_shard`](Calls::on_shard).
     pub fn time_one_in(self, calls: u32) -> Calls {
         Calls { one_in: calls, ..self }
@@ -162,7 +162,7 @@ impl Counters {
     }
 }
 
-/// A load and a store, which cost less than an atomic addition: nobody else writes.
+/// A load and a store, which cost less than an atomic addition: no other thread writes.
 #[inline]
 fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Release);

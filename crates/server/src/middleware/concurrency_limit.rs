@@ -5,7 +5,7 @@ use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
 
-/// Lets so many calls of a shard be in flight at once; further ones wait, first in, first out.
+/// Lets a number of calls of a shard be in flight at once; further ones wait, first in, first out.
 ///
 /// It is for what a shard has few of: memory for a large piece of work, places in a pool of connections. A call that waits
 /// holds up its connection as any call does that waits, and its time counts to

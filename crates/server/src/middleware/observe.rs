@@ -1,4 +1,4 @@
-//! Telling somebody of calls.
+//! Telling an observer of calls.
 
 use std::fmt;
 use std::future::{Future, poll_fn};

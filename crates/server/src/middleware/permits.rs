@@ -10,8 +10,8 @@ use crate::guard::{discard, wake};
 
 /// So many may hold a permit at once.
 ///
-/// Invariant: while somebody waits, no permit is free. A permit that comes back goes to the first who waits, by taking it
-/// off the list; whoever finds itself off the list has one.
+/// Invariant: while a call waits, no permit is free. A permit that comes back goes to the first call that waits, by taking it
+/// off the list; a call that finds itself off the list has one.
 #[derive(Debug)]
 pub(crate) struct Permits {
     free: Cell<usize>,
@@ -33,7 +33,7 @@ impl Permits {
         self.waiting.borrow().len()
     }
 
-    /// Waits for a permit, behind whoever waits already.
+    /// Waits for a permit, behind the calls that wait already.
     pub(crate) fn acquire(&self) -> Acquire<'_> {
         Acquire { permits: self, number: None }
     }
@@ -173,7 +173,7 @@ mod tests {
         assert!(poll(&mut second, &woken[1]).is_none() && poll(&mut third, &woken[2]).is_none());
         drop(held);
         assert_eq!((woken[1].count(), woken[2].count()), (1, 0));
-        // It is the second one's already: somebody new does not get in between.
+        // It is the second one's already: a new call does not get in between.
         let mut late = permits.acquire();
         assert!(poll(&mut late, &woken[0]).is_none());
         drop(poll(&mut second, &woken[1]).expect("it was given one"));

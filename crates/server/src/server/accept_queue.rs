@@ -9,7 +9,7 @@ const LISTEN: &str = "0A";
 /// The kernel's queues of connections that are established and not accepted yet, over all listening sockets of an address.
 ///
 /// A connection that finds its queue full is dropped without a word: its peer tries again after a second, then after
-/// two, and so on, and believes meanwhile that it is connected. That is latency nobody sees in a server's own figures.
+/// two, and so on, and believes meanwhile that it is connected. That is latency that a server's own figures do not show.
 ///
 /// Read from `/proc/net/tcp`, `/proc/net/tcp6` and `/proc/net/netstat`, which takes the kernel time in proportion to the
 /// sockets of the machine: for a look now and then, not for each request.

@@ -127,7 +127,7 @@ impl<F: Framing + Clone + Send> Server<F> {
 
     /// Listens on a Unix socket as well, at a path of up to 107 bytes. All shards accept from it.
     ///
-    /// The file of a server that is gone is replaced: who connects to it is refused. One on which somebody listens is
+    /// The file of a server that is gone is replaced: a client that connects to it is refused. One on which a server listens is
     /// [`Error::AddressInUse`], and a file that is no socket is left alone. [`SocketOptions::unix_mode`] gives its
     /// permissions. At its end the server removes the file, unless another one is in its place.
     ///

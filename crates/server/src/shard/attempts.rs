@@ -49,7 +49,7 @@ pub(crate) enum Progress {
 }
 
 impl Attempt {
-    /// The shard begins: where to, unless nobody waits any more.
+    /// The shard begins: where to, unless no future waits any more.
     pub(crate) fn address(&self) -> Option<Address> {
         match self.progress.take() {
             Progress::Asked(address) => Some(address),

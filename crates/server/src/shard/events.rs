@@ -80,7 +80,7 @@ where
     fn accept<F: Framing>(&mut self, core: &mut Core<S, F>, socket: Socket, peer: Peer) {
         // From a Unix socket, which all shards accept from, or of a peer that is gone, which does no harm.
         if peer.addr.is_none() && self.is_ahead(core) {
-            core.given_away();
+            core.handed_off();
             return self.hand_off_to_another(socket, None, peer.listener);
         }
         let admitted = match &self.admit {

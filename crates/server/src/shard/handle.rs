@@ -71,12 +71,12 @@ impl Shard {
         &self.inner.upstreams
     }
 
-    /// Waits for so long, up to about a millisecond longer and never shorter.
+    /// Sleeps for at least `time`; may overshoot by about 1 ms.
     pub fn sleep(&self, time: Duration) -> Sleep {
         self.inner.timers.sleep(time)
     }
 
-    /// Runs a future for so long at most, and drops it then. One that does not wait costs no timer and no look at the
+    /// Runs a future for `time` at most, and drops it then. One that does not wait costs no timer and no look at the
     /// clock.
     ///
     /// # Errors

@@ -80,7 +80,7 @@ impl<M: Send + 'static> Mesh<M> {
         Mesh::with_capacity(CAPACITY)
     }
 
-    /// With room for so many messages to each shard, at least 1. Memory is taken as messages wait, not before.
+    /// With room for `messages` messages to each shard, at least 1. Memory is taken as messages wait, not before.
     pub fn with_capacity(messages: usize) -> Mesh<M> {
         Mesh { inner: Arc::new(Inner { capacity: messages.max(1), members: OnceLock::new() }) }
     }

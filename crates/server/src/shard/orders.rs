@@ -11,7 +11,7 @@ use crate::guard::guard;
 use crate::peer::Peer;
 use crate::service::Service;
 
-/// What other threads want of connections is carried out for at most so many orders in a turn: 1 ms of short pushes.
+/// What other threads want of connections is carried out for at most this many letters in a turn: 1 ms of short pushes.
 const LETTERS_IN_A_TURN: usize = 4096;
 
 impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, Make, Fut> {
@@ -93,7 +93,7 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
                 }
                 Mail::Socket { socket, peer, listener } => {
                     let socket = self.driver.take_over(socket);
-                    core.accepted_elsewhere(listener, socket, peer);
+                    core.take_handed_off(listener, socket, peer);
                 }
             }
         }

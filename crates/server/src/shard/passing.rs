@@ -10,8 +10,8 @@ use super::inbox::Mail;
 use super::state::{Core, ServiceLane};
 use crate::service::Service;
 
-/// A shard with so many connections more than another one gives away what it accepts from a Unix socket. Without it a burst
-/// stayed with whoever was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
+/// A shard that is ahead of another one by this many connections gives away what it accepts from a Unix socket. Without it a burst
+/// stayed with the shard that was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
 const HAND_OFF_LEAD: usize = 8;
 
 impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, Make, Fut> {
@@ -20,7 +20,7 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
         let Some(others) = &self.others else { return };
         let room = if core.has_stopped() { 0 } else { core.slots_left() };
         self.remote.set_room(room);
-        core.set_room_elsewhere(room == 0 && others.iter().any(|remote| remote.room() > 0));
+        core.set_others_have_room(room == 0 && others.iter().any(|remote| remote.room() > 0));
     }
 
     /// True if another shard has far fewer connections. All tables have the same size.

@@ -9,7 +9,7 @@ use ringserve_core::CloseReason;
 
 use super::spawned::{LocalTasks, TaskId};
 
-/// A lease that is kept beyond the turn pins its buffer. One of at least so many bytes which are at least so great a part
+/// A lease that is kept beyond the turn pins its buffer. One of at least this many bytes which are at least this part
 /// of its buffer may; the rest of others is copied. As for replies, which are lent or copied by the same rule.
 const KEPT_BYTES_MIN: usize = 4096;
 const KEPT_SHARE_MIN: usize = 4;

@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(dropped.get(), 1);
         let second = tasks.spawn(Box::pin(waits(Counts(dropped.clone()))));
         assert_eq!((second.index, second == first), (first.index, false));
-        // The old name is nobody's.
+        // The old name names no task.
         tasks.abort(first);
         tasks.run_new();
         assert_eq!(dropped.get(), 1);

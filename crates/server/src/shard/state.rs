@@ -46,7 +46,7 @@ pub(crate) struct ShardLoop<S: Service, F: Framing, D: Driver, Make, Fut> {
     pub(super) lane: ServiceLane<S, D, Make, Fut>,
 }
 
-/// The service's lane: what a turn does with newcomers, frames, woken calls and the wishes of other threads. `Make` makes the
+/// The service's lane: what a turn does with newcomers, frames, woken calls and the letters of other threads. `Make` makes the
 /// future that calls the service, and `Fut` is that future.
 pub(crate) struct ServiceLane<S: Service, D: Driver, Make, Fut> {
     pub(super) shard: Shard,

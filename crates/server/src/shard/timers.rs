@@ -42,7 +42,7 @@ impl Shared {
 struct Inner {
     alarms: Alarms,
     fired: Vec<u32>,
-    /// Woken when somebody begins to sleep.
+    /// Woken when a task begins to sleep.
     on_sleep: Option<Waker>,
 }
 
@@ -62,7 +62,7 @@ impl Timers {
         self.clock.now()
     }
 
-    /// From now on this one is woken when somebody begins to sleep: for a shard whose user code also runs outside of its turns.
+    /// From now on this one is woken when a task begins to sleep: for a shard whose user code also runs outside of its turns.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn wake_when_set(&self, waker: Waker) {
         self.inner.state.borrow_mut().on_sleep = Some(waker);
@@ -107,7 +107,7 @@ impl Timers {
     }
 }
 
-/// Wakers, and when they are to be woken. Each has a number, for as long as somebody sleeps.
+/// Wakers, and when they are to be woken. Each has a number, for as long as a task sleeps.
 pub(crate) struct Alarms {
     wheel: Wheel,
     /// By number; `None` if the number is free, or the timer went off.
@@ -120,18 +120,18 @@ impl Alarms {
         Alarms { wheel: Wheel::with_step_shift(STEP_SHIFT), wakers: Vec::new(), free: Vec::new() }
     }
 
-    fn nobody_sleeps(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.free.len() == self.wakers.len()
     }
 
-    /// A time before which nobody is to be woken.
+    /// A time before which no task is to be woken.
     pub(crate) fn next(&self) -> Option<Time> {
-        if self.nobody_sleeps() { None } else { self.wheel.next() }
+        if self.is_empty() { None } else { self.wheel.next() }
     }
 
     /// Puts the numbers whose time came into `fired`.
     pub(crate) fn advance(&mut self, now: Time, fired: &mut Vec<u32>) {
-        if !self.nobody_sleeps() {
+        if !self.is_empty() {
             self.wheel.advance(now, fired);
         }
     }

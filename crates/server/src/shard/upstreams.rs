@@ -67,7 +67,7 @@ impl Upstreams {
     /// `limits` are those of the accepted connections; slots are `first` and up.
     pub(crate) fn new(limits: &Limits, first: u32, pool: Pool, shard: &Shard) -> Upstreams {
         let max = limits.upstreams_max;
-        // An upstream is silent for as long as nobody asks it anything, and answers when it can.
+        // An upstream is silent for as long as it is asked nothing, and answers when it can.
         let limits = limits
             .clone()
             .first_frame_timeout(None)
@@ -104,7 +104,7 @@ impl Upstreams {
         self.core.complete(completion, &mut self.lane);
     }
 
-    /// Begins what was asked for, and gives up what nobody waits for.
+    /// Begins what was asked for, and gives up attempts that no future waits for.
     fn serve(&mut self) {
         let (asked, given_up) = self.lane.shard.upstream_requests().take();
         for id in given_up {

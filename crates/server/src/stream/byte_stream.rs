@@ -59,7 +59,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the connection ended: `ConnectionReset` if the peer, `TimedOut` if a time limit, `ConnectionAborted` if
-    /// somebody else did it.
+    /// other code did it.
     pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
         poll_fn(|task| self.poll_read_frame(task)).await
     }
@@ -80,7 +80,7 @@ impl Stream {
     /// Queues bytes, whatever is queued already. It never waits and never fails: what is queued for a connection that
     /// ended goes nowhere, as what was queued just before does. A [`Frame`] of 4 KiB or more is lent, not copied.
     ///
-    /// More than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) queued closes the connection, so whoever
+    /// More than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) queued closes the connection, so code that
     /// writes without end awaits [`ready`](Stream::ready) in between.
     pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
         self.block.link.reply(bytes.into());
@@ -163,7 +163,7 @@ impl Stream {
 
     /// Closes the connection after what is queued, since an upstream that it needs refused, stalled or broke: it is counted as
     /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). With [`abort`](Stream::abort) after it the
-    /// connection is reset instead, for the same reason: so that nobody takes what came so far for all of it.
+    /// connection is reset instead, for the same reason: so that the client does not take what came so far for all of it.
     pub fn upstream_failed(&self) {
         self.block.link.upstream_failed();
     }

@@ -39,7 +39,7 @@ impl Stream {
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| session.read_with(look))
     }
 
-    /// What becomes of the connection, for whoever gives the stream away.
+    /// What becomes of the connection, for code that gives the stream away.
     pub(crate) fn fate(&self) -> Fate {
         Fate { block: self.block.clone() }
     }

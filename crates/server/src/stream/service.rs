@@ -51,6 +51,9 @@ impl<T, E: fmt::Display> StreamResult for Result<T, E> {
 /// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: how long a stream may take is its
 /// own affair. To [`Limits::first_frame_timeout`] the first byte counts. A panic resets its connection alone.
 ///
+/// A handler may end with `()` or a `Result` of any error that can be displayed. Where it ends with a bare `Ok(())` after a
+/// `?`, the compiler cannot tell the error's type and asks for annotations: write `std::io::Result::Ok(())`.
+///
 /// ```no_run
 /// use ringserve::{Server, Stream, stream};
 ///

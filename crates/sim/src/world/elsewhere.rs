@@ -158,8 +158,8 @@ impl Elsewhere {
         let (here, there) = (core.slots_left(), self.core.slots_left());
         let hopes = state.rng.one_in(2);
         self.told = (here == 0 && there > 0 && serves, there == 0 && (here > 0 || hopes) && serves);
-        core.set_room_elsewhere(self.told.0);
-        self.core.set_room_elsewhere(self.told.1);
+        core.set_others_have_room(self.told.0);
+        self.core.set_others_have_room(self.told.1);
     }
 
     /// Connections of the server, as its quota counts them.
@@ -249,7 +249,7 @@ impl Lane<usize, AnyFraming> for Other<'_> {
             }
             let Letter { socket, listener, .. } = self.letters.remove(index);
             let tag = self.state.descriptor(socket.0 as i32);
-            core.accepted_elsewhere(listener, socket, Some(address_of(tag)));
+            core.take_handed_off(listener, socket, Some(address_of(tag)));
             core.dispatch(self);
         }
     }

@@ -19,7 +19,7 @@ impl Above {
             self.moved = true;
             let tag = state.descriptor(socket.0 as i32);
             self.protocol.passed_back(socket);
-            core.accepted_elsewhere(listener, socket, Some(address_of(tag)));
+            core.take_handed_off(listener, socket, Some(address_of(tag)));
         }
     }
 

@@ -80,7 +80,7 @@ fn all_are_closed_and_none_is_made_any_more() {
 }
 
 #[test]
-fn a_socket_given_away_leaves_its_place_to_the_next() {
+fn a_socket_handed_off_leaves_its_place_to_the_next() {
     let mut shard = Tested::new(Limits::default(), 2, 1);
     shard.lane.leaves_sockets = true;
     shard.share_quota(Arc::new(Quota::new(1)));
@@ -89,8 +89,8 @@ fn a_socket_given_away_leaves_its_place_to_the_next() {
         shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
     }
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(0))], "the quota is used up");
-    shard.given_away();
-    assert_eq!((shard.slots_left(), shard.counters().passed_on), (1, 1));
+    shard.handed_off();
+    assert_eq!((shard.slots_left(), shard.counters().handed_off), (1, 1));
     shard.dispatch();
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(1))]);
     assert!(shard.admit(Socket(1), None, 0, ()).is_some());

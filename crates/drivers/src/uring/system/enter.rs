@@ -73,7 +73,7 @@ impl SystemKernel {
         Some(cqe)
     }
 
-    /// What a completion changes here, whoever reaps it.
+    /// What a completion changes here.
     #[inline(always)]
     fn account(&mut self, cqe: &mut RawCqe) {
         let Some(kind) = Kind::of(cqe.user_data) else { return };

@@ -1,5 +1,6 @@
 //! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
-//! single calls in `shared` (socket options, limits of the process, its allocator) and the descriptor that `epoll` lends.
+//! single calls in `shared` (socket options, limits of the process, its allocator, the clock) and the descriptor that
+//! `epoll` lends.
 //!
 //! What makes it sound, and is relied on by each `SAFETY` comment below:
 //!
@@ -14,7 +15,7 @@
 //!    only when nothing is in flight.
 //! 5. The time that entries of the timeout operation name is boxed, and read by the kernel in the call that consumes
 //!    them alone.
-//! 6. A descriptor in [`Owned`] is open and nobody else's; it leaves the set when a close of it is pushed.
+//! 6. A descriptor in [`Owned`] is open and has no other owner; it leaves the set when a close of it is pushed.
 
 mod buffer_ring;
 mod encode;

@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
-/// A set of open descriptors that belong to whoever holds the set. One bit for each number, since numbers are
+/// A set of open descriptors that belong to the owner of the set. One bit for each number, since numbers are
 /// small and dense.
 pub(super) struct Owned {
     words: Vec<u64>,
@@ -13,7 +13,7 @@ impl Owned {
         Owned { words: Vec::new() }
     }
 
-    /// The caller hands over an open descriptor that nobody else will close.
+    /// The caller hands over an open descriptor that no other code will close.
     pub(super) fn insert(&mut self, fd: i32) {
         let Ok(number) = usize::try_from(fd) else { return };
         if self.words.len() <= number / 64 {

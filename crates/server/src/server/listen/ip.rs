@@ -1,4 +1,4 @@
-//! TCP listeners, and the check that nobody else has the port.
+//! TCP listeners, and the check that no other process has the port.
 
 use std::fs;
 use std::io;

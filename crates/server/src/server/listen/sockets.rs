@@ -1,4 +1,4 @@
-//! Listening sockets: for each shard one for each address, and the checks that nobody else listens there.
+//! Listening sockets: for each shard one for each address, and the checks that no other process listens there.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

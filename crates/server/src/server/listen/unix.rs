@@ -1,7 +1,7 @@
 //! Unix sockets: one listener that all shards share, and its file.
 //!
-//! Who finds a file decides by asking it: a connection that is refused proves that nobody listens there any more. Between
-//! that and the new file nobody else may do the same, or one of two servers that start at once would remove the file of
+//! Who finds a file decides by asking it: a connection that is refused proves that no server listens there any more. Between
+//! that and the new file no other server may do the same, or one of two servers that start at once would remove the file of
 //! the other; so both lock the directory meanwhile, with `flock(2)`, which leaves nothing behind.
 
 use std::ffi::OsStr;
@@ -29,7 +29,7 @@ use crate::server::socket_options::options::SocketOptions;
 /// Bytes of a path, or of an abstract name, at most: `sun_path` has 108, one of which is a zero.
 const NAME_BYTES_MAX: usize = 107;
 
-/// Less often than with a port: each look is a connection to whoever listens.
+/// Less often than with a port: each look is a connection to the server that listens.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long another server may hold the directory, which takes it as long as a start at a path that is in use.
@@ -59,7 +59,7 @@ pub(super) fn listen(
     let keeps_it = socket.try_clone().map_err(failed)?;
     let file = UnixFile::new(path, keeps_it).map_err(failed)?;
     if let Some(mode) = options.unix_mode {
-        // Nobody is connected before it listens, so nobody who may not gets in.
+        // No client is connected before it listens, so none gets in that may not.
         fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
         let given = fs::symlink_metadata(path).map_err(failed)?.mode() & 0o777;
         warnings.unix_mode(mode, given);

@@ -32,7 +32,7 @@ pub struct SocketOptions {
     /// connection up; in milliseconds, at least 1 ms. Without it that takes about 15 minutes. Default 180 s: longer than
     /// an outage a user sits through, and the time that all probes of [`KeepAlive::default`] take.
     ///
-    /// It decides for silent connections too: once a peer was silent for so long, the first probe without an answer ends
+    /// It decides for silent connections too: once a peer was silent for that time, the first probe without an answer ends
     /// the connection, whatever [`KeepAlive::probes`] says. Where that leaves fewer probes, a warning at start says so.
     pub user_timeout: Option<Duration>,
     /// `TCP_NOTSENT_LOWAT`: bytes that the kernel takes for a connection beyond what is on the wire. It bounds what a
@@ -71,7 +71,7 @@ pub struct SocketOptions {
     /// spread. Default off.
     pub incoming_cpu: bool,
     /// The permissions of the files of Unix sockets, 0 to 0o777, set before anybody can connect: to connect takes permission
-    /// to write. Default: 0o777 less the process's umask. Abstract names have none: whoever shares the network namespace
+    /// to write. Default: 0o777 less the process's umask. Abstract names have none: every process of the network namespace
     /// may connect.
     pub unix_mode: Option<u32>,
 }
