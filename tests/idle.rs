@@ -53,9 +53,10 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     let slept = rests_for(Duration::from_millis(50));
     wait(QUIET);
     drop(never);
-    // The wheel of timers may turn its third level in that time, which it does every 68 s.
+    // The wheel of timers may turn its third level in that time, which it does every 68 s. And 10 s after its reply each peer
+    // is looked at for the limit on slow takers: in one step of the wheel, or in two.
     let woke = sleeps() - slept;
-    assert!(woke <= 1, "the shard's thread woke up {woke} times");
+    assert!(woke <= 3, "the shard's thread woke up {woke} times");
     let after = lab.stats().shards[0].driver;
     // The turn that rested, and the one that answers.
     let turns = after.turns - before.turns;
