@@ -149,7 +149,7 @@ fn a_mailbox_is_full_at_its_capacity_and_loses_nothing() {
 }
 
 #[test]
-fn there_is_nobody_before_the_start_and_nobody_after_the_end() {
+fn mesh_has_no_shard_before_the_start_and_after_the_end() {
     let shards = Mesh::<Vec<u8>>::new();
     assert_eq!(shards.count(), 0);
     assert_eq!(shards.send(0, vec![1]), Err(SendError::Gone(vec![1])));

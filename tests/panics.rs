@@ -83,7 +83,7 @@ fn open_that_panics_ends_its_connection_and_close_is_not_called() {
 }
 
 #[test]
-fn close_that_panics_harms_nobody() {
+fn close_that_panics_harms_no_other_connection() {
     let lab = Lab::start(no_time_limits());
     let mut canary = lab.client();
     lab.shared.panic_in_close.store(true, SeqCst);
@@ -109,7 +109,7 @@ fn malformed_that_panics_ends_its_connection_only() {
 }
 
 #[test]
-fn a_session_whose_drop_panics_harms_nobody() {
+fn session_whose_drop_panics_harms_no_other_connection() {
     let lab = Lab::start(no_time_limits());
     let mut canary = lab.client();
     for _ in 0..3 {
@@ -124,7 +124,7 @@ fn a_session_whose_drop_panics_harms_nobody() {
 }
 
 #[test]
-fn a_dropped_call_whose_drop_panics_harms_nobody() {
+fn dropped_call_whose_drop_panics_harms_no_other_connection() {
     let lab = Lab::start(no_time_limits());
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..3).map(|_| lab.client()).collect();
@@ -138,7 +138,7 @@ fn a_dropped_call_whose_drop_panics_harms_nobody() {
 }
 
 #[test]
-fn an_error_whose_drop_panics_harms_nobody() {
+fn error_whose_drop_panics_harms_no_other_connection() {
     let lab = Lab::start(no_time_limits());
     let mut canary = lab.client();
     let mut client = lab.client();

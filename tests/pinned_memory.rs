@@ -63,7 +63,7 @@ fn kept_small_frames_out_of_much_traffic_harm_no_peer() {
 }
 
 #[test]
-fn frames_that_are_kept_in_all_of_the_memory_end_nobody() {
+fn frames_kept_in_all_of_the_memory_end_no_connection() {
     // Eight buffers, and each of a hundred connections keeps five frames.
     let limits = no_time_limits().receive_buffer_bytes(1024).receive_bytes_max(8 << 10);
     let lab = Lab::start(limits);

@@ -46,10 +46,10 @@ fn clients_are_passed_on_to_the_upstreams_in_turns() {
 
 #[test]
 fn missing_upstream_closes_the_client_and_is_logged() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let proxy = Example::start("proxy", &["--shards", "1", "--upstream", &nobody.to_string()]);
+    let no_server = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = Example::start("proxy", &["--shards", "1", "--upstream", &no_server.to_string()]);
     assert_eq!(Client::connect(proxy.addr).end(), End::Fin);
-    proxy.said(&format!("no connection to {nobody}: Connection refused"));
+    proxy.said(&format!("no connection to {no_server}: Connection refused"));
     assert!(proxy.stop().success());
 }
 

@@ -188,7 +188,7 @@ fn a_killed_server_can_be_started_again_at_once() {
 }
 
 #[test]
-fn a_server_whose_log_nobody_reads_any_more_ends_as_well() {
+fn server_whose_log_is_not_read_any_more_ends_as_well() {
     let mut child = Command::new(common::examples::build("echo"))
         .args(["--listen", "127.0.0.1:0", "--shards", "1"])
         .env("RUST_LOG", "debug")

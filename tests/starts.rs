@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::task::{Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Client, Lab, On, Puppet, SOON, eventually, finish, no_time_limits};
 use ringserve::framing::LengthPrefix;
@@ -240,7 +240,7 @@ fn restarts_on_a_shared_port_reset_no_client() {
     let mut lab = shared("127.0.0.1:0");
     let addr = lab.addr();
     let over = AtomicBool::new(false);
-    let (served, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    let served = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let end = common::EndOf(&over);
         let clients: Vec<_> = (0..4)
@@ -248,11 +248,13 @@ fn restarts_on_a_shared_port_reset_no_client() {
                 scope.spawn(|| {
                     while !over.load(SeqCst) {
                         // One for each connection: a client whose first packet is turned away comes a second later.
+                        let began = Instant::now();
                         let mut client = Client::connect(addr);
                         client.send("e");
-                        // By FIN, where it was accepted just before the order to drain, and its request came just after.
+                        // A server that drains gives a new connection 30 ms, less two steps of its wheel at the worst.
+                        let was_late = began.elapsed() > Duration::from_millis(10);
                         if client.is_ended() {
-                            ended.fetch_add(1, SeqCst);
+                            assert!(was_late, "closed before it was answered");
                             continue;
                         }
                         assert_eq!(client.recv(), b"e");
@@ -270,8 +272,6 @@ fn restarts_on_a_shared_port_reset_no_client() {
         drop(end);
         clients.into_iter().for_each(|client| client.join().expect("no client is reset or refused"));
     });
-    let (served, ended) = (served.into_inner(), ended.into_inner());
-    eprintln!("{served} connections over 10 restarts, and {ended} closed before they were answered");
-    assert!(ended <= 40, "a client had more than one connection closed in a restart");
+    eprintln!("{} connections over 10 restarts", served.load(SeqCst));
     lab.finish();
 }

@@ -123,7 +123,7 @@ fn half_received_frame_does_not_count_as_use() {
 }
 
 #[test]
-fn a_limit_that_is_off_closes_nobody() {
+fn limit_that_is_off_closes_no_connection() {
     let lab = Lab::start(no_time_limits().first_frame_timeout(SHORT));
     let mut quiet = lab.client();
     assert_eq!(quiet.ask("e"), b"e");

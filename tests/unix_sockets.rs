@@ -146,7 +146,7 @@ fn a_killed_server_leaves_a_file_that_the_next_one_replaces() {
 }
 
 #[test]
-fn a_path_on_which_somebody_listens_is_refused_with_its_holder() {
+fn path_of_a_listening_server_is_refused_with_its_holder() {
     let dir = Dir::new("in-use");
     let lab = Lab::of(server_at(dir.path("s")));
     let error = start(dir.path("s")).unwrap_err();

@@ -163,13 +163,13 @@ fn proc_net_tcp(local: SocketAddr, remote: SocketAddr) -> String {
 
 #[test]
 fn a_connection_that_is_refused_leaves_no_descriptor() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let no_server = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (tell, told) = told();
     let running = with_task(no_time_limits(), move |shard| {
         let tell = tell.clone();
         async move {
             for n in 0..500 {
-                let error = shard.connect(nobody).await.unwrap_err();
+                let error = shard.connect(no_server).await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
                 if n == 20 || n == 499 {
                     // What is closed is closed by the end of the next turn.

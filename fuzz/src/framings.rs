@@ -17,7 +17,7 @@ pub enum Kind {
     Raw,
     /// Lines; true for replies that end in `\r\n`.
     Lines(bool),
-    /// A length of so many bytes; true if the least significant comes first.
+    /// The width of a length in bytes; true if the least significant comes first.
     Length(u8, bool),
     /// Frames of one size.
     Fixed(usize),
@@ -63,13 +63,13 @@ const MORE_KINDS: [Kind; 17] = [
     Kind::Field(Field { width: 0, offset: 1, keep: true, adjust: -4, ..Field::PLAIN }),
 ];
 
-/// Up to so many bytes are shown to a framing in a block of their own.
+/// Up to this number of bytes are shown to a framing in a separate block.
 const EXACT_MAX: usize = 100;
 
 /// What bytes begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start<'a> {
-    /// A frame with this payload, of so many bytes.
+    /// A frame with this payload, and its number of bytes.
     Frame(&'a [u8], usize),
     /// Part of a frame, or nothing.
     Part,

@@ -31,7 +31,7 @@ impl<'a> Input<'a> {
         from[usize::from(self.byte()) % from.len()]
     }
 
-    /// At most so many bytes as they are.
+    /// At most `count` bytes as they are.
     pub fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;

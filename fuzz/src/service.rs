@@ -96,7 +96,7 @@ impl Model {
         block.link.reply(payload);
     }
 
-    /// Replies with so many bytes that tell where they stand.
+    /// Replies with `len` bytes that tell where they stand.
     pub fn say(&mut self, block: &Conn, size: u8, raw: bool) {
         let start = self.talks[block.session.peer].owed.len();
         let len = SIZES[usize::from(size) % SIZES.len()];

@@ -1,4 +1,4 @@
-//! The driver's side of one connection, with the rules for whoever submits operations on it.
+//! The driver's side of one connection, with the rules for the shard that submits operations on it.
 //!
 //! Operations and completions cross: a stop may be submitted in the turn in which the end it is too late for is
 //! delivered. Then it asks for nothing.

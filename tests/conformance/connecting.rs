@@ -105,9 +105,9 @@ pub fn half_closes_pass_through(on: On) {
 pub fn an_upstream_that_refuses(on: On) {
     // No server listens at its port once it is gone.
     let lab = Lab::on(on, no_time_limits());
-    let (net, nobody) = (lab.net.clone(), lab.addr());
+    let (net, no_server) = (lab.net.clone(), lab.addr());
     lab.finish();
-    let proxy = Between::new(on, no_time_limits(), &net, nobody);
+    let proxy = Between::new(on, no_time_limits(), &net, no_server);
     for count in 1..=3 {
         let mut client = proxy.client();
         assert_eq!(client.end(), End::Fin);

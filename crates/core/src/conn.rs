@@ -40,7 +40,7 @@ pub(crate) enum Flight {
     None,
     /// One is.
     Armed,
-    /// ... and was told to stop.
+    /// It was told to stop, and has not ended.
     Stopping,
 }
 
@@ -69,7 +69,7 @@ pub(crate) enum Write {
     Open,
     /// FIN was asked for.
     ShuttingDown,
-    /// ... and that was carried out.
+    /// FIN was sent.
     Shut,
 }
 

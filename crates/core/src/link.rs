@@ -13,18 +13,10 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::task::Waker;
 
-use ringserve_buf::try_box;
-
-use crate::batch::KEPT_BYTES_MAX;
-use crate::framing::{Encoding, Payload};
+use crate::framing::Payload;
+use crate::local::{Local, Wakes};
 use crate::outbox::Outbox;
-use crate::{Batch, CloseReason, ConnId, Limits, Reach};
-
-/// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
-/// of 256 completions are not needed; and no more than an eighth of what connections may hold, which they come on top of.
-fn spare_batches_max(limits: &Limits) -> usize {
-    (limits.held_bytes_max / 8 / KEPT_BYTES_MAX).clamp(1, 256)
-}
+use crate::{Batch, CloseReason, ConnId, Reach};
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -52,155 +44,6 @@ const NO_MEMORY: u16 = 1024;
 /// The outbox came to be over its high mark, and may still be.
 const OVER_HIGH: u16 = 2048;
 
-/// What the connections of one shard share.
-pub struct Local {
-    queues: RefCell<Queues>,
-    encoding: Encoding,
-    outbox_bytes_high: usize,
-    outbox_bytes_max: usize,
-    /// Bytes queued or in flight over all connections.
-    outbox_bytes: Cell<usize>,
-    /// Bytes that services hold for all connections beside that, and whether that grew for one since the turn began.
-    service_bytes: Cell<usize>,
-    service_grew: Cell<bool>,
-    spare_batches_max: usize,
-    /// False while receive memory is short.
-    lend: Cell<bool>,
-    draining: Cell<bool>,
-}
-
-#[derive(Default)]
-struct Queues {
-    dirty: Vec<ConnId>,
-    // Boxed because it travels through operations and completions as one word.
-    #[allow(clippy::vec_box)]
-    spare: Vec<Box<Batch>>,
-    /// Woken when the first connection becomes dirty.
-    on_dirty: Option<Waker>,
-}
-
-/// Whether the shard, which may sleep, has to hear of a dirty connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wakes {
-    No,
-    Yes,
-}
-
-impl Queues {
-    #[inline]
-    fn list_dirty(&mut self, id: ConnId) -> Wakes {
-        let wakes = self.on_dirty.is_some() && self.dirty.is_empty();
-        self.dirty.push(id);
-        if wakes { Wakes::Yes } else { Wakes::No }
-    }
-}
-
-impl Local {
-    pub(crate) fn new(encoding: Encoding, limits: &Limits) -> Local {
-        Local {
-            queues: RefCell::default(),
-            encoding,
-            outbox_bytes_high: limits.outbox_bytes_high,
-            outbox_bytes_max: limits.outbox_bytes_max,
-            outbox_bytes: Cell::new(0),
-            service_bytes: Cell::new(0),
-            service_grew: Cell::new(false),
-            spare_batches_max: spare_batches_max(limits),
-            lend: Cell::new(true),
-            draining: Cell::new(false),
-        }
-    }
-
-    /// True once the shard drains: it accepts nothing and closes connections that owe nothing.
-    pub fn is_draining(&self) -> bool {
-        self.draining.get()
-    }
-
-    /// From now on this one is woken when user code did something that the state machine has to look at, at least if it is
-    /// the first such thing since [`Shard::end`](crate::Shard::end): for a shard whose user code also runs outside
-    /// of its turns.
-    pub fn wake_when_dirty(&self, waker: Waker) {
-        self.queues.borrow_mut().on_dirty = Some(waker);
-    }
-
-    /// Nothing is borrowed meanwhile: the waker may come back here.
-    #[cold]
-    fn wake_for_dirty(&self) {
-        let waker = self.queues.borrow().on_dirty.clone();
-        waker.into_iter().for_each(Waker::wake);
-    }
-
-    pub(crate) fn set_draining(&self) {
-        self.draining.set(true);
-    }
-
-    pub(crate) fn set_lend(&self, lend: bool) {
-        self.lend.set(lend);
-    }
-
-    pub(crate) fn outbox_bytes(&self) -> usize {
-        self.outbox_bytes.get()
-    }
-
-    pub(crate) fn service_bytes(&self) -> usize {
-        self.service_bytes.get()
-    }
-
-    #[inline]
-    pub(crate) fn take_service_grew(&self) -> bool {
-        self.service_grew.take()
-    }
-
-    pub(crate) fn has_dirty(&self) -> bool {
-        !self.queues.borrow().dirty.is_empty()
-    }
-
-    pub(crate) fn swap_dirty(&self, with: &mut Vec<ConnId>) {
-        core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
-    }
-
-    /// An empty batch for a connection, which becomes dirty if it is not `listed`. `None` if the system has no memory for one.
-    #[inline]
-    fn begin_batch(&self, id: ConnId, listed: bool) -> Option<(Box<Batch>, Wakes)> {
-        let mut queues = self.queues.borrow_mut();
-        let Some(batch) = queues.spare.pop() else {
-            drop(queues);
-            return new_batch().map(|batch| (batch, if listed { Wakes::No } else { self.list_dirty(id) }));
-        };
-        Some((batch, if listed { Wakes::No } else { queues.list_dirty(id) }))
-    }
-
-    fn list_dirty(&self, id: ConnId) -> Wakes {
-        self.queues.borrow_mut().list_dirty(id)
-    }
-
-    #[inline]
-    pub(crate) fn recycle(&self, mut batch: Box<Batch>) {
-        // Leases are dropped before the queues are borrowed.
-        batch.clear();
-        let mut queues = self.queues.borrow_mut();
-        if queues.spare.len() < self.spare_batches_max {
-            queues.spare.push(batch);
-        }
-    }
-
-    /// Frees the batches that are kept.
-    pub(crate) fn drop_spare(&self) {
-        self.queues.borrow_mut().spare = Vec::new();
-    }
-}
-
-#[cold]
-fn new_batch() -> Option<Box<Batch>> {
-    try_box(Batch::new())
-}
-
-impl fmt::Debug for Local {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Local").field("encoding", &self.encoding).finish_non_exhaustive()
-    }
-}
-
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Link {
     id: ConnId,
@@ -219,7 +62,7 @@ pub struct Link {
 struct Extra {
     /// Woken when the outbox falls below its low mark.
     ready: Option<Waker>,
-    /// ... and those of other calls of the connection.
+    /// The same for other calls of the connection.
     more_ready: Vec<Waker>,
     reach: Option<Arc<Reach>>,
     /// Bytes that the service holds for it.
@@ -279,7 +122,7 @@ impl Link {
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
     #[inline]
     pub fn reply(&self, payload: Payload<'_>) {
-        self.append(|out| self.local.encoding.encode(payload, out).is_ok());
+        self.append(|out| self.local.encoding().encode(payload, out).is_ok());
     }
 
     /// Queues bytes as they are.
@@ -316,7 +159,7 @@ impl Link {
         };
         let before = batch.len();
         unfinished.before = before;
-        let framed = write(&mut Outbox::new(batch, local.lend.get()));
+        let framed = write(&mut Outbox::new(batch, local.lends()));
         if !framed || batch.is_refused() {
             let flag = if framed { NO_MEMORY | ABORT } else { NOT_FRAMED };
             batch.roll_back(before);
@@ -325,8 +168,8 @@ impl Link {
         let len = batch.len();
         drop(pending);
         core::mem::forget(unfinished);
-        local.outbox_bytes.set(local.outbox_bytes.get() + (len - before));
-        if len + self.in_flight.get() as usize > local.outbox_bytes_high {
+        local.queued(len - before);
+        if len + self.in_flight.get() as usize > local.outbox_bytes_high() {
             self.set(OVER_HIGH);
         }
         if self.flags.get() & (REACHED | DIRTY) != DIRTY {
@@ -434,7 +277,7 @@ impl Link {
 
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
     pub fn outbox_room(&self) -> usize {
-        (self.local.outbox_bytes_high + 1).saturating_sub(self.outbox_bytes())
+        (self.local.outbox_bytes_high() + 1).saturating_sub(self.outbox_bytes())
     }
 
     /// Bytes queued or with the kernel.
@@ -446,7 +289,7 @@ impl Link {
     /// True if the outbox is over its high mark.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.outbox_bytes() > self.local.outbox_bytes_high
+        self.outbox_bytes() > self.local.outbox_bytes_high()
     }
 
     /// Wakes `waker` when the outbox falls below its low mark, once.
@@ -505,7 +348,8 @@ impl Link {
 
     /// What other threads may know of this connection. The first call allocates.
     pub fn reach(&self) -> Arc<Reach> {
-        let make = || Arc::new(Reach::new(self.outbox_bytes(), self.local.outbox_bytes_high, self.is_gone()));
+        let make =
+            || Arc::new(Reach::new(self.outbox_bytes(), self.local.outbox_bytes_high(), self.is_gone()));
         let reach = self.with_extra(|extra| extra.reach.get_or_insert_with(make).clone());
         self.set(REACHED);
         self.update_reach();
@@ -542,10 +386,9 @@ impl Link {
             return;
         }
         let before = self.with_extra(|extra| core::mem::replace(&mut extra.service_bytes, bytes));
-        self.local.service_bytes.set(self.local.service_bytes.get() - before + bytes);
+        self.local.set_service_bytes(before, bytes);
         if bytes > before {
             // The state machine looks whether that is too much.
-            self.local.service_grew.set(true);
             self.mark_dirty();
         }
     }
@@ -605,7 +448,7 @@ impl Link {
     /// `bytes` that were in flight were sent, or will never be.
     pub(crate) fn left(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - bytes as u32);
-        self.local.outbox_bytes.set(self.local.outbox_bytes.get() - bytes);
+        self.local.unqueued(bytes);
         if self.has(OVER_HIGH) && !self.is_full() {
             self.clear(OVER_HIGH);
         }
@@ -621,16 +464,16 @@ impl Link {
     /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
     pub(crate) fn end(&self) {
         self.seal();
-        self.local.service_bytes.set(self.local.service_bytes.get() - self.service_bytes());
+        self.local.set_service_bytes(self.service_bytes(), 0);
         self.left(self.in_flight.get() as usize);
         if let Some(batch) = self.pending.take() {
-            self.local.outbox_bytes.set(self.local.outbox_bytes.get() - batch.len());
+            self.local.unqueued(batch.len());
             self.local.recycle(batch);
         }
     }
 
     pub(crate) fn is_over_max(&self) -> bool {
-        self.outbox_bytes() > self.local.outbox_bytes_max
+        self.outbox_bytes() > self.local.outbox_bytes_max()
     }
 
     #[inline]
@@ -668,7 +511,7 @@ impl Link {
     #[inline]
     pub(crate) fn all_sent(&self) -> usize {
         let bytes = self.in_flight.replace(0) as usize;
-        self.local.outbox_bytes.set(self.local.outbox_bytes.get() - bytes);
+        self.local.unqueued(bytes);
         bytes
     }
 
@@ -745,6 +588,7 @@ mod tests {
     use core::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::Limits;
     use crate::framing::{Framing, Raw};
 
     #[derive(Default)]

@@ -63,7 +63,7 @@ pub enum CloseReason {
     UpstreamFailed,
     /// A connection of the server's own, to an upstream, could not be made: an `errno`.
     ConnectFailed(i32),
-    /// ... or was not made within [`Limits::connect_timeout`](crate::Limits::connect_timeout).
+    /// A connection was not made within [`Limits::connect_timeout`](crate::Limits::connect_timeout).
     ConnectTimeout,
     /// A handler or other user code panicked.
     HandlerPanicked,

@@ -55,7 +55,7 @@ struct Node {
     deadline_low: u32,
     prev: u32,
     next: u32,
-    /// ... and the other 16.
+    /// The upper 16 bits of that step.
     deadline_high: u16,
     /// Level and bucket.
     bucket: u16,

@@ -75,7 +75,7 @@ fn a_reset_ends_the_receive_and_the_send_with_errors() {
     socket2::SockRef::from(&client).set_linger(Some(std::time::Duration::ZERO)).unwrap();
     drop(client);
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Error(libc::ECONNRESET));
-    rig.send(id, b"nobody there");
+    rig.send(id, b"to no peer");
     assert_eq!(rig.sent(id), (SendEnd::Error(libc::EPIPE), 12));
     rig.close(id, CloseHow::Orderly);
     rig.settled();

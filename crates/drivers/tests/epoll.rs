@@ -132,7 +132,7 @@ fn a_reset_ends_the_receive_in_flight() {
     rig.calm();
     reset(client);
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Error(libc::ECONNRESET));
-    rig.send(id, b"nobody");
+    rig.send(id, b"to no peer");
     assert_eq!(rig.sent(id), (SendEnd::Error(libc::EPIPE), 6));
     rig.shut_down(id);
     rig.close(id, CloseHow::Abort);
@@ -140,7 +140,7 @@ fn a_reset_ends_the_receive_in_flight() {
 }
 
 #[test]
-fn a_reset_that_nobody_waited_for_is_told_to_the_next_operation() {
+fn a_reset_between_operations_is_told_to_the_next_one() {
     let mut rig = Rig::accepting(&small(4096, 64));
     let (client, id) = rig.connect(0);
     rig.calm();
@@ -153,7 +153,7 @@ fn a_reset_that_nobody_waited_for_is_told_to_the_next_operation() {
     let (client, id) = rig.connect(0);
     reset(client);
     rig.calm();
-    rig.send(id, b"nobody");
+    rig.send(id, b"to no peer");
     assert_eq!(rig.sent(id), (SendEnd::Error(libc::ECONNRESET), 6));
     rig.close(id, CloseHow::Orderly);
     rig.settled();

@@ -52,7 +52,7 @@ pub enum AnyFraming {
     Raw,
     /// Lines; true for `\r\n`.
     Lines(bool),
-    /// A length of so many bytes, and whether the most significant comes first.
+    /// The width of a length in bytes, and whether the most significant comes first.
     Length(u8, bool),
 }
 

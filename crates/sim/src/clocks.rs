@@ -42,15 +42,15 @@ pub struct Look {
 pub struct Clocks {
     /// When bytes reached the core last.
     heard_at: u64,
-    /// ... or a heartbeat was asked for.
+    /// The same for the last heartbeat that was asked for.
     beat_at: u64,
-    /// ... or one may have been left out.
+    /// The same for one that may have been left out.
     quiet_at: u64,
     /// Heartbeats since.
     beats: u32,
     /// One of them may have been left out.
     left_out: bool,
-    /// Since when bytes have been waiting that nobody receives.
+    /// Since when bytes have been waiting that are not received.
     unread_since: Option<u64>,
     /// Bytes came while its outbox was full, which has not fallen below its low mark since: no frame is looked for.
     held_back: bool,

@@ -76,7 +76,7 @@ named! {
         EnterPartial "enter submits a part",
         Stall "process stopped for a while",
         QueueTaken "connection taken from a queue that is emptied",
-        SendDeferred "turn whose sends nobody waits for",
+        SendDeferred "turn whose sends are not waited for",
         CancelsMeet "answer to an old cancel meets a new one",
         QueueFull "submission queue full",
         Overflow "completion queue overflows",

@@ -8,7 +8,7 @@ use ringserve_sim::faults::Canary;
 use ringserve_sim::faults::Coverage;
 use ringserve_sim::run::{Options, Violation, run};
 
-/// Each thing that can happen must have happened this often in so many seeds.
+/// Each thing that can happen must have happened this often in a run of this size.
 const COVERED: (u64, u64) = (100, 10_000);
 
 /// Runs ringserve's state machine and io_uring bookkeeping over a simulated kernel that does everything wrong

@@ -92,7 +92,7 @@ pub struct Plan {
     pub budget: Budget,
     /// Calls of a turn and the smallest batch of a connection, where they are fewer than what ships.
     pub calls: Option<(u32, u32)>,
-    /// The parts check themselves every so many turns.
+    /// Turns after which the parts check themselves again.
     pub check_every: u64,
 }
 

@@ -117,7 +117,7 @@ impl Pushes {
     /// Panics unless each account says what is there and what is on the way.
     pub fn check(&self, state: &State, live: &Live) {
         for Handle { id, reach, on_the_way } in &self.handles {
-            // Its numbers are nobody's business but its own, so they are read where they can be seen.
+            // Its numbers have no accessor, so they are read from its text.
             let text = format!("{reach:?}");
             let way = format!(" on_the_way: {on_the_way},");
             assert!(text.contains(&way), "{id}: {on_the_way} bytes are on the way: {text}");

@@ -63,7 +63,7 @@ pub mod excuse {
     pub const SYSTEM: u32 = 512;
     /// It never became a connection in the file table.
     pub const NOT_INSTALLED: u32 = 1024;
-    /// Its receive ended and nobody was told.
+    /// Its receive ended and the shard was not told.
     pub const SILENT: u32 = 2048;
     /// The service closed it for an upstream that failed.
     pub const UPSTREAM: u32 = 4096;
@@ -107,7 +107,7 @@ pub struct Sock {
     pub peer_fin: bool,
     /// The server was told of it.
     pub fin_read: bool,
-    /// ... and so was the core.
+    /// The core was told of the same.
     pub fin_heard: bool,
     /// The connection was reset: by the peer, the network or the server.
     pub reset: bool,
@@ -155,7 +155,7 @@ pub struct Sock {
     pub pings: VecDeque<usize>,
     /// The turn in which the core made its last send.
     pub sent_turn: u64,
-    /// ... and when that was.
+    /// When that was.
     pub sent_at: u64,
     /// How fast the peer takes what is sent.
     pub rate: WriteRate,
@@ -248,7 +248,7 @@ impl Sock {
         self.sent - self.read
     }
 
-    /// True if the peer sent all it ever will, the server took it, and nobody closed or reset.
+    /// True if the peer sent all it ever will, the server took it, and neither side closed or reset.
     pub fn has_sent_all(&self) -> bool {
         self.read == self.wire.len() && !self.reset && !self.peer_fin
     }
@@ -332,11 +332,11 @@ pub enum End {
     Fin,
     /// FIN right behind the last byte.
     HalfClose,
-    /// RST, once it sent so many bytes.
+    /// RST, once it sent this number of bytes.
     Reset(usize),
     /// Nothing: it waits for the server.
     Wait,
-    /// ... and does not close when the server does.
+    /// It does not close when the server does.
     Ignore,
 }
 
@@ -359,7 +359,7 @@ pub struct Peer {
     pub window: usize,
     /// How it ends.
     pub end: End,
-    /// Once it sent so many bytes it sends so few at a time, and so rarely.
+    /// From a number of bytes on: how few it sends at a time, and how rarely.
     pub crawls: Option<(usize, usize, u64)>,
     /// Heartbeats it answers.
     pub answers: usize,

@@ -135,7 +135,7 @@ impl Model {
             let held = shard.calls_are_full(*id) || send || talk.bad;
             assert!(held || !frame, "{id}: a frame waits for nothing");
             let receives = wire.receive.armed || wire.read_over || !talk.opened;
-            assert!(held || receives, "{id}: nobody listens to the peer");
+            assert!(held || receives, "{id}: the peer is not listened to");
         }
     }
 

@@ -78,7 +78,7 @@ impl Rig {
         }
     }
 
-    /// Delivers at most so many bytes of what a peer sent, as one receive does. False if that cannot be now.
+    /// Delivers at most `count` bytes of what a peer sent, as one receive does. False if that cannot be now.
     pub fn deliver(&mut self, wire: usize, bytes_max: usize) -> bool {
         let Some(wire) = self.model.wires.get_mut(wire) else { return false };
         if !wire.receive.armed || wire.unread.is_empty() || bytes_max == 0 {
@@ -139,7 +139,7 @@ impl Rig {
         }
     }
 
-    /// The kernel takes at most so many bytes of the send in flight. The last one is left, so that it does not end.
+    /// The kernel takes at most `count` bytes of the send in flight. The last one is left, so that it does not end.
     pub fn take_bytes(&mut self, wire: usize, bytes_max: usize) {
         let Some(wire) = self.model.wires.get_mut(wire) else { return };
         if let Some(batch) = &mut wire.batch {

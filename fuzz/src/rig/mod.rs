@@ -262,7 +262,7 @@ impl Rig {
     pub fn finish(mut self, cooperative: bool) {
         self.order(Order::Drain);
         let (mut turns, mut before) = (0, self.progress());
-        // The script may have slept for so long that the shard gave up; what comes late is taken all the same.
+        // The script may have slept until the shard gave up; what comes late is taken all the same.
         while !self.shard.is_done() || self.shard.left_behind() > 0 {
             let progress = self.progress();
             turns = if progress > before { 0 } else { turns + 1 };
@@ -284,7 +284,7 @@ impl Rig {
         self.model.finish(&counters);
     }
 
-    /// Frames handed out and bytes taken. Peers and the service have only so many of them.
+    /// Frames handed out and bytes taken. Peers and the service have a bounded number of them.
     fn progress(&self) -> u64 {
         self.model.frames + self.model.talks.iter().map(|talk| talk.taken as u64).sum::<u64>()
     }

@@ -47,9 +47,9 @@ pub(crate) struct Entrant {
     pub(crate) name: String,
     /// How to measure it with raw messages.
     pub(crate) raw: Option<Target>,
-    /// ... and with lines, in a framing of the rival's.
+    /// The same with lines, in a framing of the rival's.
     pub(crate) lines: Option<Target>,
-    /// ... and in a form whose handlers wait.
+    /// The same in a form whose handlers wait.
     pub(crate) awaits: Option<Target>,
     /// Its echo of raw bytes stands beside those that frame lines, as the floor.
     pub(crate) floor: bool,

@@ -17,7 +17,7 @@
 //!   answered, calls that wait are waited for, what is queued leaves; then FIN. A service that holds a connection open is
 //!   not interfered with.
 //! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
-//!   admitted it.
+//!   admitted it. One that was accepted less than that ago, and has not brought a frame, has as much time.
 //! * *Aborted*, when [`Limits::drain_timeout`](crate::Limits::drain_timeout) is over or at the order: every connection is reset.
 //! * What is there [`GIVE_UP`] later is left behind: a completion of the driver did not come.
 
@@ -48,8 +48,8 @@ const GIVE_UP: Duration = Duration::from_secs(5);
 /// The shard shuts down.
 pub(super) struct Drain {
     stage: Stage,
-    /// Connections admitted since it began, and when they are cut: `None` until the turn after the one that admitted them
-    /// begins.
+    /// Connections admitted since it began or right before, and when they are cut: `None` until the turn after the one that
+    /// admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
 }
 
@@ -180,7 +180,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         !matches!(stage, Some(Stage::Aborted { .. } | Stage::GivenUp))
     }
 
-    /// A connection was admitted.
+    /// A connection is new, and is cut a little later than the others.
     pub(super) fn note_newcomer(&mut self, id: ConnId) {
         let Some(drain) = self.drain.as_mut().filter(|drain| drain.has_stopped()) else { return };
         drain.newcomers.push_back((None, id));
@@ -217,12 +217,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.cut_newcomers();
     }
 
+    /// Cuts every connection, but for those that are so young that the request may be on its way for which they were made.
     fn cut_all(&mut self) {
         for index in 0..self.conns.used() {
-            if let Some(id) = self.conns.id_at(index)
-                && self.conns.get(id).is_some_and(|conn| conn.intake == Intake::On)
-            {
-                self.cut(id);
+            let Some(id) = self.conns.id_at(index) else { continue };
+            let Some(conn) = self.conns.get(id).filter(|conn| conn.intake == Intake::On) else { continue };
+            match !conn.frame_seen && conn.since.age(self.stamp) < NEWCOMER {
+                true => self.note_newcomer(id),
+                false => self.cut(id),
             }
         }
     }

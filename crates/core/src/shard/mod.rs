@@ -29,7 +29,8 @@ use ringserve_buf::Pool;
 use crate::conn::{Conn, Queued, Times};
 use crate::framing::Framing;
 use crate::holders::Holders;
-use crate::link::{Block, Local};
+use crate::link::Block;
+use crate::local::Local;
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
@@ -82,7 +83,7 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
-    /// ... always, since the driver's buffers must not be kept.
+    /// Frames are copied always, since the driver's buffers must not be kept.
     copy_always: bool,
     accepting: Accepting,
     drain: Option<Drain>,

@@ -42,7 +42,7 @@ pub(super) enum Stop {
 pub(super) enum Life {
     /// A connect is in flight.
     Connecting,
-    /// ... and was told to stop.
+    /// It was told to stop, and has not ended.
     StopsConnecting,
     /// None of the others.
     Open,

@@ -117,7 +117,7 @@ fn deferred_answers_come_when_the_wait_ends_or_something_else_is_there() {
 }
 
 #[test]
-fn while_accepting_is_stopped_connections_wait_and_wake_nobody() {
+fn connections_wait_and_wake_no_shard_while_accepting_is_stopped() {
     let mut rig = Rig::accepting(&small(4096, 64));
     rig.calm();
     rig.driver.submit(Op::AcceptStop { listener: 0 });
@@ -125,7 +125,7 @@ fn while_accepting_is_stopped_connections_wait_and_wake_nobody() {
     let clients: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(rig.address).unwrap()).collect();
     let (started, rest) = (Instant::now(), Duration::from_millis(20));
     assert_eq!(rig.turn(Wait::For(rest)), 0);
-    assert!(started.elapsed() >= rest, "woken by connections nobody wants");
+    assert!(started.elapsed() >= rest, "woken by connections that are not accepted");
     rig.driver.submit(Op::Accept { listener: 0 });
     for (slot, client) in clients.iter().enumerate() {
         rig.take(slot as u32, client);
@@ -135,7 +135,7 @@ fn while_accepting_is_stopped_connections_wait_and_wake_nobody() {
 }
 
 #[test]
-fn accepting_keeps_to_the_budget_and_loses_nobody() {
+fn accepting_keeps_to_the_budget_and_loses_no_peer() {
     let mut rig = Rig::accepting(&small(4096, 64));
     rig.budget.completions = 2;
     let clients: Vec<TcpStream> = (0..7).map(|_| TcpStream::connect(rig.address).unwrap()).collect();

@@ -21,7 +21,7 @@ pub struct Session {
     unread: Cell<Lease>,
     /// Who reads, if that is a task of the shard and nothing in between: it is polled without a waker.
     reader_task: Cell<Option<TaskId>>,
-    /// ... and if it is not. Kept after it was woken, since it is mostly the same one again.
+    /// The waker of a reader that is no task of the shard. Kept after it was woken, since it is mostly the same one again.
     reader: RefCell<Option<Waker>>,
     /// True while the reader waits.
     reader_waits: Cell<bool>,

@@ -17,7 +17,7 @@ pub(super) struct Connect {
     due: u64,
     /// What it answers: 0, or an `errno`.
     errno: i32,
-    /// A cancel told EALREADY: it ends on its own, after so many more looks.
+    /// A cancel told EALREADY: it ends by itself, after this number of looks.
     pub(super) dying: u8,
     /// Cancels that did not find it.
     missed: u8,

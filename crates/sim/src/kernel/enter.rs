@@ -86,7 +86,7 @@ impl State {
                 return Err(libc::ETIME);
             }
             if next == NEVER {
-                // Everybody waits for the server, and the server for nobody in particular.
+                // All peers wait for the server, and the server for none of them.
                 assert!(self.drain_deadline.is_none(), "the shard waits for ever, and was told to drain");
                 assert!(!self.quiet_world, "the shard was woken and did not notice");
                 self.quiet_world = true;

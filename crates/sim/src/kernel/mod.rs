@@ -85,7 +85,7 @@ pub struct Listener {
     /// Connections that found it full, and try again when it is not.
     pub refused: VecDeque<usize>,
     armed: bool,
-    /// A cancel told EALREADY: it ends on its own, after so many more looks.
+    /// A cancel told EALREADY: it ends by itself, after this number of looks.
     dying: u8,
     /// Cancels that did not find the accept.
     missed: u8,

@@ -20,7 +20,7 @@ fn is_orderly(reason: CloseReason) -> bool {
         PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | ReadTooSlow
         | HeartbeatLost | HandlerTimeout | Closed | Refused | HandlerError | ReplyNotFramed | Shutdown
         | UpstreamFailed => true,
-        // There is nobody to whom anything could be said.
+        // There is no peer to whom anything could be said.
         ConnectFailed(_) | ConnectTimeout => false,
         PeerReset | WriteStallTimeout | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull
         | MemoryLimit | DrainTimeout | ServerAborted | System(_) => false,
@@ -66,7 +66,7 @@ impl State {
         }
         if sock.untold {
             let comes = self.unannounced.iter().any(|sent| self.is_at(sent.id, tag));
-            assert!(comes, "connection {tag}: a send is over and nobody was told, all sleep");
+            assert!(comes, "connection {tag}: a send is over and the shard was not told, all sleep");
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
             let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);
             let held_back = !self.calls_are_full(sock) && self.has_frame(sock);

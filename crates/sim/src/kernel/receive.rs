@@ -16,7 +16,7 @@ pub(crate) struct Receive {
     id: ConnId,
     /// What it receives from; the file stays open as long as it is armed.
     pub(super) sock: usize,
-    /// A cancel told EALREADY: it ends on its own, after so many more looks.
+    /// A cancel told EALREADY: it ends by itself, after this number of looks.
     pub(super) dying: u8,
     /// Cancels that did not find it.
     missed: u8,

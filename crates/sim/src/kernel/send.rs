@@ -15,7 +15,7 @@ pub(crate) struct Sending {
     batch: Box<Batch>,
     /// Bytes of the batch that left.
     left: usize,
-    /// A cancel told EALREADY: it ends on its own, after so many more looks.
+    /// A cancel told EALREADY: it ends by itself, after this number of looks.
     pub(super) dying: u8,
     /// Cancels that did not find it.
     missed: u8,

@@ -13,7 +13,7 @@ use crate::sock::excuse;
 /// How long a connection may stay that was reset together with its last bytes.
 const RESET_HEARD: Duration = Duration::from_secs(60);
 
-/// ... and while calls of it wait.
+/// The same while calls of it wait.
 const RESET_HEARD_BUSY: Duration = Duration::from_secs(1);
 
 /// How late a connect that takes too long may be given up: the shard's clock, a turn that takes long, and as many turns
@@ -26,7 +26,7 @@ fn look_after(limits: &Limits) -> Option<Duration> {
     limits.write_stall_timeout.into_iter().chain(window).min()
 }
 
-/// ... and at least: a limit longer than that is looked at in equal parts.
+/// The shortest: a limit longer than that is looked at in equal parts.
 fn look_before(limits: &Limits) -> Option<Duration> {
     let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW / 2));
     match limits.write_stall_timeout {
@@ -166,7 +166,7 @@ impl State {
         let stalled = look_before(limits).map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
         let stopping = sock.untold && now >= stalled;
         let limits = limits.clone();
-        // A window ends when somebody looks, and the next one begins then.
+        // A window ends at the next look, and the one behind it begins then.
         let late = LATE_MAX + if self.plan.rates.of(Fault::Stall) > 0 { STALL_MAX } else { 0 };
         let sock = &mut self.socks[tag];
         if stopping {

@@ -123,7 +123,7 @@ impl Connection {
         self.reset
     }
 
-    /// True once both ends are closed: nobody will look again.
+    /// True once both ends are closed: no end looks again.
     pub(super) fn is_gone(&self) -> bool {
         self.ends.iter().all(|end| end.closed)
     }

@@ -33,7 +33,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// It strikes once in so many times: often enough that every case meets several, and seldom enough that most of what
+    /// The number of times of which it strikes one: often enough that every case meets several, and seldom enough that most of what
     /// follows a fault goes well.
     fn once_in(self) -> u64 {
         match self {

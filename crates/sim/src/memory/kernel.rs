@@ -180,7 +180,7 @@ impl MemoryKernel {
         });
         let mut both = [PollFd::new(&self.bell, PollFlags::IN), PollFd::new(&self.waker, PollFlags::IN)];
         let until = if self.wake_armed { 2 } else { 1 };
-        // Interrupted or not: whoever waits looks.
+        // Interrupted or not: the shard looks.
         let _ = poll(&mut both[..until], timeout.as_ref());
         true
     }

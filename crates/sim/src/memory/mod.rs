@@ -80,12 +80,12 @@ impl Network {
     /// Connects, as soon as a place in the backlog is free.
     ///
     /// # Errors
-    /// `ConnectionRefused` if nobody listens, `WouldBlock` if there is no place within 20 s.
+    /// `ConnectionRefused` if there is no listener, `WouldBlock` if there is no place within 20 s.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<MemoryStream> {
         self.connect_with(addr, None)
     }
 
-    /// As [`connect`](Network::connect), with a socket that holds so many received bytes: what was sent beyond them waits
+    /// As [`connect`](Network::connect), with a socket that holds `bytes` received bytes: what was sent beyond them waits
     /// at the server.
     ///
     /// # Errors

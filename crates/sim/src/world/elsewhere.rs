@@ -19,7 +19,7 @@ use crate::kernel::{State, address_of};
 use crate::plan;
 use crate::plan::NEVER;
 
-/// Turns of the other shard in which its connections, which nobody uses, are closed.
+/// Turns of the other shard in which its connections, which are unused, are closed.
 const TURNS_TO_DRAIN: u32 = 8;
 
 /// A socket under way.

@@ -36,7 +36,8 @@ use relieved::Relieved;
 /// Turns in which a shard that drains takes in what had arrived, at most: 16, and one for every eight of its connections.
 const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
 
-/// Nanoseconds for which it looks at a connection that was queued at a listener.
+/// Nanoseconds for which it looks at a connection that was queued at a listener, and, once it has taken in the rest, at one
+/// that was accepted right before.
 const NEWCOMER: u64 = 30_000_000;
 
 /// Nanoseconds in an hour.
@@ -81,13 +82,15 @@ struct Above {
     /// When its listeners are closed, and the turn in which they were.
     stops_at: Time,
     stopped_turn: u64,
+    /// When it has taken in what had arrived by then, at the latest.
+    looked_at: u64,
     /// A completion that the core never hears of, once it was forced.
     lost: Option<ConnId>,
     /// The turn in which a slot became free last.
     freed_turn: u64,
     force_at: u64,
     idle_turns: u32,
-    /// Memory is given back every so many turns; 0 is never.
+    /// Turns after which memory is given back again; 0 is never.
     gives_back: u64,
     gives_back_now: bool,
     /// Something came out of this turn.
@@ -177,6 +180,7 @@ impl World {
             drained_at: None,
             stops_at: Time::from_nanos(u64::MAX),
             stopped_turn: u64::MAX,
+            looked_at: 0,
             lost: None,
             freed_turn: u64::MAX,
             force_at: NEVER,
@@ -277,6 +281,9 @@ impl Above {
         }
         let state = &mut *self.state.borrow_mut();
         let looked = self.turn.saturating_sub(self.stopped_turn) > LOOKS_MAX;
+        if looked && self.looked_at == 0 {
+            self.looked_at = self.now.as_nanos();
+        }
         for (id, block) in &self.live {
             let sock = &mut state.socks[block.session.tag];
             let cut = core.is_cut(*id);
@@ -291,7 +298,7 @@ impl Above {
             if now > sock.opened_at && sock.looked_at_from == 0 {
                 sock.looked_at_from = now;
             }
-            let settled = sock.looked_at_from > 0 && now > sock.looked_at_from + NEWCOMER;
+            let settled = sock.looked_at_from > 0 && now > sock.looked_at_from.max(self.looked_at) + NEWCOMER;
             let stays = sock.held || block.link.is_gone() || !sock.opened;
             assert!(cut || stays || !looked || !settled, "{id} takes frames in a drain for ever");
         }
@@ -438,8 +445,8 @@ impl Above {
         for (_, block) in &self.live {
             alarm = block.session.kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);
         }
-        let nobody = state.active.is_empty() && self.connecting.is_empty() && !state.a_reset_is_unheard();
-        if self.drained_at.is_none() && (nobody || self.turn + 1 >= state.plan.turns) {
+        let no_peer = state.active.is_empty() && self.connecting.is_empty() && !state.a_reset_is_unheard();
+        if self.drained_at.is_none() && (no_peer || self.turn + 1 >= state.plan.turns) {
             woken = true;
         }
         woken |= alarm <= state.now;

@@ -44,6 +44,29 @@ fn delayed_drain_accepts_until_its_time_or_force() {
     }
 }
 
+/// The order comes right after the connection, or a second later, and one frame after the first turns of the drain.
+#[test]
+fn connection_accepted_right_before_a_drain_has_its_time_to_ask() {
+    for (seconds, is_answered) in [(0, true), (1, false)] {
+        let (mut shard, id) = with_connection(Limits::default());
+        shard.begin(at(seconds), 0);
+        shard.drain();
+        shard.end();
+        // The first turns of the drain bring nothing.
+        for _ in 0..3 {
+            shard.turn(at(seconds));
+        }
+        assert_eq!(shard.is_cut(id), !is_answered, "connected {seconds} s ago");
+        shard.begin(at(seconds), 0);
+        shard.receive(id, &[0, 0, 0, 1, b'x']);
+        shard.end();
+        assert_eq!(shard.heard().contains(&Heard::Frame(id)), is_answered, "connected {seconds} s ago");
+        // Its time is over, and it is owed nothing.
+        shard.turn(at(seconds) + Duration::from_millis(31));
+        assert!(shard.is_cut(id) || shard.block(id).is_none());
+    }
+}
+
 #[test]
 fn peer_that_still_sends_when_its_time_is_over_is_reset() {
     for (still_sends, how) in [(false, CloseHow::Orderly), (true, CloseHow::Abort)] {

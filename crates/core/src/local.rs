@@ -1,0 +1,208 @@
+//! What the connections of one shard share: the list of dirty ones, batches to send, sums, and how replies are encoded.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::fmt;
+use core::task::Waker;
+
+use ringserve_buf::try_box;
+
+use crate::batch::KEPT_BYTES_MAX;
+use crate::framing::Encoding;
+use crate::{Batch, ConnId, Limits};
+
+/// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
+/// of 256 completions are not needed; and no more than an eighth of what connections may hold, which they come on top of.
+fn spare_batches_max(limits: &Limits) -> usize {
+    (limits.held_bytes_max / 8 / KEPT_BYTES_MAX).clamp(1, 256)
+}
+
+/// What the connections of one shard share.
+pub struct Local {
+    queues: RefCell<Queues>,
+    encoding: Encoding,
+    outbox_bytes_high: usize,
+    outbox_bytes_max: usize,
+    /// Bytes queued or in flight over all connections.
+    outbox_bytes: Cell<usize>,
+    /// Bytes that services hold for all connections beside that, and whether that grew for one since the turn began.
+    service_bytes: Cell<usize>,
+    service_grew: Cell<bool>,
+    spare_batches_max: usize,
+    /// False while receive memory is short.
+    lend: Cell<bool>,
+    draining: Cell<bool>,
+}
+
+#[derive(Default)]
+struct Queues {
+    dirty: Vec<ConnId>,
+    // Boxed because it travels through operations and completions as one word.
+    #[allow(clippy::vec_box)]
+    spare: Vec<Box<Batch>>,
+    /// Woken when the first connection becomes dirty.
+    on_dirty: Option<Waker>,
+}
+
+/// Whether the shard, which may sleep, has to hear of a dirty connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wakes {
+    No,
+    Yes,
+}
+
+impl Queues {
+    #[inline]
+    fn list_dirty(&mut self, id: ConnId) -> Wakes {
+        let wakes = self.on_dirty.is_some() && self.dirty.is_empty();
+        self.dirty.push(id);
+        if wakes { Wakes::Yes } else { Wakes::No }
+    }
+}
+
+impl Local {
+    pub(crate) fn new(encoding: Encoding, limits: &Limits) -> Local {
+        Local {
+            queues: RefCell::default(),
+            encoding,
+            outbox_bytes_high: limits.outbox_bytes_high,
+            outbox_bytes_max: limits.outbox_bytes_max,
+            outbox_bytes: Cell::new(0),
+            service_bytes: Cell::new(0),
+            service_grew: Cell::new(false),
+            spare_batches_max: spare_batches_max(limits),
+            lend: Cell::new(true),
+            draining: Cell::new(false),
+        }
+    }
+
+    /// True once the shard drains: it accepts nothing and closes connections that owe nothing.
+    pub fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// From now on this one is woken when user code did something that the state machine has to look at, at least if it is
+    /// the first such thing since [`Shard::end`](crate::Shard::end): for a shard whose user code also runs outside
+    /// of its turns.
+    pub fn wake_when_dirty(&self, waker: Waker) {
+        self.queues.borrow_mut().on_dirty = Some(waker);
+    }
+
+    /// Nothing is borrowed meanwhile: the waker may come back here.
+    #[cold]
+    pub(crate) fn wake_for_dirty(&self) {
+        let waker = self.queues.borrow().on_dirty.clone();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn set_draining(&self) {
+        self.draining.set(true);
+    }
+
+    pub(crate) fn set_lend(&self, lend: bool) {
+        self.lend.set(lend);
+    }
+
+    /// True if large frames may be lent to the kernel instead of copied.
+    #[inline]
+    pub(crate) fn lends(&self) -> bool {
+        self.lend.get()
+    }
+
+    #[inline]
+    pub(crate) fn encoding(&self) -> &Encoding {
+        &self.encoding
+    }
+
+    #[inline]
+    pub(crate) fn outbox_bytes_high(&self) -> usize {
+        self.outbox_bytes_high
+    }
+
+    pub(crate) fn outbox_bytes_max(&self) -> usize {
+        self.outbox_bytes_max
+    }
+
+    /// A connection queued `bytes` more.
+    #[inline]
+    pub(crate) fn queued(&self, bytes: usize) {
+        self.outbox_bytes.set(self.outbox_bytes.get() + bytes);
+    }
+
+    /// `bytes` of a connection left, or never will.
+    #[inline]
+    pub(crate) fn unqueued(&self, bytes: usize) {
+        self.outbox_bytes.set(self.outbox_bytes.get() - bytes);
+    }
+
+    /// A service holds `bytes` for a connection for which it held `before`.
+    pub(crate) fn set_service_bytes(&self, before: usize, bytes: usize) {
+        self.service_bytes.set(self.service_bytes.get() - before + bytes);
+        if bytes > before {
+            self.service_grew.set(true);
+        }
+    }
+
+    pub(crate) fn outbox_bytes(&self) -> usize {
+        self.outbox_bytes.get()
+    }
+
+    pub(crate) fn service_bytes(&self) -> usize {
+        self.service_bytes.get()
+    }
+
+    #[inline]
+    pub(crate) fn take_service_grew(&self) -> bool {
+        self.service_grew.take()
+    }
+
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.queues.borrow().dirty.is_empty()
+    }
+
+    pub(crate) fn swap_dirty(&self, with: &mut Vec<ConnId>) {
+        core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
+    }
+
+    /// An empty batch for a connection, which becomes dirty if it is not `listed`. `None` if the system has no memory for one.
+    #[inline]
+    pub(crate) fn begin_batch(&self, id: ConnId, listed: bool) -> Option<(Box<Batch>, Wakes)> {
+        let mut queues = self.queues.borrow_mut();
+        let Some(batch) = queues.spare.pop() else {
+            drop(queues);
+            return new_batch().map(|batch| (batch, if listed { Wakes::No } else { self.list_dirty(id) }));
+        };
+        Some((batch, if listed { Wakes::No } else { queues.list_dirty(id) }))
+    }
+
+    pub(crate) fn list_dirty(&self, id: ConnId) -> Wakes {
+        self.queues.borrow_mut().list_dirty(id)
+    }
+
+    #[inline]
+    pub(crate) fn recycle(&self, mut batch: Box<Batch>) {
+        // Leases are dropped before the queues are borrowed.
+        batch.clear();
+        let mut queues = self.queues.borrow_mut();
+        if queues.spare.len() < self.spare_batches_max {
+            queues.spare.push(batch);
+        }
+    }
+
+    /// Frees the batches that are kept.
+    pub(crate) fn drop_spare(&self) {
+        self.queues.borrow_mut().spare = Vec::new();
+    }
+}
+
+#[cold]
+fn new_batch() -> Option<Box<Batch>> {
+    try_box(Batch::new())
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("encoding", &self.encoding).finish_non_exhaustive()
+    }
+}
