@@ -379,7 +379,7 @@ impl Link {
     }
 
     /// Says how many bytes the service now holds for the connection beside what the shard sees, as in the buffers of a library.
-    /// They count in [`Limits::held_bytes_max`] until the connection ends; beyond it the connections that hold most are closed.
+    /// They count in [`Limits::held_bytes_max`](crate::limits::Limits::held_bytes_max) until the connection ends; beyond it the connections that hold most are closed.
     /// The first call allocates.
     pub fn set_service_bytes(&self, bytes: usize) {
         if self.is_gone() {
