@@ -49,7 +49,7 @@ pub enum End {
 #[derive(Debug)]
 pub struct Task {
     /// Its connection.
-    pub block: Conn,
+    pub shared: Conn,
     /// What it replies when it goes on.
     frame: Option<Frame>,
     /// Replies left to stream.
@@ -80,87 +80,87 @@ impl Wake for Flag {
 }
 
 /// False once nothing more is taken to be sent.
-fn takes_replies(block: &Conn) -> bool {
-    !block.link.is_gone() && !block.session.writing_ended.get()
+fn takes_replies(shared: &Conn) -> bool {
+    !shared.outlet.is_gone() && !shared.session.writing_ended.get()
 }
 
 impl Model {
     /// Replies with a frame, and notes what the peer is owed for it.
-    pub fn reply<'a>(&mut self, block: &Conn, payload: impl Into<Payload<'a>>) {
+    pub fn reply<'a>(&mut self, shared: &Conn, payload: impl Into<Payload<'a>>) {
         let payload = payload.into();
-        if takes_replies(block)
+        if takes_replies(shared)
             && let Some(wire) = self.plan.kind.frame(payload.bytes())
         {
-            self.talks[block.session.peer].owed.extend_from_slice(&wire);
+            self.talks[shared.session.peer].owed.extend_from_slice(&wire);
         }
-        block.link.reply(payload);
+        shared.outlet.reply(payload);
     }
 
     /// Replies with `len` bytes that tell where they stand.
-    pub fn say(&mut self, block: &Conn, size: u8, raw: bool) {
-        let start = self.talks[block.session.peer].owed.len();
+    pub fn say(&mut self, shared: &Conn, size: u8, raw: bool) {
+        let start = self.talks[shared.session.peer].owed.len();
         let len = SIZES[usize::from(size) % SIZES.len()];
         let bytes = &SAID[start % SAID_REPEATS..][..len];
         if !raw {
-            return self.reply(block, bytes);
+            return self.reply(shared, bytes);
         }
-        if takes_replies(block) {
-            self.talks[block.session.peer].owed.extend_from_slice(bytes);
+        if takes_replies(shared) {
+            self.talks[shared.session.peer].owed.extend_from_slice(bytes);
         }
-        block.link.write(bytes);
+        shared.outlet.write(bytes);
     }
 
     /// The service is called.
-    pub fn call(&mut self, block: &Conn, frame: Frame) -> Called {
+    pub fn call(&mut self, shared: &Conn, frame: Frame) -> Called {
         if self.plan.echo_only {
-            self.reply(block, frame);
+            self.reply(shared, frame);
             return Called::Over(End::Done);
         }
         let what = frame.first().copied().unwrap_or_default();
         let size = frame.get(1).copied().unwrap_or_default();
         match what % 20 {
             4 => {
-                block.link.read_on();
-                block.session.reads_on.set(true);
+                shared.outlet.read_on();
+                shared.session.reads_on.set(true);
             }
             5 => {
-                self.reply(block, frame);
-                block.link.end_writing();
-                block.session.writing_ended.set(true);
+                self.reply(shared, frame);
+                shared.outlet.end_writing();
+                shared.session.writing_ended.set(true);
             }
-            6 => self.say(block, size, false),
-            7 => self.say(block, size, true),
-            8 => return self.park(block, Some(frame), 0),
-            9 => return self.park(block, None, size),
+            6 => self.say(shared, size, false),
+            7 => self.say(shared, size, true),
+            8 => return self.park(shared, Some(frame), 0),
+            9 => return self.park(shared, None, size),
             10 => return Called::Over(End::Failed),
             11 => return Called::Over(End::Panicked),
-            12 => block.link.close(),
-            13 => block.link.abort(),
-            14 => block.session.kept.borrow_mut().push(frame),
-            15 => block.session.kept.borrow_mut().clear(),
+            12 => shared.outlet.close(),
+            13 => shared.outlet.abort(),
+            14 => shared.session.kept.borrow_mut().push(frame),
+            15 => shared.session.kept.borrow_mut().clear(),
             16 => {
-                self.reply(block, frame.clone());
-                self.reply(block, frame);
+                self.reply(shared, frame.clone());
+                self.reply(shared, frame);
             }
             17 => {
-                self.reply(block, frame);
-                block.link.close();
-                self.say(block, size, false);
+                self.reply(shared, frame);
+                shared.outlet.close();
+                self.say(shared, size, false);
             }
             18 => {
-                self.reply(block, frame);
+                self.reply(shared, frame);
                 return Called::Over(End::Failed);
             }
-            19 => return self.park(block, None, 0),
-            _ => self.reply(block, frame),
+            19 => return self.park(shared, None, 0),
+            _ => self.reply(shared, frame),
         }
         Called::Over(End::Done)
     }
 
-    fn park(&mut self, block: &Conn, frame: Option<Frame>, left: u8) -> Called {
-        let room = self.await_room(block);
+    fn park(&mut self, shared: &Conn, frame: Option<Frame>, left: u8) -> Called {
+        let room = self.await_room(shared);
         Called::Parked(Box::new(Task {
-            block: block.clone(),
+            shared: shared.clone(),
             frame,
             left: left % 32,
             room,
@@ -174,17 +174,17 @@ impl Model {
         if task.room.as_ref().is_some_and(|flag| !flag.is_set()) {
             return false;
         }
-        let block = task.block.clone();
+        let shared = task.shared.clone();
         if let Some(frame) = task.frame.take() {
-            self.reply(&block, frame);
+            self.reply(&shared, frame);
         }
         while task.left > 0 {
-            task.room = self.await_room(&block);
+            task.room = self.await_room(&shared);
             if task.room.is_some() {
                 return false;
             }
             task.left -= 1;
-            self.say(&block, task.left, false);
+            self.say(&shared, task.left, false);
         }
         true
     }

@@ -9,7 +9,7 @@ use ringserve_core::{AcceptEnd, CloseReason, Limits, Parked, ReceiveEnd, SendEnd
 
 use crate::framings::Kind;
 use crate::input::Input;
-use crate::rig::{ECANCELED, Order, Plan, Rig};
+use crate::rig::{ECANCELED, Command, Plan, Rig};
 use crate::service::End;
 
 /// Connections at most: enough to have others beside the one something happens to.
@@ -165,25 +165,25 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
         }
         25 => {
             let size = input.byte();
-            if let Some(block) = rig.model.live.values().nth(wire).cloned() {
-                rig.model.say(&block, size, size >= 128);
+            if let Some(shared) = rig.model.live.values().nth(wire).cloned() {
+                rig.model.say(&shared, size, size >= 128);
             }
         }
         26 => {
             let wish = input.byte();
-            if let Some(block) = rig.model.live.values().nth(wire) {
-                if wish.is_multiple_of(2) { block.link.close() } else { block.link.abort() }
+            if let Some(shared) = rig.model.live.values().nth(wire) {
+                if wish.is_multiple_of(2) { shared.outlet.close() } else { shared.outlet.abort() }
             }
         }
         27 => stale(rig, wire),
         28 => {
-            if let Some(block) = rig.model.live.values().nth(wire) {
-                block.session.kept.borrow_mut().clear();
-                block.session.reach.replace(Some(block.link.reach()));
+            if let Some(shared) = rig.model.live.values().nth(wire) {
+                shared.session.kept.borrow_mut().clear();
+                shared.session.gate.replace(Some(shared.outlet.gate()));
             }
         }
-        29 => rig.order(Order::Drain),
-        30 => rig.order(Order::Force),
+        29 => rig.order(Command::Drain),
+        30 => rig.order(Command::Force),
         // As a server does when it has nothing else to do: everything answers, then it sleeps.
         _ => {
             rig.next_turn(Duration::ZERO);
@@ -209,12 +209,12 @@ fn speak(rig: &mut Rig, wire: usize, input: &mut Input<'_>) {
 
 /// The service uses the name of a connection that is gone.
 fn stale(rig: &mut Rig, which: usize) {
-    let Some(block) = rig.model.old.get(which).cloned() else { return };
-    let (link, id) = (&block.link, block.link.id());
-    rig.model.say(&block, 2, false);
-    assert_eq!((link.outbox_bytes(), link.is_gone()), (0, true));
-    link.close();
-    link.abort();
+    let Some(shared) = rig.model.old.get(which).cloned() else { return };
+    let (outlet, id) = (&shared.outlet, shared.outlet.id());
+    rig.model.say(&shared, 2, false);
+    assert_eq!((outlet.outbox_bytes(), outlet.is_gone()), (0, true));
+    outlet.close();
+    outlet.abort();
     assert_eq!(rig.shard.call_parked(id, 7, 100), Parked { next: None, bytes: 0 });
     rig.shard.call_done(id, 7, None, 0);
     rig.shard.finish(id, CloseReason::Closed);

@@ -20,7 +20,7 @@ use alloc::rc::Rc;
 use core::time::Duration;
 
 use crate::inbox::Inbox;
-use crate::link::{Block, Link};
+use crate::outlet::{ConnShared, Outlet};
 use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
 use crate::wheel::steps_for;
 use crate::{CloseReason, ConnId, IdleCounts, Limits, Time};
@@ -201,10 +201,10 @@ impl Queued {
     }
 }
 
-/// What a shard knows of a connection beside its [`Block`].
+/// What a shard knows of a connection beside its [`ConnShared`].
 pub(crate) struct Conn<S> {
     /// `None` exactly when Closing: the service has it back then.
-    pub block: Option<Rc<Block<S>>>,
+    pub shared: Option<Rc<ConnShared<S>>>,
     /// Bytes that are not frames yet, if there are any.
     pub inbox: Option<Box<Inbox>>,
     /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
@@ -261,10 +261,10 @@ pub(crate) struct Conn<S> {
 }
 
 impl<S> Conn<S> {
-    pub(crate) fn new(block: Rc<Block<S>>, now: Time) -> Conn<S> {
+    pub(crate) fn new(shared: Rc<ConnShared<S>>, now: Time) -> Conn<S> {
         let now = Stamp::at(now);
         Conn {
-            block: Some(block),
+            shared: Some(shared),
             inbox: None,
             reason: None,
             state: State::Open,
@@ -296,9 +296,9 @@ impl<S> Conn<S> {
         }
     }
 
-    /// The link, until Closing.
-    pub(crate) fn link(&self) -> Option<&Link> {
-        self.block.as_ref().map(|block| &block.link)
+    /// The outlet, until Closing.
+    pub(crate) fn outlet(&self) -> Option<&Outlet> {
+        self.shared.as_ref().map(|shared| &shared.outlet)
     }
 
     #[inline]
@@ -333,7 +333,7 @@ impl<S> Conn<S> {
 
     /// True if what arrives is thrown away since the shard drains. What is held open ends as the service likes.
     pub(crate) fn is_cut(&self) -> bool {
-        self.intake == Intake::Cut && !self.link().is_some_and(Link::is_held_open)
+        self.intake == Intake::Cut && !self.outlet().is_some_and(Outlet::is_held_open)
     }
 
     /// True if the peer is owed nothing and owes nothing.
@@ -341,9 +341,9 @@ impl<S> Conn<S> {
         !self.has_handler()
             && !self.send.is_on()
             && self.inbox.is_none()
-            && self
-                .link()
-                .is_none_or(|link| link.pending_bytes() == 0 && !link.has_requests() && !link.is_held_open())
+            && self.outlet().is_none_or(|outlet| {
+                outlet.pending_bytes() == 0 && !outlet.has_requests() && !outlet.is_held_open()
+            })
     }
 
     /// Steps from `now` until the next limit of this connection, which is in `slot`, is over, negative once it has been for
@@ -439,6 +439,6 @@ mod tests {
     fn an_idle_connection_fits_its_budget() {
         // Together with 16 bytes for its timer, 24 for the driver and what the allocator adds: below 256.
         assert!(size_of::<Conn<()>>() <= 72, "{}", size_of::<Conn<()>>());
-        assert!(size_of::<Block<()>>() <= 88, "{}", size_of::<Block<()>>());
+        assert!(size_of::<ConnShared<()>>() <= 88, "{}", size_of::<ConnShared<()>>());
     }
 }

@@ -184,7 +184,7 @@ pub enum LimitError {
         max: u64,
     },
     /// Two values contradict each other.
-    Order {
+    Command {
         /// The limit that must be the smaller one.
         small: &'static str,
         /// Its value.
@@ -202,7 +202,7 @@ impl fmt::Display for LimitError {
             LimitError::Range { name, value, min, max } => {
                 write!(f, "{name} is {value}; it must be {min} to {max}")
             }
-            LimitError::Order { small, small_value, large, large_value } => {
+            LimitError::Command { small, small_value, large, large_value } => {
                 write!(f, "{small} is {small_value} and {large} is {large_value}; {small} must not be larger")
             }
         }
@@ -377,7 +377,12 @@ fn ordered(
     if small_value <= large_value {
         return Ok(());
     }
-    Err(LimitError::Order { small, small_value: small_value as u64, large, large_value: large_value as u64 })
+    Err(LimitError::Command {
+        small,
+        small_value: small_value as u64,
+        large,
+        large_value: large_value as u64,
+    })
 }
 
 #[cfg(test)]

@@ -133,10 +133,10 @@ impl Wheel {
         let step = step.max(self.now + 1).min(LAST);
         let Some(node) = self.nodes.get(slot).copied() else { return false };
         if node.bucket == UNSET {
-            self.link(slot, step);
+            self.outlet(slot, step);
         } else if step < node.deadline() {
             self.unlink(slot);
-            self.link(slot, step);
+            self.outlet(slot, step);
         }
         true
     }
@@ -259,12 +259,12 @@ impl Wheel {
             let node = self.nodes.get(slot).copied().unwrap_or_default();
             self.unlink(slot);
             // A deadline that is this very step belongs to bucket `now` of level 0, which fires next.
-            self.link(slot, node.deadline());
+            self.outlet(slot, node.deadline());
             slot = node.next;
         }
     }
 
-    fn link(&mut self, slot: u32, deadline: u64) {
+    fn outlet(&mut self, slot: u32, deadline: u64) {
         self.next.set(self.next.get().min(deadline));
         let (level, bucket) = self.place(deadline);
         let head = self.heads[level][bucket];

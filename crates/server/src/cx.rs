@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringserve_core::{Block, ConnId, Payload};
+use ringserve_core::{ConnId, ConnShared, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -25,17 +25,17 @@ use crate::shard::timers::{Sleep, Timeout};
 /// and frames are never cut. So a call that must finish what it began beside its connection, as writing a file, gives
 /// that to [`spawn`](Cx::spawn) and waits for the result.
 pub struct Cx<'a, S> {
-    block: &'a Rc<Block<S>>,
+    shared: &'a Rc<ConnShared<S>>,
     shard: &'a Shard,
 }
 
 impl<'a, S: 'static> Cx<'a, S> {
-    pub(crate) fn new(block: &'a Rc<Block<S>>, shard: &'a Shard) -> Cx<'a, S> {
-        Cx { block, shard }
+    pub(crate) fn new(shared: &'a Rc<ConnShared<S>>, shard: &'a Shard) -> Cx<'a, S> {
+        Cx { shared, shard }
     }
 
-    pub(crate) fn block(&self) -> &'a Rc<Block<S>> {
-        self.block
+    pub(crate) fn shared(&self) -> &'a Rc<ConnShared<S>> {
+        self.shared
     }
 
     /// Queues one frame, encoded by the server's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent,
@@ -43,35 +43,35 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     #[inline]
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
-        self.block.link.reply(payload.into());
+        self.shared.outlet.reply(payload.into());
     }
 
     /// Queues bytes as they are.
     #[inline]
     pub fn write(&self, bytes: &[u8]) {
-        self.block.link.write(bytes);
+        self.shared.outlet.write(bytes);
     }
 
     /// Closes the connection after what is queued has left. No further frame is handed over; this call, if it
     /// waits after that, is dropped once the replies are gone.
     pub fn close(&self) {
-        self.block.link.close();
+        self.shared.outlet.close();
     }
 
     /// Resets the connection. What is queued is dropped.
     pub fn abort(&self) {
-        self.block.link.abort();
+        self.shared.outlet.abort();
     }
 
     /// Waits until the outbox is below its high mark; at once if it is. A handler that writes without end
     /// awaits this between pieces, so that a slow peer slows it down.
     pub async fn ready(&self) {
         poll_fn(|task| {
-            let link = &self.block.link;
-            if !link.is_full() || link.is_gone() {
+            let outlet = &self.shared.outlet;
+            if !outlet.is_full() || outlet.is_gone() {
                 return Poll::Ready(());
             }
-            link.wake_when_ready(task.waker());
+            outlet.wake_when_ready(task.waker());
             Poll::Pending
         })
         .await
@@ -80,27 +80,27 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// The connection's state.
     #[inline]
     pub fn session(&self) -> &'a S {
-        &self.block.session
+        &self.shared.session
     }
 
     /// Who is on the other end.
     pub fn peer(&self) -> Peer {
-        Peer::of(&self.block.link)
+        Peer::of(&self.shared.outlet)
     }
 
     /// The connection's name on its shard.
     pub fn id(&self) -> ConnId {
-        self.block.link.id()
+        self.shared.outlet.id()
     }
 
     /// True once the server shuts down: a good moment for a goodbye.
     pub fn is_draining(&self) -> bool {
-        self.block.link.local().is_draining()
+        self.shared.outlet.local().is_draining()
     }
 
     /// Bytes of replies that the kernel has not taken yet.
     pub fn outbox_bytes(&self) -> usize {
-        self.block.link.outbox_bytes()
+        self.shared.outlet.outbox_bytes()
     }
 
     /// Keeps the connection open after the peer has sent its last byte, until [`close`](Cx::close); the service hears of
@@ -108,7 +108,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// half and goes on reading for longer than its last call takes. A drain waits for such a connection, up to
     /// [`Limits::drain_timeout`](crate::Limits::drain_timeout).
     pub fn hold_open(&self) {
-        self.block.link.hold_open();
+        self.shared.outlet.hold_open();
     }
 
     /// The shard this connection lives on.
@@ -140,17 +140,17 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// A handle that can be kept and sent to other threads, to push to this connection from anywhere. The first call
     /// for a connection allocates.
     pub fn handle(&self) -> ConnHandle {
-        ConnHandle::new(&self.block.link, self.shard)
+        ConnHandle::new(&self.shared.outlet, self.shard)
     }
 
     /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.
     pub fn local_handle(&self) -> LocalHandle {
-        LocalHandle::new(self.block)
+        LocalHandle::new(self.shared)
     }
 }
 
 impl<S> fmt::Debug for Cx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Cx").field(&self.block.link).finish()
+        f.debug_tuple("Cx").field(&self.shared.outlet).finish()
     }
 }

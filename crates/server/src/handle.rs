@@ -6,10 +6,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ringserve_core::{Block, ConnId, Link, Payload, Reach};
+use ringserve_core::{ConnId, ConnShared, Outlet, Payload, RemoteGate};
 
 use crate::shard::handle::Shard;
-use crate::shard::inbox::{Mail, Remote};
+use crate::shard::inbox::{Letter, RemoteShard};
 
 /// Reaches a connection from any thread, as long as it lives: from its own shard, from another one, from a thread that
 /// is no shard. A clone costs two reference counts. It keeps neither the connection open nor its slot: once the
@@ -20,13 +20,13 @@ use crate::shard::inbox::{Mail, Remote};
 #[derive(Clone)]
 pub struct ConnHandle {
     id: ConnId,
-    reach: Arc<Reach>,
-    remote: Arc<Remote>,
+    gate: Arc<RemoteGate>,
+    remote: Arc<RemoteShard>,
 }
 
 impl ConnHandle {
-    pub(crate) fn new(link: &Link, shard: &Shard) -> ConnHandle {
-        ConnHandle { id: link.id(), reach: link.reach(), remote: shard.remote().clone() }
+    pub(crate) fn new(outlet: &Outlet, shard: &Shard) -> ConnHandle {
+        ConnHandle { id: outlet.id(), gate: outlet.gate(), remote: shard.remote().clone() }
     }
 
     /// The connection's name on its shard.
@@ -36,7 +36,7 @@ impl ConnHandle {
 
     /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
     pub fn is_gone(&self) -> bool {
-        self.reach.is_gone()
+        self.gate.is_gone()
     }
 
     /// Queues one frame, encoded by the server's framing on the connection's own shard. The same `Bytes` may go to many
@@ -50,17 +50,17 @@ impl ConnHandle {
     /// queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection ended, or is to
     /// end.
     pub fn push(&self, payload: impl Into<Bytes>) -> Result<(), PushError> {
-        if self.reach.is_gone() {
+        if self.gate.is_gone() {
             return Err(PushError::Gone);
         }
         let payload = payload.into();
-        let bytes = Mail::bytes_of(&payload);
-        if !self.reach.announce(bytes) {
+        let bytes = Letter::bytes_of(&payload);
+        if !self.gate.announce(bytes) {
             return Err(PushError::Full);
         }
-        let mail = Mail::Push { id: self.id, reach: self.reach.clone(), payload };
-        self.remote.send(mail).map_err(|_| {
-            self.reach.arrived(bytes);
+        let letter = Letter::Push { id: self.id, gate: self.gate.clone(), payload };
+        self.remote.send(letter).map_err(|_| {
+            self.gate.arrived(bytes);
             PushError::Gone
         })
     }
@@ -70,22 +70,22 @@ impl ConnHandle {
     /// may still be handed over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
         // Asking again and again must not fill the shard's mail.
-        if self.reach.ask_close() {
-            let _ = self.remote.send(Mail::Close { id: self.id });
+        if self.gate.ask_close() {
+            let _ = self.remote.send(Letter::Close { id: self.id });
         }
     }
 
     /// Resets the connection, at its shard's next turn. Pushes find it gone at once.
     pub fn abort(&self) {
-        if self.reach.ask_abort() {
-            let _ = self.remote.send(Mail::Abort { id: self.id });
+        if self.gate.ask_abort() {
+            let _ = self.remote.send(Letter::Abort { id: self.id });
         }
     }
 }
 
 impl PartialEq for ConnHandle {
     fn eq(&self, other: &ConnHandle) -> bool {
-        Arc::ptr_eq(&self.reach, &other.reach)
+        Arc::ptr_eq(&self.gate, &other.gate)
     }
 }
 
@@ -110,8 +110,8 @@ impl fmt::Debug for ConnHandle {
 pub struct StreamHandle(ConnHandle);
 
 impl StreamHandle {
-    pub(crate) fn new(link: &Link, shard: &Shard) -> StreamHandle {
-        StreamHandle(ConnHandle::new(link, shard))
+    pub(crate) fn new(outlet: &Outlet, shard: &Shard) -> StreamHandle {
+        StreamHandle(ConnHandle::new(outlet, shard))
     }
 
     /// The connection's name on its shard.
@@ -146,13 +146,13 @@ impl fmt::Debug for StreamHandle {
 #[derive(Clone)]
 pub struct LocalHandle {
     id: ConnId,
-    block: Weak<Block<dyn Any>>,
+    shared: Weak<ConnShared<dyn Any>>,
 }
 
 impl LocalHandle {
-    pub(crate) fn new<S: 'static>(block: &Rc<Block<S>>) -> LocalHandle {
-        let any: Rc<Block<dyn Any>> = block.clone();
-        LocalHandle { id: block.link.id(), block: Rc::downgrade(&any) }
+    pub(crate) fn new<S: 'static>(shared: &Rc<ConnShared<S>>) -> LocalHandle {
+        let any: Rc<ConnShared<dyn Any>> = shared.clone();
+        LocalHandle { id: shared.outlet.id(), shared: Rc::downgrade(&any) }
     }
 
     /// The connection's name on its shard.
@@ -162,7 +162,7 @@ impl LocalHandle {
 
     /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
     pub fn is_gone(&self) -> bool {
-        self.block.upgrade().is_none_or(|block| block.link.is_ending())
+        self.shared.upgrade().is_none_or(|shared| shared.outlet.is_ending())
     }
 
     /// Queues one frame, encoded by the server's framing.
@@ -172,32 +172,33 @@ impl LocalHandle {
     /// not queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection
     /// ended, or is to end.
     pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
-        let block = self.block.upgrade().filter(|block| !block.link.is_ending()).ok_or(PushError::Gone)?;
-        if block.link.is_full() {
+        let shared =
+            self.shared.upgrade().filter(|shared| !shared.outlet.is_ending()).ok_or(PushError::Gone)?;
+        if shared.outlet.is_full() {
             return Err(PushError::Full);
         }
-        block.link.reply(payload.into());
+        shared.outlet.reply(payload.into());
         Ok(())
     }
 
     /// Closes the connection after what is queued has left; a handler that waits is dropped then.
     pub fn close(&self) {
-        if let Some(block) = self.block.upgrade() {
-            block.link.close();
+        if let Some(shared) = self.shared.upgrade() {
+            shared.outlet.close();
         }
     }
 
     /// Resets the connection.
     pub fn abort(&self) {
-        if let Some(block) = self.block.upgrade() {
-            block.link.abort();
+        if let Some(shared) = self.shared.upgrade() {
+            shared.outlet.abort();
         }
     }
 }
 
 impl PartialEq for LocalHandle {
     fn eq(&self, other: &LocalHandle) -> bool {
-        self.block.ptr_eq(&other.block)
+        self.shared.ptr_eq(&other.shared)
     }
 }
 

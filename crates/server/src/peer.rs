@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use ringserve_core::Link;
+use ringserve_core::Outlet;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,8 +13,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn of(link: &Link) -> Peer {
-        Peer { addr: link.peer(), listener: link.listener() }
+    pub(crate) fn of(outlet: &Outlet) -> Peer {
+        Peer { addr: outlet.peer(), listener: outlet.listener() }
     }
 
     /// Its address. `None` on a Unix socket, and for a peer that was gone before it could be asked.

@@ -54,7 +54,7 @@ struct Shard {
     inbox: ShardInbox<u32>,
     task: Queued,
     eventfd: Eventfd,
-    /// Written before [`Attention::ORDER`], as an order is.
+    /// Written before [`Attention::COMMAND`], as an order is.
     order: AtomicU32,
     roused: AtomicU32,
 }
@@ -84,7 +84,7 @@ impl Shard {
 
     fn order(&self) {
         self.order.store(1, Ordering::Relaxed);
-        self.rouse(self.inbox.call(Attention::ORDER));
+        self.rouse(self.inbox.call(Attention::COMMAND));
     }
 
     fn wake_task(&self) {
@@ -143,7 +143,7 @@ fn an_order_beside_a_letter_is_seen_and_its_value_too() {
         let callers = [thread::spawn(move || one.order()), thread::spawn(move || other.send(1))];
         let (mut ordered, mut letters) = (false, 0);
         shard.run(|called, brought| {
-            if called.has(Attention::ORDER) {
+            if called.has(Attention::COMMAND) {
                 assert_eq!(shard.order.load(Ordering::Relaxed), 1, "the order was written before the call");
                 ordered = true;
             }

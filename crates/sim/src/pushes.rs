@@ -1,9 +1,9 @@
-//! Pushes from other threads: announced through a connection's [`Reach`], under way for a while, delivered by name.
+//! Pushes from other threads: announced through a connection's [`RemoteGate`], under way for a while, delivered by name.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::{Block, ConnId, Reach};
+use ringserve_core::{ConnId, ConnShared, RemoteGate};
 
 use crate::faults::Fault;
 use crate::kernel::State;
@@ -17,7 +17,7 @@ const HANDLES_MAX: usize = 16;
 #[derive(Debug)]
 struct Handle {
     id: ConnId,
-    reach: Arc<Reach>,
+    gate: Arc<RemoteGate>,
     /// Bytes announced and not delivered.
     on_the_way: usize,
 }
@@ -37,10 +37,10 @@ pub struct Pushes {
     mail: Vec<Mail>,
 }
 
-type Live = [(ConnId, Rc<Block<Session>>)];
+type Live = [(ConnId, Rc<ConnShared<Session>>)];
 
-fn find(live: &Live, id: ConnId) -> Option<&Rc<Block<Session>>> {
-    live.iter().find(|(known, _)| *known == id).map(|(_, block)| block)
+fn find(live: &Live, id: ConnId) -> Option<&Rc<ConnShared<Session>>> {
+    live.iter().find(|(known, _)| *known == id).map(|(_, shared)| shared)
 }
 
 impl Pushes {
@@ -52,14 +52,14 @@ impl Pushes {
         if let Some(last) = live.len().checked_sub(1)
             && state.rng.one_in(3)
         {
-            let (id, block) = &live[state.rng.range(0, last as u64) as usize];
+            let (id, shared) = &live[state.rng.range(0, last as u64) as usize];
             if self.handles.iter().all(|handle| handle.id != *id) {
                 if let Some(old) = self.handles.iter().position(|handle| handle.on_the_way == 0)
                     && self.handles.len() >= HANDLES_MAX
                 {
                     self.handles.remove(old);
                 }
-                self.handles.push(Handle { id: *id, reach: block.link.reach(), on_the_way: 0 });
+                self.handles.push(Handle { id: *id, gate: shared.outlet.gate(), on_the_way: 0 });
             }
         }
         let Some(last) = self.handles.len().checked_sub(1) else { return };
@@ -72,14 +72,14 @@ impl Pushes {
 
     fn push(&mut self, state: &mut State, live: &Live, handle: usize) {
         let handle = &mut self.handles[handle];
-        let block = find(live, handle.id);
-        let gone = block.is_none_or(|block| block.link.is_ending());
-        assert_eq!(handle.reach.is_gone(), gone, "{}: gone, or not", handle.id);
-        let Some(block) = block.filter(|_| !gone) else { return state.cover.fault(Fault::PushGone) };
+        let shared = find(live, handle.id);
+        let gone = shared.is_none_or(|shared| shared.outlet.is_ending());
+        assert_eq!(handle.gate.is_gone(), gone, "{}: gone, or not", handle.id);
+        let Some(shared) = shared.filter(|_| !gone) else { return state.cover.fault(Fault::PushGone) };
         let bytes = state.rng.spread(1, state.plan.payload_max as u64) as usize;
-        let before = handle.on_the_way + block.link.outbox_bytes();
+        let before = handle.on_the_way + shared.outlet.outbox_bytes();
         let fits = before <= state.plan.limits.outbox_bytes_high;
-        let announced = handle.reach.announce(bytes);
+        let announced = handle.gate.announce(bytes);
         assert_eq!(announced, fits, "{}: {before} bytes are there or on the way", handle.id);
         if !announced {
             return state.cover.fault(Fault::PushFull);
@@ -98,12 +98,12 @@ impl Pushes {
         let due: Vec<Mail> = due;
         for mail in due {
             match find(live, mail.id) {
-                Some(block) => service::push(state, block, mail.bytes),
+                Some(shared) => service::push(state, shared, mail.bytes),
                 None => state.cover.fault(Fault::PushTooLate),
             }
             let handle = self.handles.iter_mut().find(|handle| handle.id == mail.id);
             let handle = handle.expect("a handle with something on the way is kept");
-            handle.reach.arrived(mail.bytes);
+            handle.gate.arrived(mail.bytes);
             handle.on_the_way -= mail.bytes;
         }
         before > self.mail.len()
@@ -116,16 +116,16 @@ impl Pushes {
 
     /// Panics unless each account says what is there and what is on the way.
     pub fn check(&self, state: &State, live: &Live) {
-        for Handle { id, reach, on_the_way } in &self.handles {
+        for Handle { id, gate, on_the_way } in &self.handles {
             // Its numbers have no accessor, so they are read from its text.
-            let text = format!("{reach:?}");
+            let text = format!("{gate:?}");
             let way = format!(" on_the_way: {on_the_way},");
             assert!(text.contains(&way), "{id}: {on_the_way} bytes are on the way: {text}");
-            let Some(block) = find(live, *id) else {
-                assert!(reach.is_gone(), "{id} ended, and is in reach");
+            let Some(shared) = find(live, *id) else {
+                assert!(gate.is_gone(), "{id} ended, and is in gate");
                 continue;
             };
-            let bytes = block.link.outbox_bytes();
+            let bytes = shared.outlet.outbox_bytes();
             let outbox = format!(" outbox_bytes: {bytes},");
             assert!(text.contains(&outbox), "{id}: {bytes} bytes are in the outbox: {text}");
             let high = format!(" outbox_bytes_high: {} ", state.plan.limits.outbox_bytes_high);

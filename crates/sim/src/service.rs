@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-use ringserve_core::{Block, CloseReason, ConnId, Frame, Payload};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Frame, Payload};
 
 use crate::bytes::{self, AnyFraming, PAYLOAD_MAX};
 use crate::faults::Fault;
@@ -45,7 +45,7 @@ pub enum Called {
 pub struct Parked {
     /// Whose it is.
     pub id: ConnId,
-    block: Rc<Block<Session>>,
+    shared: Rc<ConnShared<Session>>,
     /// Where the frame it was called with ends in what the peer sends.
     at: usize,
     /// When it goes on, unless it waits for room.
@@ -75,31 +75,31 @@ impl Wake for Flag {
 }
 
 /// False once nothing more is taken to be sent.
-fn takes_replies(state: &State, block: &Block<Session>) -> bool {
-    !block.link.is_gone() && !state.socks[block.session.tag].writing_ended
+fn takes_replies(state: &State, shared: &ConnShared<Session>) -> bool {
+    !shared.outlet.is_gone() && !state.socks[shared.session.tag].writing_ended
 }
 
 /// Replies with a frame of the service's own, or raw bytes.
-pub fn say(state: &mut State, block: &Block<Session>, len: usize) {
-    let (link, session) = (&block.link, &block.session);
-    if !takes_replies(state, block) {
+pub fn say(state: &mut State, shared: &ConnShared<Session>, len: usize) {
+    let (outlet, session) = (&shared.outlet, &shared.session);
+    if !takes_replies(state, shared) {
         return;
     }
     if !state.rng.one_in(8) {
-        return push(state, block, len);
+        return push(state, shared, len);
     }
     let number = session.replies.get();
     session.replies.set(number + 1);
     let payload = bytes::payload(session.tag, 1000 + number, len);
     state.socks[session.tag].owed.extend_from_slice(payload);
-    link.write(payload);
-    charge(state, block);
+    outlet.write(payload);
+    charge(state, shared);
 }
 
 /// Replies with a frame that another thread pushed.
-pub fn push(state: &mut State, block: &Block<Session>, len: usize) {
-    let (link, session) = (&block.link, &block.session);
-    if !takes_replies(state, block) {
+pub fn push(state: &mut State, shared: &ConnShared<Session>, len: usize) {
+    let (outlet, session) = (&shared.outlet, &shared.session);
+    if !takes_replies(state, shared) {
         return;
     }
     let number = session.replies.get();
@@ -109,38 +109,38 @@ pub fn push(state: &mut State, block: &Block<Session>, len: usize) {
         state.cover.fault(Fault::EncodePanics);
         state.socks[session.tag].excuses |= excuse::PANICKED;
         let bytes = state.rng.below(64) as usize;
-        return bytes::panic_in_encode(bytes, || link.reply(Payload::Bytes(payload)));
+        return bytes::panic_in_encode(bytes, || outlet.reply(Payload::Bytes(payload)));
     }
     state.socks[session.tag].owe(state.plan.framing, payload);
-    link.reply(Payload::Bytes(payload));
-    charge(state, block);
+    outlet.reply(Payload::Bytes(payload));
+    charge(state, shared);
 }
 
-fn echo(state: &mut State, block: &Block<Session>, frame: Frame) {
-    if !takes_replies(state, block) {
+fn echo(state: &mut State, shared: &ConnShared<Session>, frame: Frame) {
+    if !takes_replies(state, shared) {
         return;
     }
     if frame.len() >= 4096 && frame.pinned_bytes() <= 4 * frame.len() {
         state.cover.fault(Fault::Lent);
     }
-    state.socks[block.session.tag].owe(state.plan.framing, &frame);
-    block.link.reply(frame.into());
-    charge(state, block);
+    state.socks[shared.session.tag].owe(state.plan.framing, &frame);
+    shared.outlet.reply(frame.into());
+    charge(state, shared);
 }
 
 /// A connection whose outbox is over its limit may be closed for that.
-fn charge(state: &mut State, block: &Block<Session>) {
-    if block.link.outbox_bytes() > state.plan.limits.outbox_bytes_max {
-        state.socks[block.session.tag].excuses |= excuse::FULL;
+fn charge(state: &mut State, shared: &ConnShared<Session>) {
+    if shared.outlet.outbox_bytes() > state.plan.limits.outbox_bytes_max {
+        state.socks[shared.session.tag].excuses |= excuse::FULL;
     }
 }
 
 /// A connection opens. True if it is accepted.
-pub fn open(state: &mut State, block: &Block<Session>) -> bool {
+pub fn open(state: &mut State, shared: &ConnShared<Session>) -> bool {
     if state.rng.chance(state.plan.holds) {
         state.cover.fault(Fault::HeldOpen);
-        state.socks[block.session.tag].held = true;
-        block.link.hold_open();
+        state.socks[shared.session.tag].held = true;
+        shared.outlet.hold_open();
     }
     if !state.rng.chance(state.plan.unusual) {
         return true;
@@ -148,36 +148,36 @@ pub fn open(state: &mut State, block: &Block<Session>) -> bool {
     if state.rng.one_in(2) {
         state.cover.fault(Fault::OpenGreets);
         let len = state.rng.spread(1, state.plan.payload_max as u64) as usize;
-        say(state, block, len);
+        say(state, shared, len);
     }
     if state.rng.one_in(3) {
         state.cover.fault(Fault::OpenRefuses);
-        state.socks[block.session.tag].excuses |= excuse::REFUSED;
+        state.socks[shared.session.tag].excuses |= excuse::REFUSED;
         return false;
     }
     true
 }
 
 /// The peer broke the framing: last words.
-pub fn malformed(state: &mut State, block: &Block<Session>) {
+pub fn malformed(state: &mut State, shared: &ConnShared<Session>) {
     if state.rng.one_in(2) {
-        say(state, block, 5);
+        say(state, shared, 5);
     }
 }
 
 /// The shard asks whether the peer is alive: so does the service, of the peer.
-pub fn heartbeat(state: &mut State, block: &Block<Session>) {
+pub fn heartbeat(state: &mut State, shared: &ConnShared<Session>) {
     if state.rng.one_in(8) {
         return state.cover.fault(Fault::HeartbeatUnsaid);
     }
     state.cover.fault(Fault::HeartbeatAsked);
-    say(state, block, 4.min(state.plan.payload_max));
-    let sock = &mut state.socks[block.session.tag];
+    say(state, shared, 4.min(state.plan.payload_max));
+    let sock = &mut state.socks[shared.session.tag];
     sock.pings.push_back(sock.owed.len());
 }
 
 /// The peer of a connection that is held open has sent its last byte. When to close it, if ever.
-pub fn input_ended(state: &mut State, block: &Block<Session>) -> Option<u64> {
+pub fn input_ended(state: &mut State, shared: &ConnShared<Session>) -> Option<u64> {
     state.cover.fault(Fault::InputEndTold);
     match state.rng.below(8) {
         0 => {
@@ -185,7 +185,7 @@ pub fn input_ended(state: &mut State, block: &Block<Session>) -> Option<u64> {
             None
         }
         1 | 2 => {
-            say(state, block, 3.min(state.plan.payload_max));
+            say(state, shared, 3.min(state.plan.payload_max));
             Some(0)
         }
         _ => Some(state.now + state.rng.spread(1000, 200 * MS)),
@@ -193,13 +193,13 @@ pub fn input_ended(state: &mut State, block: &Block<Session>) -> Option<u64> {
 }
 
 /// The service closes a connection that it held open.
-pub fn close_held(state: &mut State, block: &Block<Session>) {
+pub fn close_held(state: &mut State, shared: &ConnShared<Session>) {
     state.cover.fault(Fault::HeldClosed);
     if state.rng.one_in(2) {
-        say(state, block, 2.min(state.plan.payload_max));
+        say(state, shared, 2.min(state.plan.payload_max));
     }
-    state.socks[block.session.tag].excuses |= excuse::CLOSED;
-    block.link.close();
+    state.socks[shared.session.tag].excuses |= excuse::CLOSED;
+    shared.outlet.close();
 }
 
 /// A frame is handed to the service: it must be the next one, whole, of this connection.
@@ -239,15 +239,15 @@ fn done(state: &mut State, tag: usize) {
 }
 
 /// The service is called with a frame.
-pub fn call(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Frame) -> Called {
-    let tag = block.session.tag;
+pub fn call(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, frame: Frame) -> Called {
+    let tag = shared.session.tag;
     check_frame(state, tag, &frame);
     if !state.rng.chance(state.plan.unusual) {
-        answer(state, block, frame);
+        answer(state, shared, frame);
         done(state, tag);
         return Called::Done;
     }
-    let called = unusual(state, id, block, frame);
+    let called = unusual(state, id, shared, frame);
     if let Called::Done = called {
         done(state, tag);
     }
@@ -255,22 +255,22 @@ pub fn call(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Fr
 }
 
 /// What most calls do.
-fn answer(state: &mut State, block: &Block<Session>, frame: Frame) {
+fn answer(state: &mut State, shared: &ConnShared<Session>, frame: Frame) {
     match state.rng.below(8) {
         0 => {}
         1 => {
             let len = state.rng.spread(1, state.plan.payload_max as u64) as usize;
-            say(state, block, len);
+            say(state, shared, len);
         }
-        _ => echo(state, block, frame),
+        _ => echo(state, shared, frame),
     }
 }
 
-fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Frame) -> Called {
-    let tag = block.session.tag;
+fn unusual(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, frame: Frame) -> Called {
+    let tag = shared.session.tag;
     let at = state.socks[tag].handed;
     let mut parked =
-        Parked { id, block: block.clone(), at, due: 0, frame: None, pieces: 0, wants_room: None };
+        Parked { id, shared: shared.clone(), at, due: 0, frame: None, pieces: 0, wants_room: None };
     match state.rng.below(20) {
         0..=6 => {
             state.cover.fault(Fault::HandlerParks);
@@ -294,7 +294,7 @@ fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Fra
         7..=9 => {
             state.cover.fault(Fault::HandlerHolds);
             let until = state.now + state.rng.spread(1000, 100 * MS);
-            block.session.kept.borrow_mut().push((until, frame));
+            shared.session.kept.borrow_mut().push((until, frame));
             state.alarm = state.alarm.min(until);
         }
         10..=12 => {
@@ -304,60 +304,60 @@ fn unusual(state: &mut State, id: ConnId, block: &Rc<Block<Session>>, frame: Fra
         }
         13 => {
             state.cover.fault(Fault::HandlerCloses);
-            answer(state, block, frame);
+            answer(state, shared, frame);
             if state.rng.one_in(4) {
                 state.socks[tag].excuses |= excuse::CLOSED | excuse::UPSTREAM;
-                block.link.upstream_failed();
+                shared.outlet.upstream_failed();
             } else {
                 state.socks[tag].excuses |= excuse::CLOSED;
-                block.link.close();
+                shared.outlet.close();
             }
         }
         14 => {
             state.cover.fault(Fault::HandlerAborts);
-            answer(state, block, frame);
+            answer(state, shared, frame);
             state.socks[tag].excuses |= excuse::ABORTED;
-            block.link.abort();
+            shared.outlet.abort();
         }
         15 => {
             state.cover.fault(Fault::HandlerFails);
-            answer(state, block, frame);
+            answer(state, shared, frame);
             state.socks[tag].excuses |= excuse::FAILED;
             return Called::Failed;
         }
         16 => {
             state.cover.fault(Fault::HandlerPanics);
-            answer(state, block, frame);
+            answer(state, shared, frame);
             state.socks[tag].excuses |= excuse::PANICKED;
             return Called::Panicked;
         }
         17 if matches!(state.plan.framing, AnyFraming::Length(1, _)) => {
             state.cover.fault(Fault::HandlerUnframed);
             state.socks[tag].excuses |= excuse::UNFRAMED;
-            block.link.reply(Payload::Bytes(bytes::payload(tag, 0, 256)));
+            shared.outlet.reply(Payload::Bytes(bytes::payload(tag, 0, 256)));
         }
         18 => {
             state.cover.fault(Fault::HandlerEndsWriting);
-            answer(state, block, frame);
-            block.link.end_writing();
+            answer(state, shared, frame);
+            shared.outlet.end_writing();
             state.socks[tag].writing_ended = true;
         }
-        _ => answer(state, block, frame),
+        _ => answer(state, shared, frame),
     }
     Called::Done
 }
 
 /// A call that waited goes on.
 pub fn resume(state: &mut State, parked: Parked) -> Called {
-    let tag = parked.block.session.tag;
+    let tag = parked.shared.session.tag;
     let called = if parked.pieces > 0 {
         go_on(state, parked)
     } else {
-        let Parked { block, frame, at, .. } = parked;
+        let Parked { shared, frame, at, .. } = parked;
         let frame = frame.unwrap_or_default();
         let wire = &state.socks[tag].wire[at - frame.wire().len()..at];
         assert!(wire == frame.wire(), "connection {tag}: a frame changed while its handler waited");
-        answer(state, &block, frame);
+        answer(state, &shared, frame);
         match state.rng.below(24) {
             0 => {
                 state.cover.fault(Fault::HandlerFails);
@@ -382,30 +382,30 @@ pub fn resume(state: &mut State, parked: Parked) -> Called {
 fn go_on(state: &mut State, mut parked: Parked) -> Called {
     let len = (state.plan.limits.outbox_bytes_high / 2).clamp(1, state.plan.payload_max).min(PAYLOAD_MAX);
     while parked.pieces > 0 {
-        let link = &parked.block.link;
-        if link.is_full() && !link.is_gone() {
-            if state.socks[parked.block.session.tag].wants_room > 0 {
+        let outlet = &parked.shared.outlet;
+        if outlet.is_full() && !outlet.is_gone() {
+            if state.socks[parked.shared.session.tag].wants_room > 0 {
                 // The waker given last is woken, and no other: one call of a connection can wait for room.
                 parked.due = state.now + MS;
                 return Called::Parked(parked);
             }
             let flag = Arc::new(Flag::default());
-            link.wake_when_ready(&Waker::from(flag.clone()));
+            outlet.wake_when_ready(&Waker::from(flag.clone()));
             parked.wants_room = Some(flag);
             return Called::Parked(parked);
         }
         parked.pieces -= 1;
-        say(state, &parked.block, len);
+        say(state, &parked.shared, len);
     }
     Called::Done
 }
 
 /// The connection ended.
-pub fn close(state: &mut State, block: &Block<Session>, reason: CloseReason, now: u64) {
-    let tag = block.session.tag;
+pub fn close(state: &mut State, shared: &ConnShared<Session>, reason: CloseReason, now: u64) {
+    let tag = shared.session.tag;
     assert!(state.socks[tag].ended.is_none(), "connection {tag} ended twice");
     state.check_reason(tag, reason, now);
     state.log(|| format!("connection {tag} ended: {reason}"));
     state.socks[tag].ended = Some((now, reason));
-    block.session.kept.borrow_mut().clear();
+    shared.session.kept.borrow_mut().clear();
 }

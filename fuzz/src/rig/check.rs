@@ -9,21 +9,21 @@ use crate::framings::Start;
 
 impl Model {
     pub(super) fn check_end(&mut self, ended: Ended<Session>) {
-        let Ended { id, block, reason, opened, call } = ended;
+        let Ended { id, shared, reason, opened, call } = ended;
         let was_there = self.live.remove(&id).is_some();
         assert!(was_there || self.upstreams.contains_key(&id), "{id} ended twice");
-        assert!(block.link.is_gone());
+        assert!(shared.outlet.is_gone());
         let (kind, limits) = (self.plan.kind, &self.plan.limits);
         let mut left = call;
         while let Some(index) = left {
             let task = self.tasks[index as usize].take().expect("a call that waits");
-            assert!(Rc::ptr_eq(&task.block, &block), "another connection's call");
+            assert!(Rc::ptr_eq(&task.shared, &shared), "another connection's call");
             left = task.next;
         }
-        assert!(self.calls(&block).next().is_none(), "{id} ended, and a call of it goes on");
-        let talk = &mut self.talks[block.session.peer];
+        assert!(self.calls(&shared).next().is_none(), "{id} ended, and a call of it goes on");
+        let talk = &mut self.talks[shared.session.peer];
         talk.ended = Some(self.now);
-        assert!(block.session.reach.borrow().as_ref().is_none_or(|reach| reach.is_gone()));
+        assert!(shared.session.gate.borrow().as_ref().is_none_or(|gate| gate.is_gone()));
         assert_eq!(opened, talk.opened);
         let rest = talk.received.len() - talk.cut;
         use CloseReason::*;
@@ -79,10 +79,10 @@ impl Model {
             _ => false,
         };
         assert!(!all_sent || talk.taken == talk.owed.len(), "ended as {reason}, and a reply is left");
-        block.session.kept.borrow_mut().clear();
-        self.ends.push((block.session.peer, reason));
+        shared.session.kept.borrow_mut().clear();
+        self.ends.push((shared.session.peer, reason));
         if self.old.len() < 4 {
-            self.old.push(block);
+            self.old.push(shared);
         }
     }
 
@@ -101,34 +101,34 @@ impl Model {
         let full = self.wires.len() >= self.plan.connections_max.min(max);
         assert!(self.sockets.is_empty() || full || draining, "a socket waits although there is room");
         let limits = &self.plan.limits;
-        for (id, block) in &self.live {
-            let talk = &self.talks[block.session.peer];
+        for (id, shared) in &self.live {
+            let talk = &self.talks[shared.session.peer];
             let wire = self.wires.iter().find(|wire| wire.id == *id).expect("a live connection is adopted");
             // The end of the send will wake the shard.
             let send = wire.send.armed && !unawaited.contains(id);
             let in_flight = wire.batch.as_ref().map_or(0, |batch| batch.len());
             let queued = talk.owed.len() - talk.taken - in_flight;
             assert!(queued == 0 || send, "{id}: replies wait, and nothing is sent");
-            assert!(send || !block.link.is_gone(), "{id}: it is finished, and waits for nothing");
-            let half_closed = block.session.writing_ended.get() && !wire.send.armed;
+            assert!(send || !shared.outlet.is_gone(), "{id}: it is finished, and waits for nothing");
+            let half_closed = shared.session.writing_ended.get() && !wire.send.armed;
             assert!(!half_closed || wire.shut, "{id}: everything left, and no FIN follows");
             let mut calls = 0;
-            for task in self.calls(block) {
+            for task in self.calls(shared) {
                 calls += 1;
                 let room = task.room.as_ref().is_none_or(|flag| flag.is_set());
                 assert!(send || room, "{id}: a handler waits for room that is there");
             }
             // Until the driver stopped a send that stalls, no other limit counts; and of several that are over, one
             // counts in each step.
-            let limited = calls > 0 && !block.link.is_gone() && !wire.send.stopping;
+            let limited = calls > 0 && !shared.outlet.is_gone() && !wire.send.stopping;
             if let Some(limit) = limits.handler_timeout.filter(|_| limited) {
                 let late = self.now > talk.waits_since + limit + LATE_MAX;
                 let wakes = matches!(shard.wait(), Wait::For(pause) if pause < LATE_MAX);
                 assert!(!late || wakes, "{id}: a call waits for longer than it may");
             }
-            if let Some(reach) = &*block.session.reach.borrow() {
-                let room = !block.link.is_full();
-                assert_eq!((reach.is_gone(), reach.announce(0)), (block.link.is_gone(), room));
+            if let Some(gate) = &*shared.session.gate.borrow() {
+                let room = !shared.outlet.is_full();
+                assert_eq!((gate.is_gone(), gate.announce(0)), (shared.outlet.is_gone(), room));
                 assert!(send || room, "{id}: other threads wait for room, and nothing makes it");
             }
             let frame = talk.opened && matches!(talk.next(self.plan.kind, usize::MAX), Start::Frame(..));

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool, PoolConfig};
 use ringserve_core::{
-    Block, CloseReason, ConnId, ConnStats, Frame, Frames, Limits, Quota, Reach, Shard, Time, Wait,
+    ConnShared, CloseReason, ConnId, ConnStats, Frame, Frames, Limits, Quota, RemoteGate, Shard, Time, Wait,
 };
 
 use crate::framings::{Checked, Kind};
@@ -90,11 +90,11 @@ pub struct Session {
     /// The service reads on while its outbox is full.
     pub reads_on: Cell<bool>,
     /// What other threads know of it, if they do.
-    pub reach: RefCell<Option<Arc<Reach>>>,
+    pub gate: RefCell<Option<Arc<RemoteGate>>>,
 }
 
 /// A connection as the service has it.
-pub type Conn = Rc<Block<Session>>;
+pub type Conn = Rc<ConnShared<Session>>;
 
 /// A connection's frames.
 type Batch<'a> = Frames<'a, Session, Checked, ()>;
@@ -150,7 +150,7 @@ pub struct Model {
     shared_buffer: Option<u16>,
     turn: u64,
     now: Time,
-    order: Order,
+    order: Command,
     /// Completions delivered.
     completions: u64,
     /// Bytes that came for connections that the drain had cut.
@@ -159,7 +159,7 @@ pub struct Model {
 
 /// What the shard is told at the start of the next turn.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Order {
+pub enum Command {
     /// Nothing.
     Serve,
     /// To drain.
@@ -211,7 +211,7 @@ impl Rig {
             shared_buffer: None,
             turn: 1,
             now: Time::ZERO,
-            order: Order::Serve,
+            order: Command::Serve,
             completions: 0,
             thrown_away: 0,
         };
@@ -254,13 +254,13 @@ impl Rig {
     }
 
     /// The next turn begins with this.
-    pub fn order(&mut self, order: Order) {
+    pub fn order(&mut self, order: Command) {
         self.model.order = self.model.order.max(order);
     }
 
     /// Drains, and checks that nothing is left. Peers and handlers that cooperate finish what they began.
     pub fn finish(mut self, cooperative: bool) {
-        self.order(Order::Drain);
+        self.order(Command::Drain);
         let (mut turns, mut before) = (0, self.progress());
         // The script may have slept until the shard gave up; what comes late is taken all the same.
         while !self.shard.is_done() || self.shard.left_behind() > 0 {

@@ -7,17 +7,17 @@ use std::task::Waker;
 
 use ringserve_core::{CloseReason, ConnId, Ended, Frame, Lane, Next, Parked, Socket};
 
-use super::{Batch, Conn, Core, Model, Order, Rig, Session};
+use super::{Batch, Conn, Core, Model, Command, Rig, Session};
 use crate::framings::{Checked, Kind, Start};
 use crate::service::{Called, End, Flag, Task};
 use crate::wire::Talk;
 
 impl Lane<Session, Checked> for Model {
     fn begin(&mut self, shard: &mut Core) {
-        match std::mem::replace(&mut self.order, Order::Serve) {
-            Order::Serve => {}
-            Order::Drain => shard.drain(),
-            Order::Force => shard.force(),
+        match std::mem::replace(&mut self.order, Command::Serve) {
+            Command::Serve => {}
+            Command::Drain => shard.drain(),
+            Command::Force => shard.force(),
         }
     }
 
@@ -47,24 +47,24 @@ impl Lane<Session, Checked> for Model {
 
     /// Hands frames of one connection to the service, until there is none or a call fails.
     fn frames(&mut self, frames: &mut Batch<'_>) {
-        let (id, block) = (frames.id(), frames.block().clone());
-        let alive = self.live.get(&id).is_some_and(|known| Rc::ptr_eq(known, &block));
+        let (id, shared) = (frames.id(), frames.shared().clone());
+        let alive = self.live.get(&id).is_some_and(|known| Rc::ptr_eq(known, &shared));
         assert!(alive, "{id} is gone, and has frames");
         loop {
             match frames.next_frame() {
                 Next::Nothing => return,
                 Next::Bad(error) => {
                     let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
-                    let talk = &mut self.talks[block.session.peer];
+                    let talk = &mut self.talks[shared.session.peer];
                     let next = talk.next(kind, max);
                     assert!(matches!(next, Start::TooLarge | Start::Bad), "{next:?} is refused");
                     talk.bad = true;
-                    self.reply(&block, b"too large");
+                    self.reply(&shared, b"too large");
                     return frames.shard().finish(id, CloseReason::BadFrame(error));
                 }
                 Next::Frame(frame) => {
-                    self.check_frame(&frame, &block);
-                    match self.call(&block, frame) {
+                    self.check_frame(&frame, &shared);
+                    match self.call(&shared, frame) {
                         Called::Parked(task) => self.parked(frames, *task),
                         Called::Over(end) if settle(frames.shard(), id, end) => {}
                         Called::Over(_) => return,
@@ -77,22 +77,22 @@ impl Lane<Session, Checked> for Model {
     /// The service asks for a sign of life.
     fn heartbeat(&mut self, _core: &mut Core, id: ConnId) {
         assert!(self.plan.limits.heartbeat_interval.is_some());
-        let Some(block) = self.live.get(&id).cloned() else { return };
-        assert!(!block.link.is_full(), "a heartbeat on top of a full outbox");
-        self.reply(&block, b"are you there?");
+        let Some(shared) = self.live.get(&id).cloned() else { return };
+        assert!(!shared.outlet.is_full(), "a heartbeat on top of a full outbox");
+        self.reply(&shared, b"are you there?");
     }
 
     /// The service hears of the end of a peer whose connection it holds open, and closes every other one.
     fn input_ended(&mut self, _core: &mut Core, id: ConnId) {
-        let Some(block) = self.live.get(&id).cloned() else { return };
-        let (kind, peer) = (self.plan.kind, block.session.peer);
+        let Some(shared) = self.live.get(&id).cloned() else { return };
+        let (kind, peer) = (self.plan.kind, shared.session.peer);
         let talk = &mut self.talks[peer];
         assert!(self.plan.hold_open && !talk.input_end_told, "told of the end twice");
         assert!(!matches!(talk.next(kind, usize::MAX), Start::Frame(..)), "told of the end before a frame");
         talk.input_end_told = true;
-        self.reply(&block, b"that was all");
+        self.reply(&shared, b"that was all");
         if peer.is_multiple_of(2) {
-            block.link.close();
+            shared.outlet.close();
         }
     }
 
@@ -108,18 +108,18 @@ impl Lane<Session, Checked> for Model {
 impl Model {
     /// A connection is there.
     fn open(&mut self, shard: &mut Core, id: ConnId, opening: u8) {
-        let block = shard.block(id).cloned().expect("a new connection has a block");
-        self.live.insert(id, block.clone());
-        let peer = block.session.peer;
+        let shared = shard.shared(id).cloned().expect("a new connection has a shared");
+        self.live.insert(id, shared.clone());
+        let peer = shared.session.peer;
         self.talks[peer].heard = self.now;
         if self.plan.hold_open {
-            block.link.hold_open();
+            shared.outlet.hold_open();
         }
         if !peer.is_multiple_of(2) {
-            block.session.reach.replace(Some(block.link.reach()));
+            shared.session.gate.replace(Some(shared.outlet.gate()));
         }
         if opening & 4 != 0 {
-            self.reply(&block, b"welcome");
+            self.reply(&shared, b"welcome");
         }
         match opening & 3 {
             2 => shard.refused(id),
@@ -132,18 +132,18 @@ impl Model {
     }
 
     /// Calls of a connection that wait.
-    pub(super) fn calls<'a>(&'a self, block: &'a Conn) -> impl Iterator<Item = &'a Task> {
-        self.tasks.iter().flatten().filter(|task| Rc::ptr_eq(&task.block, block))
+    pub(super) fn calls<'a>(&'a self, shared: &'a Conn) -> impl Iterator<Item = &'a Task> {
+        self.tasks.iter().flatten().filter(|task| Rc::ptr_eq(&task.shared, shared))
     }
 
-    fn check_frame(&mut self, frame: &Frame, block: &Conn) {
+    fn check_frame(&mut self, frame: &Frame, shared: &Conn) {
         self.frames += 1;
         let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
-        let may = !block.link.is_full() || block.session.reads_on.get();
+        let may = !shared.outlet.is_full() || shared.session.reads_on.get();
         assert!(may, "a frame is handed out although the outbox is full");
-        let more = self.calls(block).count() < self.plan.limits.calls_in_flight_max.into();
+        let more = self.calls(shared).count() < self.plan.limits.calls_in_flight_max.into();
         assert!(more, "a frame is handed out while as many calls wait as may");
-        let talk = &mut self.talks[block.session.peer];
+        let talk = &mut self.talks[shared.session.peer];
         assert!(talk.opened && talk.ended.is_none() && !talk.bad, "a frame of a connection that takes none");
         let wire = frame.wire();
         assert!(
@@ -165,22 +165,22 @@ impl Model {
             self.tasks.push(None);
         }
         let Parked { next, bytes } = frames.park(free as u32, 100);
-        assert_eq!(next.is_some(), self.calls(&task.block).next().is_some(), "calls before this one");
+        assert_eq!(next.is_some(), self.calls(&task.shared).next().is_some(), "calls before this one");
         if next.is_none() {
-            self.talks[task.block.session.peer].waits_since = self.now;
+            self.talks[task.shared.session.peer].waits_since = self.now;
         }
         (task.next, task.bytes) = (next, bytes);
         self.tasks[free] = Some(task);
     }
 
     /// Tells a handler when there is room.
-    pub fn await_room(&self, block: &Conn) -> Option<Arc<Flag>> {
-        let link = &block.link;
-        (link.is_full() && !link.is_gone()).then(|| {
+    pub fn await_room(&self, shared: &Conn) -> Option<Arc<Flag>> {
+        let outlet = &shared.outlet;
+        (outlet.is_full() && !outlet.is_gone()).then(|| {
             // Only the waker given last is woken.
-            let mut room = block.session.room.borrow_mut();
+            let mut room = shared.session.room.borrow_mut();
             let flag = room.take_if(|flag| !flag.is_set()).unwrap_or_default();
-            link.wake_when_ready(&flag.clone().into());
+            outlet.wake_when_ready(&flag.clone().into());
             room.insert(flag).clone()
         })
     }
@@ -203,7 +203,7 @@ impl Rig {
     pub fn resume(&mut self, index: usize, end: End) {
         let Rig { shard, model } = self;
         let Some(mut task) = model.tasks.get_mut(index).and_then(Option::take) else { return };
-        let id = task.block.link.id();
+        let id = task.shared.outlet.id();
         if !model.go_on(&mut task) {
             model.tasks[index] = Some(task);
             return;
@@ -212,7 +212,7 @@ impl Rig {
         {
             before.next = task.next;
         }
-        model.talks[task.block.session.peer].waits_since = model.now;
+        model.talks[task.shared.session.peer].waits_since = model.now;
         let (next, bytes) = (task.next, task.bytes);
         drop(task);
         shard.call_done(id, index as u32, next, bytes);
@@ -230,7 +230,7 @@ fn settle(shard: &mut Core, id: ConnId, end: End) -> bool {
         End::Failed => shard.finish(id, CloseReason::HandlerError),
         End::Panicked => shard.abort(id, CloseReason::HandlerPanicked),
     }
-    let gone = shard.block(id).is_none_or(|block| block.link.is_gone());
+    let gone = shard.shared(id).is_none_or(|shared| shared.outlet.is_gone());
     assert!(gone, "{id} is finished, and takes replies");
     false
 }

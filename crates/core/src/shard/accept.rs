@@ -14,7 +14,7 @@ use super::Shard;
 use super::turn::Event;
 use crate::conn::Conn;
 use crate::framing::Framing;
-use crate::link::{Block, Link};
+use crate::outlet::{ConnShared, Outlet};
 use crate::{AcceptEnd, CloseReason, ConnId, Observer, Op, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
@@ -204,10 +204,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.accepting.asked -= 1;
         let (local, now) = (&self.local, self.now);
         let mut made = None;
-        if self.takes_newcomers() && has_room_for::<Block<S>>() {
+        if self.takes_newcomers() && has_room_for::<ConnShared<S>>() {
             made = self.conns.insert_with(|id| {
-                let link = Link::new(id, local.clone(), peer, listener);
-                Conn::new(Rc::new(Block { link, session }), now)
+                let outlet = Outlet::new(id, local.clone(), peer, listener);
+                Conn::new(Rc::new(ConnShared { outlet, session }), now)
             });
         }
         let Some(id) = made else {

@@ -32,7 +32,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         conn.calls_full = conn.calls >= self.limits.calls_in_flight_max;
         self.arm(id);
         // A connection that ended during the call, or just now, holds nothing.
-        if self.block(id).is_none() {
+        if self.shared(id).is_none() {
             bytes = 0;
         } else if !self.holders.add_call(index, bytes) {
             bytes = 0;

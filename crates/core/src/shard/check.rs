@@ -25,7 +25,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
             let text = || describe(id, conn);
-            assert_eq!(conn.block.is_none(), conn.state == State::Closing, "{}", text());
+            assert_eq!(conn.shared.is_none(), conn.state == State::Closing, "{}", text());
             assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
             let connecting = conn.connect.is_on();
             if connecting {
@@ -66,18 +66,18 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     || inbox.waiting_bytes() == 0;
                 assert!(moves, "frames wait for nothing: {}", text());
             }
-            outbox_bytes += conn.link().map_or(0, |link| link.outbox_bytes());
+            outbox_bytes += conn.outlet().map_or(0, |outlet| outlet.outbox_bytes());
             let calls = self.holders.call_bytes_of(index);
             assert!(calls == 0 || conn.has_handler(), "calls that are done hold memory: {}", text());
             call_bytes += calls;
             let class = self.holders.class(index);
             listed += usize::from(class > 0);
-            assert!(class == 0 || conn.block.is_some(), "listed, and holds nothing: {}", text());
+            assert!(class == 0 || conn.shared.is_some(), "listed, and holds nothing: {}", text());
             let old =
                 conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || self.is_old(inbox.partial_began));
             let keeps = calls + old.map_or(0, |inbox| inbox.held_bytes());
             assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
-            service_bytes += conn.link().map_or(0, |link| link.service_bytes());
+            service_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
         }
         assert_eq!(inbox_bytes, self.inbox_bytes, "bytes held in inboxes");
         assert_eq!(call_bytes, self.holders.call_bytes(), "bytes held by calls");

@@ -44,8 +44,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.state = State::Draining;
         conn.reason = Some(Box::new(reason));
-        if let Some(link) = conn.link() {
-            link.seal();
+        if let Some(outlet) = conn.outlet() {
+            outlet.seal();
         }
         self.drop_input(id);
         self.start_send(id);
@@ -67,12 +67,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// The second stage: the service is done with the connection.
     fn begin_close(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let Some(block) = conn.block.take() else { return };
+        let Some(shared) = conn.shared.take() else { return };
         self.holders.forget(self.conns.index(id));
         let Some(conn) = self.conns.get_mut(id) else { return };
         // What waits for room may be a task, which is not dropped with the connection.
-        block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
-        block.link.end();
+        shared.outlet.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
+        shared.outlet.end();
         conn.state = State::Closing;
         let call = conn.has_handler().then_some(conn.handler);
         (conn.handler, conn.calls, conn.calls_full) = (NO_HANDLER, 0, false);
@@ -82,7 +82,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.counters.closed += 1;
         self.counters.closed_by_reason[reason.index()] += 1;
         self.observer.ended(self.now, id, reason);
-        self.events.push_back(Event::Ended(Ended { id, block, reason, opened: conn.opened, call }));
+        self.events.push_back(Event::Ended(Ended { id, shared, reason, opened: conn.opened, call }));
         self.join(id);
     }
 

@@ -9,7 +9,7 @@ use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::conn::{Conn, Flight, State};
 use crate::framing::Framing;
-use crate::link::{Block, Link};
+use crate::outlet::{ConnShared, Outlet};
 use crate::slots::Slots;
 use crate::{Address, CloseReason, ConnId, Observer, Op};
 
@@ -26,15 +26,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub fn connect(&mut self, address: Address, session: S) -> Option<ConnId> {
         if self.has_stopped()
             || !self.has_slot()
-            || !has_room_for::<Block<S>>()
+            || !has_room_for::<ConnShared<S>>()
             || !self.accepting.take_quota()
         {
             return None;
         }
         let (local, now) = (&self.local, self.now);
         let id = self.conns.insert_with(|id| {
-            let link = Link::new(id, local.clone(), address.as_ip(), 0);
-            let mut conn = Conn::new(Rc::new(Block { link, session }), now);
+            let outlet = Outlet::new(id, local.clone(), address.as_ip(), 0);
+            let mut conn = Conn::new(Rc::new(ConnShared { outlet, session }), now);
             conn.connect = Flight::Armed;
             conn
         });
@@ -67,7 +67,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         let now = self.stamp;
         (conn.since, conn.heard_at, conn.active_at) = (now, now, now);
-        let peer = conn.link().and_then(Link::peer);
+        let peer = conn.outlet().and_then(Outlet::peer);
         self.observer.opened(self.now, id, peer);
         self.events.push_back(Event::Connected(id));
     }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! * *Delayed*, for [`Limits::drain_delay`](crate::Limits::drain_delay): nothing changes but what
-//!   [`Local::is_draining`](crate::Local::is_draining) says.
+//!   [`LaneShared::is_draining`](crate::LaneShared::is_draining) says.
 //! * *Looking*: the listeners are closed, and what had arrived is received. It is over once a turn brings nothing, or after
 //!   [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings what was there first
 //!   before what came later, 256 completions in a turn.

@@ -8,7 +8,7 @@ use super::{Parked, Shard};
 use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing};
 use crate::inbox::{Found, Inbox, cut};
-use crate::link::Block;
+use crate::outlet::ConnShared;
 use crate::{CloseReason, ConnId, Frame, Observer};
 
 /// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
@@ -28,11 +28,11 @@ pub enum Next {
 /// The frames that a connection may hand out now.
 ///
 /// The common frame lies whole in the lease at hand and is cut off it without a look at the connection: whatever
-/// may stop frames in the middle of a batch shows in the link's flags, or comes through this type.
+/// may stop frames in the middle of a batch shows in the outlet's flags, or comes through this type.
 pub struct Frames<'a, S, F: Framing, O: Observer> {
     shard: &'a mut Shard<S, F, O>,
     id: ConnId,
-    block: Rc<Block<S>>,
+    shared: Rc<ConnShared<S>>,
     /// What was received and is not cut yet.
     lease: Lease,
     /// Frames that the batch may still hand out, and those that it did.
@@ -51,13 +51,13 @@ pub struct Frames<'a, S, F: Framing, O: Observer> {
 }
 
 impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
-    /// A batch that begins with what was received. `plain` is true if nothing but a frame's own bytes and the link can keep
+    /// A batch that begins with what was received. `plain` is true if nothing but a frame's own bytes and the outlet can keep
     /// it from the service.
     #[inline(always)]
     pub(super) fn new(
         shard: &'a mut Shard<S, F, O>,
         id: ConnId,
-        block: Rc<Block<S>>,
+        shared: Rc<ConnShared<S>>,
         lease: Lease,
         plain: bool,
         is_first: bool,
@@ -66,7 +66,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         Frames {
             shard,
             id,
-            block,
+            shared,
             lease,
             left,
             handed: 0,
@@ -84,10 +84,10 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         self.id
     }
 
-    /// Its link and session.
+    /// Its outlet and session.
     #[inline]
-    pub fn block(&self) -> &Rc<Block<S>> {
-        &self.block
+    pub fn shared(&self) -> &Rc<ConnShared<S>> {
+        &self.shared
     }
 
     /// The shard, to end the connection.
@@ -109,7 +109,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
     /// connection.
     #[inline]
     pub fn next_frame(&mut self) -> Next {
-        if self.plain && !self.block.link.stops_frames() {
+        if self.plain && !self.shared.outlet.stops_frames() {
             if self.lease.is_empty() {
                 if self.ends_plainly {
                     return Next::Nothing;
@@ -137,11 +137,11 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         loop {
             let shard = &mut *self.shard;
             let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
-            let link = &self.block.link;
-            if conn.block.is_none() || !conn.is_open() || link.close_asked() || link.abort_asked() {
+            let outlet = &self.shared.outlet;
+            if conn.shared.is_none() || !conn.is_open() || outlet.close_asked() || outlet.abort_asked() {
                 return self.nothing();
             }
-            conn.held_back |= link.holds_back();
+            conn.held_back |= outlet.holds_back();
             if !conn.takes_frames() {
                 shard.send_awaited |= conn.held_back && conn.send.is_on();
                 return self.requeue();

@@ -32,10 +32,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get(id) else { return 0 };
         let is_old = |since: Stamp| since.left(steps, self.stamp) <= 0;
         let inbox = conn.inbox.as_ref().filter(|inbox| !inbox.is_mid_frame() || is_old(inbox.partial_began));
-        let outbox = conn.link().filter(|_| steps == AT_ONCE || (conn.send.is_on() && is_old(conn.send_at)));
+        let outbox =
+            conn.outlet().filter(|_| steps == AT_ONCE || (conn.send.is_on() && is_old(conn.send_at)));
         inbox.map_or(0, |inbox| inbox.held_bytes())
-            + outbox.map_or(0, |link| link.outbox_bytes())
-            + conn.link().map_or(0, |link| link.service_bytes())
+            + outbox.map_or(0, |outlet| outlet.outbox_bytes())
+            + conn.outlet().map_or(0, |outlet| outlet.service_bytes())
             + self.holders.call_bytes_of(self.conns.index(id))
     }
 
@@ -61,7 +62,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[cold]
     pub(super) fn watch_services(&mut self, ids: &[ConnId]) {
         for id in ids {
-            if self.block(*id).is_some() {
+            if self.shared(*id).is_some() {
                 self.watch(*id);
             }
         }
@@ -104,7 +105,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             self.watched.pop_front();
             let Some(conn) = self.conns.get_mut(id) else { continue };
             conn.queued.leave(Queued::WATCHED);
-            match conn.block {
+            match conn.shared {
                 Some(_) if steps == AT_ONCE => self.list_holder(id, AT_ONCE),
                 // What is there may be younger than this look at it.
                 Some(_) => self.watch(id),
@@ -137,7 +138,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 continue;
             }
             // One that closes already holds nothing.
-            let mut others = others.by_ref().copied().filter(|id| self.block(*id).is_some());
+            let mut others = others.by_ref().copied().filter(|id| self.shared(*id).is_some());
             let Some(victim) = heaviest.or_else(|| others.next()) else { return };
             let (bytes, held) = (self.held_bytes_of(victim, steps), self.held_bytes());
             self.observer.over_held_bytes_max(self.now, victim, bytes, held);

@@ -29,8 +29,8 @@ use ringserve_buf::Pool;
 use crate::conn::{Conn, Queued, Times};
 use crate::framing::Framing;
 use crate::holders::Holders;
-use crate::link::Block;
-use crate::local::Local;
+use crate::lane_shared::LaneShared;
+use crate::outlet::ConnShared;
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
@@ -54,7 +54,7 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     times: Times,
     framing: Rc<F>,
     observer: O,
-    local: Rc<Local>,
+    local: Rc<LaneShared>,
     pool: Pool,
     conns: Slots<Conn<S>>,
     wheel: Wheel,
@@ -105,7 +105,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         observer: O,
     ) -> Shard<S, F, O> {
         let framing = Rc::new(framing);
-        let local = Rc::new(Local::new(framing.encoding(), &limits));
+        let local = Rc::new(LaneShared::new(framing.encoding(), &limits));
         Shard {
             accepting: Accepting::new(listeners, connections_max),
             framing,
@@ -155,13 +155,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.conns.get(id).is_some_and(|conn| conn.queued.is_in(Queued::RUNNABLE))
     }
 
-    /// A connection's link and session, until it ended.
-    pub fn block(&self, id: ConnId) -> Option<&Rc<Block<S>>> {
-        self.conns.get(id)?.block.as_ref()
+    /// A connection's outlet and session, until it ended.
+    pub fn shared(&self, id: ConnId) -> Option<&Rc<ConnShared<S>>> {
+        self.conns.get(id)?.shared.as_ref()
     }
 
     /// What the shard's connections share.
-    pub fn local(&self) -> &Rc<Local> {
+    pub fn local(&self) -> &Rc<LaneShared> {
         &self.local
     }
 

@@ -7,7 +7,7 @@ use super::{Shard, expect_conn};
 use crate::conn::{Conn, Flight, Intake, State};
 use crate::framing::Framing;
 use crate::inbox::Inbox;
-use crate::link::Link;
+use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
 
 impl<S, F: Framing, O: Observer> Shard<S, F, O> {
@@ -32,15 +32,15 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if conn.takes_frames()
             && conn.waiting_bytes() == 0
             && !is_cut
-            && let Some(block) = &conn.block
+            && let Some(shared) = &conn.shared
         {
             let plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
-            let (block, is_first) = (block.clone(), !conn.frame_seen);
+            let (shared, is_first) = (shared.clone(), !conn.frame_seen);
             if first_since_armed {
                 self.arm(id);
             }
             self.begin_batch();
-            return self.hand_out(id, block, lease, plain, is_first, lane);
+            return self.hand_out(id, shared, lease, plain, is_first, lane);
         }
         if is_cut {
             drop(lease);
@@ -102,10 +102,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
         // carried out at the end of the turn, with that as the reason.
-        if conn.has_handler() || conn.link().is_some_and(Link::has_requests) {
+        if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
             return;
         }
-        if conn.link().is_some_and(Link::is_held_open) {
+        if conn.outlet().is_some_and(Outlet::is_held_open) {
             if !conn.input_end_told {
                 conn.input_end_told = true;
                 self.events.push_back(Event::InputEnded(id));

@@ -33,13 +33,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline]
     fn flush_one(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let Some(block) = &conn.block else { return };
-        let link = &block.link;
-        if link.take_dirty_unless_plain() || conn.send.is_on() || conn.held_back || !conn.is_open() {
+        let Some(shared) = &conn.shared else { return };
+        let outlet = &shared.outlet;
+        if outlet.take_dirty_unless_plain() || conn.send.is_on() || conn.held_back || !conn.is_open() {
             return self.flush_checked(id);
         }
         // The common case: a reply, and nothing that depends on when it leaves.
-        let Some(batch) = link.take_pending() else { return self.close_if_quiet(id) };
+        let Some(batch) = outlet.take_pending() else { return self.close_if_quiet(id) };
         let len = batch.len();
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;
@@ -68,9 +68,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// The same where user code asked for more than a reply, or a send is in flight.
     #[inline(never)]
     fn flush_checked(&mut self, id: ConnId) {
-        let Some(link) = self.conns.get(id).and_then(|conn| conn.link()) else { return };
-        let over_max = link.is_over_max();
-        if link.has_requests() || over_max {
+        let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) else { return };
+        let over_max = outlet.is_over_max();
+        if outlet.has_requests() || over_max {
             return self.apply_requests(id, over_max);
         }
         self.start_send(id);
@@ -80,18 +80,18 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Carries out what user code asked for.
     #[cold]
     fn apply_requests(&mut self, id: ConnId, over_max: bool) {
-        let Some(link) = self.conns.get(id).and_then(|conn| conn.link()) else { return };
-        if link.abort_asked() {
-            self.abort(id, link.end_reason(CloseReason::Aborted));
+        let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) else { return };
+        if outlet.abort_asked() {
+            self.abort(id, outlet.end_reason(CloseReason::Aborted));
         } else if over_max {
             self.abort(id, CloseReason::OutboxFull);
-        } else if link.not_framed() {
+        } else if outlet.not_framed() {
             self.finish(id, CloseReason::ReplyNotFramed);
-        } else if link.close_asked() {
+        } else if outlet.close_asked() {
             // Where it was the peer who ended first, and the service only held the connection open.
             let told = self.conns.get(id).is_some_and(|conn| conn.input_end_told);
             let reason = if told { CloseReason::PeerClosed } else { CloseReason::Closed };
-            self.finish(id, link.end_reason(reason));
+            self.finish(id, outlet.end_reason(reason));
         }
     }
 
@@ -103,14 +103,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             // It may have been started in this turn, when nothing waited for its end yet. Now something does, if
             // only what is queued behind it.
             self.send_awaited = true;
-            if conn.link().is_some_and(|link| link.outbox_bytes() >= LISTED_BYTES) {
+            if conn.outlet().is_some_and(|outlet| outlet.outbox_bytes() >= LISTED_BYTES) {
                 self.watch(id);
             }
             return;
         }
-        let Some(block) = &conn.block else { return };
-        let Some(batch) = block.link.take_pending() else {
-            if block.link.half_closes() {
+        let Some(shared) = &conn.shared else { return };
+        let Some(batch) = shared.outlet.take_pending() else {
+            if shared.outlet.half_closes() {
                 self.end_writing(id);
             }
             return;
@@ -141,7 +141,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         conn.send_at = self.stamp;
         let is_plain = conn.is_open()
             && !conn.held_back
-            && conn.link().is_some_and(|link| !link.is_awaited() && !link.refuses());
+            && conn.outlet().is_some_and(|outlet| !outlet.is_awaited() && !outlet.refuses());
         self.send_awaited |= !is_plain || self.drain.is_some();
         // The other limits are not nearer than they were.
         let sooner = i64::from(self.times.write_look) < conn.timer.left(conn.send_at);
@@ -157,8 +157,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         conn.send = Flight::None;
         // The common case: all left, and nothing depends on that.
         if end == SendEnd::Done
-            && let Some(block) = &conn.block
-            && block.link.is_plain()
+            && let Some(shared) = &conn.shared
+            && shared.outlet.is_plain()
             && conn.is_open()
             && !conn.held_back
             && self.drain.is_none()
@@ -167,7 +167,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         {
             debug_assert!(batch.is_empty(), "a send ended before its end");
             conn.send_at = self.stamp;
-            self.counters.bytes_sent += block.link.all_sent() as u64;
+            self.counters.bytes_sent += shared.outlet.all_sent() as u64;
             return self.local.recycle(batch);
         }
         self.sent_checked(id, batch, end);
@@ -177,12 +177,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     #[inline(never)]
     fn sent_checked(&mut self, id: ConnId, mut batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let Some(block) = &conn.block else {
+        let Some(shared) = &conn.shared else {
             self.local.recycle(batch);
             return self.join(id);
         };
-        let left = block.link.sent_but(batch.len());
-        block.link.left(left);
+        let left = shared.outlet.sent_but(batch.len());
+        shared.outlet.left(left);
         self.counters.bytes_sent += left as u64;
         let now = self.stamp;
         let looked_at = core::mem::replace(&mut conn.send_at, now);
@@ -202,10 +202,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             }
             SendEnd::Error(errno) => return self.abort(id, CloseReason::of_errno(errno)),
         }
-        let waits = conn.held_back || block.link.is_awaited();
+        let waits = conn.held_back || shared.outlet.is_awaited();
         let mut released = false;
-        if waits && block.link.outbox_bytes() <= self.limits.outbox_bytes_low {
-            block.link.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
+        if waits && shared.outlet.outbox_bytes() <= self.limits.outbox_bytes_low {
+            shared.outlet.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
             if let Some(inbox) = &mut conn.inbox {
@@ -220,7 +220,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // off or the peer was held back until now.
         let sooner =
             released || !conn.timer.is_set() || i64::from(self.times.idle) < conn.timer.left(conn.send_at);
-        let (draining, more) = (conn.state == State::Draining, block.link.has_more());
+        let (draining, more) = (conn.state == State::Draining, shared.outlet.has_more());
         match rest {
             Some(batch) => {
                 // Replies may be queued behind it.

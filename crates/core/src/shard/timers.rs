@@ -84,7 +84,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     // for long would otherwise ask again and again at once, and close before anybody could answer.
                     conn.heard_at = self.stamp;
                     // One that does not read would not see it, and has a limit of its own.
-                    if conn.link().is_some_and(|link| !link.is_full()) {
+                    if conn.outlet().is_some_and(|outlet| !outlet.is_full()) {
                         self.events.push_back(Event::Heartbeat(id));
                     }
                     self.arm(id);

@@ -26,7 +26,7 @@ use super::frames::Frames;
 use super::{QUEUE_KEPT, Shard};
 use crate::conn::Queued;
 use crate::framing::Framing;
-use crate::link::Block;
+use crate::outlet::ConnShared;
 use crate::stamp::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, Observer, Op, Socket, Time, Wait};
 
@@ -78,7 +78,7 @@ pub trait Lane<S, F: Framing, O: Observer = ()> {
     fn heartbeat(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
 
     /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
-    /// ([`Link::hold_open`](crate::Link::hold_open)).
+    /// ([`Outlet::hold_open`](crate::Outlet::hold_open)).
     fn input_ended(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
 
     /// A task waited for room in the connection's outbox, or for its end: wake it. The waker is user code; if it panics,
@@ -99,8 +99,8 @@ pub trait Lane<S, F: Framing, O: Observer = ()> {
 pub struct Ended<S> {
     /// The connection, whose name is not valid any more for calls from user code.
     pub id: ConnId,
-    /// Link and session.
-    pub block: Rc<Block<S>>,
+    /// Outlet and session.
+    pub shared: Rc<ConnShared<S>>,
     /// Why.
     pub reason: CloseReason,
     /// True if the service accepted it in `open`.
@@ -197,9 +197,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
         self.begin_batch();
         let Some(conn) = self.conns.get(id) else { return };
-        let Some(block) = conn.block.clone() else { return };
+        let Some(shared) = conn.shared.clone() else { return };
         let is_first = !conn.frame_seen;
-        self.hand_out(id, block, Lease::empty(), false, is_first, lane);
+        self.hand_out(id, shared, Lease::empty(), false, is_first, lane);
     }
 
     /// Has the lane take a batch of frames, of which the first are in `lease`. See [`Frames::new`].
@@ -207,13 +207,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub(super) fn hand_out(
         &mut self,
         id: ConnId,
-        block: Rc<Block<S>>,
+        shared: Rc<ConnShared<S>>,
         lease: Lease,
         plain: bool,
         is_first: bool,
         lane: &mut (impl Lane<S, F, O> + ?Sized),
     ) {
-        let mut frames = Frames::new(self, id, block, lease, plain, is_first);
+        let mut frames = Frames::new(self, id, shared, lease, plain, is_first);
         lane.frames(&mut frames);
         frames.end();
     }

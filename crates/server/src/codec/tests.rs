@@ -78,7 +78,7 @@ fn a_large_item_is_not_copied_with_each_piece_of_it() {
         moves += usize::from(now != place);
         place = now;
     }
-    assert!(moves < 12, "the block moved {moves} times, where doubling it 6 times suffices");
+    assert!(moves < 12, "the shared moved {moves} times, where doubling it 6 times suffices");
 }
 
 #[test]

@@ -25,14 +25,14 @@ use crate::log::{LogObserver, guarded};
 use crate::service::IntoService;
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
-use crate::shard::inbox::{Order, Remote, enter_shard};
+use crate::shard::inbox::{Command, RemoteShard, enter_shard};
 use crate::shard::state::{Admit, Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
 
 /// The shards that run, as seen from outside and as threads.
-pub(super) type Launched = (Vec<Arc<Remote>>, Vec<thread::JoinHandle<ShardEnd>>);
+pub(super) type Launched = (Vec<Arc<RemoteShard>>, Vec<thread::JoinHandle<ShardEnd>>);
 
 /// What all shards are made from.
 pub(super) struct Plan<F, Factory> {
@@ -59,7 +59,7 @@ where
         cpus: &[usize],
         run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd + Clone + Send + 'static,
     ) -> Result<Launched, Error> {
-        let remotes: Arc<[Arc<Remote>]> = (0..self.shards).map(|_| Remote::new()).collect();
+        let remotes: Arc<[Arc<RemoteShard>]> = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
         let gate = Arc::new(Gate::default());
         let mut threads = Vec::new();
@@ -100,7 +100,7 @@ where
                 let _ = SockRef::from(listener).shutdown(Shutdown::Both);
             }
             for remote in remotes.iter() {
-                remote.order(Order::Force);
+                remote.command(Command::Force);
             }
             threads = of_those_heard(threads, &heard);
         }
@@ -140,7 +140,7 @@ fn to_the_end<F, Factory>(
         let cause = death.error(index);
         guarded(|| error!(shard = index, "{cause}; the other shards drain and the server ends"));
         not_ready.failed(cause);
-        remotes.iter().for_each(|remote| remote.order(Order::Drain));
+        remotes.iter().for_each(|remote| remote.command(Command::Drain));
     }
     end
 }
@@ -177,7 +177,7 @@ pub(super) struct OneShard<F, Factory> {
     admit: Option<Admit>,
     runtime: Runtime,
     factory: Arc<Factory>,
-    remotes: Arc<[Arc<Remote>]>,
+    remotes: Arc<[Arc<RemoteShard>]>,
     quota: Arc<Quota>,
     gate: Arc<Gate>,
     sockets: Vec<OwnedFd>,

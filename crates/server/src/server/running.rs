@@ -14,7 +14,7 @@ use super::error::Error;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
-use crate::shard::inbox::{Order, Remote};
+use crate::shard::inbox::{Command, RemoteShard};
 use crate::stats::{ServerStats, ShardStats};
 
 /// How a shard ended: what it did, or why it ended by itself.
@@ -45,7 +45,7 @@ const REPORT_WITHIN: Duration = Duration::from_millis(250);
 /// A server that runs on threads of its own. Dropping it stops the server at once and waits for its threads.
 #[must_use = "dropping it stops the server"]
 pub struct ServerHandle {
-    remotes: Vec<Arc<Remote>>,
+    remotes: Vec<Arc<RemoteShard>>,
     threads: Vec<JoinHandle<ShardEnd>>,
     /// Dropped after the threads ended: then the files of Unix sockets go.
     listening: Listening,
@@ -54,7 +54,7 @@ pub struct ServerHandle {
 impl ServerHandle {
     pub(crate) fn new(
         listening: Listening,
-        remotes: Vec<Arc<Remote>>,
+        remotes: Vec<Arc<RemoteShard>>,
         threads: Vec<JoinHandle<ShardEnd>>,
     ) -> ServerHandle {
         ServerHandle { remotes, threads, listening }
@@ -92,17 +92,17 @@ impl ServerHandle {
     /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
     /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) the rest is reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
     pub fn shutdown(&self) {
-        self.order(Order::Drain);
+        self.command(Command::Drain);
     }
 
     /// Resets every connection and stops. What the kernel does not end within 5 s is left behind, and said in the log.
     pub fn abort(&self) {
-        self.order(Order::Force);
+        self.command(Command::Force);
     }
 
-    fn order(&self, order: Order) {
+    fn command(&self, command: Command) {
         for remote in &self.remotes {
-            remote.order(order);
+            remote.command(command);
         }
     }
 
@@ -168,18 +168,18 @@ impl fmt::Debug for ServerHandle {
 /// Shuts a server down from any thread.
 #[derive(Clone)]
 pub struct ShutdownHandle {
-    remotes: Vec<Arc<Remote>>,
+    remotes: Vec<Arc<RemoteShard>>,
 }
 
 impl ShutdownHandle {
     /// As [`ServerHandle::shutdown`].
     pub fn shutdown(&self) {
-        self.remotes.iter().for_each(|remote| remote.order(Order::Drain));
+        self.remotes.iter().for_each(|remote| remote.command(Command::Drain));
     }
 
     /// As [`ServerHandle::abort`].
     pub fn abort(&self) {
-        self.remotes.iter().for_each(|remote| remote.order(Order::Force));
+        self.remotes.iter().for_each(|remote| remote.command(Command::Force));
     }
 }
 

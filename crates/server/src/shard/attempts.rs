@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::task::Waker;
 
-use ringserve_core::{Address, Block, ConnId};
+use ringserve_core::{Address, ConnId, ConnShared};
 
 use super::session::Session;
 use crate::guard::{discard, wake};
@@ -42,7 +42,7 @@ pub(crate) struct Attempt {
 pub(crate) enum Progress {
     Asked(Address),
     Connecting(ConnId),
-    Done(io::Result<Rc<Block<Session>>>),
+    Done(io::Result<Rc<ConnShared<Session>>>),
     /// The future has it, or is gone.
     #[default]
     Over,
@@ -64,7 +64,7 @@ impl Attempt {
         self.progress.set(Progress::Connecting(id));
     }
 
-    pub(crate) fn done(&self, result: io::Result<Rc<Block<Session>>>) {
+    pub(crate) fn done(&self, result: io::Result<Rc<ConnShared<Session>>>) {
         self.progress.set(Progress::Done(result));
         if let Some(waker) = self.waker.take() {
             // If it panics, the task that waits is not woken; its stream is closed when it is dropped.

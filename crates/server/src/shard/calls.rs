@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ringserve_buf::{has_room_for, try_box};
-use ringserve_core::{Block, ConnId, Frame, Parked};
+use ringserve_core::{ConnId, ConnShared, Frame, Parked};
 
 use super::handle::Shard;
 use super::inbox::TaskWaker;
@@ -29,18 +29,18 @@ const COUNTS: usize = 2 * size_of::<usize>();
 
 /// What the allocator takes for a block: its own word, in steps of 16, 32 at least (glibc's).
 const fn allocated(bytes: usize) -> usize {
-    let block = (bytes + size_of::<usize>()).next_multiple_of(16);
+    let shared = (bytes + size_of::<usize>()).next_multiple_of(16);
     match bytes {
         0 => 0,
-        _ if block < 32 => 32,
-        _ => block,
+        _ if shared < 32 => 32,
+        _ => shared,
     }
 }
 
 /// What goes into a slot's future, and what comes out. Frame and connection lie apart, since each is moved the
 /// way it was written: a processor waits when it reads in one piece what it just wrote in several.
 pub(crate) struct Job<S: Service> {
-    block: Cell<Option<Rc<Block<S::Session>>>>,
+    shared: Cell<Option<Rc<ConnShared<S::Session>>>>,
     frame: Cell<Frame>,
     result: Cell<Option<Result<(), S::Error>>>,
     shard: Shard,
@@ -49,12 +49,12 @@ pub(crate) struct Job<S: Service> {
 /// Calls the service for one frame after the other. A function, so that its future has a name as a type parameter.
 pub(crate) async fn calls<S: Service>(service: Rc<S>, job: Rc<Job<S>>) {
     loop {
-        let block = poll_fn(|_| match job.block.take() {
-            Some(block) => Poll::Ready(block),
+        let shared = poll_fn(|_| match job.shared.take() {
+            Some(shared) => Poll::Ready(shared),
             None => Poll::Pending,
         })
         .await;
-        let result = service.call(&Cx::new(&block, &job.shard), job.frame.take()).await;
+        let result = service.call(&Cx::new(&shared, &job.shard), job.frame.take()).await;
         job.result.set(Some(result));
     }
 }
@@ -101,7 +101,7 @@ where
     pub(crate) fn start(
         &mut self,
         id: ConnId,
-        block: &Rc<Block<S::Session>>,
+        shared: &Rc<ConnShared<S::Session>>,
         frame: Frame,
     ) -> Result<Result<(), S::Error>, Option<u32>> {
         let task = match self.free.last() {
@@ -113,7 +113,7 @@ where
             empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task).ok_or(None)?),
         };
         slot.job.frame.set(frame);
-        slot.job.block.set(Some(block.clone()));
+        slot.job.shared.set(Some(shared.clone()));
         slot.poll().ok_or_else(|| {
             slot.id = Some(id);
             self.free.pop();
@@ -264,7 +264,7 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
             return None;
         }
         let job = Rc::new(Job {
-            block: Cell::default(),
+            shared: Cell::default(),
             frame: Cell::default(),
             result: Cell::default(),
             shard: shard.clone(),

@@ -130,12 +130,12 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_keeps_no_other_from_being_woken() {
-        use crate::shard::inbox::{Remote, TaskWaker};
+        use crate::shard::inbox::{RemoteShard, TaskWaker};
         let draining = DrainFlag::default();
         let mut waits = [draining.wait(), draining.wait()];
         let bad = crate::guard::tests::bomb();
         assert!(Pin::new(&mut waits[0]).poll(&mut Context::from_waker(&bad)).is_pending());
-        let remote = Remote::new();
+        let remote = RemoteShard::new();
         let good = TaskWaker::new(&remote, 7).waker();
         assert!(Pin::new(&mut waits[1]).poll(&mut Context::from_waker(&good)).is_pending());
         assert!(draining.begin().is_err());

@@ -11,7 +11,7 @@ use tracing::field::display;
 use tracing::{debug, warn};
 
 use super::calls::{CallEnd, Job, Resumed};
-use super::inbox::Order;
+use super::inbox::Command;
 use super::spawned::SPAWNED;
 use super::state::{Core, ServiceLane, named};
 use super::upstreams::UPSTREAM;
@@ -39,7 +39,7 @@ where
     fn call_for_each_frame<F: Framing>(&mut self, frames: &mut Frames<'_, S::Session, F, LogObserver>) {
         loop {
             match frames.next_frame() {
-                Next::Frame(frame) => match self.tasks.start(frames.id(), frames.block(), frame) {
+                Next::Frame(frame) => match self.tasks.start(frames.id(), frames.shared(), frame) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => {
                         let id = frames.id();
@@ -54,7 +54,7 @@ where
                 Next::Nothing => return,
                 Next::Bad(error) => {
                     guarded(|| debug!(shard = self.shard.index(), id = %frames.id(), %error, "bad frame"));
-                    self.service.malformed(&Cx::new(frames.block(), &self.shard), &error);
+                    self.service.malformed(&Cx::new(frames.shared(), &self.shard), &error);
                     return frames.finish(CloseReason::BadFrame(error));
                 }
             }
@@ -70,8 +70,8 @@ where
         place: &str,
         hook: impl FnOnce(&S, &Cx<'_, S::Session>),
     ) {
-        let Some(block) = core.block(id).cloned() else { return };
-        if let Err(panicked) = guard(|| hook(&self.service, &Cx::new(&block, &self.shard))) {
+        let Some(shared) = core.shared(id).cloned() else { return };
+        if let Err(panicked) = guard(|| hook(&self.service, &Cx::new(&shared, &self.shard))) {
             self.report_panic(place, named(core, id), &panicked);
             core.abort(id, CloseReason::HandlerPanicked);
         }
@@ -98,8 +98,8 @@ where
         });
         let Some(session) = session else { return core.refuse(socket) };
         let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
-        let Some(block) = core.block(id).cloned() else { return };
-        match guard(|| self.service.open(&Cx::new(&block, &self.shard))) {
+        let Some(shared) = core.shared(id).cloned() else { return };
+        match guard(|| self.service.open(&Cx::new(&shared, &self.shard))) {
             Ok(Ok(())) => core.opened(id),
             Ok(Err(refusal)) => {
                 let shard = self.shard.index();
@@ -116,9 +116,9 @@ where
     #[cold]
     fn failed<F: Framing>(&mut self, core: &mut Core<S, F>, id: ConnId, error: S::Error) {
         let shard = self.shard.index();
-        let peer = core.block(id).map(|block| Peer::of(&block.link));
+        let peer = core.shared(id).map(|shared| Peer::of(&shared.outlet));
         // Of several calls that fail the first one ends the connection.
-        let first = core.block(id).is_some_and(|block| !block.link.is_gone());
+        let first = core.shared(id).is_some_and(|shared| !shared.outlet.is_gone());
         let warns = first && self.handler_errors.allows(self.now);
         // Writing the error and dropping it is user code too.
         let done = guard(move || {
@@ -137,7 +137,7 @@ where
 
     /// Polls tasks that were woken, as many as the turn has room for.
     pub(super) fn run_woken<F: Framing>(&mut self, core: &mut Core<S, F>) {
-        let mut woken = std::mem::take(&mut self.post.tasks);
+        let mut woken = std::mem::take(&mut self.delivery.tasks);
         let mut polled = 0;
         for &task in &woken {
             if !core.take_call() {
@@ -165,7 +165,7 @@ where
             core.dispatch(self);
         }
         woken.drain(..polled);
-        self.post.tasks = woken;
+        self.delivery.tasks = woken;
         self.shard.tasks().run_new();
     }
 
@@ -200,17 +200,17 @@ where
         if let Err(panicked) = self.shard.timers().fire(self.now) {
             self.report_panic("waker", None, &panicked);
         }
-        self.called = self.remote.begin_turn(&mut self.post);
-        if self.called.has(Attention::ORDER) {
+        self.called = self.remote.begin_turn(&mut self.delivery);
+        if self.called.has(Attention::COMMAND) {
             self.apply_orders(core);
         }
-        if self.order != Order::Serve {
+        if self.command != Command::Serve {
             self.notify_stopping(core);
         }
         if self.called.has(Attention::MESSAGES) {
             self.read_messages();
         }
-        if !self.post.letters.is_empty() {
+        if !self.delivery.letters.is_empty() {
             self.read_letters(core);
         }
     }
@@ -251,18 +251,18 @@ where
     }
 
     fn ended(&mut self, _: &mut Core<S, F>, ended: Ended<S::Session>) {
-        let Ended { id, block, reason, opened, call } = ended;
+        let Ended { id, shared, reason, opened, call } = ended;
         if let Some(task) = call {
             self.tasks.cancel(task);
         }
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened {
-                self.service.close(&block.session, reason);
+                self.service.close(&shared.session, reason);
             }
         });
-        let peer = Peer::of(&block.link);
-        let dropped = guard(move || drop(block));
+        let peer = Peer::of(&shared.outlet);
+        let dropped = guard(move || drop(shared));
         if let Err(panicked) = closed.and(dropped) {
             self.report_panic("close", Some((id, peer)), &panicked);
         }
@@ -272,15 +272,15 @@ where
     fn attend(&mut self, core: &mut Core<S, F>) {
         let mut called = self.called.has(Attention::TASKS);
         for _ in 0..WAKE_ROUNDS {
-            if self.post.tasks.is_empty() {
-                called |= self.remote.take_woken(&mut self.post.tasks);
+            if self.delivery.tasks.is_empty() {
+                called |= self.remote.take_woken(&mut self.delivery.tasks);
             }
-            if self.post.tasks.is_empty() && !called {
+            if self.delivery.tasks.is_empty() && !called {
                 break;
             }
             called = false;
             self.run_woken(core);
-            if !self.post.tasks.is_empty() {
+            if !self.delivery.tasks.is_empty() {
                 break;
             }
         }

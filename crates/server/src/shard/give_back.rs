@@ -7,7 +7,7 @@ use ringserve_core::framing::Framing;
 use ringserve_drivers::trim_heap;
 
 use super::calls::Job;
-use super::inbox::Order;
+use super::inbox::Command;
 use super::spare::{InUse, Step};
 use super::state::{Core, ServiceLane};
 use crate::service::Service;
@@ -41,7 +41,7 @@ where
         let (needs, moved) = self.in_use(core);
         self.spare.note(self.now, needs, moved);
         match self.spare.step() {
-            Step::None if self.order != Order::Serve || !self.spare.is_due(self.now) => {}
+            Step::None if self.command != Command::Serve || !self.spare.is_due(self.now) => {}
             Step::None if !self.spare.begins(self.now, needs, moved) => {}
             // Receives that are stopped in this turn are found so in the next.
             Step::None => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::attempts::Requests;
 use super::draining::{DrainFlag, Draining};
-use super::inbox::Remote;
+use super::inbox::RemoteShard;
 use super::spawned::LocalTasks;
 use super::timers::{Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
@@ -26,7 +26,7 @@ struct Inner {
     count: usize,
     tasks: LocalTasks,
     timers: Timers,
-    remote: Arc<Remote>,
+    remote: Arc<RemoteShard>,
     mailboxes: RefCell<Vec<ReadMailbox>>,
     draining: DrainFlag,
     /// Its [`drain_delay`](crate::Limits::drain_delay) is over.
@@ -35,7 +35,7 @@ struct Inner {
 }
 
 impl Shard {
-    pub(crate) fn new(index: usize, count: usize, remote: Arc<Remote>) -> Shard {
+    pub(crate) fn new(index: usize, count: usize, remote: Arc<RemoteShard>) -> Shard {
         let timers = Timers::new();
         let inner = Inner {
             index,
@@ -119,7 +119,7 @@ impl Shard {
         self.inner.draining.begin()
     }
 
-    pub(crate) fn remote(&self) -> &Arc<Remote> {
+    pub(crate) fn remote(&self) -> &Arc<RemoteShard> {
         &self.inner.remote
     }
 

@@ -9,7 +9,7 @@ use std::task::{Wake, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
-use ringserve_core::{ConnId, Reach};
+use ringserve_core::{ConnId, RemoteGate};
 
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
@@ -34,16 +34,16 @@ fn is_on_shard() -> bool {
 /// What a shard was told to do. Later ones replace earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(crate) enum Order {
+pub(crate) enum Command {
     Serve = 0,
     Drain = 1,
     Force = 2,
 }
 
 /// What other threads want of a shard.
-pub(crate) enum Mail {
+pub(crate) enum Letter {
     /// One frame for a connection.
-    Push { id: ConnId, reach: Arc<Reach>, payload: Bytes },
+    Push { id: ConnId, gate: Arc<RemoteGate>, payload: Bytes },
     /// The end of a connection, after what is queued.
     Close { id: ConnId },
     /// The end of a connection, at once.
@@ -52,20 +52,20 @@ pub(crate) enum Mail {
     Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
 }
 
-impl Mail {
+impl Letter {
     /// What a push counts as on its way: the entry too, so that empty ones are bounded as well.
     pub(crate) fn bytes_of(payload: &Bytes) -> usize {
-        payload.len() + size_of::<Mail>()
+        payload.len() + size_of::<Letter>()
     }
 }
 
 /// What came for a shard since its last turn began.
-pub(crate) type Post = Brought<Mail>;
+pub(crate) type Delivery = Brought<Letter>;
 
 /// A shard as other threads see it.
-pub(crate) struct Remote {
-    inbox: ShardInbox<Mail>,
-    order: AtomicU8,
+pub(crate) struct RemoteShard {
+    inbox: ShardInbox<Letter>,
+    command: AtomicU8,
     /// Connections the shard's table has room for.
     room: AtomicUsize,
     driver: OnceLock<Waker>,
@@ -86,11 +86,11 @@ struct Reports {
     ended: bool,
 }
 
-impl Remote {
-    pub(crate) fn new() -> Arc<Remote> {
-        Arc::new(Remote {
+impl RemoteShard {
+    pub(crate) fn new() -> Arc<RemoteShard> {
+        Arc::new(RemoteShard {
             inbox: ShardInbox::new(),
-            order: AtomicU8::new(Order::Serve as u8),
+            command: AtomicU8::new(Command::Serve as u8),
             room: AtomicUsize::new(0),
             driver: OnceLock::new(),
             #[cfg(feature = "runtime-tokio")]
@@ -105,20 +105,20 @@ impl Remote {
     }
 
     /// Tells the shard something, unless it was told more already.
-    pub(crate) fn order(&self, order: Order) {
-        self.order.fetch_max(order as u8, Ordering::SeqCst);
-        self.call(Attention::ORDER);
+    pub(crate) fn command(&self, command: Command) {
+        self.command.fetch_max(command as u8, Ordering::SeqCst);
+        self.call(Attention::COMMAND);
     }
 
-    pub(crate) fn ordered(&self) -> Order {
-        match self.order.load(Ordering::SeqCst) {
-            0 => Order::Serve,
-            1 => Order::Drain,
-            _ => Order::Force,
+    pub(crate) fn last_command(&self) -> Command {
+        match self.command.load(Ordering::SeqCst) {
+            0 => Command::Serve,
+            1 => Command::Drain,
+            _ => Command::Force,
         }
     }
 
-    /// Asks for a report, and returns the number by which [`latest_report`](Remote::latest_report) knows it.
+    /// Asks for a report, and returns the number by which [`latest_report`](RemoteShard::latest_report) knows it.
     pub(crate) fn ask_report(&self) -> u64 {
         let mut reports = self.reports();
         reports.asked += 1;
@@ -170,9 +170,9 @@ impl Remote {
         }
     }
 
-    /// What [`wake_if_asleep`](Remote::wake_if_asleep) does, as a waker.
+    /// What [`wake_if_asleep`](RemoteShard::wake_if_asleep) does, as a waker.
     #[cfg(feature = "runtime-tokio")]
-    pub(crate) fn outside(self: &Arc<Remote>) -> Waker {
+    pub(crate) fn outside(self: &Arc<RemoteShard>) -> Waker {
         Waker::from(Arc::new(Outside(self.clone())))
     }
 
@@ -211,7 +211,7 @@ impl Remote {
         }
     }
 
-    /// True if the shard may wait: nothing came since [`begin_turn`](Remote::begin_turn).
+    /// True if the shard may wait: nothing came since [`begin_turn`](RemoteShard::begin_turn).
     pub(crate) fn fall_asleep(&self) -> bool {
         self.inbox.fall_asleep()
     }
@@ -242,21 +242,21 @@ impl Remote {
 
     /// On the shard: what came since the last turn began. What was brought is added to `post`.
     #[inline]
-    pub(crate) fn begin_turn(&self, post: &mut Post) -> Attention {
-        self.inbox.begin_turn(post)
+    pub(crate) fn begin_turn(&self, delivery: &mut Delivery) -> Attention {
+        self.inbox.begin_turn(delivery)
     }
 
     /// Leaves mail for the shard. It comes back if the shard ended.
-    pub(crate) fn send(&self, mail: Mail) -> Result<(), Mail> {
-        self.inbox.send(mail).map(|called| self.rouse(called))
+    pub(crate) fn send(&self, letter: Letter) -> Result<(), Letter> {
+        self.inbox.send(letter).map(|called| self.rouse(called))
     }
 
     /// The shard ended. What was left for it is dropped.
     pub(crate) fn close(&self) {
         self.set_room(0);
-        for mail in self.inbox.close() {
+        for letter in self.inbox.close() {
             // The owner of a payload's bytes may be user code.
-            let _ = guard(move || drop(mail));
+            let _ = guard(move || drop(letter));
         }
         self.reports().ended = true;
         self.reported.notify_all();
@@ -284,9 +284,9 @@ impl Remote {
     }
 }
 
-/// See [`Remote::outside`].
+/// See [`RemoteShard::outside`].
 #[cfg(feature = "runtime-tokio")]
-struct Outside(Arc<Remote>);
+struct Outside(Arc<RemoteShard>);
 
 #[cfg(feature = "runtime-tokio")]
 impl Wake for Outside {
@@ -301,13 +301,13 @@ impl Wake for Outside {
 
 /// Wakes one task of a shard.
 pub(crate) struct TaskWaker {
-    remote: Arc<Remote>,
+    remote: Arc<RemoteShard>,
     task: u32,
     queued: Queued,
 }
 
 impl TaskWaker {
-    pub(crate) fn new(remote: &Arc<Remote>, task: u32) -> Arc<TaskWaker> {
+    pub(crate) fn new(remote: &Arc<RemoteShard>, task: u32) -> Arc<TaskWaker> {
         Arc::new(TaskWaker { remote: remote.clone(), task, queued: Queued::new() })
     }
 
@@ -339,47 +339,48 @@ mod tests {
 
     #[test]
     fn a_task_woken_twice_is_listed_once_and_keeps_the_shard_awake() {
-        let (remote, mut post) = (Remote::new(), Post::default());
+        let (remote, mut delivery) = (RemoteShard::new(), Delivery::default());
         let task = TaskWaker::new(&remote, 7);
         let waker = task.waker();
         waker.wake_by_ref();
         waker.wake_by_ref();
         assert!(!remote.fall_asleep());
-        assert!(remote.begin_turn(&mut post).has(Attention::TASKS));
-        assert_eq!(post.tasks, [7]);
+        assert!(remote.begin_turn(&mut delivery).has(Attention::TASKS));
+        assert_eq!(delivery.tasks, [7]);
         task.taken();
         assert!(remote.fall_asleep());
     }
 
     #[test]
     fn taking_tasks_leaves_everything_else_to_the_next_turn() {
-        let (remote, mut woken) = (Remote::new(), Vec::new());
+        let (remote, mut woken) = (RemoteShard::new(), Vec::new());
         TaskWaker::new(&remote, 7).waker().wake();
         remote.take_woken(&mut woken);
         assert_eq!(woken, [7]);
         assert!(remote.fall_asleep(), "nothing else came");
-        remote.begin_turn(&mut Post::default());
+        remote.begin_turn(&mut Delivery::default());
         for (call, what) in [
             (
-                (|remote: &Remote| drop(remote.send(Mail::Close { id: ConnId::new(1, 1) }))) as fn(&Remote),
+                (|remote: &RemoteShard| drop(remote.send(Letter::Close { id: ConnId::new(1, 1) })))
+                    as fn(&RemoteShard),
                 Attention::LETTERS,
             ),
-            (Remote::announce_messages, Attention::MESSAGES),
-            (|remote| remote.order(Order::Drain), Attention::ORDER),
+            (RemoteShard::announce_messages, Attention::MESSAGES),
+            (|remote| remote.command(Command::Drain), Attention::COMMAND),
             (|remote| _ = remote.ask_report(), Attention::REPORT),
         ] {
             call(&remote);
             remote.take_woken(&mut Vec::new());
             assert!(!remote.fall_asleep(), "the next turn looks");
-            assert!(remote.begin_turn(&mut Post::default()).has(what));
+            assert!(remote.begin_turn(&mut Delivery::default()).has(what));
         }
     }
 
     #[test]
     fn an_order_is_never_taken_back() {
-        let remote = Remote::new();
-        remote.order(Order::Force);
-        remote.order(Order::Drain);
-        assert_eq!(remote.ordered(), Order::Force);
+        let remote = RemoteShard::new();
+        remote.command(Command::Force);
+        remote.command(Command::Drain);
+        assert_eq!(remote.last_command(), Command::Force);
     }
 }

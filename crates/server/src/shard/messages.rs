@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::handle::Shard;
-use super::inbox::Remote;
+use super::inbox::RemoteShard;
 
 /// Messages that may wait for one shard, unless [`Mesh::with_capacity`] says otherwise: enough for a burst of a
 /// millisecond from dozens of shards, and 64 K messages of a few words are a few MiB.
@@ -60,7 +60,7 @@ type Place<M> = OnceLock<Arc<Member<M>>>;
 
 struct Member<M> {
     mailbox: Mutex<Mailbox<M>>,
-    remote: Arc<Remote>,
+    remote: Arc<RemoteShard>,
 }
 
 struct Mailbox<M> {

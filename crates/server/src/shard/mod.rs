@@ -3,6 +3,7 @@
 pub(crate) mod attempts;
 pub(crate) mod calls;
 pub(crate) mod clock;
+mod commands;
 pub(crate) mod draining;
 mod events;
 mod give_back;
@@ -11,7 +12,6 @@ pub(crate) mod handle;
 mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod messages;
-mod orders;
 mod passing;
 pub(crate) mod session;
 mod spare;

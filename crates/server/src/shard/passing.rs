@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Socket};
 
-use super::inbox::Mail;
+use super::inbox::Letter;
 use super::state::{Core, ServiceLane};
 use crate::service::Service;
 
@@ -35,14 +35,14 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
     pub(super) fn hand_off_to_another(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         let Some(others) = &self.others else { return };
         let Some(socket) = self.driver.hand_over(socket) else { return };
-        let mut mail = Mail::Socket { socket, peer, listener };
+        let mut letter = Letter::Socket { socket, peer, listener };
         let mut remotes: Vec<_> = others.iter().collect();
         remotes.sort_by_key(|remote| std::cmp::Reverse(remote.room()));
         for remote in remotes {
             remote.take_room();
-            match remote.send(mail) {
+            match remote.send(letter) {
                 Ok(()) => return,
-                Err(back) => mail = back,
+                Err(back) => letter = back,
             }
         }
     }

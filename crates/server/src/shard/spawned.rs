@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use ringserve_core::ConnId;
 
-use super::inbox::{Remote, TaskWaker};
+use super::inbox::{RemoteShard, TaskWaker};
 use super::timers::Timers;
 use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
@@ -27,7 +27,7 @@ type Boxed = Pin<Box<dyn Future<Output = ()>>>;
 pub(crate) struct LocalTasks {
     inner: Rc<RefCell<Inner>>,
     shard: usize,
-    remote: Arc<Remote>,
+    remote: Arc<RemoteShard>,
     timers: Timers,
 }
 
@@ -62,7 +62,7 @@ struct Slot {
 }
 
 impl LocalTasks {
-    pub(crate) fn new(shard: usize, remote: Arc<Remote>, timers: Timers) -> LocalTasks {
+    pub(crate) fn new(shard: usize, remote: Arc<RemoteShard>, timers: Timers) -> LocalTasks {
         LocalTasks { inner: Rc::default(), shard, remote, timers }
     }
 
@@ -200,7 +200,7 @@ mod tests {
     use std::future::{pending, poll_fn};
 
     fn tasks() -> LocalTasks {
-        LocalTasks::new(0, Remote::new(), Timers::new())
+        LocalTasks::new(0, RemoteShard::new(), Timers::new())
     }
 
     /// Counts its drops.

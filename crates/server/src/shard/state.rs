@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{ConnId, Driver, Limits, Link, Time};
+use ringserve_core::{ConnId, Driver, Limits, Outlet, Time};
 
 use super::calls::{Job, Tasks};
 use super::handle::Shard;
-use super::inbox::{Order, Post, Remote};
+use super::inbox::{Command, Delivery, RemoteShard};
 use super::spare::Spare;
 use super::upstreams::Upstreams;
 use super::wake::Attention;
@@ -35,7 +35,7 @@ pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
-pub(crate) type Others = Arc<[Arc<Remote>]>;
+pub(crate) type Others = Arc<[Arc<RemoteShard>]>;
 
 /// The state machine below a service.
 pub(crate) type Core<S, F> = ringserve_core::Shard<<S as Service>::Session, F, LogObserver>;
@@ -53,7 +53,7 @@ pub(crate) struct ServiceLane<S: Service, D: Driver, Make, Fut> {
     pub(super) driver: D,
     pub(super) service: Rc<S>,
     pub(super) tasks: Tasks<S, Make, Fut>,
-    pub(super) remote: Arc<Remote>,
+    pub(super) remote: Arc<RemoteShard>,
     pub(super) admit: Option<Admit>,
     pub(super) others: Option<Others>,
     pub(super) limits: Limits,
@@ -62,10 +62,10 @@ pub(crate) struct ServiceLane<S: Service, D: Driver, Make, Fut> {
     pub(super) upstreams: Option<Box<Upstreams>>,
     /// Wakes the shard, if it is hosted.
     pub(super) outside: Option<Waker>,
-    pub(super) order: Order,
+    pub(super) command: Command,
     /// What the turn has to look at.
     pub(super) called: Attention,
-    pub(super) post: Post,
+    pub(super) delivery: Delivery,
     pub(super) now: Time,
     pub(super) spare: Spare,
     pub(super) handler_errors: LineLimit,
@@ -104,9 +104,9 @@ where
             first_upstream: parts.first_upstream,
             upstreams: None,
             outside: None,
-            order: Order::Serve,
+            command: Command::Serve,
             called: Attention::NONE,
-            post: Post::default(),
+            delivery: Delivery::default(),
             now: Time::ZERO,
             spare: Spare::new(),
             handler_errors: LineLimit::default(),
@@ -121,15 +121,15 @@ pub(super) fn named<S, F: Framing>(
     core: &ringserve_core::Shard<S, F, LogObserver>,
     id: ConnId,
 ) -> Option<(ConnId, Peer)> {
-    core.block(id).map(|block| (id, Peer::of(&block.link)))
+    core.shared(id).map(|shared| (id, Peer::of(&shared.outlet)))
 }
 
 impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
     /// A connection of either kind, as pushes reach it.
-    pub(super) fn link<'a, F: Framing>(&'a self, core: &'a Core<S, F>, id: ConnId) -> Option<&'a Link> {
+    pub(super) fn outlet<'a, F: Framing>(&'a self, core: &'a Core<S, F>, id: ConnId) -> Option<&'a Outlet> {
         match &self.upstreams {
-            Some(upstreams) if upstreams.owns(id) => upstreams.link(id),
-            _ => core.block(id).map(|block| &block.link),
+            Some(upstreams) if upstreams.owns(id) => upstreams.outlet(id),
+            _ => core.shared(id).map(|shared| &shared.outlet),
         }
     }
 

@@ -9,7 +9,7 @@ use tracing::{debug, error};
 
 use super::calls::{Job, calls};
 use super::handle::Shard;
-use super::inbox::{Order, Remote};
+use super::inbox::{Command, RemoteShard};
 use super::state::{Parts, ServiceLane, ShardLoop};
 use super::upstreams::Upstreams;
 use super::wake::Attention;
@@ -105,7 +105,7 @@ where
             sooner(lane.upstreams.as_ref().and_then(|upstreams| upstreams.next_turn()));
             sooner(if lane.spare.has_to_do() { Some(lane.now) } else { lane.spare.next() });
         }
-        let left_over = !lane.post.tasks.is_empty() || !lane.post.letters.is_empty();
+        let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
         let is_due = next.is_some_and(|next| next <= lane.now);
         if is_due || left_over || !lane.remote.fall_asleep() {
             return Wait::No;
@@ -162,7 +162,7 @@ impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
                 new.wake_when_dirty(outside.clone());
             }
             new.begin(self.now, 0);
-            if self.order == Order::Force {
+            if self.command == Command::Force {
                 new.force();
             }
             Box::new(new)
@@ -181,7 +181,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     framing: F,
     limits: Limits,
 ) -> Result<ShardStats, i32> {
-    let remote = Remote::new();
+    let remote = RemoteShard::new();
     let connections_max = driver.connections_max();
     let core = ringserve_core::Shard::new(
         limits.clone(),

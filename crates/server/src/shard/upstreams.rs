@@ -21,7 +21,7 @@ use std::task::Waker;
 use ringserve_buf::Pool;
 use ringserve_core::framing::Raw;
 use ringserve_core::{
-    CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Limits, Link, Next, Socket, Time,
+    CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Limits, Next, Outlet, Socket, Time,
 };
 
 use super::attempts::Attempt;
@@ -159,7 +159,7 @@ impl Upstreams {
         let bytes = reader.bytes;
         let Some(id) = self.core.id_at(index) else { return };
         // The slot may be another's by now.
-        if self.core.block(id).is_some_and(|block| !block.session.has_unread()) {
+        if self.core.shared(id).is_some_and(|shared| !shared.session.has_unread()) {
             self.core.call_done(id, index, None, bytes);
             self.core.run_frames(id, &mut self.lane);
             self.core.dispatch(&mut self.lane);
@@ -167,8 +167,8 @@ impl Upstreams {
     }
 
     /// A connection as pushes from elsewhere reach it.
-    pub(crate) fn link(&self, id: ConnId) -> Option<&Link> {
-        self.core.block(id).map(|block| &block.link)
+    pub(crate) fn outlet(&self, id: ConnId) -> Option<&Outlet> {
+        self.core.shared(id).map(|shared| &shared.outlet)
     }
 
     /// The server is done with every connection it accepted: what is queued leaves, and no more is connected.
@@ -182,7 +182,7 @@ impl Upstreams {
         self.closing
     }
 
-    /// See [`Local::wake_when_dirty`](ringserve_core::Local::wake_when_dirty).
+    /// See [`LaneShared::wake_when_dirty`](ringserve_core::LaneShared::wake_when_dirty).
     pub(crate) fn wake_when_dirty(&self, waker: Waker) {
         self.core.local().wake_when_dirty(waker);
     }
@@ -239,19 +239,19 @@ impl UpstreamLane {
 
 impl Lane<Session, Raw, LogObserver> for UpstreamLane {
     fn connected(&mut self, core: &mut Core, id: ConnId) {
-        let Some(block) = core.block(id).cloned() else { return };
-        block.link.hold_open();
-        block.link.read_on();
+        let Some(shared) = core.shared(id).cloned() else { return };
+        shared.outlet.hold_open();
+        shared.outlet.read_on();
         core.opened(id);
         if let Some(attempt) = self.attempts.remove(&id) {
-            attempt.done(Ok(block));
+            attempt.done(Ok(shared));
         }
     }
 
     /// Hands what arrived to the reader, piece by piece, until that is not done with one.
     fn frames(&mut self, frames: &mut Frames<'_, Session, Raw, LogObserver>) {
-        let (id, block) = (frames.id(), frames.block().clone());
-        let session = &block.session;
+        let (id, shared) = (frames.id(), frames.shared().clone());
+        let session = &shared.session;
         while let Next::Frame(frame) = frames.next_frame() {
             session.put(frame.into_lease());
             if !self.run_reader(frames.shard(), id, session) {
@@ -270,9 +270,9 @@ impl Lane<Session, Raw, LogObserver> for UpstreamLane {
     }
 
     fn input_ended(&mut self, core: &mut Core, id: ConnId) {
-        let Some(block) = core.block(id).cloned() else { return };
-        block.session.end_input();
-        self.run_reader(core, id, &block.session);
+        let Some(shared) = core.shared(id).cloned() else { return };
+        shared.session.end_input();
+        self.run_reader(core, id, &shared.session);
     }
 
     fn wake(&mut self, core: &mut Core, id: ConnId, waker: Waker) {
@@ -282,14 +282,14 @@ impl Lane<Session, Raw, LogObserver> for UpstreamLane {
     }
 
     fn ended(&mut self, core: &mut Core, ended: Ended<Session>) {
-        let Ended { id, block, reason, .. } = ended;
+        let Ended { id, shared, reason, .. } = ended;
         match self.attempts.remove(&id) {
-            Some(attempt) => attempt.done(Err(why_not(&block.session, reason))),
+            Some(attempt) => attempt.done(Err(why_not(&shared.session, reason))),
             None => {
-                block.session.set_ended(reason);
-                self.run_reader(core, id, &block.session);
+                shared.session.set_ended(reason);
+                self.run_reader(core, id, &shared.session);
                 // The last owner may be user code.
-                let _ = guard(move || drop(block));
+                let _ = guard(move || drop(shared));
             }
         }
     }

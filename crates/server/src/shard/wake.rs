@@ -38,7 +38,7 @@ impl Attention {
     /// A mailbox has messages.
     pub(crate) const MESSAGES: Attention = Attention(1 << 2);
     /// The server's order changed.
-    pub(crate) const ORDER: Attention = Attention(1 << 3);
+    pub(crate) const COMMAND: Attention = Attention(1 << 3);
     /// A report is asked for.
     pub(crate) const REPORT: Attention = Attention(1 << 4);
     /// User code changed something of its own shard outside of a turn.

@@ -71,7 +71,9 @@ impl Future for Connecting {
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<Stream>> {
         match self.attempt.progress.take() {
-            Progress::Done(result) => Poll::Ready(result.map(|block| Stream::new(block, self.shard.clone()))),
+            Progress::Done(result) => {
+                Poll::Ready(result.map(|shared| Stream::new(shared, self.shard.clone())))
+            }
             other => {
                 self.attempt.progress.set(other);
                 self.attempt.waker.set(Some(task.waker().clone()));
@@ -89,7 +91,7 @@ impl Drop for Connecting {
                 self.shard.remote().announce_upstreams();
             }
             // Nobody will ever read or write it.
-            Progress::Done(Ok(block)) => block.link.close(),
+            Progress::Done(Ok(shared)) => shared.outlet.close(),
             _ => {}
         }
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
-use ringserve_core::Block;
+use ringserve_core::ConnShared;
 
 use super::byte_stream::Stream;
 use crate::shard::session::Session;
@@ -35,13 +35,13 @@ impl Stream {
         task: &mut Context<'_>,
         look: impl FnOnce(&[u8]) -> usize,
     ) -> Poll<io::Result<()>> {
-        let session = &self.block.session;
+        let session = &self.shared.session;
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| session.read_with(look))
     }
 
     /// What becomes of the connection, for code that gives the stream away.
     pub(crate) fn fate(&self) -> Fate {
-        Fate { block: self.block.clone() }
+        Fate { shared: self.shared.clone() }
     }
 }
 
@@ -76,27 +76,27 @@ impl Write for Stream {
 
 /// See [`Stream::fate`].
 pub(crate) struct Fate {
-    block: Rc<Block<Session>>,
+    shared: Rc<ConnShared<Session>>,
 }
 
 impl Fate {
     /// True if nothing more comes from the peer: it sent its last byte, or the connection ended.
     pub(crate) fn nothing_comes(&self) -> bool {
-        self.block.session.nothing_comes()
+        self.shared.session.nothing_comes()
     }
 
     /// Bytes that hyper holds now.
     pub(crate) fn set_held(&self, bytes: usize) {
-        self.block.link.set_service_bytes(bytes);
+        self.shared.outlet.set_service_bytes(bytes);
     }
 
     /// Bytes that the kernel has not taken yet.
     pub(crate) fn outbox_bytes(&self) -> usize {
-        self.block.link.outbox_bytes()
+        self.shared.outlet.outbox_bytes()
     }
 
     /// As [`Stream::abort`].
     pub(crate) fn abort(&self) {
-        self.block.link.abort();
+        self.shared.outlet.abort();
     }
 }

@@ -8,7 +8,7 @@ use std::future::{Future, poll_fn};
 use std::rc::Rc;
 
 use ringserve_core::framing::Raw;
-use ringserve_core::{Block, CloseReason, Frame, Limits};
+use ringserve_core::{CloseReason, ConnShared, Frame, Limits};
 use tracing::warn;
 
 use super::byte_stream::Stream;
@@ -152,11 +152,11 @@ impl<H: HandleStream> Service for Streams<H> {
     type Error = Infallible;
 
     fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
-        let block = cx.block();
-        block.link.hold_open();
-        block.link.read_on();
-        let future = run(self.handler.clone(), block.clone(), self.shard.clone());
-        block.session.task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
+        let shared = cx.shared();
+        shared.outlet.hold_open();
+        shared.outlet.read_on();
+        let future = run(self.handler.clone(), shared.clone(), self.shard.clone());
+        shared.session.task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
         Ok(())
     }
 
@@ -193,28 +193,28 @@ impl<H: HandleStream> Service for Streams<H> {
     }
 }
 
-async fn run<H: HandleStream>(handler: Rc<Handler<H>>, block: Rc<Block<Session>>, shard: Shard) {
-    let panics = Panics(block.clone(), shard.clone());
-    let stream = Stream::new(block, shard.clone());
+async fn run<H: HandleStream>(handler: Rc<Handler<H>>, shared: Rc<ConnShared<Session>>, shard: Shard) {
+    let panics = Panics(shared.clone(), shard.clone());
+    let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
-            let (id, peer) = (panics.0.link.id(), Peer::of(&panics.0.link));
+            let (id, peer) = (panics.0.outlet.id(), Peer::of(&panics.0.outlet));
             guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
         }
-        panics.0.link.fail();
+        panics.0.outlet.fail();
     }
 }
 
 /// Resets the connection if its future panics.
-struct Panics(Rc<Block<Session>>, Shard);
+struct Panics(Rc<ConnShared<Session>>, Shard);
 
 impl Drop for Panics {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let link = &self.0.link;
-            self.1.tasks().set_panicking(link.id(), Peer::of(link));
-            link.panicked();
+            let outlet = &self.0.outlet;
+            self.1.tasks().set_panicking(outlet.id(), Peer::of(outlet));
+            outlet.panicked();
         }
     }
 }

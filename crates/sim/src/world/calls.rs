@@ -18,17 +18,17 @@ impl Above {
             self.check_relieved(frames.shard());
             match next {
                 Next::Frame(frame) => {
-                    let block = frames.block().clone();
+                    let shared = frames.shared().clone();
                     let mut state = self.state.borrow_mut();
                     state.log(|| {
-                        format!("frame of {} for {id}, connection {}", frame.len(), block.session.tag)
+                        format!("frame of {} for {id}, connection {}", frame.len(), shared.session.tag)
                     });
                     assert!(
-                        !block.link.is_full(),
+                        !shared.outlet.is_full(),
                         "{id}: a frame is handed out, and {} bytes are not taken",
-                        block.link.outbox_bytes()
+                        shared.outlet.outbox_bytes()
                     );
-                    let called = service::call(&mut state, id, &block, frame);
+                    let called = service::call(&mut state, id, &shared, frame);
                     drop(state);
                     let goes_on = match called {
                         Called::Parked(parked) => {
@@ -46,7 +46,7 @@ impl Above {
                 }
                 Next::Nothing => return,
                 Next::Bad(error) => {
-                    service::malformed(&mut self.state.borrow_mut(), frames.block());
+                    service::malformed(&mut self.state.borrow_mut(), frames.shared());
                     return frames.shard().finish(id, CloseReason::BadFrame(error));
                 }
             }
@@ -84,7 +84,7 @@ impl Above {
         let many = sock.waiting.len() >= usize::from(state.plan.limits.calls_in_flight_max);
         sock.calls_full = core.calls_are_full(id);
         let tight = sock.calls_full && !many;
-        assert!(many <= sock.calls_full || core.block(id).is_none(), "{id}: calls beyond the most");
+        assert!(many <= sock.calls_full || core.shared(id).is_none(), "{id}: calls beyond the most");
         if tight {
             assert!(state.plan.tight_memory, "{id}: no call may begin, and there is memory");
             state.cover.fault(Fault::CallsHeldBack);

@@ -29,14 +29,14 @@ impl Above {
     /// What must hold after every turn.
     pub(super) fn check(&mut self, core: &Core) {
         let limits = self.state.borrow().plan.limits.clone();
-        for (id, block) in &self.live {
-            let bytes = block.link.outbox_bytes();
+        for (id, shared) in &self.live {
+            let bytes = shared.outlet.outbox_bytes();
             assert!(bytes <= limits.outbox_bytes_max, "{id} has {bytes} bytes in its outbox");
             let state = self.state.borrow();
-            let sock = &state.socks[block.session.tag];
+            let sock = &state.socks[shared.session.tag];
             assert!(!sock.may(excuse::PANICKED), "{id} goes on after user code panicked");
             let owes = !sock.waiting.is_empty() || state.has_frame(sock) || bytes > 0;
-            let stays = owes || !sock.opened || block.link.is_gone() || core.is_runnable(*id);
+            let stays = owes || !sock.opened || shared.outlet.is_gone() || core.is_runnable(*id);
             assert!(!sock.cut || stays, "{id} is cut, is owed nothing, and stays open");
             let whole = !matches!(state.plan.framing, AnyFraming::Raw);
             let partial = if whole { limits.frame_bytes_max } else { 0 };
@@ -47,7 +47,7 @@ impl Above {
                 kept < limits.inbox_bytes_high + partial
                     || ending
                     || sock.cut
-                    || block.link.is_gone()
+                    || shared.outlet.is_gone()
                     || !self.protocol.is_receiving(*id),
                 "{id} holds {kept} bytes of input and receives more"
             );

@@ -54,8 +54,8 @@ impl Lane<Session, TestFraming, Relieved> for Above {
 
     fn connected(&mut self, core: &mut Core, id: ConnId) {
         self.happened(core);
-        let Some(block) = core.block(id) else { panic!("{id} is connected, and has no block") };
-        let tag = block.session.tag;
+        let Some(shared) = core.shared(id) else { panic!("{id} is connected, and has no shared") };
+        let tag = shared.session.tag;
         self.open(core, id, tag);
     }
 
@@ -67,27 +67,27 @@ impl Lane<Session, TestFraming, Relieved> for Above {
 
     fn heartbeat(&mut self, core: &mut Core, id: ConnId) {
         self.happened(core);
-        let Some(block) = core.block(id) else { return };
+        let Some(shared) = core.shared(id) else { return };
         let state = &mut *self.state.borrow_mut();
-        state.log(|| format!("heartbeat of {id}, connection {}", block.session.tag));
-        let (limits, sock) = (&state.plan.limits, &mut state.socks[block.session.tag]);
+        state.log(|| format!("heartbeat of {id}, connection {}", shared.session.tag));
+        let (limits, sock) = (&state.plan.limits, &mut state.socks[shared.session.tag]);
         assert!(sock.opened && sock.ended.is_none(), "{id} is not open, and is to give a sign of life");
         assert!(!sock.fin_asked, "{id} cannot say anything any more, and is to give a sign of life");
         sock.clocks.beat(limits, self.now.as_nanos());
-        service::heartbeat(state, block);
+        service::heartbeat(state, shared);
     }
 
     fn input_ended(&mut self, core: &mut Core, id: ConnId) {
         self.happened(core);
-        let Some(block) = core.block(id) else { return };
+        let Some(shared) = core.shared(id) else { return };
         let state = &mut *self.state.borrow_mut();
-        let sock = &state.socks[block.session.tag];
+        let sock = &state.socks[shared.session.tag];
         assert!(sock.held && !sock.input_end_told, "{id} is not held open, or was told of its end before");
         assert!(sock.fin_read && sock.arrived == sock.read, "{id}: its peer may still send");
         assert!(sock.waiting.is_empty() && !state.has_frame(sock), "{id}: a frame is not answered");
-        state.socks[block.session.tag].input_end_told = true;
-        match service::input_ended(state, block) {
-            Some(0) => service::close_held(state, block),
+        state.socks[shared.session.tag].input_end_told = true;
+        match service::input_ended(state, shared) {
+            Some(0) => service::close_held(state, shared),
             Some(at) => self.closings.push((at, id)),
             None => {}
         }
@@ -100,20 +100,20 @@ impl Lane<Session, TestFraming, Relieved> for Above {
 
     fn ended(&mut self, core: &mut Core, ended: Ended<Session>) {
         self.happened(core);
-        let Ended { id, block, reason, opened, call } = ended;
+        let Ended { id, shared, reason, opened, call } = ended;
         let state = &mut *self.state.borrow_mut();
         let dropped = call.map_or(Vec::new(), |first| self.tasks.cancel(first));
         assert!(dropped.iter().all(|(_, parked)| parked.id == id), "another's handler");
         if dropped.len() > 1 {
             state.cover.fault(Fault::HandlersDropped);
         }
-        let sock = &mut state.socks[block.session.tag];
+        let sock = &mut state.socks[shared.session.tag];
         let dropped: Vec<_> = dropped.into_iter().map(|(task, _)| task).collect();
         let waiting: Vec<_> = sock.waiting.iter().rev().copied().collect();
         assert_eq!(dropped, waiting, "{id}: of its parked handlers others are dropped");
         assert_eq!(opened, sock.opened, "opened, or not");
-        service::close(state, &block, reason, self.now.as_nanos());
-        let sock = &mut state.socks[block.session.tag];
+        service::close(state, &shared, reason, self.now.as_nanos());
+        let sock = &mut state.socks[shared.session.tag];
         sock.waiting.clear();
         sock.calls_full = false;
         self.live.retain(|(known, _)| *known != id);
@@ -192,14 +192,14 @@ impl Above {
         let state = self.state.clone();
         let mut state = state.borrow_mut();
         assert!(core.connections() <= state.plan.connections_max, "more connections than there may be");
-        let Some(block) = core.block(id).cloned() else { panic!("an admitted connection has a block") };
+        let Some(shared) = core.shared(id).cloned() else { panic!("an admitted connection has a shared") };
         let sock = &mut state.socks[tag];
         sock.opened_at = self.now.as_nanos();
         sock.active_at = self.now.as_nanos();
         sock.taken_at = self.now.as_nanos();
         sock.clocks.start(self.now.as_nanos());
-        self.live.push((id, block.clone()));
-        if service::open(&mut state, &block) {
+        self.live.push((id, shared.clone()));
+        if service::open(&mut state, &shared) {
             state.socks[tag].opened = true;
             core.opened(id);
         } else {

@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{
-    Block, Completion, ConnId, Driver, Frames, GivesBack, IdleCounts, Op, ReceiveEnd, Shard, Time, Wait,
+    Completion, ConnId, ConnShared, Driver, Frames, GivesBack, IdleCounts, Op, ReceiveEnd, Shard, Time, Wait,
 };
 use ringserve_drivers::Uring;
 
@@ -68,7 +68,7 @@ struct Above {
     elsewhere: Option<Elsewhere>,
     /// When the service closes what it held open.
     closings: Vec<(u64, ConnId)>,
-    live: Vec<(ConnId, Rc<Block<Session>>)>,
+    live: Vec<(ConnId, Rc<ConnShared<Session>>)>,
     /// Upstreams that the service has not connected to yet, and those that it is connecting to.
     upstreams: Vec<usize>,
     connecting: Vec<ConnId>,
@@ -256,10 +256,10 @@ impl Above {
             let mut state = self.state.borrow_mut();
             state.log(|| format!("core: {op:?}"));
             if let Op::Send { id, batch } = &op
-                && let Some((_, block)) = self.live.iter().find(|(known, _)| known == id)
+                && let Some((_, shared)) = self.live.iter().find(|(known, _)| known == id)
             {
                 let least = state.plan.limits.write_bytes_per_second_min;
-                let sock = &mut state.socks[block.session.tag];
+                let sock = &mut state.socks[shared.session.tag];
                 (sock.untold, sock.sent_turn, sock.sent_at) = (true, self.turn, self.now.as_nanos());
                 sock.rate.sent(batch.len(), sock.taken, least, self.now.as_nanos());
             }
@@ -284,10 +284,10 @@ impl Above {
         if looked && self.looked_at == 0 {
             self.looked_at = self.now.as_nanos();
         }
-        for (id, block) in &self.live {
-            let sock = &mut state.socks[block.session.tag];
+        for (id, shared) in &self.live {
+            let sock = &mut state.socks[shared.session.tag];
             let cut = core.is_cut(*id);
-            assert!(!sock.cut || cut || block.link.is_gone(), "{id} takes bytes again");
+            assert!(!sock.cut || cut || shared.outlet.is_gone(), "{id} takes bytes again");
             if cut && !sock.cut {
                 assert!(self.now >= self.stops_at, "{id} is cut before it is time");
                 state.cover.fault(Fault::DrainCuts);
@@ -299,7 +299,7 @@ impl Above {
                 sock.looked_at_from = now;
             }
             let settled = sock.looked_at_from > 0 && now > sock.looked_at_from.max(self.looked_at) + NEWCOMER;
-            let stays = sock.held || block.link.is_gone() || !sock.opened;
+            let stays = sock.held || shared.outlet.is_gone() || !sock.opened;
             assert!(cut || stays || !looked || !settled, "{id} takes frames in a drain for ever");
         }
     }
@@ -324,9 +324,9 @@ impl Above {
     /// Has the oracles of time limits look at every connection.
     fn look(&mut self) {
         let state = &mut *self.state.borrow_mut();
-        for (_, block) in &self.live {
-            let link = &block.link;
-            state.look(block.session.tag, link.outbox_bytes(), link.is_gone(), self.now.as_nanos());
+        for (_, shared) in &self.live {
+            let outlet = &shared.outlet;
+            state.look(shared.session.tag, outlet.outbox_bytes(), outlet.is_gone(), self.now.as_nanos());
         }
     }
 
@@ -344,15 +344,15 @@ impl Above {
 
     /// A send is over: what was held back may not be any more.
     fn look_after(&mut self, sent: ConnId) {
-        let Some((_, block)) = self.live.iter().find(|(known, _)| *known == sent) else { return };
+        let Some((_, shared)) = self.live.iter().find(|(known, _)| *known == sent) else { return };
         let state = &mut *self.state.borrow_mut();
-        if block.link.outbox_bytes() <= state.plan.limits.outbox_bytes_low {
-            state.socks[block.session.tag].clocks.release(self.now.as_nanos());
+        if shared.outlet.outbox_bytes() <= state.plan.limits.outbox_bytes_low {
+            state.socks[shared.session.tag].clocks.release(self.now.as_nanos());
         }
     }
 
     fn block_of(&self, id: ConnId) -> Option<usize> {
-        self.live.iter().find(|(known, _)| *known == id).map(|(_, block)| block.session.tag)
+        self.live.iter().find(|(known, _)| *known == id).map(|(_, shared)| shared.session.tag)
     }
 
     /// Tells the shard to stop when it is time.
@@ -411,11 +411,11 @@ impl Above {
             Completion::Sent { id, .. } => (*id, 0),
             _ => return,
         };
-        if let Some((_, block)) = self.live.iter().find(|(known, _)| *known == id) {
+        if let Some((_, shared)) = self.live.iter().find(|(known, _)| *known == id) {
             let state = &mut *self.state.borrow_mut();
-            let sock = &state.socks[block.session.tag];
-            let held_back = block.link.is_full() && !state.calls_are_full(sock);
-            let sock = &mut state.socks[block.session.tag];
+            let sock = &state.socks[shared.session.tag];
+            let held_back = shared.outlet.is_full() && !state.calls_are_full(sock);
+            let sock = &mut state.socks[shared.session.tag];
             sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
             if bytes > 0 || state.plan.limits.idle_counts == IdleCounts::Either {
@@ -442,8 +442,8 @@ impl Above {
         alarm = alarm.min(self.pushes.next_due());
         alarm = self.elsewhere.as_ref().map_or(alarm, |elsewhere| alarm.min(elsewhere.next_due()));
         alarm = self.closings.iter().map(|(at, _)| *at).fold(alarm, u64::min);
-        for (_, block) in &self.live {
-            alarm = block.session.kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);
+        for (_, shared) in &self.live {
+            alarm = shared.session.kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);
         }
         let no_peer = state.active.is_empty() && self.connecting.is_empty() && !state.a_reset_is_unheard();
         if self.drained_at.is_none() && (no_peer || self.turn + 1 >= state.plan.turns) {

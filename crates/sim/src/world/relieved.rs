@@ -36,8 +36,8 @@ impl Above {
         let state = &mut *self.state.borrow_mut();
         let fault = if class(least) > 0 { Fault::HeavyGoes } else { Fault::LightGoes };
         state.cover.fault(fault);
-        for (id, block) in self.live.iter().filter(|(id, _)| core.block(*id).is_some()) {
-            let outbox = block.link.outbox_bytes();
+        for (id, shared) in self.live.iter().filter(|(id, _)| core.shared(*id).is_some()) {
+            let outbox = shared.outlet.outbox_bytes();
             let holds = core.held_bytes_of(*id, SETTLED);
             // Of several small sends that wait no one is listed.
             let holds = if outbox >= LISTED { holds } else { holds.saturating_sub(outbox) };

@@ -42,8 +42,8 @@ impl Above {
     /// What tasks of the service do beside its calls: give back frames, push, use names that are old.
     pub(super) fn user_code(&mut self, core: &mut Core) {
         let now = self.now.as_nanos();
-        for (_, block) in &self.live {
-            let mut kept = block.session.kept.borrow_mut();
+        for (_, shared) in &self.live {
+            let mut kept = shared.session.kept.borrow_mut();
             if !kept.is_empty() {
                 kept.retain(|(until, _)| *until > now);
             }
@@ -55,17 +55,17 @@ impl Above {
             return;
         }
         if let Some(last) = self.live.len().checked_sub(1) {
-            let (_, block) = &self.live[state.rng.range(0, last as u64) as usize];
-            if !block.link.is_full() && state.socks[block.session.tag].opened {
+            let (_, shared) = &self.live[state.rng.range(0, last as u64) as usize];
+            if !shared.outlet.is_full() && state.socks[shared.session.tag].opened {
                 state.cover.fault(Fault::PushElsewhere);
-                service::say(state, block, 9.min(state.plan.payload_max));
+                service::say(state, shared, 9.min(state.plan.payload_max));
                 self.moved = true;
             }
         }
         if !self.old.is_empty() {
             state.cover.fault(Fault::OldName);
             let id = state.rng.pick(&self.old);
-            assert!(core.block(id).is_none(), "{id} is gone, and is found");
+            assert!(core.shared(id).is_none(), "{id} is gone, and is found");
             core.finish(id, CloseReason::Closed);
             let parked = core.call_parked(id, 7, 1000);
             assert_eq!(parked, Parked { next: None, bytes: 0 }, "{id} is gone, and has a handler");
@@ -78,12 +78,12 @@ impl Above {
     fn connect(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         self.connecting
-            .retain(|id| core.block(*id).is_some_and(|block| !state.socks[block.session.tag].opened));
+            .retain(|id| core.shared(*id).is_some_and(|shared| !state.socks[shared.session.tag].opened));
         if !self.connecting.is_empty() && state.plan.unusual > 0 && state.rng.one_in(16) {
             let id = state.rng.pick(&self.connecting);
-            if let Some(block) = core.block(id) {
+            if let Some(shared) = core.shared(id) {
                 state.cover.fault(Fault::UpstreamGivenUp);
-                state.socks[block.session.tag].excuses |= excuse::ABORTED;
+                state.socks[shared.session.tag].excuses |= excuse::ABORTED;
                 core.abort(id, CloseReason::Aborted);
                 self.moved = true;
             }
@@ -115,9 +115,9 @@ impl Above {
         self.closings = later;
         let due: Vec<(u64, ConnId)> = due;
         for (_, id) in due {
-            if let Some(block) = core.block(id) {
+            if let Some(shared) = core.shared(id) {
                 self.moved = true;
-                service::close_held(&mut self.state.borrow_mut(), block);
+                service::close_held(&mut self.state.borrow_mut(), shared);
             }
         }
     }

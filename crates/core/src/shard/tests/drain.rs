@@ -38,7 +38,7 @@ fn delayed_drain_accepts_until_its_time_or_force() {
         if forced {
             shard.force();
         }
-        assert!(shard.has_stopped() && shard.block(id).is_none() == forced);
+        assert!(shard.has_stopped() && shard.shared(id).is_none() == forced);
         shard.end();
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 1);
     }
@@ -63,7 +63,7 @@ fn connection_accepted_right_before_a_drain_has_its_time_to_ask() {
         assert_eq!(shard.heard().contains(&Heard::Frame(id)), is_answered, "connected {seconds} s ago");
         // Its time is over, and it is owed nothing.
         shard.turn(at(seconds) + Duration::from_millis(31));
-        assert!(shard.is_cut(id) || shard.block(id).is_none());
+        assert!(shard.is_cut(id) || shard.shared(id).is_none());
     }
 }
 

@@ -44,7 +44,7 @@ fn reply_that_leaves_at_once_ends_the_heaviest_connection() {
     shard.begin(at(2), 0);
     // More than most of those hold that have been holding it, and they go first all the same.
     for id in &ids[9..] {
-        shard.block(*id).unwrap().link.write(&[b'r'; 17_000]);
+        shard.shared(*id).unwrap().outlet.write(&[b'r'; 17_000]);
     }
     assert_eq!(ended(&mut shard), [ids[4], ids[0], ids[1], ids[2]]);
 }
@@ -91,8 +91,8 @@ fn half_a_frame_counts_whatever_gives_its_peer_more_time() {
             assert_eq!(ended(&mut shard), []);
             shard.begin(at(5), 0);
         }
-        shard.block(ids[1]).unwrap().link.write(&[b'r'; 60_000]);
-        shard.block(ids[2]).unwrap().link.write(&[b'r'; 40_000]);
+        shard.shared(ids[1]).unwrap().outlet.write(&[b'r'; 60_000]);
+        shard.shared(ids[2]).unwrap().outlet.write(&[b'r'; 40_000]);
         assert_eq!(ended(&mut shard), [ids[0]], "the others' replies leave at once");
     }
 }
@@ -114,9 +114,9 @@ fn connection_that_closes_is_not_reset_for_what_others_hold() {
     shard.begin(at(1), 0);
     // No one holds so much that it is compared.
     for id in &ids[..34] {
-        shard.block(*id).unwrap().link.write(&[b'r'; 3000]);
+        shard.shared(*id).unwrap().outlet.write(&[b'r'; 3000]);
     }
-    shard.block(ids[39]).unwrap().link.close();
+    shard.shared(ids[39]).unwrap().outlet.close();
     assert_eq!(ends(&mut shard), [(ids[39], CloseReason::Closed), (ids[33], CloseReason::MemoryLimit)]);
     let ops = shard.ops();
     let aborted = |op: &Op| matches!(op, Op::Close { id, .. } | Op::ShutdownInput { id } if *id == ids[39]);
@@ -127,13 +127,13 @@ fn connection_that_closes_is_not_reset_for_what_others_hold() {
 fn queued_bytes_count_once_they_do_not_leave() {
     let (mut shard, ids) = nearly_full();
     shard.begin(at(2), 0);
-    shard.block(ids[9]).unwrap().link.write(&[b'r'; 9_000]);
+    shard.shared(ids[9]).unwrap().outlet.write(&[b'r'; 9_000]);
     assert_eq!(ended(&mut shard), []);
     // Of two in the same list the one that came first goes; this one is in the next.
-    shard.block(ids[9]).unwrap().link.write(&[b'r'; 500]);
+    shard.shared(ids[9]).unwrap().outlet.write(&[b'r'; 500]);
     assert_eq!(ended(&mut shard), []);
     shard.begin(at(3), 0);
-    shard.block(ids[9]).unwrap().link.write(&[b'r'; 60_000]);
+    shard.shared(ids[9]).unwrap().outlet.write(&[b'r'; 60_000]);
     assert_eq!(ended(&mut shard), [ids[9]], "it does not take what was sent a second ago");
 }
 
@@ -150,7 +150,7 @@ fn heaviest_reply_goes_where_nothing_is_held_for_long() {
     );
     shard.begin(at(1), 0);
     for (n, id) in ids.iter().enumerate() {
-        shard.block(*id).unwrap().link.write(&vec![b'r'; if n == 3 { 60_000 } else { 5_000 }]);
+        shard.shared(*id).unwrap().outlet.write(&vec![b'r'; if n == 3 { 60_000 } else { 5_000 }]);
     }
     assert_eq!(ended(&mut shard), [ids[3]]);
 }

@@ -6,7 +6,7 @@ use super::*;
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
     shard.begin(at(1), 0);
     shard.receive_part(id, &[0, 0, 0, 9, b'h']);
-    shard.block(id).unwrap().link.reply(Payload::Bytes(&[b'r'; 100]));
+    shard.shared(id).unwrap().outlet.reply(Payload::Bytes(&[b'r'; 100]));
     shard.end();
     let sent = |op| if let Op::Send { batch, .. } = op { Some(batch) } else { None };
     let send = shard.ops().into_iter().find_map(sent);
@@ -60,13 +60,13 @@ fn half_frame_is_watched_again_once_its_peer_may_send() {
     let mut waited = Duration::ZERO;
     // The wheel may wake the shard on the way.
     while let Wait::For(time) = shard.wait()
-        && shard.block(id).is_some()
+        && shard.shared(id).is_some()
         && waited < window.end
     {
         waited += time;
         shard.turn(at(40) + waited);
     }
-    assert!(window.contains(&waited) && shard.block(id).is_none(), "closed after {waited:?}");
+    assert!(window.contains(&waited) && shard.shared(id).is_none(), "closed after {waited:?}");
     assert_eq!(shard.counters().closed_for(crate::CloseReason::ReadTooSlow), 1);
 }
 
@@ -82,7 +82,7 @@ fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
     loop {
         shard.end();
         let ops = shard.ops();
-        if shard.block(id).is_none() {
+        if shard.shared(id).is_none() {
             return (turns, now - opened);
         }
         if ops.iter().any(|op| matches!(op, Op::ReceiveStop { .. } | Op::ShutdownInput { .. })) {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Payload};
 
-use super::inbox::{Mail, Order};
+use super::inbox::{Command, Letter};
 use super::state::{Core, ServiceLane};
 use crate::guard::guard;
 use crate::peer::Peer;
@@ -16,22 +16,22 @@ const LETTERS_IN_A_TURN: usize = 4096;
 
 impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, Make, Fut> {
     pub(super) fn apply_orders<F: Framing>(&mut self, core: &mut Core<S, F>) {
-        let order = self.remote.ordered();
-        if order == self.order {
+        let command = self.remote.last_command();
+        if command == self.command {
             return;
         }
-        self.order = order;
-        match order {
-            Order::Serve => {}
-            Order::Drain => core.drain(),
-            Order::Force => {
+        self.command = command;
+        match command {
+            Command::Serve => {}
+            Command::Drain => core.drain(),
+            Command::Force => {
                 core.force();
                 if let Some(upstreams) = &mut self.upstreams {
                     upstreams.force();
                 }
             }
         }
-        if order != Order::Serve
+        if command != Command::Serve
             && let Err(panicked) = self.shard.set_draining()
         {
             self.report_panic("waker", None, &panicked);
@@ -62,41 +62,41 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
 
     /// What other threads want of connections, as much as a turn has room for.
     pub(super) fn read_letters<F: Framing>(&mut self, core: &mut Core<S, F>) {
-        let mut mails = std::mem::take(&mut self.post.letters);
-        for mail in mails.drain(..LETTERS_IN_A_TURN.min(mails.len())) {
-            match mail {
-                Mail::Push { id, reach, payload } => {
-                    let bytes = Mail::bytes_of(&payload);
+        let mut letters = std::mem::take(&mut self.delivery.letters);
+        for letter in letters.drain(..LETTERS_IN_A_TURN.min(letters.len())) {
+            match letter {
+                Letter::Push { id, gate, payload } => {
+                    let bytes = Letter::bytes_of(&payload);
                     // The framing encodes it, and the owner of the bytes drops them: user code. A connection that missed a
                     // frame for that is reset at the end of the turn.
                     let pushed = guard(|| {
-                        if let Some(link) = self.link(core, id) {
-                            link.reply(Payload::Bytes(&payload));
+                        if let Some(outlet) = self.outlet(core, id) {
+                            outlet.reply(Payload::Bytes(&payload));
                         }
                         drop(payload);
                     });
-                    reach.arrived(bytes);
+                    gate.arrived(bytes);
                     if let Err(panicked) = pushed {
-                        let peer = self.link(core, id).map(Peer::of);
+                        let peer = self.outlet(core, id).map(Peer::of);
                         self.report_panic("push", peer.map(|peer| (id, peer)), &panicked);
                     }
                 }
-                Mail::Close { id } => {
-                    if let Some(link) = self.link(core, id) {
-                        link.close();
+                Letter::Close { id } => {
+                    if let Some(outlet) = self.outlet(core, id) {
+                        outlet.close();
                     }
                 }
-                Mail::Abort { id } => {
-                    if let Some(link) = self.link(core, id) {
-                        link.abort();
+                Letter::Abort { id } => {
+                    if let Some(outlet) = self.outlet(core, id) {
+                        outlet.abort();
                     }
                 }
-                Mail::Socket { socket, peer, listener } => {
+                Letter::Socket { socket, peer, listener } => {
                     let socket = self.driver.take_over(socket);
                     core.take_handed_off(listener, socket, peer);
                 }
             }
         }
-        self.post.letters = mails;
+        self.delivery.letters = letters;
     }
 }

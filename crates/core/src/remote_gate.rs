@@ -2,12 +2,12 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-/// A connection's outbox as other threads see it, made when it is first asked for ([`Link::reach`]). The shard
+/// A connection's outbox as other threads see it, made when it is first asked for ([`Outlet::gate`]). The shard
 /// keeps it up to date.
 ///
-/// [`Link::reach`]: crate::Link::reach
+/// [`Outlet::gate`]: crate::Outlet::gate
 #[derive(Debug)]
-pub struct Reach {
+pub struct RemoteGate {
     gone: AtomicBool,
     /// Ends that were asked for: bits of [`CLOSE`] and [`ABORT`].
     ends_asked: AtomicU8,
@@ -24,9 +24,9 @@ const CLOSE: u8 = 1;
 /// At once.
 const ABORT: u8 = 2;
 
-impl Reach {
-    pub(crate) fn new(outbox_bytes: usize, outbox_bytes_high: usize, gone: bool) -> Reach {
-        Reach {
+impl RemoteGate {
+    pub(crate) fn new(outbox_bytes: usize, outbox_bytes_high: usize, gone: bool) -> RemoteGate {
+        RemoteGate {
             gone: AtomicBool::new(gone),
             ends_asked: AtomicU8::new(0),
             outbox_bytes: AtomicUsize::new(outbox_bytes),
@@ -89,22 +89,22 @@ mod tests {
 
     #[test]
     fn each_end_is_asked_for_once_and_not_of_who_is_gone() {
-        let reach = Reach::new(0, 100, false);
-        assert!(!reach.is_gone());
-        assert!(reach.ask_close() && reach.is_gone() && reach.ask_abort());
-        assert!(!reach.ask_close() && !reach.ask_abort());
-        assert!(!Reach::new(0, 100, true).ask_close());
+        let gate = RemoteGate::new(0, 100, false);
+        assert!(!gate.is_gone());
+        assert!(gate.ask_close() && gate.is_gone() && gate.ask_abort());
+        assert!(!gate.ask_close() && !gate.ask_abort());
+        assert!(!RemoteGate::new(0, 100, true).ask_close());
     }
 
     #[test]
     fn what_is_on_the_way_counts_like_what_is_there() {
-        let reach = Reach::new(0, 100, false);
-        assert!(reach.announce(60) && reach.announce(60));
-        assert!(!reach.announce(1), "120 bytes are on the way");
-        reach.set_outbox_bytes(60);
-        reach.arrived(60);
-        assert!(!reach.announce(1), "60 are there, 60 on the way");
-        reach.arrived(60);
-        assert!(reach.announce(1));
+        let gate = RemoteGate::new(0, 100, false);
+        assert!(gate.announce(60) && gate.announce(60));
+        assert!(!gate.announce(1), "120 bytes are on the way");
+        gate.set_outbox_bytes(60);
+        gate.arrived(60);
+        assert!(!gate.announce(1), "60 are there, 60 on the way");
+        gate.arrived(60);
+        assert!(gate.announce(1));
     }
 }

@@ -19,7 +19,7 @@ fn spare_batches_max(limits: &Limits) -> usize {
 }
 
 /// What the connections of one shard share.
-pub struct Local {
+pub struct LaneShared {
     queues: RefCell<Queues>,
     encoding: Encoding,
     outbox_bytes_high: usize,
@@ -61,9 +61,9 @@ impl Queues {
     }
 }
 
-impl Local {
-    pub(crate) fn new(encoding: Encoding, limits: &Limits) -> Local {
-        Local {
+impl LaneShared {
+    pub(crate) fn new(encoding: Encoding, limits: &Limits) -> LaneShared {
+        LaneShared {
             queues: RefCell::default(),
             encoding,
             outbox_bytes_high: limits.outbox_bytes_high,
@@ -201,8 +201,8 @@ fn new_batch() -> Option<Box<Batch>> {
     try_box(Batch::new())
 }
 
-impl fmt::Debug for Local {
+impl fmt::Debug for LaneShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Local").field("encoding", &self.encoding).finish_non_exhaustive()
+        f.debug_struct("LaneShared").field("encoding", &self.encoding).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! What user code and the state machine share of a connection.
 //!
 //! User code runs while the state machine waits, and never holds a reference into it: it writes into the
-//! connection's [`Link`] and puts the connection on the shard's [`Local`] list of dirty ones. The state
+//! connection's [`Outlet`] and puts the connection on the shard's [`LaneShared`] list of dirty ones. The state
 //! machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
 
 use alloc::boxed::Box;
@@ -14,9 +14,9 @@ use core::net::SocketAddr;
 use core::task::Waker;
 
 use crate::framing::Payload;
-use crate::local::{Local, Wakes};
+use crate::lane_shared::{LaneShared, Wakes};
 use crate::outbox::Outbox;
-use crate::{Batch, CloseReason, ConnId, Reach};
+use crate::{Batch, CloseReason, ConnId, RemoteGate};
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -32,8 +32,8 @@ const GONE: u16 = 16;
 const AWAITED: u16 = 32;
 /// The service holds the connection open beyond the peer's FIN.
 const HELD_OPEN: u16 = 64;
-/// Other threads may look at its [`Reach`].
-const REACHED: u16 = 128;
+/// Other threads may look at its [`RemoteGate`].
+const GATED: u16 = 128;
 /// User code has written its last byte: FIN follows what is queued.
 const WRITING_ENDED: u16 = 256;
 /// Frames are handed out even while the outbox is over its high mark.
@@ -45,9 +45,9 @@ const NO_MEMORY: u16 = 1024;
 const OVER_HIGH: u16 = 2048;
 
 /// A connection as user code reaches it: outbox, requests, address.
-pub struct Link {
+pub struct Outlet {
     id: ConnId,
-    local: Rc<Local>,
+    local: Rc<LaneShared>,
     peer: Option<SocketAddr>,
     pending: RefCell<Option<Box<Batch>>>,
     /// Bytes with the kernel.
@@ -64,16 +64,16 @@ struct Extra {
     ready: Option<Waker>,
     /// The same for other calls of the connection.
     more_ready: Vec<Waker>,
-    reach: Option<Arc<Reach>>,
+    gate: Option<Arc<RemoteGate>>,
     /// Bytes that the service holds for it.
     service_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
 }
 
-impl Link {
-    pub(crate) fn new(id: ConnId, local: Rc<Local>, peer: Option<SocketAddr>, listener: u16) -> Link {
-        Link {
+impl Outlet {
+    pub(crate) fn new(id: ConnId, local: Rc<LaneShared>, peer: Option<SocketAddr>, listener: u16) -> Outlet {
+        Outlet {
             id,
             local,
             peer,
@@ -102,7 +102,7 @@ impl Link {
     }
 
     /// What the shard's connections share.
-    pub fn local(&self) -> &Local {
+    pub fn local(&self) -> &LaneShared {
         &self.local
     }
 
@@ -112,11 +112,11 @@ impl Link {
         self.has(GONE)
     }
 
-    /// True once the connection takes nothing any more, or its end was asked for, by user code or through its [`Reach`].
+    /// True once the connection takes nothing any more, or its end was asked for, by user code or through its [`RemoteGate`].
     pub fn is_ending(&self) -> bool {
         self.has(GONE | CLOSE | ABORT | NOT_FRAMED)
-            || self.has(REACHED)
-                && self.with_extra(|extra| extra.reach.as_ref().is_some_and(|reach| reach.is_gone()))
+            || self.has(GATED)
+                && self.with_extra(|extra| extra.gate.as_ref().is_some_and(|gate| gate.is_gone()))
     }
 
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
@@ -142,7 +142,7 @@ impl Link {
         let local = &*self.local;
         let mut wakes = Wakes::No;
         // Dropped after what follows it: nothing is borrowed then.
-        let mut unfinished = Unfinished { link: self, before: 0 };
+        let mut unfinished = Unfinished { outlet: self, before: 0 };
         let mut pending = self.pending.borrow_mut();
         let batch = match &mut *pending {
             Some(batch) => batch,
@@ -172,8 +172,8 @@ impl Link {
         if len + self.in_flight.get() as usize > local.outbox_bytes_high() {
             self.set(OVER_HIGH);
         }
-        if self.flags.get() & (REACHED | DIRTY) != DIRTY {
-            self.update_reach();
+        if self.flags.get() & (GATED | DIRTY) != DIRTY {
+            self.update_gate();
             self.mark_dirty();
         }
         if wakes == Wakes::Yes {
@@ -185,21 +185,21 @@ impl Link {
     #[cold]
     fn refuse(&self) {
         self.set(NO_MEMORY | ABORT);
-        self.update_reach();
+        self.update_gate();
         self.mark_dirty();
     }
 
     /// Closes after what is queued has left.
     pub fn close(&self) {
         self.set(CLOSE);
-        self.update_reach();
+        self.update_gate();
         self.mark_dirty();
     }
 
     /// Resets the connection; what is queued is dropped.
     pub fn abort(&self) {
         self.set(ABORT);
-        self.update_reach();
+        self.update_gate();
         self.mark_dirty();
     }
 
@@ -258,7 +258,7 @@ impl Link {
     }
 
     /// Has frames handed out even while the outbox is over its high mark: for a service that reads and writes
-    /// independently, and stops writing by itself ([`is_full`](Link::is_full)).
+    /// independently, and stops writing by itself ([`is_full`](Outlet::is_full)).
     pub fn read_on(&self) {
         self.set(READS_ON);
     }
@@ -323,7 +323,7 @@ impl Link {
     /// True if other threads find it full, and nothing but the end of what is in flight lets them push again.
     #[inline]
     pub(crate) fn refuses(&self) -> bool {
-        self.has(REACHED) && self.is_full()
+        self.has(GATED) && self.is_full()
     }
 
     /// Gives out the wakers of the tasks that wait for room. Waking them is the caller's affair: wakers are user code, which
@@ -347,33 +347,33 @@ impl Link {
     }
 
     /// What other threads may know of this connection. The first call allocates.
-    pub fn reach(&self) -> Arc<Reach> {
+    pub fn gate(&self) -> Arc<RemoteGate> {
         let make =
-            || Arc::new(Reach::new(self.outbox_bytes(), self.local.outbox_bytes_high(), self.is_gone()));
-        let reach = self.with_extra(|extra| extra.reach.get_or_insert_with(make).clone());
-        self.set(REACHED);
-        self.update_reach();
+            || Arc::new(RemoteGate::new(self.outbox_bytes(), self.local.outbox_bytes_high(), self.is_gone()));
+        let gate = self.with_extra(|extra| extra.gate.get_or_insert_with(make).clone());
+        self.set(GATED);
+        self.update_gate();
         // As in `wake_when_ready`: a thread that is refused now waits for a send that was started in this turn.
         self.mark_dirty();
-        reach
+        gate
     }
 
     #[inline]
-    fn update_reach(&self) {
-        if !self.has(REACHED) {
+    fn update_gate(&self) {
+        if !self.has(GATED) {
             return;
         }
         self.with_extra(|extra| {
-            let Some(reach) = &extra.reach else { return };
-            reach.set_outbox_bytes(self.outbox_bytes());
+            let Some(gate) = &extra.gate else { return };
+            gate.set_outbox_bytes(self.outbox_bytes());
             if self.has(CLOSE | NOT_FRAMED) {
-                reach.ask_close();
+                gate.ask_close();
             }
             if self.has(ABORT) {
-                reach.ask_abort();
+                gate.ask_abort();
             }
             if self.is_gone() {
-                reach.set_gone();
+                gate.set_gone();
             }
         });
     }
@@ -393,7 +393,7 @@ impl Link {
         }
     }
 
-    /// What [`set_service_bytes`](Link::set_service_bytes) said last.
+    /// What [`set_service_bytes`](Outlet::set_service_bytes) said last.
     pub(crate) fn service_bytes(&self) -> usize {
         let extra = self.extra.take();
         let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes);
@@ -402,7 +402,7 @@ impl Link {
     }
 
     /// Keeps the connection open when the peer has sent FIN and every frame was handed out, until
-    /// [`close`](Link::close), and keeps a drain from closing it as one that owes nothing.
+    /// [`close`](Outlet::close), and keeps a drain from closing it as one that owes nothing.
     pub fn hold_open(&self) {
         self.set(HELD_OPEN);
     }
@@ -452,13 +452,13 @@ impl Link {
         if self.has(OVER_HIGH) && !self.is_full() {
             self.clear(OVER_HIGH);
         }
-        self.update_reach();
+        self.update_gate();
     }
 
     /// Takes nothing from now on; what is queued still leaves.
     pub(crate) fn seal(&self) {
         self.set(GONE);
-        self.update_reach();
+        self.update_gate();
     }
 
     /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
@@ -546,7 +546,7 @@ impl Link {
 /// User code writes into an outbox. If it panics, what it wrote is taken back, and the connection is reset: part of a frame
 /// must neither leave nor count, and a peer that misses one cannot go on.
 struct Unfinished<'a> {
-    link: &'a Link,
+    outlet: &'a Outlet,
     /// Bytes that were queued before.
     before: usize,
 }
@@ -554,28 +554,28 @@ struct Unfinished<'a> {
 impl Drop for Unfinished<'_> {
     #[cold]
     fn drop(&mut self) {
-        if let Ok(mut pending) = self.link.pending.try_borrow_mut()
+        if let Ok(mut pending) = self.outlet.pending.try_borrow_mut()
             && let Some(batch) = &mut *pending
         {
             batch.roll_back(self.before);
         }
-        self.link.panicked();
+        self.outlet.panicked();
         // The connection became dirty before the panic, and nothing else tells a shard that sleeps.
-        self.link.local.wake_for_dirty();
+        self.outlet.local.wake_for_dirty();
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for Outlet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("Outlet").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
     }
 }
 
-/// A connection's link and the user's session, in one allocation.
+/// A connection's outlet and the user's session, in one allocation.
 #[derive(Debug)]
-pub struct Block<S: ?Sized> {
+pub struct ConnShared<S: ?Sized> {
     /// How user code reaches the connection.
-    pub link: Link,
+    pub outlet: Outlet,
     /// The user's state.
     pub session: S,
 }
@@ -602,13 +602,13 @@ mod tests {
 
     #[test]
     fn push_that_panics_wakes_a_sleeping_shard() {
-        let local = Rc::new(Local::new(Rc::new(Raw).encoding(), &Limits::default()));
+        let local = Rc::new(LaneShared::new(Rc::new(Raw).encoding(), &Limits::default()));
         let woken = Arc::new(Woken::default());
         local.wake_when_dirty(Waker::from(woken.clone()));
-        let link = Link::new(ConnId::new(1, 1), local.clone(), None, 0);
-        let push = || link.append(|_| panic!("planted: encoding panics"));
+        let outlet = Outlet::new(ConnId::new(1, 1), local.clone(), None, 0);
+        let push = || outlet.append(|_| panic!("planted: encoding panics"));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(push)).is_err());
-        assert!(link.abort_asked() && local.has_dirty());
+        assert!(outlet.abort_asked() && local.has_dirty());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the shard sleeps on");
     }
 }
