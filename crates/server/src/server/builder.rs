@@ -20,7 +20,9 @@ use crate::guard::guard;
 use crate::log;
 use crate::peer::Peer;
 use crate::service::IntoService;
+use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
+use crate::shard::random::Random;
 use crate::shard::state::Admit;
 use ringserve_core::Limits;
 use ringserve_core::framing::{Framing, Raw};
@@ -288,6 +290,8 @@ impl<F: Framing + Clone + Send> Server<F> {
             runtime: self.runtime,
             factory: Arc::new(factory),
             shards,
+            clock: Clock::start(),
+            seed: Random::system_seed(),
         };
         let (remotes, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
         Ok(ServerHandle::new(listening, remotes, threads))

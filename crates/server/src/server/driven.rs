@@ -18,7 +18,9 @@ use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::starting::Starting;
 use crate::service::IntoService;
+use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
+use crate::shard::random::Random;
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {
@@ -85,6 +87,8 @@ where
         runtime: Runtime::Own,
         factory: Arc::new(factory),
         shards,
+        clock: Clock::start(),
+        seed: Random::system_seed(),
     };
     let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
     let no_sockets = (0..shards).map(|_| Vec::new()).collect();

@@ -24,8 +24,10 @@ use crate::guard::{guard, message_of};
 use crate::log::{LogObserver, guarded};
 use crate::service::IntoService;
 use crate::shard::calls::calls;
+use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
+use crate::shard::random::Random;
 use crate::shard::state::{Admit, Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
@@ -43,6 +45,9 @@ pub(super) struct Plan<F, Factory> {
     pub(super) runtime: Runtime,
     pub(super) factory: Arc<Factory>,
     pub(super) shards: usize,
+    pub(super) clock: Clock,
+    /// Of the shards' random numbers.
+    pub(super) seed: u64,
 }
 
 impl<F, Factory, Make> Plan<F, Factory>
@@ -77,6 +82,8 @@ where
                 admit: self.admit.clone(),
                 runtime: self.runtime,
                 factory: self.factory.clone(),
+                clock: self.clock.clone(),
+                seed: self.seed,
                 remotes: remotes.clone(),
                 quota: quota.clone(),
                 gate: gate.clone(),
@@ -177,6 +184,8 @@ pub(super) struct OneShard<F, Factory> {
     admit: Option<Admit>,
     runtime: Runtime,
     factory: Arc<Factory>,
+    clock: Clock,
+    seed: u64,
     remotes: Arc<[Arc<RemoteShard>]>,
     quota: Arc<Quota>,
     gate: Arc<Gate>,
@@ -266,7 +275,8 @@ where
     ) -> Option<Parts<Make::Service, F, D>> {
         let remote = self.remotes[self.index].clone();
         remote.set_driver(driver.waker());
-        let shard = Shard::new(self.index, self.shards, remote);
+        let random = Random::of_shard(self.seed, self.index);
+        let shard = Shard::new(self.index, self.shards, remote, self.clock, random);
         let service = match guard(|| (self.factory)(&shard).into_service(&shard)) {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {

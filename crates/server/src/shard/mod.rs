@@ -13,6 +13,7 @@ mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod messages;
 mod passing;
+pub(crate) mod random;
 pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;

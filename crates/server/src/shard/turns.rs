@@ -8,8 +8,10 @@ use ringserve_core::{Budget, Completion, Driver, Limits, Time, Wait};
 use tracing::{debug, error};
 
 use super::calls::{Job, calls};
+use super::clock::Clock;
 use super::handle::Shard;
 use super::inbox::{Command, RemoteShard};
+use super::random::Random;
 use super::state::{Parts, ServiceLane, ShardLoop};
 use super::upstreams::Upstreams;
 use super::wake::Attention;
@@ -191,7 +193,8 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         driver.pool().clone(),
         LogObserver::new(0),
     );
-    let shard = Shard::new(0, 1, remote);
+    let random = Random::of_shard(Random::system_seed(), 0);
+    let shard = Shard::new(0, 1, remote, Clock::start(), random);
     // The driver has no slots beside those of accepted connections.
     let limits = limits.upstreams_max(0);
     let first_upstream = connections_max as u32;
