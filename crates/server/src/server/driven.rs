@@ -9,11 +9,12 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
-use super::builder::{SHARDS_MAX, Server};
+use super::builder::Server;
 use super::driver::Wanted;
 use super::error::Error;
-use super::launch::{OneShard, Plan, give_up};
+use super::launch::give_up;
 use super::listen::sockets::Listening;
+use super::plan::{OneShard, Plan};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::starting::Starting;
@@ -56,13 +57,7 @@ where
     F: Framing + Clone + Send,
     Make: IntoService<F>,
 {
-    let addrs = server.binds.all().map_err(Error::Address)?;
-    Make::adjust(&mut server.limits);
-    server.limits.check().map_err(Error::Limits)?;
-    let shards = server.shards.unwrap_or(1);
-    if !(1..=SHARDS_MAX).contains(&shards) {
-        return Err(Error::Shards(shards));
-    }
+    let (addrs, shards) = server.check::<Make>(|| 1)?;
     let wanted = Wanted {
         driver: server.driver,
         incremental: server.incremental,

@@ -9,6 +9,7 @@ pub(crate) mod error;
 mod launch;
 pub(crate) mod listen;
 pub(crate) mod memory;
+mod plan;
 pub(crate) mod running;
 pub(crate) mod runtime;
 mod signals;

@@ -34,18 +34,31 @@ where
     pub(crate) fn run(mut self) -> Result<ShardStats, i32> {
         let mut completions = Vec::new();
         loop {
-            self.lane.now = self.lane.shard.timers().now();
-            self.turn(&mut completions);
-            if self.is_done() {
-                break;
-            }
-            let wait = self.wait();
-            if let Err(errno) = self.lane.driver.turn(wait, Budget::default(), &mut completions) {
-                self.broken();
-                return Err(errno);
+            if let Some(end) = self.round(&mut completions) {
+                return end;
             }
         }
-        Ok(self.ended())
+    }
+
+    /// One round of the loop: a turn, and the driver's, which waits for what the next one works off.
+    #[inline]
+    pub(crate) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<Result<ShardStats, i32>> {
+        self.lane.now = self.lane.shard.timers().now();
+        self.turn(completions);
+        if self.is_done() {
+            return Some(Ok(self.ended()));
+        }
+        let wait = self.wait();
+        self.drive(wait, completions).err().map(Err)
+    }
+
+    #[inline]
+    fn drive(&mut self, wait: Wait, completions: &mut Vec<Completion>) -> Result<(), i32> {
+        let turned = self.lane.driver.turn(wait, Budget::default(), completions);
+        if turned.is_err() {
+            self.broken();
+        }
+        turned
     }
 
     /// The driver broke: no completion comes any more. The service hears of the end of each connection.
