@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use ringserve_drivers::Waker;
 
-use super::connection::{Connection, Side};
+use crate::connection::{Connection, Side};
 use crate::rng::Rng;
 
 /// Bytes a socket holds that its peer did not take, in each direction. Linux begins with about as much and goes up to
@@ -24,29 +24,29 @@ const BACKLOG: usize = 4096;
 const EPHEMERAL: u16 = 32 << 10;
 
 /// In place of a connection's number, for a socket that has none.
-pub(super) const UNCONNECTED: u32 = u32::MAX;
+pub(crate) const UNCONNECTED: u32 = u32::MAX;
 
 static RINGS_MADE: AtomicI32 = AtomicI32::new(0);
 
 /// The lock, and what clients wait at.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(crate) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A server did something that clients may wait for.
-    pub(super) fn tell_clients(&self) {
+    pub(crate) fn tell_clients(&self) {
         self.changed.notify_all();
     }
 
     /// Waits until a server did something, at most until the deadline.
-    pub(super) fn wait<'a>(
+    pub(crate) fn wait<'a>(
         &self,
         state: MutexGuard<'a, State>,
         deadline: Option<Instant>,
@@ -60,19 +60,19 @@ impl Shared {
 }
 
 /// A listening socket: one for each shard.
-pub(super) struct Listener {
+pub(crate) struct Listener {
     addr: SocketAddr,
     shard: usize,
     /// The ring that accepts here; `None` until it is made.
     ring: Option<i32>,
     /// Connections that wait to be accepted.
-    pub(super) backlog: VecDeque<u32>,
-    pub(super) closed: bool,
+    pub(crate) backlog: VecDeque<u32>,
+    pub(crate) closed: bool,
 }
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct State {
+pub(crate) struct State {
     listeners: Vec<Listener>,
     /// Rings as others see them: what tells each that something changed.
     rings: HashMap<i32, Waker>,
@@ -87,7 +87,7 @@ pub(super) struct State {
 
 impl State {
     /// Listens once for each shard; port 0 finds a free one.
-    pub(super) fn listen(&mut self, mut addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
+    pub(crate) fn listen(&mut self, mut addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
         if addr.port() == 0 {
             self.ports_listened += 1;
             addr.set_port(self.ports_listened);
@@ -106,7 +106,7 @@ impl State {
     }
 
     /// A new ring, told by `bell`, and the listeners of its shard, which are its own from now on.
-    pub(super) fn add_ring(&mut self, shard: usize, bell: Waker) -> (i32, Vec<usize>) {
+    pub(crate) fn add_ring(&mut self, shard: usize, bell: Waker) -> (i32, Vec<usize>) {
         // As with descriptors of a process, no other network has it too: a message may be meant for a ring there.
         let ring = RINGS_MADE.fetch_add(1, Ordering::Relaxed);
         self.rings.insert(ring, bell);
@@ -116,13 +116,13 @@ impl State {
         (ring, own)
     }
 
-    pub(super) fn listener(&mut self, listener: usize) -> &mut Listener {
+    pub(crate) fn listener(&mut self, listener: usize) -> &mut Listener {
         &mut self.listeners[listener]
     }
 
     /// Connects to one of those who listen at `addr`, whose shard chance decides, as with `SO_REUSEPORT`: `uneven` as for
     /// peers that all come through a few addresses, when half of them meet at one shard. `EAGAIN` if too many wait there.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         &mut self,
         addr: SocketAddr,
         window: Option<usize>,
@@ -156,19 +156,19 @@ impl State {
 
     /// # Panics
     /// If both ends of it are closed.
-    pub(super) fn connection(&mut self, number: u32) -> &mut Connection {
+    pub(crate) fn connection(&mut self, number: u32) -> &mut Connection {
         self.connections.get_mut(&number).expect("a connection is there until both its ends are closed")
     }
 
     /// Something changed that this ring may want to know.
-    pub(super) fn tell(&self, ring: i32) {
+    pub(crate) fn tell(&self, ring: i32) {
         if let Some(ring) = self.rings.get(&ring) {
             ring.wake();
         }
     }
 
     /// As [`tell`](State::tell), for the ring that holds an end of a connection.
-    pub(super) fn tell_of(&self, number: u32, side: Side) {
+    pub(crate) fn tell_of(&self, number: u32, side: Side) {
         let ring = |connection: &Connection| connection.rings[side as usize];
         if let Some(ring) = self.connections.get(&number).and_then(ring) {
             self.tell(ring);
@@ -176,7 +176,7 @@ impl State {
     }
 
     /// Closes one end.
-    pub(super) fn close(&mut self, number: u32, side: Side, abort: bool) {
+    pub(crate) fn close(&mut self, number: u32, side: Side, abort: bool) {
         if number == UNCONNECTED {
             return;
         }
@@ -190,13 +190,13 @@ impl State {
 
     /// Makes a connection a descriptor of this ring's: the lowest number that is free, so that numbers are used again
     /// at once.
-    pub(super) fn open_descriptor(&mut self, ring: i32, number: u32) -> i32 {
+    pub(crate) fn open_descriptor(&mut self, ring: i32, number: u32) -> i32 {
         self.connection(number).rings[Side::Server as usize] = Some(ring);
         self.add_descriptor(ring, number)
     }
 
     /// A descriptor of a socket that is not connected.
-    pub(super) fn open_socket(&mut self, ring: i32) -> i32 {
+    pub(crate) fn open_socket(&mut self, ring: i32) -> i32 {
         self.add_descriptor(ring, UNCONNECTED)
     }
 
@@ -207,19 +207,19 @@ impl State {
     }
 
     /// The connection behind an accepted descriptor.
-    pub(super) fn descriptor(&self, fd: i32) -> u32 {
+    pub(crate) fn descriptor(&self, fd: i32) -> u32 {
         let (_, number) = self.descriptors.get(&fd).unwrap_or_else(|| panic!("descriptor {fd} is not open"));
         *number
     }
 
-    pub(super) fn take_descriptor(&mut self, fd: i32) -> u32 {
+    pub(crate) fn take_descriptor(&mut self, fd: i32) -> u32 {
         let number = self.descriptor(fd);
         self.descriptors.remove(&fd);
         number
     }
 
     /// A connection leaves its ring, and `stand_in` stands for it.
-    pub(super) fn pass(&mut self, stand_in: RawFd, number: u32) {
+    pub(crate) fn pass(&mut self, stand_in: RawFd, number: u32) {
         if let Some(lost) = self.passed.insert(stand_in, number) {
             // Its descriptor was closed on the way, or it would not be another's now.
             self.close(lost, Side::Server, false);
@@ -227,13 +227,13 @@ impl State {
     }
 
     /// Another ring takes what `stand_in` stands for.
-    pub(super) fn take_passed(&mut self, ring: i32, stand_in: RawFd) -> i32 {
+    pub(crate) fn take_passed(&mut self, ring: i32, stand_in: RawFd) -> i32 {
         let number = self.passed.remove(&stand_in).expect("it was passed on by a ring of this network");
         self.open_descriptor(ring, number)
     }
 
     /// Closes a listening socket, with a reset for what waits there.
-    pub(super) fn close_listener(&mut self, listener: usize) {
+    pub(crate) fn close_listener(&mut self, listener: usize) {
         self.listeners[listener].closed = true;
         for number in std::mem::take(&mut self.listeners[listener].backlog) {
             self.close(number, Side::Server, true);
@@ -241,7 +241,7 @@ impl State {
     }
 
     /// Closes what a ring holds but its slots: listeners, with a reset for who waits there, and descriptors.
-    pub(super) fn close_ring(&mut self, ring: i32) {
+    pub(crate) fn close_ring(&mut self, ring: i32) {
         self.rings.remove(&ring);
         for index in 0..self.listeners.len() {
             if self.listeners[index].ring == Some(ring) {

@@ -14,71 +14,71 @@ use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use ringserve_drivers::{UringConfig, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::connection::Side;
-use super::faults::{Fault, Faults};
-use super::state::{Shared, State, UNCONNECTED};
+use crate::connection::Side;
+use crate::faults::{Fault, Faults};
+use crate::state::{Shared, State, UNCONNECTED};
 
 /// A completion that was not reaped yet, and the bytes it brings.
-pub(super) struct Posted {
+pub(crate) struct Posted {
     cqe: RawCqe,
     bytes: Vec<u8>,
 }
 
 /// A place of the file table.
 #[derive(Clone, Copy)]
-pub(super) struct File {
-    pub(super) id: ConnId,
-    pub(super) connection: u32,
-    pub(super) side: Side,
+pub(crate) struct File {
+    pub(crate) id: ConnId,
+    pub(crate) connection: u32,
+    pub(crate) side: Side,
 }
 
 /// A send that waits for room.
-pub(super) struct Sending {
-    pub(super) file: File,
-    pub(super) batch: Box<Batch>,
+pub(crate) struct Sending {
+    pub(crate) file: File,
+    pub(crate) batch: Box<Batch>,
     /// Bytes that left.
-    pub(super) sent: usize,
+    pub(crate) sent: usize,
 }
 
-/// The lower half of a shard's driver on a [`Network`](super::Network).
+/// The lower half of a shard's driver on a [`Network`](crate::Network).
 pub struct MemoryKernel {
-    pub(super) shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     started: Instant,
-    pub(super) ring: i32,
-    pub(super) faults: Faults,
+    pub(crate) ring: i32,
+    pub(crate) faults: Faults,
     /// Cancels in a row that did not find what lives.
-    pub(super) missed: u8,
-    pub(super) buffer_bytes: usize,
+    pub(crate) missed: u8,
+    pub(crate) buffer_bytes: usize,
     /// Wakes the shard.
     waker: Waker,
     /// Rings when something changes in the network.
     bell: Waker,
     submissions_max: usize,
     buffers_max: usize,
-    pub(super) incremental: bool,
+    pub(crate) incremental: bool,
     submissions: VecDeque<RawOp>,
     /// Entries they take.
     submissions_used: usize,
     completions: VecDeque<Posted>,
     /// Sends that fitted, and have no completion.
-    pub(super) quiet: VecDeque<SentQuietly>,
+    pub(crate) quiet: VecDeque<SentQuietly>,
     /// Provided buffers, and how many bytes of the first are used.
-    pub(super) buffers: VecDeque<u16>,
-    pub(super) head_filled: usize,
+    pub(crate) buffers: VecDeque<u16>,
+    pub(crate) head_filled: usize,
     /// Listeners of the network, and whether an accept is armed on each.
-    pub(super) listeners: Vec<(usize, bool)>,
-    pub(super) files: HashMap<u32, File>,
-    pub(super) receives: Vec<File>,
-    pub(super) sends: Vec<Sending>,
+    pub(crate) listeners: Vec<(usize, bool)>,
+    pub(crate) files: HashMap<u32, File>,
+    pub(crate) receives: Vec<File>,
+    pub(crate) sends: Vec<Sending>,
     /// Connects in flight, and where to.
-    pub(super) connects: Vec<(ConnId, SocketAddr)>,
-    pub(super) wake_armed: bool,
+    pub(crate) connects: Vec<(ConnId, SocketAddr)>,
+    pub(crate) wake_armed: bool,
     /// Something is ready, and left for the next enter.
-    pub(super) left_over: bool,
+    pub(crate) left_over: bool,
 }
 
 impl MemoryKernel {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         faults: Option<u64>,
         shard: usize,
@@ -114,11 +114,11 @@ impl MemoryKernel {
         })
     }
 
-    pub(super) fn post(&mut self, cqe: RawCqe) {
+    pub(crate) fn post(&mut self, cqe: RawCqe) {
         self.post_with(cqe, Vec::new());
     }
 
-    pub(super) fn post_with(&mut self, cqe: RawCqe, bytes: Vec<u8>) {
+    pub(crate) fn post_with(&mut self, cqe: RawCqe, bytes: Vec<u8>) {
         self.completions.push_back(Posted { cqe, bytes });
     }
 

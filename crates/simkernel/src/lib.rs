@@ -11,8 +11,7 @@
 //!   Uring, core, Server
 //! ```
 //!
-//! The simulated kernel in [`kernel`](crate::kernel) is for seeds: it has a clock of its own, scripted peers and an
-//! oracle at every step. This one has none of them; what is right is for the test to say.
+//! It has no oracle; what is right is for the test to say.
 //!
 //! Without faults it does what Linux does on loopback, with `DEFER_TASKRUN` and direct descriptors: operations are
 //! carried out in the enter that submits them, in order, and completions appear only within an enter. Its completion
@@ -23,6 +22,7 @@ mod faults;
 mod kernel;
 mod operations;
 mod progress;
+pub mod rng;
 mod state;
 mod stream;
 

@@ -13,13 +13,13 @@ use std::net::SocketAddr;
 
 /// One of the two ends, and the stream of what it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Client,
     Server,
 }
 
 impl Side {
-    pub(super) fn other(self) -> Side {
+    pub(crate) fn other(self) -> Side {
         match self {
             Side::Client => Side::Server,
             Side::Server => Side::Client,
@@ -54,12 +54,12 @@ struct End {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     client: SocketAddr,
     server: SocketAddr,
     /// The rings that are told when something changes, by side; `None` for a client that is none, and while it waits to be
     /// accepted by one that is not made.
-    pub(super) rings: [Option<i32>; 2],
+    pub(crate) rings: [Option<i32>; 2],
     /// Something changed, by side, that the other one may want to know.
     changed: [bool; 2],
     streams: [Stream; 2],
@@ -69,7 +69,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A new one. Each socket's buffer for sending has `send_room` bytes, the client's for receiving `window`.
-    pub(super) fn new(client: SocketAddr, server: SocketAddr, send_room: usize, window: usize) -> Connection {
+    pub(crate) fn new(client: SocketAddr, server: SocketAddr, send_room: usize, window: usize) -> Connection {
         let stream = |receive_room| Stream {
             bytes: VecDeque::new(),
             receive_room,
@@ -88,12 +88,12 @@ impl Connection {
     }
 
     /// The client's address, and the server's.
-    pub(super) fn addrs(&self) -> (SocketAddr, SocketAddr) {
+    pub(crate) fn addrs(&self) -> (SocketAddr, SocketAddr) {
         (self.client, self.server)
     }
 
     /// True if this side changed something since this was asked last.
-    pub(super) fn take_changed(&mut self, side: Side) -> bool {
+    pub(crate) fn take_changed(&mut self, side: Side) -> bool {
         std::mem::take(&mut self.changed[side as usize])
     }
 
@@ -109,27 +109,27 @@ impl Connection {
     }
 
     /// Bytes that `side` could read.
-    pub(super) fn unread(&self, side: Side) -> usize {
+    pub(crate) fn unread(&self, side: Side) -> usize {
         self.streams[side.other() as usize].bytes.len()
     }
 
     /// True if a read by `side` would bring bytes, an error or the end.
-    pub(super) fn is_readable(&self, side: Side) -> bool {
+    pub(crate) fn is_readable(&self, side: Side) -> bool {
         let stream = &self.streams[side.other() as usize];
         !stream.bytes.is_empty() || stream.fin || self.reset || self.ends[side as usize].error != 0
     }
 
-    pub(super) fn is_reset(&self) -> bool {
+    pub(crate) fn is_reset(&self) -> bool {
         self.reset
     }
 
     /// True once both ends are closed: no end looks again.
-    pub(super) fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.ends.iter().all(|end| end.closed)
     }
 
     /// Reads what is there: 0 bytes at the end, `EAGAIN` if nothing is there yet.
-    pub(super) fn read(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
+    pub(crate) fn read(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
         let len = self.peek(side, into)?;
         self.stream(side.other()).bytes.drain(..len);
         self.changed[side as usize] = true;
@@ -137,7 +137,7 @@ impl Connection {
     }
 
     /// As [`read`](Connection::read), but bytes stay where they are.
-    pub(super) fn peek(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
+    pub(crate) fn peek(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
         let stream = self.stream(side.other());
         if !stream.bytes.is_empty() {
             let len = into.len().min(stream.bytes.len());
@@ -153,7 +153,7 @@ impl Connection {
     }
 
     /// Writes what there is room for, `EAGAIN` if there is none.
-    pub(super) fn write(&mut self, side: Side, bytes: &[u8]) -> Result<usize, i32> {
+    pub(crate) fn write(&mut self, side: Side, bytes: &[u8]) -> Result<usize, i32> {
         self.take_error(side)?;
         if self.reset || self.stream(side).fin {
             return Err(libc::EPIPE);
@@ -174,7 +174,7 @@ impl Connection {
     }
 
     /// FIN behind what was written.
-    pub(super) fn shut_down(&mut self, side: Side) -> Result<(), i32> {
+    pub(crate) fn shut_down(&mut self, side: Side) -> Result<(), i32> {
         if self.reset {
             return Err(libc::ENOTCONN);
         }
@@ -184,7 +184,7 @@ impl Connection {
     }
 
     /// Closes an end, `abort` with a reset.
-    pub(super) fn close(&mut self, side: Side, abort: bool) {
+    pub(crate) fn close(&mut self, side: Side, abort: bool) {
         if abort || self.unread(side) > 0 {
             self.reset_by(side);
         }

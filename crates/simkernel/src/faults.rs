@@ -3,7 +3,7 @@
 use crate::rng::Rng;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// An enter that would wait is interrupted.
     Interrupted,
     /// A multishot accept ends with a connection.
@@ -47,21 +47,21 @@ impl Fault {
 }
 
 /// Draws them; none without a seed.
-pub(super) struct Faults(Option<Rng>);
+pub(crate) struct Faults(Option<Rng>);
 
 impl Faults {
     /// Those of one shard of a server.
-    pub(super) fn new(seed: Option<u64>, shard: usize) -> Faults {
+    pub(crate) fn new(seed: Option<u64>, shard: usize) -> Faults {
         Faults(seed.map(|seed| Rng::new(seed.wrapping_add(shard as u64))))
     }
 
     /// True if this one strikes now.
-    pub(super) fn strike(&mut self, fault: Fault) -> bool {
+    pub(crate) fn strike(&mut self, fault: Fault) -> bool {
         self.0.as_mut().is_some_and(|rng| rng.one_in(fault.once_in()))
     }
 
     /// `len`, or something between 1 and it if this one strikes.
-    pub(super) fn shorten(&mut self, fault: Fault, len: usize) -> usize {
+    pub(crate) fn shorten(&mut self, fault: Fault, len: usize) -> usize {
         if len <= 1 || !self.strike(fault) {
             return len;
         }

@@ -6,8 +6,8 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Side};
-use super::state::Shared;
+use crate::connection::{Connection, Side};
+use crate::state::Shared;
 
 /// A connected client, with what [`TcpStream`](std::net::TcpStream) offers to a test. Clones are the same end; dropping the
 /// last one closes it.
@@ -75,7 +75,7 @@ impl ClientEnd {
 }
 
 impl MemoryStream {
-    pub(super) fn new(shared: Arc<Shared>, number: u32, addrs: (SocketAddr, SocketAddr)) -> MemoryStream {
+    pub(crate) fn new(shared: Arc<Shared>, number: u32, addrs: (SocketAddr, SocketAddr)) -> MemoryStream {
         MemoryStream { end: Arc::new(ClientEnd { shared, number, addrs, options: Mutex::default() }) }
     }
 

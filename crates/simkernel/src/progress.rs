@@ -3,17 +3,17 @@
 use ringserve_core::Batch;
 use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
 
-use super::connection::{Connection, Side};
-use super::faults::{Fault, Faults};
-use super::kernel::{File, MemoryKernel};
-use super::state::State;
+use crate::connection::{Connection, Side};
+use crate::faults::{Fault, Faults};
+use crate::kernel::{File, MemoryKernel};
+use crate::state::State;
 
 /// Completions of one receive in one go, as in Linux: then it is the others' turn.
 const IN_A_ROW: usize = 32;
 
 impl MemoryKernel {
     /// Posts what is ready.
-    pub(super) fn progress(&mut self, state: &mut State) {
+    pub(crate) fn progress(&mut self, state: &mut State) {
         self.connect(state);
         for listener in 0..self.listeners.len() {
             self.accept(listener, state);
@@ -69,7 +69,7 @@ impl MemoryKernel {
     }
 
     /// Receives what is there. True if the receive is still armed.
-    pub(super) fn receive(&mut self, index: usize, state: &mut State) -> bool {
+    pub(crate) fn receive(&mut self, index: usize, state: &mut State) -> bool {
         let side = self.receives[index].side;
         let connection = state.connection(self.receives[index].connection);
         for _ in 0..IN_A_ROW {
@@ -124,14 +124,14 @@ impl MemoryKernel {
     }
 
     /// The last completion of a receive, without bytes. False: it is not armed any more.
-    pub(super) fn end_receive(&mut self, index: usize, errno: i32) -> bool {
+    pub(crate) fn end_receive(&mut self, index: usize, errno: i32) -> bool {
         let file = self.receives.remove(index);
         self.post(RawCqe::new(Kind::Receive.with(file.id.bits()), -errno, 0));
         false
     }
 
     /// Sends what there is room for.
-    pub(super) fn send_rest(&mut self, index: usize, state: &mut State) {
+    pub(crate) fn send_rest(&mut self, index: usize, state: &mut State) {
         let send = &mut self.sends[index];
         let connection = state.connection(send.file.connection);
         while send.sent < send.batch.len() {
@@ -145,7 +145,7 @@ impl MemoryKernel {
     }
 
     /// The completion of a send that waited: what left, or else the error.
-    pub(super) fn end_send(&mut self, index: usize, errno: i32) {
+    pub(crate) fn end_send(&mut self, index: usize, errno: i32) {
         let send = self.sends.swap_remove(index);
         let res = if send.sent > 0 { send.sent as i32 } else { -errno };
         self.post_sent(send.file.id, res, send.batch);
@@ -153,7 +153,7 @@ impl MemoryKernel {
 }
 
 /// Writes what there is room for, from this byte of the batch on. An error only if nothing was written.
-pub(super) fn write(
+pub(crate) fn write(
     connection: &mut Connection,
     side: Side,
     batch: &Batch,
