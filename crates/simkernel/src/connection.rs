@@ -7,9 +7,15 @@
 //!   the error, once, then the end.
 //! * Closing with bytes unread is a reset, and so is the answer to bytes for an end that was closed.
 //! * After the peer's FIN a reset reads as `EPIPE`, else as `ECONNRESET`.
+//!
+//! In virtual time what an end sends may be on the way for a while, in order. A connection that is held delivers nothing.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::faults::{Fault, Injector};
 
 /// One of the two ends, and the stream of what it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,21 +33,47 @@ impl Side {
     }
 }
 
+/// What an end tells the other.
+#[derive(Clone, Copy, Debug)]
+enum News {
+    Bytes(usize),
+    Fin,
+    Reset,
+}
+
 /// Bytes that were written and not read.
 #[derive(Debug)]
 struct Stream {
     bytes: VecDeque<u8>,
+    /// How many of them, at the end, are on the way.
+    late: usize,
+    /// What is on the way, and when each arrives.
+    on_the_way: VecDeque<(Duration, News)>,
     /// Bytes that the receiving socket holds; those behind them are with the sender.
     receive_room: usize,
     /// Bytes that both sockets hold.
     room: usize,
     /// FIN comes behind the bytes.
     fin: bool,
+    /// FIN has come.
+    fin_came: bool,
 }
 
 impl Stream {
-    fn fin_arrived(&self) -> bool {
-        self.fin && self.bytes.len() <= self.receive_room
+    /// Bytes that could be read.
+    fn arrived(&self) -> usize {
+        self.bytes.len() - self.late
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.late = 0;
+    }
+
+    /// Forgets what the sender's socket holds.
+    fn truncate(&mut self) {
+        self.bytes.truncate(self.receive_room.min(self.arrived()));
+        self.late = 0;
     }
 }
 
@@ -50,6 +82,26 @@ struct End {
     closed: bool,
     /// The `errno` of the next call that looks; 0 for none.
     error: i32,
+    /// It knows of a reset.
+    reset: bool,
+    /// Woken when something changes: the one that reads, and the one that writes.
+    wakers: [Option<Waker>; 2],
+}
+
+/// What a waker waits for.
+#[derive(Clone, Copy)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+/// Of a connection in virtual time.
+#[derive(Debug)]
+struct Pace {
+    injector: Injector,
+    now: Duration,
+    /// Nothing arrives.
+    held: bool,
 }
 
 /// See the module.
@@ -64,7 +116,7 @@ pub(crate) struct Connection {
     changed: [bool; 2],
     streams: [Stream; 2],
     ends: [End; 2],
-    reset: bool,
+    pace: Option<Box<Pace>>,
 }
 
 impl Connection {
@@ -72,9 +124,12 @@ impl Connection {
     pub(crate) fn new(client: SocketAddr, server: SocketAddr, send_room: usize, window: usize) -> Connection {
         let stream = |receive_room| Stream {
             bytes: VecDeque::new(),
+            late: 0,
+            on_the_way: VecDeque::new(),
             receive_room,
             room: send_room + receive_room,
             fin: false,
+            fin_came: false,
         };
         Connection {
             client,
@@ -83,7 +138,130 @@ impl Connection {
             changed: [false; 2],
             streams: [stream(send_room), stream(window)],
             ends: Default::default(),
-            reset: false,
+            pace: None,
+        }
+    }
+
+    /// In virtual time, with faults from there.
+    pub(crate) fn paced(self, injector: Injector) -> Connection {
+        Connection { pace: Some(Box::new(Pace { injector, now: Duration::ZERO, held: false })), ..self }
+    }
+
+    /// Says what time it is, in virtual time.
+    pub(crate) fn set_now(&mut self, now: Duration) {
+        if let Some(pace) = &mut self.pace {
+            pace.now = now;
+        }
+    }
+
+    /// Has nothing arrive, or what waited arrive with the next [`deliver`](Connection::deliver).
+    pub(crate) fn hold(&mut self, held: bool) {
+        if let Some(pace) = &mut self.pace {
+            pace.held = held;
+        }
+    }
+
+    /// When something arrives by itself.
+    pub(crate) fn next_arrival(&self) -> Option<Duration> {
+        if self.pace.as_ref().is_none_or(|pace| pace.held) {
+            return None;
+        }
+        self.streams.iter().filter_map(|stream| stream.on_the_way.front()).map(|(at, _)| *at).min()
+    }
+
+    /// Has what is due arrive. True for each end that has something to look at.
+    pub(crate) fn deliver(&mut self) -> [bool; 2] {
+        let mut told = [false; 2];
+        while let Some(at) = self.next_arrival()
+            && self.pace.as_ref().is_some_and(|pace| at <= pace.now)
+        {
+            for from in [Side::Client, Side::Server] {
+                let on_the_way = &mut self.stream(from).on_the_way;
+                if on_the_way.front().is_none_or(|(due, _)| *due != at) {
+                    continue;
+                }
+                let Some((_, news)) = on_the_way.pop_front() else { continue };
+                self.arrive(from, news);
+                told[from.other() as usize] = true;
+            }
+        }
+        told
+    }
+
+    /// Sends word to the other end, which arrives now or later, behind all that is on the way.
+    fn send(&mut self, from: Side, news: News) {
+        let Some(pace) = &mut self.pace else { return self.arrive(from, news) };
+        let (latency, held, now) = (pace.injector.latency(), pace.held, pace.now);
+        let stream = self.stream(from);
+        if latency.is_zero() && !held && stream.on_the_way.is_empty() {
+            return self.arrive(from, news);
+        }
+        if let News::Bytes(len) = news {
+            stream.late += len;
+        }
+        let behind = stream.on_the_way.back().map_or(Duration::ZERO, |(at, _)| *at);
+        stream.on_the_way.push_back((behind.max(now + latency), news));
+    }
+
+    fn arrive(&mut self, from: Side, news: News) {
+        let to = from.other();
+        match news {
+            News::Bytes(len) => {
+                let stream = self.stream(from);
+                stream.late = stream.late.saturating_sub(len);
+                if self.ends[to as usize].closed {
+                    // What comes back is a reset.
+                    self.stream(from).clear();
+                    self.reset_by(to);
+                }
+            }
+            News::Fin => self.stream(from).fin_came = true,
+            News::Reset => {
+                if std::mem::replace(&mut self.ends[to as usize].reset, true) {
+                    return;
+                }
+                let stream = self.stream(from);
+                let fin_came = stream.fin_came && stream.bytes.len() <= stream.receive_room;
+                stream.truncate();
+                let after_fin = fin_came && !self.stream(to).fin;
+                self.stream(to).clear();
+                self.ends[to as usize].error = if after_fin { libc::EPIPE } else { libc::ECONNRESET };
+            }
+        }
+    }
+
+    /// Breaks it between its ends: both find a reset.
+    pub(crate) fn break_off(&mut self) {
+        for side in [Side::Client, Side::Server] {
+            let stream = self.stream(side);
+            stream.on_the_way.clear();
+            stream.truncate();
+            let end = &mut self.ends[side as usize];
+            if !std::mem::replace(&mut end.reset, true) {
+                end.error = libc::ECONNRESET;
+            }
+            self.changed[side as usize] = true;
+        }
+    }
+
+    /// Has `waker` woken when something changes for this end.
+    pub(crate) fn wait(&mut self, side: Side, direction: Direction, waker: &Waker) {
+        let place = &mut self.ends[side as usize].wakers[direction as usize];
+        if !place.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            *place = Some(waker.clone());
+        }
+    }
+
+    /// Those who wait at this end.
+    pub(crate) fn take_wakers(&mut self, side: Side) -> impl Iterator<Item = Waker> + use<'_> {
+        self.ends[side as usize].wakers.iter_mut().filter_map(Option::take)
+    }
+
+    /// Panics if the parts disagree.
+    fn invariants(&self) {
+        for stream in &self.streams {
+            assert!(stream.late <= stream.bytes.len() && stream.bytes.len() <= stream.room);
+            assert!(stream.fin || !stream.fin_came, "FIN has come that was not sent");
         }
     }
 
@@ -110,17 +288,23 @@ impl Connection {
 
     /// Bytes that `side` could read.
     pub(crate) fn unread(&self, side: Side) -> usize {
-        self.streams[side.other() as usize].bytes.len()
+        self.streams[side.other() as usize].arrived()
     }
 
     /// True if a read by `side` would bring bytes, an error or the end.
     pub(crate) fn is_readable(&self, side: Side) -> bool {
         let stream = &self.streams[side.other() as usize];
-        !stream.bytes.is_empty() || stream.fin || self.reset || self.ends[side as usize].error != 0
+        let end = &self.ends[side as usize];
+        stream.arrived() > 0 || stream.fin_came || end.reset || end.error != 0
     }
 
-    pub(crate) fn is_reset(&self) -> bool {
-        self.reset
+    /// True if this end knows of a reset.
+    pub(crate) fn is_reset(&self, side: Side) -> bool {
+        self.ends[side as usize].reset
+    }
+
+    pub(crate) fn is_closed(&self, side: Side) -> bool {
+        self.ends[side as usize].closed
     }
 
     /// True once both ends are closed: no end looks again.
@@ -139,46 +323,46 @@ impl Connection {
     /// As [`read`](Connection::read), but bytes stay where they are.
     pub(crate) fn peek(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
         let stream = self.stream(side.other());
-        if !stream.bytes.is_empty() {
-            let len = into.len().min(stream.bytes.len());
+        if stream.arrived() > 0 {
+            let len = into.len().min(stream.arrived());
             let (first, second) = stream.bytes.as_slices();
             let cut = len.min(first.len());
             into[..cut].copy_from_slice(&first[..cut]);
             into[cut..len].copy_from_slice(&second[..len - cut]);
             return Ok(len);
         }
-        let ended = stream.fin;
+        let ended = stream.fin_came;
         self.take_error(side)?;
-        if ended || self.reset { Ok(0) } else { Err(libc::EAGAIN) }
+        if ended || self.is_reset(side) { Ok(0) } else { Err(libc::EAGAIN) }
     }
 
     /// Writes what there is room for, `EAGAIN` if there is none.
     pub(crate) fn write(&mut self, side: Side, bytes: &[u8]) -> Result<usize, i32> {
+        if self.pace.as_mut().is_some_and(|pace| pace.injector.strike(Fault::ConnectionResets)) {
+            self.break_off();
+        }
         self.take_error(side)?;
-        if self.reset || self.stream(side).fin {
+        if self.is_reset(side) || self.stream(side).fin {
             return Err(libc::EPIPE);
         }
         self.changed[side as usize] = true;
-        if self.ends[side.other() as usize].closed {
-            // They leave, and what comes back is a reset.
-            self.reset_by(side.other());
-            return Ok(bytes.len());
-        }
         let stream = self.stream(side);
         let len = bytes.len().min(stream.room - stream.bytes.len());
         if len == 0 && !bytes.is_empty() {
             return Err(libc::EAGAIN);
         }
         stream.bytes.extend(&bytes[..len]);
+        self.send(side, News::Bytes(len));
+        self.invariants();
         Ok(len)
     }
 
     /// FIN behind what was written.
     pub(crate) fn shut_down(&mut self, side: Side) -> Result<(), i32> {
-        if self.reset {
+        if self.is_reset(side) {
             return Err(libc::ENOTCONN);
         }
-        self.stream(side).fin = true;
+        self.end_stream(side);
         self.changed[side as usize] = true;
         Ok(())
     }
@@ -188,23 +372,27 @@ impl Connection {
         if abort || self.unread(side) > 0 {
             self.reset_by(side);
         }
-        self.stream(side).fin = true;
-        // Nobody is left to read.
-        self.stream(side.other()).bytes.clear();
+        if !self.is_reset(side) {
+            self.end_stream(side);
+        }
+        // Nothing of what comes is read.
+        self.stream(side.other()).clear();
         self.ends[side as usize].closed = true;
+        self.invariants();
+    }
+
+    fn end_stream(&mut self, side: Side) {
+        if !std::mem::replace(&mut self.stream(side).fin, true) {
+            self.send(side, News::Fin);
+        }
     }
 
     fn reset_by(&mut self, side: Side) {
-        if self.reset {
+        if std::mem::replace(&mut self.ends[side as usize].reset, true) {
             return;
         }
-        let other = side.other();
-        let after_fin = self.stream(side).fin_arrived() && !self.stream(other).fin;
-        self.ends[other as usize].error = if after_fin { libc::EPIPE } else { libc::ECONNRESET };
-        let stream = self.stream(side);
-        stream.bytes.truncate(stream.receive_room);
-        self.stream(other).bytes.clear();
-        self.reset = true;
+        self.stream(side.other()).clear();
+        self.send(side, News::Reset);
     }
 }
 
@@ -273,7 +461,7 @@ mod tests {
         assert_eq!(read(&mut connection, Server), Ok(vec![]));
         assert_eq!(connection.write(Server, b"reply"), Ok(5));
         assert_eq!(connection.write(Server, b"reply"), Err(libc::EPIPE));
-        assert!(connection.is_reset());
+        assert!(connection.is_reset(Server));
     }
 
     #[test]

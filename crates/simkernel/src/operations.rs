@@ -5,14 +5,14 @@ use ringserve_drivers::kernel::{Kind, RawCqe, RawOp, SendMode, SentQuietly};
 
 use crate::connection::Side;
 use crate::faults::Fault;
-use crate::kernel::{File, MemoryKernel, Sending};
+use crate::kernel::{File, Sending, SimKernel};
 use crate::progress::write;
 use crate::state::{State, UNCONNECTED};
 
 /// Cancels in a row that find nothing though what they are for lives.
 const MISSED_MAX: u8 = 3;
 
-impl MemoryKernel {
+impl SimKernel {
     pub(crate) fn carry_out(&mut self, op: RawOp, state: &mut State) {
         let user_data = op.user_data();
         let cancels = matches!(

@@ -4,16 +4,24 @@ use ringserve_core::Batch;
 use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
 
 use crate::connection::{Connection, Side};
-use crate::faults::{Fault, Faults};
-use crate::kernel::{File, MemoryKernel};
+use crate::faults::{Fault, Injector};
+use crate::kernel::{File, SimKernel};
 use crate::state::State;
 
 /// Completions of one receive in one go, as in Linux: then it is the others' turn.
 const IN_A_ROW: usize = 32;
 
-impl MemoryKernel {
+impl SimKernel {
     /// Posts what is ready.
     pub(crate) fn progress(&mut self, state: &mut State) {
+        if !self.receives.is_empty() && self.faults.strike(Fault::Reorder) {
+            let first = self.faults.below(self.receives.len());
+            self.receives.rotate_left(first);
+        }
+        if !self.sends.is_empty() && self.faults.strike(Fault::Reorder) {
+            let first = self.faults.below(self.sends.len());
+            self.sends.rotate_left(first);
+        }
         self.connect(state);
         for listener in 0..self.listeners.len() {
             self.accept(listener, state);
@@ -33,16 +41,15 @@ impl MemoryKernel {
     fn connect(&mut self, state: &mut State) {
         for (id, addr) in std::mem::take(&mut self.connects) {
             let delayed = self.faults.strike(Fault::Delay);
-            let made = if delayed { Err(libc::EAGAIN) } else { state.connect(addr, None, false) };
+            let made = if delayed { Err(libc::EAGAIN) } else { state.connect_ring(self.ring, addr) };
             let res = match made {
                 Err(libc::EAGAIN) => {
                     self.connects.push((id, addr));
-                    self.left_over = true;
+                    self.left_over |= delayed;
                     continue;
                 }
                 Err(errno) => -errno,
                 Ok(number) => {
-                    state.connection(number).rings[Side::Client as usize] = Some(self.ring);
                     let file = self.files.get_mut(&id.slot()).expect("its socket is installed");
                     file.connection = number;
                     0
@@ -58,7 +65,22 @@ impl MemoryKernel {
         if !armed {
             return;
         }
-        while let Some(number) = state.listener(listener).backlog.pop_front() {
+        while !state.listener(listener).backlog.is_empty() {
+            let lost = [
+                (Fault::AcceptNoDescriptor, libc::EMFILE),
+                (Fault::AcceptNoFile, libc::ENFILE),
+                (Fault::AcceptAborted, libc::ECONNABORTED),
+            ];
+            if let Some((_, errno)) = lost.into_iter().find(|(fault, _)| self.faults.strike(*fault)) {
+                if errno == libc::ECONNABORTED
+                    && let Some(number) = state.take_queued(listener)
+                {
+                    state.close(number, Side::Server, true);
+                }
+                self.listeners[index].1 = false;
+                return self.post(RawCqe::new(user_data, -errno, 0));
+            }
+            let Some(number) = state.take_queued(listener) else { return };
             let fd = state.open_descriptor(self.ring, number);
             if self.faults.strike(Fault::AcceptEnds) {
                 self.listeners[index].1 = false;
@@ -158,7 +180,7 @@ pub(crate) fn write(
     side: Side,
     batch: &Batch,
     from: usize,
-    faults: &mut Faults,
+    faults: &mut Injector,
 ) -> Result<usize, i32> {
     let (mut skip, mut left) = (from, faults.shorten(Fault::SendShort, batch.len() - from));
     let mut written = 0;
