@@ -25,8 +25,8 @@ use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::random::Random;
 use crate::shard::state::Admit;
-use ringserve_core::{Address, Limits};
 use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::{Address, Limits};
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -308,5 +308,16 @@ impl<F> Server<F> {
             return Err(Error::Shards(shards));
         }
         Ok((addrs, shards))
+    }
+
+    /// A simulation steps shards, and no runtime's loop.
+    #[cfg(feature = "testing")]
+    pub(super) fn refuse_runtime(&self) -> Result<(), Error> {
+        if self.runtime == Runtime::Own {
+            return Ok(());
+        }
+        let error =
+            std::io::Error::other("a runtime around shards is not simulated: leave Server::runtime out");
+        Err(Error::Runtime { shard: 0, error })
     }
 }

@@ -48,7 +48,7 @@ pub trait Drivers: Send + Sync + 'static {
 /// # Errors
 /// Those of [`Server::start`], and the drivers'.
 pub fn start_on<D, F, Make>(
-    mut server: Server<F>,
+    server: Server<F>,
     drivers: D,
     factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
 ) -> Result<ServerHandle, Error>
@@ -57,23 +57,48 @@ where
     F: Framing + Clone + Send,
     Make: IntoService<F>,
 {
+    let (config, listening, plan) =
+        planned(server, &|addr, shards| drivers.listen(addr, shards), u64::MAX, factory)?;
+    let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
+    let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
+    let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_, _>, ready| {
+        match drivers.make(shard.index, &config) {
+            Ok(driver) => shard.run_on(driver, listeners, ready),
+            Err(error) => give_up(ready, Error::Broken { shard: shard.index, error }),
+        }
+    });
+    let (remotes, threads) = launched?;
+    Ok(ServerHandle::new(listening, remotes, threads))
+}
+
+/// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.
+pub(super) fn planned<F, Factory, Make>(
+    mut server: Server<F>,
+    listen: &dyn Fn(SocketAddr, usize) -> io::Result<SocketAddr>,
+    descriptors: u64,
+    factory: Factory,
+) -> Result<(UringConfig, Listening, Plan<F, Factory>), Error>
+where
+    F: Framing + Clone + Send,
+    Factory: Fn(&Shard) -> Make,
+    Make: IntoService<F>,
+{
     let (addrs, shards) = server.check::<Make>(|| 1)?;
     let wanted = Wanted {
         driver: server.driver,
         incremental: server.incremental,
         shards,
-        descriptors: u64::MAX,
+        descriptors,
         limits: &server.limits,
         sockets: &server.sockets,
     };
     let (config, chosen) = wanted.driven();
     let listen = |addr: &Address| match addr {
-        Address::Ip(ip) => drivers.listen(*ip, shards).map(Address::Ip),
+        Address::Ip(ip) => listen(*ip, shards).map(Address::Ip),
         _ => Err(io::ErrorKind::Unsupported.into()),
     };
     let listen = |addr| listen(&addr).map_err(|error| Error::Listen { addr, error });
     let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
-    let listening = Listening::new(addrs, Vec::new(), Vec::new());
     let plan = Plan {
         framing: server.framing,
         limits: server.limits,
@@ -85,14 +110,5 @@ where
         clock: Clock::start(),
         seed: Random::system_seed(),
     };
-    let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
-    let no_sockets = (0..shards).map(|_| Vec::new()).collect();
-    let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_, _>, ready| {
-        match drivers.make(shard.index, &config) {
-            Ok(driver) => shard.run_on(driver, listeners, ready),
-            Err(error) => give_up(ready, Error::Broken { shard: shard.index, error }),
-        }
-    });
-    let (remotes, threads) = launched?;
-    Ok(ServerHandle::new(listening, remotes, threads))
+    Ok((config, Listening::new(addrs, Vec::new(), Vec::new()), plan))
 }

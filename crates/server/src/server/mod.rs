@@ -15,3 +15,5 @@ pub(crate) mod runtime;
 mod signals;
 pub(crate) mod socket_options;
 mod starting;
+#[cfg(feature = "testing")]
+pub(crate) mod stepped;

@@ -77,8 +77,8 @@ pub(super) struct OneShard<F, Factory> {
 
 impl<F, Factory, Make> OneShard<F, Factory>
 where
-    F: Framing + Clone + Send,
-    Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
+    F: Framing + Clone,
+    Factory: Fn(&Shard) -> Make,
     Make: IntoService<F>,
 {
     /// On the shard's own thread: makes the service and what lies below it.

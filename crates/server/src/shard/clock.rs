@@ -26,6 +26,38 @@ pub(crate) enum Clock {
         /// When this one was at zero, by the system's clock; before that clock's own start, as a number that wrapped.
         zero: u64,
     },
+    /// A simulation's.
+    #[cfg(feature = "testing")]
+    Simulated {
+        time: VirtualTime,
+        /// What this clock shows when that one is at zero.
+        age: Duration,
+    },
+}
+
+/// The time of a simulation, which passes when it is set. Clones are the same time.
+#[cfg(feature = "testing")]
+#[derive(Clone, Debug)]
+pub(crate) struct VirtualTime {
+    nanos: std::sync::Arc<AtomicU64>,
+    /// What stands for its zero where instants of the standard library are asked for.
+    zero: Instant,
+}
+
+#[cfg(feature = "testing")]
+#[expect(clippy::disallowed_methods, reason = "instants begin somewhere; only their differences are seen")]
+impl VirtualTime {
+    pub(crate) fn start() -> VirtualTime {
+        VirtualTime { nanos: std::sync::Arc::default(), zero: Instant::now() }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, now: Duration) {
+        self.nanos.store(nanos(now), Ordering::Relaxed);
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "it is the clock")]
@@ -44,6 +76,8 @@ impl Clock {
     pub(crate) fn now(&self) -> Time {
         match self {
             Clock::Real { zero } => Time::from_nanos(monotonic_nanos().wrapping_sub(*zero)),
+            #[cfg(feature = "testing")]
+            Clock::Simulated { time, age } => Time::from_nanos(nanos(time.now() + *age)),
         }
     }
 
@@ -52,6 +86,8 @@ impl Clock {
     pub(crate) fn instant(&self) -> Instant {
         match self {
             Clock::Real { .. } => Instant::now(),
+            #[cfg(feature = "testing")]
+            Clock::Simulated { time, .. } => time.zero + time.now(),
         }
     }
 }

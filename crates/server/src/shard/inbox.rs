@@ -25,6 +25,12 @@ pub(crate) fn enter_shard() {
     IS_SHARD.set(true);
 }
 
+/// This thread is no shard's any more.
+#[cfg(feature = "testing")]
+pub(crate) fn leave_shard() {
+    IS_SHARD.set(false);
+}
+
 /// True on the thread of a shard, of any server: it must not be blocked.
 fn is_on_shard() -> bool {
     // Not there any more in a destructor of another thread-local, which no shard runs in its turns.

@@ -18,6 +18,8 @@ pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;
 pub(crate) mod state;
+#[cfg(feature = "testing")]
+pub(crate) mod stepped;
 mod sync;
 pub(crate) mod timers;
 pub(crate) mod turns;

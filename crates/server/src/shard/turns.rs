@@ -53,7 +53,7 @@ where
     }
 
     #[inline]
-    fn drive(&mut self, wait: Wait, completions: &mut Vec<Completion>) -> Result<(), i32> {
+    pub(super) fn drive(&mut self, wait: Wait, completions: &mut Vec<Completion>) -> Result<(), i32> {
         let turned = self.lane.driver.turn(wait, Budget::default(), completions);
         if turned.is_err() {
             self.broken();
