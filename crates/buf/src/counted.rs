@@ -59,12 +59,15 @@ impl<H: 'static, B: 'static> Block<H, B> {
     unsafe fn drop_contents(counts: NonNull<Counts>) {
         let block = counts.cast::<Block<H, B>>().as_ptr();
         // SAFETY: the caller's promise. The counts are the first field of the first field of a block, both `repr(C)`, so they
-        // have its address, and the pointer was made from the whole allocation. Each is dropped by itself, since weak holders
-        // that the destructors meet look at the counts.
-        unsafe {
-            let _body = DropLater(&raw mut (*block).body);
-            ptr::drop_in_place(&raw mut (*block).headed.head);
-        }
+        // have its address, and the pointer was made from the whole allocation.
+        let body = unsafe { &raw mut (*block).body };
+        // SAFETY: as above.
+        let head = unsafe { &raw mut (*block).headed.head };
+        // Head and body are dropped each by itself, since weak holders that the destructors meet look at the counts.
+        let body = DropLater(body);
+        // SAFETY: the caller's promise.
+        unsafe { ptr::drop_in_place(head) }
+        drop(body);
     }
 }
 
