@@ -47,7 +47,7 @@ struct Stream {
     bytes: VecDeque<u8>,
     /// How many of them, at the end, are on the way.
     late: usize,
-    /// What is on the way, and when each arrives.
+    /// What is on the way, and when each arrives if it is the first.
     on_the_way: VecDeque<(Duration, News)>,
     /// Bytes that the receiving socket holds; those behind them are with the sender.
     receive_room: usize,
@@ -177,7 +177,7 @@ impl Connection {
         {
             for from in [Side::Client, Side::Server] {
                 let on_the_way = &mut self.stream(from).on_the_way;
-                if on_the_way.front().is_none_or(|(due, _)| *due != at) {
+                if on_the_way.front().is_none_or(|(due, _)| *due > at) {
                     continue;
                 }
                 let Some((_, news)) = on_the_way.pop_front() else { continue };
@@ -199,8 +199,7 @@ impl Connection {
         if let News::Bytes(len) = news {
             stream.late += len;
         }
-        let behind = stream.on_the_way.back().map_or(Duration::ZERO, |(at, _)| *at);
-        stream.on_the_way.push_back((behind.max(now + latency), news));
+        stream.on_the_way.push_back((now + latency, news));
     }
 
     fn arrive(&mut self, from: Side, news: News) {

@@ -63,6 +63,8 @@ pub struct SimKernel {
     completions: VecDeque<Posted>,
     /// Sends that fitted, and have no completion.
     pub(crate) quiet: VecDeque<SentQuietly>,
+    /// In virtual time, the end of the wait that goes on, which a quiet send does not end.
+    waits_until: Option<Option<Duration>>,
     /// Provided buffers, and how many bytes of the first are used.
     pub(crate) buffers: VecDeque<u16>,
     pub(crate) head_filled: usize,
@@ -99,6 +101,7 @@ impl SimKernel {
             submissions_used: 0,
             completions: VecDeque::new(),
             quiet: VecDeque::new(),
+            waits_until: None,
             buffers: VecDeque::new(),
             head_filled: 0,
             listeners: listeners.into_iter().map(|listener| (listener, false)).collect(),
@@ -109,13 +112,6 @@ impl SimKernel {
             wake_armed: false,
             left_over: false,
         })
-    }
-
-    /// The driver was brought something: it does not wait.
-    fn awake(&self) {
-        if self.shared.stepped {
-            self.shared.lock().set_sleep(self.ring, Sleep::default());
-        }
     }
 
     pub(crate) fn post(&mut self, cqe: RawCqe) {
@@ -199,19 +195,17 @@ impl SimKernel {
             self.shared.lock().break_ring(self.ring, libc::EBADF);
             return Err(libc::EBADF);
         }
+        let now = self.now();
+        let is_over = self.waits_until.flatten().is_some_and(|until| until <= now);
         self.step();
-        if self.completions.len() >= wait_for as usize {
-            return self.sleep(None, Ok(()));
-        }
-        if self.left_over || self.faults.strike(Fault::EnterInterrupted) {
-            return self.sleep(None, Err(libc::EINTR));
-        }
-        let deadline = timeout.map(|timeout| self.now().saturating_add(timeout));
-        self.sleep(Some(deadline), Err(libc::ETIME))
-    }
-
-    /// Leaves for the scheduler until when this ring waits.
-    fn sleep(&self, until: Option<Option<Duration>>, result: Result<(), i32>) -> Result<(), i32> {
+        let (until, result) = match () {
+            () if self.completions.len() >= wait_for as usize => (None, Ok(())),
+            () if self.left_over || self.faults.strike(Fault::EnterInterrupted) => (None, Err(libc::EINTR)),
+            // What the wait before this one held back is told now.
+            () if is_over && !self.quiet.is_empty() => (None, Err(libc::ETIME)),
+            () => (Some(timeout.map(|timeout| now.saturating_add(timeout))), Err(libc::ETIME)),
+        };
+        self.waits_until = until;
         let alarm = self.wake_armed.then(|| self.waker.clone());
         self.shared.lock().set_sleep(self.ring, Sleep { until, alarm });
         result
@@ -309,7 +303,6 @@ impl Kernel for SimKernel {
 
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
         let Posted { cqe, bytes } = self.completions.pop_front()?;
-        self.awake();
         if let Some(buffer) = cqe.buffer() {
             side.spare(buffer)[..bytes.len()].copy_from_slice(&bytes);
         }
@@ -320,12 +313,10 @@ impl Kernel for SimKernel {
     }
 
     fn reap_quiet(&mut self) -> Option<SentQuietly> {
-        let sent = if self.completions.is_empty() { self.quiet.pop_front() } else { None };
-        if let Some(sent) = &sent {
-            self.awake();
-            self.shared.note(&[self.ring as u64, sent.id.bits(), sent.bytes as u64]);
-        }
-        sent
+        let sent =
+            if self.completions.is_empty() && self.has_quiet() { self.quiet.pop_front() } else { None }?;
+        self.shared.note(&[self.ring as u64, sent.id.bits(), sent.bytes as u64]);
+        Some(sent)
     }
 
     fn has_completions(&mut self) -> bool {
@@ -333,7 +324,7 @@ impl Kernel for SimKernel {
     }
 
     fn has_quiet(&mut self) -> bool {
-        !self.quiet.is_empty()
+        !self.quiet.is_empty() && self.waits_until.is_none()
     }
 
     fn has_task_work(&mut self) -> bool {

@@ -11,9 +11,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use common::{CLIENT, MS, SERVER, Scheduler, connect, read, read_exactly, write_all};
-use ringserve_core::{Address, Budget, Completion, ConnId, Driver, Op, Wait};
-use ringserve_drivers::UringConfig;
-use ringserve_simkernel::{Fault, Faults, Injected, Network, Socket};
+use ringserve_core::{Address, Batch, Budget, Completion, ConnId, Driver, Op, Wait};
+use ringserve_drivers::{Uring, UringConfig};
+use ringserve_simkernel::{Fault, Faults, Injected, Network, SimKernel, Socket};
 
 /// Three messages, each heard back, and the end.
 async fn say_and_hear(network: Network, addr: SocketAddr, name: usize) -> io::Result<()> {
@@ -279,6 +279,46 @@ fn server_connects_to_a_client_and_to_another_server() {
     drop((driver, accepted, listener));
     scheduler.run();
     assert!(network.leaks().iter().any(|leak| leak.contains("ended with the descriptors")));
+}
+
+#[test]
+fn quiet_send_is_told_once_the_wait_is_over() {
+    let network = Network::stepped(1, Faults::none());
+    let addr = network.listen(SocketAddr::new(SERVER, 7000), 1).unwrap();
+    let mut driver = network.driver(0, &UringConfig::default()).unwrap();
+    let ring = driver.kernel().ring();
+    driver.submit(Op::Accept { listener: 0 });
+    let mut socket = network.socket(CLIENT, addr);
+    assert!(socket.poll_connect(&mut Context::from_waker(Waker::noop())).is_ready());
+    let mut out = Vec::new();
+    let mut turn = |driver: &mut Uring<SimKernel>| {
+        driver.turn(Wait::For(10 * MS), Budget::default(), &mut out).unwrap();
+        std::mem::take(&mut out)
+    };
+    let accepted = turn(&mut driver);
+    let [Completion::Accepted { socket: accepted, .. }] = accepted[..] else { panic!("{accepted:?}") };
+    let id = ConnId::new(0, 1);
+    let send = |driver: &mut Uring<SimKernel>| {
+        let mut batch = Box::new(Batch::new());
+        batch.put(b"quiet");
+        driver.submit(Op::Send { id, batch });
+        driver.defer_sent();
+    };
+    driver.submit(Op::Adopt { id, socket: accepted });
+    send(&mut driver);
+    assert_eq!(turn(&mut driver).len(), 0);
+    assert_eq!(poll_read(&mut socket), Poll::Ready(Ok(b"quiet".to_vec())));
+    assert_eq!(turn(&mut driver).len(), 0, "the wait goes on");
+    assert_eq!(network.wakes_at(ring), Some(10 * MS));
+    network.set_now(10 * MS);
+    assert!(matches!(turn(&mut driver)[..], [Completion::Sent { .. }]));
+    assert_eq!(network.wakes_at(ring), Some(10 * MS), "it brought something");
+
+    send(&mut driver);
+    assert_eq!(turn(&mut driver).len(), 0);
+    let other = network.socket(CLIENT, addr).poll_connect(&mut Context::from_waker(Waker::noop()));
+    assert!(other.is_ready());
+    assert!(matches!(turn(&mut driver)[..], [Completion::Accepted { .. }, Completion::Sent { .. }]));
 }
 
 #[test]
