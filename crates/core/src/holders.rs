@@ -109,7 +109,7 @@ impl Holders {
         }
         self.unlist(index);
         if class > 0 {
-            self.outlet(index, class);
+            self.link(index, class);
         }
         true
     }
@@ -126,7 +126,7 @@ impl Holders {
         Some(self.heads[class as usize])
     }
 
-    fn outlet(&mut self, index: u32, class: Class) {
+    fn link(&mut self, index: u32, class: Class) {
         let head = self.heads[usize::from(class)];
         let (prev, next) = match self.nodes.get_mut(head) {
             Some(first) => (core::mem::replace(&mut first.prev, index), head),

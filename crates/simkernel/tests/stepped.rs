@@ -293,7 +293,7 @@ fn quiet_send_is_told_once_the_wait_is_over() {
     let mut out = Vec::new();
     let mut turn = |driver: &mut Uring<SimKernel>| {
         driver.turn(Wait::For(10 * MS), Budget::default(), &mut out).unwrap();
-        out.drain(..).collect::<Vec<_>>()
+        std::mem::take(&mut out)
     };
     let accepted = turn(&mut driver);
     let [Completion::Accepted { socket: accepted, .. }] = accepted[..] else { panic!("{accepted:?}") };

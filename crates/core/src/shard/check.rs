@@ -3,10 +3,9 @@
 use super::Shard;
 use crate::Observer;
 use crate::conn::{Flight, Queued, State, Write, describe};
-use crate::framing::Framing;
 use crate::holders::class_of;
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Panics if anything contradicts itself. Linear in the number of connections, so debug builds call it only
     /// while there are few; tests call it as they like.
     pub(super) fn invariants(&self) {
@@ -82,7 +81,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         assert_eq!(inbox_bytes, self.inbox_bytes, "bytes held in inboxes");
         assert_eq!(call_bytes, self.holders.call_bytes(), "bytes held by calls");
         assert_eq!(listed, self.holders.invariants(), "slots that are free are listed");
-        assert_eq!(outbox_bytes, self.local.outbox_bytes(), "bytes held in outboxes");
-        assert_eq!(service_bytes, self.local.service_bytes(), "bytes held by services");
+        assert_eq!(outbox_bytes, self.shared.outbox_bytes(), "bytes held in outboxes");
+        assert_eq!(service_bytes, self.shared.service_bytes(), "bytes held by services");
     }
 }

@@ -1,6 +1,7 @@
 //! What a server's shards are made from, and the making of one: the same for threads and for a simulation.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
@@ -17,6 +18,7 @@ use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
 use crate::shard::state::{Admit, Others, Parts};
+use crate::shard::upstreams::add_upstreams;
 
 /// What all shards are made from.
 pub(super) struct Plan<F, Factory> {
@@ -99,12 +101,12 @@ where
             }
             Err(_panicked) => return Err(Error::FactoryPanicked { shard: self.index }),
         };
-        let first_upstream = self.chosen.connections() as u32;
+        let framing = Rc::new(self.framing);
         let mut core = ringserve_core::Shard::new(
             self.limits.clone(),
             self.chosen.connections(),
             listeners,
-            self.framing,
+            framing.encoding(),
             driver.pool().clone(),
             LogObserver::new(self.index),
         );
@@ -114,7 +116,7 @@ where
         }
         // Others may give connections away before this shard's first turn.
         self.remotes[self.index].set_room(core.slots_left());
-        let limits = self.limits.upstreams_max(self.chosen.upstreams());
-        Ok(Parts { shard, core, driver, service, admit: self.admit, others, limits, first_upstream })
+        let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
+        Ok(Parts { shard, core, framing, driver, service, admit: self.admit, others, upstreams })
     }
 }

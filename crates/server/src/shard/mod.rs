@@ -23,5 +23,5 @@ pub(crate) mod stepped;
 mod sync;
 pub(crate) mod timers;
 pub(crate) mod turns;
-mod upstreams;
+pub(crate) mod upstreams;
 mod wake;

@@ -91,7 +91,7 @@ impl Drop for Connecting {
                 self.shard.remote().announce_upstreams();
             }
             // Nobody will ever read or write it.
-            Progress::Done(Ok(shared)) => shared.outlet.close(),
+            Progress::Done(Ok(shared)) => shared.close(),
             _ => {}
         }
     }

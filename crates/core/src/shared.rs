@@ -1,6 +1,8 @@
-//! What the connections of one shard share: the list of dirty ones, batches to send, sums, and how replies are encoded.
+//! What connections share with user code: those of a shard the list of dirty ones, batches to send and sums; those of a lane
+//! how replies are encoded, and how many may be queued.
 
 use alloc::boxed::Box;
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
@@ -18,12 +20,17 @@ fn spare_batches_max(limits: &Limits) -> usize {
     (limits.held_bytes_max / 8 / KEPT_BYTES_MAX).clamp(1, 256)
 }
 
-/// What the connections of one shard share.
+/// What the connections of one lane share.
 pub struct LaneShared {
-    queues: RefCell<Queues>,
+    shard: Rc<ShardShared>,
     encoding: Encoding,
     outbox_bytes_high: usize,
     outbox_bytes_max: usize,
+}
+
+/// What the connections of one shard share.
+pub struct ShardShared {
+    queues: RefCell<Queues>,
     /// Bytes queued or in flight over all connections.
     outbox_bytes: Cell<usize>,
     /// Bytes that services hold for all connections beside that, and whether that grew for one since the turn began.
@@ -62,12 +69,40 @@ impl Queues {
 }
 
 impl LaneShared {
-    pub(crate) fn new(encoding: Encoding, limits: &Limits) -> LaneShared {
+    pub(crate) fn new(shard: Rc<ShardShared>, encoding: Encoding, limits: &Limits) -> LaneShared {
         LaneShared {
-            queues: RefCell::default(),
+            shard,
             encoding,
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
+        }
+    }
+
+    /// What all connections of the shard share.
+    #[inline]
+    pub fn shard(&self) -> &ShardShared {
+        &self.shard
+    }
+
+    #[inline]
+    pub(crate) fn encoding(&self) -> &Encoding {
+        &self.encoding
+    }
+
+    #[inline]
+    pub(crate) fn outbox_bytes_high(&self) -> usize {
+        self.outbox_bytes_high
+    }
+
+    pub(crate) fn outbox_bytes_max(&self) -> usize {
+        self.outbox_bytes_max
+    }
+}
+
+impl ShardShared {
+    pub(crate) fn new(limits: &Limits) -> ShardShared {
+        ShardShared {
+            queues: RefCell::default(),
             outbox_bytes: Cell::new(0),
             service_bytes: Cell::new(0),
             service_grew: Cell::new(false),
@@ -108,20 +143,6 @@ impl LaneShared {
     #[inline]
     pub(crate) fn lends(&self) -> bool {
         self.lend.get()
-    }
-
-    #[inline]
-    pub(crate) fn encoding(&self) -> &Encoding {
-        &self.encoding
-    }
-
-    #[inline]
-    pub(crate) fn outbox_bytes_high(&self) -> usize {
-        self.outbox_bytes_high
-    }
-
-    pub(crate) fn outbox_bytes_max(&self) -> usize {
-        self.outbox_bytes_max
     }
 
     /// A connection queued `bytes` more.
