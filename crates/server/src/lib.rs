@@ -18,6 +18,8 @@ mod service;
 mod shard;
 pub mod stats;
 mod stream;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "tower")]
 pub mod tower;
 

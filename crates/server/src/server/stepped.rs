@@ -129,7 +129,9 @@ impl SteppedServer {
         let connections: usize = self.shards.iter().map(|shard| shard.stats().connections).sum();
         let (connections_max, buffers_max) = (self.limits.connections_max, self.limits.receive_buffers_max());
         if connections > connections_max {
-            return Err(format!("there are {connections} connections, and connections_max is {connections_max}"));
+            return Err(format!(
+                "there are {connections} connections, and connections_max is {connections_max}"
+            ));
         }
         if stats.buffers.total > buffers_max {
             let total = stats.buffers.total;

@@ -123,7 +123,13 @@ impl Net {
     fn stream(&self, socket: Socket) -> ClientStream {
         // Where servers see it, whichever side connected.
         let shown_as = socket.local_addr();
-        ClientStream { socket: Some(socket), net: self.clone(), unread: Vec::new(), shown_as, is_ended: Cell::new(false) }
+        ClientStream {
+            socket: Some(socket),
+            net: self.clone(),
+            unread: Vec::new(),
+            shown_as,
+            is_ended: Cell::new(false),
+        }
     }
 
     fn event(&self, connection: Option<SocketAddr>, what: impl FnOnce() -> String) {
@@ -255,7 +261,11 @@ impl ClientStream {
             }
             looked_at = self.unread.len();
             if self.fill("a line").await? == 0 {
-                return if self.unread.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+                return if self.unread.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                };
             }
         }
     }
@@ -334,7 +344,10 @@ impl ClientStream {
         self.socket.as_ref()?.peer_addr()
     }
 
-    fn with_connection(&self, act: impl FnOnce(&ringserve_simkernel::Network, ringserve_simkernel::ConnectionId)) {
+    fn with_connection(
+        &self,
+        act: impl FnOnce(&ringserve_simkernel::Network, ringserve_simkernel::ConnectionId),
+    ) {
         if let Some(connection) = self.socket.as_ref().and_then(Socket::connection) {
             act(&self.net.world.network, connection);
         }

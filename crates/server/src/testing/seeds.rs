@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_simkernel::rng::Rng;
-use ringserve_simkernel::{Fault, Faults, Injected};
+use ringserve_simkernel::{Faults, Injected};
 
 use super::panics;
 use super::sim::Sim;
@@ -116,7 +116,10 @@ impl Seeds {
             let seed = seed.parse().unwrap_or_else(|_| panic!("{VARIABLE}={seed} is no number"));
             return match self.run_seed(seed, Keeps::Prints, &test) {
                 Ok(outcome) => {
-                    println!("seed {seed} held: {} steps, {:?}\n{}", outcome.steps, outcome.time, outcome.injected);
+                    println!(
+                        "seed {seed} held: {} steps, {:?}\n{}",
+                        outcome.steps, outcome.time, outcome.injected
+                    );
                 }
                 Err(failure) => fail(seed, &failure),
             };
@@ -142,8 +145,12 @@ impl Seeds {
             Err(first) => {
                 return Err(match self.run_seed(seed, Keeps::Events, test) {
                     Err(again) if again.what == first.what => again,
-                    Err(again) => SeedFailure { what: format!("{}\n{}", first.what, unlike(&again.what)), ..again },
-                    Ok(_) => SeedFailure { what: format!("{}\n{}", first.what, unlike("nothing failed")), ..first },
+                    Err(again) => {
+                        SeedFailure { what: format!("{}\n{}", first.what, unlike(&again.what)), ..again }
+                    }
+                    Ok(_) => {
+                        SeedFailure { what: format!("{}\n{}", first.what, unlike("nothing failed")), ..first }
+                    }
                 });
             }
         };
@@ -239,10 +246,4 @@ fn drawn_age(seed: u64) -> Duration {
             Duration::from_nanos(1 << wrap).saturating_sub(Duration::from_secs(1))
         }
     }
-}
-
-/// Whether these faults cost connections, so that a client may end with an error.
-pub(crate) fn cost_connections(faults: &Faults) -> bool {
-    let harmless = Faults::harmless();
-    Fault::ALL.iter().any(|fault| faults.once_in(*fault) > 0 && harmless.once_in(*fault) == 0)
 }

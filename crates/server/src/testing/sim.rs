@@ -1,8 +1,8 @@
 //! What a test has of the world: servers, clients, time, and what it does to them by hand.
 
+use std::cell::Cell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -34,10 +34,6 @@ pub struct Sim {
 impl Sim {
     pub(crate) fn new(world: Rc<World>, age: Duration) -> Sim {
         Sim { world, age, clients: Cell::new(0) }
-    }
-
-    pub(crate) fn world(&self) -> &World {
-        &self.world
     }
 
     /// Starts a server, with one shard unless it says how many, and returns the first address at which it listens.
@@ -142,7 +138,9 @@ impl Sim {
         // Without an end, so that a world in which nothing can happen is told from a long wait.
         let ran = self.world.run(None, |world| world.now() > until || over(world));
         let why = match ran {
-            Ran::Over if self.world.now() > until => format!("after {ENDS_WITHIN:?} of virtual time {otherwise}"),
+            Ran::Over if self.world.now() > until => {
+                format!("after {ENDS_WITHIN:?} of virtual time {otherwise}")
+            }
             Ran::Over | Ran::TimeIsUp => return,
             Ran::Stuck => format!("nothing can happen any more, and {otherwise}"),
         };
@@ -198,6 +196,7 @@ impl Sim {
     /// Has nothing arrive between two hosts, until they are [healed](Sim::heal). Connections live on.
     pub fn partition(&self, a: IpAddr, b: IpAddr) {
         self.world.event(|| format!("{a} and {b} are parted"));
+        self.world.is_disturbed.set(true);
         self.world.network.partition(a, b);
     }
 
@@ -266,7 +265,8 @@ impl SimServer {
 
     /// True once every shard ended.
     pub fn is_done(&self) -> bool {
-        self.world.with_server(self.number, |server| (0..server.count()).all(|shard| server.end(shard).is_some()))
+        self.world
+            .with_server(self.number, |server| (0..server.count()).all(|shard| server.end(shard).is_some()))
     }
 
     /// Keeps a shard from running for `time`, as a busy machine does.

@@ -79,12 +79,7 @@ impl Trace {
     }
 
     /// An event, whose text is made where it is kept.
-    pub(crate) fn event(
-        &self,
-        place: &Place,
-        connection: Option<SocketAddr>,
-        what: impl FnOnce() -> String,
-    ) {
+    pub(crate) fn event(&self, place: &Place, connection: Option<SocketAddr>, what: impl FnOnce() -> String) {
         if self.keeps == Keeps::Hash {
             return;
         }
@@ -120,9 +115,8 @@ impl Trace {
     /// The last events of the connection that the run was about, and of what is no connection's; or of all.
     pub(crate) fn chart(&self) -> String {
         let (events, subject) = (self.events.borrow(), self.subject.get());
-        let concerns = |event: &&Event| {
-            subject.is_none() || event.connection.is_none() || event.connection == subject
-        };
+        let concerns =
+            |event: &&Event| subject.is_none() || event.connection.is_none() || event.connection == subject;
         let mut last: Vec<&Event> = events.iter().rev().filter(concerns).take(SHOWN).collect();
         last.reverse();
         let mut text = String::new();

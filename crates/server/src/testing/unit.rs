@@ -99,7 +99,8 @@ impl<S: Service> TestConn<S> {
         let settings =
             Settings { seed: 0, faults: Faults::none(), steps_max: 1_000_000, allowed: Rc::new(|_| false) };
         let world = Rc::new(World::new(settings, time, trace));
-        let seen = Rc::new(Seen { opened: Cell::new(false), result: RefCell::new(None), closed: Cell::new(None) });
+        let seen =
+            Rc::new(Seen { opened: Cell::new(false), result: RefCell::new(None), closed: Cell::new(None) });
         let recorded = seen.clone();
         let mut conn = TestConn { world: world.clone(), socket: None, seen, received: Vec::new() };
         conn.guarded(|conn| {
@@ -144,7 +145,9 @@ impl<S: Service> TestConn<S> {
                     conn.settle();
                     Called { result, replies: conn.replies() }
                 }
-                (Ran::Over, None) => panic!("the call was dropped: {}", conn.close_reason().expect("it is closed")),
+                (Ran::Over, None) => {
+                    panic!("the call was dropped: {}", conn.close_reason().expect("it is closed"))
+                }
                 _ => panic!("the call waits, and nothing can happen any more"),
             }
         })

@@ -71,7 +71,9 @@ impl Watcher {
     fn opened<S: 'static>(&self, cx: &Cx<'_, S>) {
         let open = Open { peer: cx.peer().addr, calls: 0 };
         if let Some(before) = self.sessions.borrow_mut().insert(place(cx.session()), open) {
-            self.trace.broke(|| format!("a connection of {:?} was not closed before its memory was used again", before.peer));
+            self.trace.broke(|| {
+                format!("a connection of {:?} was not closed before its memory was used again", before.peer)
+            });
         }
     }
 
@@ -81,7 +83,8 @@ impl Watcher {
         };
         self.told(open.peer, 4, || format!("close: {reason}"));
         if open.calls > 0 {
-            self.trace.broke(|| format!("close ({reason}) while {} calls of {:?} are left", open.calls, open.peer));
+            self.trace
+                .broke(|| format!("close ({reason}) while {} calls of {:?} are left", open.calls, open.peer));
         }
     }
 
@@ -98,7 +101,8 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         if let Some(open) = self.sessions.get_mut().values().next() {
             let (peer, shard) = (open.peer, self.shard);
-            self.trace.broke(|| format!("shard {shard} ended without a close for the connection of {peer:?}"));
+            self.trace
+                .broke(|| format!("shard {shard} ended without a close for the connection of {peer:?}"));
         }
     }
 }

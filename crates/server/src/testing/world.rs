@@ -45,7 +45,7 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) time: VirtualTime,
     pub(crate) trace: Rc<Trace>,
-    /// Something was done that may end clients with an error.
+    /// Something was done, or may go wrong, that ends clients with an error.
     pub(crate) is_disturbed: Cell<bool>,
     rng: RefCell<Rng>,
     /// What a round of a shard takes.
@@ -78,7 +78,7 @@ struct Task {
     /// It is a client of the test, and no task of one.
     is_client: bool,
     is_done: bool,
-    error: Option<String>,
+    failed: bool,
     waits_for: Rc<RefCell<String>>,
 }
 
@@ -167,7 +167,7 @@ impl World {
             network: Network::stepped(seed, faults.clone()),
             time,
             trace: Rc::new(trace),
-            is_disturbed: Cell::new(false),
+            is_disturbed: Cell::new(cost_connections(&faults)),
             rng: RefCell::new(rng),
             round_takes: Duration::from_nanos(round_takes),
             stalls_once_in: faults.once_in(Fault::ShardStalls),
@@ -257,7 +257,13 @@ impl World {
     // Clients.
 
     /// Has a task run. Its name, and what it waits for, are told where it hangs.
-    pub(crate) fn spawn(&self, name: Rc<str>, counts: bool, is_client: bool, code: impl FnOnce(Rc<RefCell<String>>) -> Code) {
+    pub(crate) fn spawn(
+        &self,
+        name: Rc<str>,
+        counts: bool,
+        is_client: bool,
+        code: impl FnOnce(Rc<RefCell<String>>) -> Code,
+    ) {
         let waits_for = Rc::new(RefCell::new(String::new()));
         let code = code(waits_for.clone());
         let mut tasks = self.tasks.borrow_mut();
@@ -265,8 +271,8 @@ impl World {
         let waker =
             Arc::new(TaskWaker { woken: self.woken.clone(), task, is_listed: AtomicBool::new(false) });
         waker.wake_by_ref();
-        let (is_done, error) = (false, None);
-        tasks.push(Task { name, code: Some(code), waker, counts, is_client, is_done, error, waits_for });
+        let (is_done, failed) = (false, false);
+        tasks.push(Task { name, code: Some(code), waker, counts, is_client, is_done, failed, waits_for });
     }
 
     /// Has `waker` woken at a time. Returns by what to [clear](World::clear_timer) it.
@@ -289,15 +295,8 @@ impl World {
     pub(crate) fn clients(&self) -> (u64, u64) {
         let tasks = self.tasks.borrow();
         let clients = tasks.iter().filter(|task| task.is_client);
-        let good = clients.clone().filter(|task| task.is_done && task.error.is_none()).count();
+        let good = clients.clone().filter(|task| task.is_done && !task.failed).count();
         (clients.count() as u64, good as u64)
-    }
-
-    /// The first client that ended with an error.
-    pub(crate) fn client_error(&self) -> Option<String> {
-        let tasks = self.tasks.borrow();
-        let failed = tasks.iter().find_map(|task| Some((&task.name, task.error.as_ref()?)));
-        failed.map(|(name, error)| format!("client {name} ended with an error: {error}"))
     }
 
     /// Who waits, and for what.
@@ -318,14 +317,16 @@ impl World {
             }
         }
         if self.woken.from_outside.load(Ordering::Relaxed) {
-            text += "\n  another thread woke something: threads and runtimes of the program are not simulated";
+            text +=
+                "\n  another thread woke something: threads and runtimes of the program are not simulated";
         }
         text
     }
 
     /// Drops all clients, wherever they are.
     pub(crate) fn drop_clients(&self) {
-        let codes: Vec<Option<Code>> = self.tasks.borrow_mut().iter_mut().map(|task| task.code.take()).collect();
+        let codes: Vec<Option<Code>> =
+            self.tasks.borrow_mut().iter_mut().map(|task| task.code.take()).collect();
         drop(codes);
         self.timers.borrow_mut().clear();
     }
@@ -384,7 +385,8 @@ impl World {
             self.fail(format!("the run does not end: {steps} steps, {now:?} of virtual time{waiting}"));
         }
         // A crowd of clients does not starve the shards.
-        let shards_turn = count > 0 && (woken == 0 || self.rng.borrow_mut().below((count + woken.min(8)) as u64) < count as u64);
+        let shards_turn = count > 0
+            && (woken == 0 || self.rng.borrow_mut().below((count + woken.min(8)) as u64) < count as u64);
         if shards_turn {
             let drawn = self.rng.borrow_mut().below(count as u64) as usize;
             let (server, shard) = due[drawn];
@@ -401,12 +403,14 @@ impl World {
         self.trace.hash(&[1, server as u64, shard as u64]);
         let mut servers = self.servers.borrow_mut();
         let one = &mut servers[server];
-        let end = one.server.step(shard).map(|end| end.as_ref().err().map(|death| match death {
-            ShardDeath::Driver(errno) => Ok(*errno),
-            ShardDeath::Panicked(message) => Err(message.clone()),
-        }));
+        let end = one.server.step(shard).map(|end| {
+            end.as_ref().err().map(|death| match death {
+                ShardDeath::Driver(errno) => Ok(*errno),
+                ShardDeath::Panicked(message) => Err(message.clone()),
+            })
+        });
         let broken = match &end {
-            None if self.steps.get() % LOOKS_EVERY == 0 => one.server.check(shard),
+            None if self.steps.get().is_multiple_of(LOOKS_EVERY) => one.server.check(shard),
             None => Ok(()),
             Some(Some(Err(message))) => Err(format!("the loop of shard {shard} panicked: {message}")),
             Some(Some(Ok(errno))) if !one.may_break && self.network.injected().of(Fault::RingBreaks) == 0 => {
@@ -463,13 +467,23 @@ impl World {
         };
         // What it holds is dropped here, as a part of it.
         drop(code);
-        self.trace.event(&Place::Client(name), None, || match &done {
+        self.trace.event(&Place::Client(name), self.trace.subject(), || match &done {
             Ok(()) => "is done".to_owned(),
             Err(error) => format!("gives up: {error}"),
         });
         let task = &mut self.tasks.borrow_mut()[number];
         task.is_done = true;
-        task.error = done.err();
+        task.failed = done.is_err();
+        if let Err(error) = done
+            && task.is_client
+            && !self.is_disturbed.get()
+        {
+            let what = format!(
+                "client {} ended with an error, though nothing cost a connection: {error}",
+                task.name
+            );
+            self.fail(what);
+        }
     }
 
     /// Fails if user code panicked, unless the test expects it.
@@ -540,4 +554,10 @@ impl Server {
         }
         network.wakes_at(self.server.ring(shard)).map(|at| at.max(self.stalled[shard]))
     }
+}
+
+/// Whether these faults cost connections, so that a client may end with an error.
+fn cost_connections(faults: &Faults) -> bool {
+    let harmless = Faults::harmless();
+    Fault::ALL.iter().any(|fault| faults.once_in(*fault) > 0 && harmless.once_in(*fault) == 0)
 }
