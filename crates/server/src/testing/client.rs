@@ -1,6 +1,6 @@
 //! Clients: what a test's peers have of the simulated network.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::error::Error;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -15,7 +15,7 @@ use ringserve_simkernel::{Socket, SocketListener};
 
 use super::trace::Place;
 use super::watch::shown;
-use super::world::{Code, World};
+use super::world::{Code, WaitsFor, World};
 
 /// How a client of a simulation ends: an error says why it gave up.
 pub type ClientResult = Result<(), Box<dyn Error>>;
@@ -26,7 +26,7 @@ pub struct Net {
     world: Rc<World>,
     name: Rc<str>,
     host: IpAddr,
-    waits_for: Rc<RefCell<String>>,
+    waits_for: Rc<Cell<WaitsFor>>,
 }
 
 impl Net {
@@ -50,7 +50,7 @@ impl Net {
     pub async fn connect(&self, addr: impl ToSocketAddrs) -> io::Result<ClientStream> {
         let to = first(addr)?;
         let mut socket = self.world.network.socket(self.host, to);
-        self.waits_for.replace(format!("a connect to {to}"));
+        self.waits_for.set(WaitsFor::Of("a connect to", Some(to)));
         let connected = poll_fn(|task| socket.poll_connect(task)).await;
         let local = socket.local_addr();
         self.event(local, || match &connected {
@@ -167,7 +167,7 @@ impl Future for ClientSleep {
         if world.now() >= self.until {
             return Poll::Ready(());
         }
-        self.net.waits_for.replace(format!("{:?} of virtual time", self.until));
+        self.net.waits_for.set(WaitsFor::Until(self.until));
         self.timer = Some(world.set_timer(self.until, task.waker().clone()));
         Poll::Pending
     }
@@ -197,7 +197,7 @@ pub struct ClientListener {
 impl ClientListener {
     /// The next connection.
     pub async fn accept(&mut self) -> ClientStream {
-        self.net.waits_for.replace(format!("a connection to {}", self.local_addr()));
+        self.net.waits_for.set(WaitsFor::Of("a connection to", Some(self.local_addr())));
         let socket = poll_fn(|task| self.listener.poll_accept(task)).await;
         self.net.event(socket.peer_addr(), || "accepts".to_owned());
         self.net.stream(socket)
@@ -224,7 +224,7 @@ pub struct ClientStream {
 }
 
 /// What a look at the socket brings at most.
-const READ_BYTES: usize = 16 << 10;
+const READ_BYTES: usize = 4 << 10;
 
 impl ClientStream {
     /// Sends all of it, which waits while the peer reads too slowly.
@@ -260,7 +260,7 @@ impl ClientStream {
                 return line.map(Some).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
             }
             looked_at = self.unread.len();
-            if self.fill("a line").await? == 0 {
+            if self.fill("a line on the connection of").await? == 0 {
                 return if self.unread.is_empty() {
                     Ok(None)
                 } else {
@@ -276,7 +276,7 @@ impl ClientStream {
     /// `UnexpectedEof` if the stream ends before, or `ConnectionReset`.
     pub async fn exactly(&mut self, len: usize) -> io::Result<Vec<u8>> {
         while self.unread.len() < len {
-            if self.fill("bytes").await? == 0 {
+            if self.fill("bytes on the connection of").await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
@@ -291,7 +291,7 @@ impl ClientStream {
     /// `ConnectionReset`.
     pub async fn some(&mut self) -> io::Result<Vec<u8>> {
         if self.unread.is_empty() {
-            self.fill("bytes").await?;
+            self.fill("bytes on the connection of").await?;
         }
         let bytes = std::mem::take(&mut self.unread);
         self.event(|| format!("reads {}", shown(&bytes)));
@@ -303,7 +303,7 @@ impl ClientStream {
     /// # Errors
     /// `ConnectionReset`: the peer, a fault or the test reset the connection.
     pub async fn closed(&mut self) -> io::Result<Vec<u8>> {
-        while self.fill("the end of the stream").await? > 0 {}
+        while self.fill("the end of the connection of").await? > 0 {}
         Ok(std::mem::take(&mut self.unread))
     }
 
@@ -358,14 +358,15 @@ impl ClientStream {
     }
 
     /// Takes in what has arrived; 0 at the end.
-    async fn fill(&mut self, what: &str) -> io::Result<usize> {
-        if let Some(name) = self.shown_as {
-            self.net.waits_for.replace(format!("{what} on the connection of {name}"));
-        }
-        let mut bytes = [0; READ_BYTES];
-        let len = poll_fn(|task| self.poll_fill(task, &mut bytes)).await?;
-        self.unread.extend_from_slice(&bytes[..len]);
-        Ok(len)
+    async fn fill(&mut self, what: &'static str) -> io::Result<usize> {
+        self.net.waits_for.set(WaitsFor::Of(what, self.shown_as));
+        poll_fn(|task| {
+            let mut bytes = [0; READ_BYTES];
+            let len = ready!(self.poll_fill(task, &mut bytes))?;
+            self.unread.extend_from_slice(&bytes[..len]);
+            Poll::Ready(Ok(len))
+        })
+        .await
     }
 
     fn poll_fill(&mut self, task: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
@@ -385,7 +386,7 @@ impl ClientStream {
         if sent.is_pending()
             && let Some(name) = self.shown_as
         {
-            self.net.waits_for.replace(format!("room to send on the connection of {name}"));
+            self.net.waits_for.set(WaitsFor::Of("room to send on the connection of", Some(name)));
         }
         sent
     }

@@ -142,7 +142,9 @@ impl Sim {
                 format!("after {ENDS_WITHIN:?} of virtual time {otherwise}")
             }
             Ran::Over | Ran::TimeIsUp => return,
-            Ran::Stuck => format!("nothing can happen any more, and {otherwise}"),
+            Ran::Stuck => format!(
+                "nothing can happen any more, and {otherwise} (threads and runtimes of the program are not simulated)"
+            ),
         };
         let waiting = self.world.waiting();
         self.world.fail(format!("{why}:{waiting}"));

@@ -9,7 +9,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -47,6 +49,7 @@ pub(crate) struct World {
     pub(crate) trace: Rc<Trace>,
     /// Something was done, or may go wrong, that ends clients with an error.
     pub(crate) is_disturbed: Cell<bool>,
+    broke_drivers: Cell<bool>,
     rng: RefCell<Rng>,
     /// What a round of a shard takes.
     round_takes: Duration,
@@ -56,6 +59,8 @@ pub(crate) struct World {
     woken: Arc<Woken>,
     timers: RefCell<BTreeMap<(Duration, u64), Waker>>,
     timers_set: Cell<u64>,
+    /// Clients whose end the run waits for.
+    clients_left: Cell<usize>,
     steps: Cell<u64>,
     steps_max: u64,
     allowed: Rc<dyn Fn(&str) -> bool>,
@@ -65,7 +70,6 @@ struct Server {
     server: SteppedServer,
     /// Until when each shard does not run.
     stalled: Vec<Duration>,
-    may_break: bool,
 }
 
 struct Task {
@@ -79,7 +83,29 @@ struct Task {
     is_client: bool,
     is_done: bool,
     failed: bool,
-    waits_for: Rc<RefCell<String>>,
+    waits_for: Rc<Cell<WaitsFor>>,
+}
+
+/// What a client waits for, as a failure names it.
+#[derive(Clone, Copy)]
+pub(crate) enum WaitsFor {
+    /// It did not say.
+    Something,
+    /// Something of a connection, which is named by its client.
+    Of(&'static str, Option<SocketAddr>),
+    /// A time.
+    Until(Duration),
+}
+
+impl fmt::Display for WaitsFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitsFor::Something => f.write_str("something"),
+            WaitsFor::Of(what, Some(connection)) => write!(f, "{what} {connection}"),
+            WaitsFor::Of(what, None) => f.write_str(what),
+            WaitsFor::Until(at) => write!(f, "{at:?} of virtual time"),
+        }
+    }
 }
 
 /// Tasks that were woken, and who did something that no simulation can repeat.
@@ -168,6 +194,7 @@ impl World {
             time,
             trace: Rc::new(trace),
             is_disturbed: Cell::new(cost_connections(&faults)),
+            broke_drivers: Cell::new(false),
             rng: RefCell::new(rng),
             round_takes: Duration::from_nanos(round_takes),
             stalls_once_in: faults.once_in(Fault::ShardStalls),
@@ -180,6 +207,7 @@ impl World {
             }),
             timers: RefCell::default(),
             timers_set: Cell::new(0),
+            clients_left: Cell::new(0),
             steps: Cell::new(0),
             steps_max,
             allowed,
@@ -215,7 +243,7 @@ impl World {
     pub(crate) fn add_server(&self, server: SteppedServer) -> usize {
         let mut servers = self.servers.borrow_mut();
         let stalled = vec![Duration::ZERO; server.count()];
-        servers.push(Server { server, stalled, may_break: false });
+        servers.push(Server { server, stalled });
         servers.len() - 1
     }
 
@@ -237,9 +265,9 @@ impl World {
         /// EIO: as good as any.
         const ERRNO: i32 = 5;
         self.is_disturbed.set(true);
-        let mut servers = self.servers.borrow_mut();
-        servers[server].may_break = true;
-        self.network.break_ring(servers[server].server.ring(shard), ERRNO);
+        self.broke_drivers.set(true);
+        let ring = self.with_server(server, |server| server.ring(shard));
+        self.network.break_ring(ring, ERRNO);
     }
 
     pub(crate) fn command(&self, server: usize, command: Command) {
@@ -247,6 +275,11 @@ impl World {
         self.event(|| format!("server {server} is told: {command:?}"));
         self.trace.hash(&[3, server as u64, command as u64]);
         self.servers.borrow()[server].server.command(command);
+    }
+
+    /// A driver broke, as it was meant to: its ring ended in the middle of things.
+    pub(crate) fn has_broken_driver(&self) -> bool {
+        self.broke_drivers.get() || self.network.injected().of(Fault::RingBreaks) > 0
     }
 
     pub(crate) fn all_shards_ended(&self) -> bool {
@@ -262,12 +295,13 @@ impl World {
         name: Rc<str>,
         counts: bool,
         is_client: bool,
-        code: impl FnOnce(Rc<RefCell<String>>) -> Code,
+        code: impl FnOnce(Rc<Cell<WaitsFor>>) -> Code,
     ) {
-        let waits_for = Rc::new(RefCell::new(String::new()));
+        let waits_for = Rc::new(Cell::new(WaitsFor::Something));
         let code = code(waits_for.clone());
         let mut tasks = self.tasks.borrow_mut();
         let task = tasks.len() as u32;
+        self.clients_left.set(self.clients_left.get() + usize::from(counts));
         let waker =
             Arc::new(TaskWaker { woken: self.woken.clone(), task, is_listed: AtomicBool::new(false) });
         waker.wake_by_ref();
@@ -288,7 +322,7 @@ impl World {
     }
 
     pub(crate) fn all_clients_done(&self) -> bool {
-        self.tasks.borrow().iter().all(|task| task.is_done || !task.counts)
+        self.clients_left.get() == 0
     }
 
     /// The clients of the test, and how many of them came to a good end.
@@ -303,9 +337,7 @@ impl World {
     pub(crate) fn waiting(&self) -> String {
         let mut text = String::new();
         for task in self.tasks.borrow().iter().filter(|task| task.counts && !task.is_done) {
-            let waits_for = task.waits_for.borrow();
-            let waits_for = if waits_for.is_empty() { "something" } else { waits_for.as_str() };
-            text += &format!("\n  client {} waits for {waits_for}", task.name);
+            text += &format!("\n  client {} waits for {}", task.name, task.waits_for.get());
         }
         for (server, one) in self.servers.borrow().iter().enumerate() {
             for shard in (0..one.server.count()).filter(|shard| one.server.end(*shard).is_none()) {
@@ -315,10 +347,6 @@ impl World {
                     "\n  shard {shard} of server {server} runs, with {connections} connections and {upstreams} to upstreams"
                 );
             }
-        }
-        if self.woken.from_outside.load(Ordering::Relaxed) {
-            text +=
-                "\n  another thread woke something: threads and runtimes of the program are not simulated";
         }
         text
     }
@@ -379,6 +407,13 @@ impl World {
         if count + woken == 0 {
             return false;
         }
+        if self.woken.from_outside.load(Ordering::Relaxed) {
+            self.fail(
+                "a thread of the program woke something: threads and runtimes are not simulated, since they run whenever they do. \
+                 Run what they do in a task of the shard, or test it apart"
+                    .to_owned(),
+            );
+        }
         self.steps.set(self.steps.get() + 1);
         if self.steps.get() > self.steps_max {
             let (steps, waiting) = (self.steps_max, self.waiting());
@@ -413,7 +448,7 @@ impl World {
             None if self.steps.get().is_multiple_of(LOOKS_EVERY) => one.server.check(shard),
             None => Ok(()),
             Some(Some(Err(message))) => Err(format!("the loop of shard {shard} panicked: {message}")),
-            Some(Some(Ok(errno))) if !one.may_break && self.network.injected().of(Fault::RingBreaks) == 0 => {
+            Some(Some(Ok(errno))) if !self.has_broken_driver() => {
                 Err(format!("the driver of shard {shard} broke with errno {errno}"))
             }
             Some(_) => one.server.check_end(shard),
@@ -473,6 +508,7 @@ impl World {
         });
         let task = &mut self.tasks.borrow_mut()[number];
         task.is_done = true;
+        self.clients_left.set(self.clients_left.get() - usize::from(task.counts));
         task.failed = done.is_err();
         if let Err(error) = done
             && task.is_client
@@ -533,11 +569,6 @@ impl World {
 
     pub(crate) fn steps(&self) -> u64 {
         self.steps.get()
-    }
-
-    /// Another thread woke something.
-    pub(crate) fn was_woken_from_outside(&self) -> bool {
-        self.woken.from_outside.load(Ordering::Relaxed)
     }
 }
 
