@@ -79,16 +79,17 @@ impl Service for Beats {
     }
 }
 
-/// A thousand connections that are asked every 30 s, for an hour: 120 000 beats.
+/// Connections that are asked every 30 s, for an hour; a thousand where the code is optimized.
 #[test]
 fn hour_of_heartbeats_is_asked_and_answered() {
+    let connections = if cfg!(debug_assertions) { 50 } else { 1000 };
     let beats = Rc::new(Cell::new(0_u64));
     let count = beats.clone();
     let limits = Limits::default().heartbeat_interval(Some(30 * SECOND)).first_frame_timeout(None);
     Sim::seeds(1).run(move |sim| {
         let server = lines().shards(2).limits(limits.clone());
         let server = sim.start(server, |_shard| Beats).unwrap();
-        for n in 0..1000 {
+        for n in 0..connections {
             let (count, addr) = (count.clone(), server.addr());
             sim.client(format!("c{n}"), async move |net| {
                 let mut me = net.connect(addr).await?;
@@ -100,9 +101,10 @@ fn hour_of_heartbeats_is_asked_and_answered() {
             });
         }
         sim.run_for(HOUR);
-        assert_eq!(server.stats().connections, 1000);
+        assert_eq!(server.stats().connections, connections);
     });
-    assert!((110_000 * 2..121_000 * 2).contains(&beats.get()), "{} beats in two runs", beats.get());
+    let expected = connections as u64 * 120 * 2;
+    assert!((expected * 9 / 10..=expected).contains(&beats.get()), "{} beats in two runs", beats.get());
 }
 
 #[test]
