@@ -219,6 +219,11 @@ impl Sim {
         }
     }
 
+    /// From here on clients may end with an error: the test does something that costs connections, as limits that bite.
+    pub fn expect_losses(&self) {
+        self.world.is_disturbed.set(true);
+    }
+
     /// Writes a line into the trace of the run.
     pub fn note(&self, what: impl fmt::Display) {
         self.world.event(|| what.to_string());
