@@ -34,19 +34,16 @@ pub(crate) struct SteppedServer {
 /// Descriptors of a simulated process: tables that cost little to make.
 const SIMULATED_DESCRIPTORS: u64 = 20_000;
 
-/// Rounds in which shards end that are told to do so at once, before their first connection.
-const ROUNDS_TO_END: usize = 1000;
-
 impl SteppedServer {
     /// As [`Server::start`], on this network, with one shard by default. The shards take clock and chance as told, and the
-    /// waker of their ring goes through `waker`. What the server was told of its driver, of sockets and of pinning is ignored.
+    /// waker of their ring goes through `waker`. If a factory fails, the shards that were made are told to end. What the server was told of its driver, of sockets and of pinning is ignored.
     pub(crate) fn start<F, Factory, Make>(
         server: Server<F>,
         network: &Network,
         (clock, seed): (Clock, u64),
         waker: &dyn Fn(Waker) -> Waker,
         factory: Factory,
-    ) -> Result<SteppedServer, Error>
+    ) -> Result<(SteppedServer, Result<(), Error>), Error>
     where
         F: Framing + Clone + Send,
         Factory: Fn(&Shard) -> Make,
@@ -80,20 +77,12 @@ impl SteppedServer {
                     server.ends.push(None);
                 }
                 Err(error) => {
-                    server.give_up();
-                    return Err(error);
+                    server.command(Command::Force);
+                    return Ok((server, Err(error)));
                 }
             }
         }
-        Ok(server)
-    }
-
-    /// The start failed: those that were made end.
-    fn give_up(&mut self) {
-        self.command(Command::Force);
-        for shard in 0..self.shards.len() {
-            (0..ROUNDS_TO_END).any(|_| self.step(shard).is_some());
-        }
+        Ok((server, Ok(())))
     }
 
     /// How many shards it has.
@@ -115,6 +104,11 @@ impl SteppedServer {
     /// How a shard ended; `None` while it runs.
     pub(crate) fn end(&self, shard: usize) -> Option<&ShardEnd> {
         self.ends[shard].as_ref()
+    }
+
+    /// True once every shard ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.ends.iter().all(Option::is_some)
     }
 
     pub(crate) fn command(&self, command: Command) {
