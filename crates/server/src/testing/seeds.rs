@@ -214,7 +214,7 @@ fn close(world: &World) {
     let mut leaks = world.network.leaks();
     // Frames that a service keeps are counted once the service was dropped too.
     leaks.retain(|leak| !leak.ends_with("leased buffers"));
-    if world.has_broken_driver() {
+    if world.may_leave_behind() {
         leaks.retain(|leak| !leak.starts_with("ring "));
     }
     if !leaks.is_empty() {

@@ -199,6 +199,7 @@ impl Sim {
     /// Stops the clock's observers, as when a machine sleeps: nothing runs, and then the clock is `time` later.
     pub fn suspend(&self, time: Duration) {
         self.world.event(|| format!("the machine sleeps for {time:?}"));
+        self.world.rests(time);
         self.world.jump(self.world.now().saturating_add(time));
     }
 

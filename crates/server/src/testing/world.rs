@@ -50,6 +50,8 @@ pub(crate) struct World {
     /// Something was done, or may go wrong, that ends clients with an error.
     pub(crate) is_disturbed: Cell<bool>,
     broke_drivers: Cell<bool>,
+    /// A shard may have given up what its driver did not end in time, since neither ran.
+    gives_up: Cell<bool>,
     rng: RefCell<Rng>,
     /// What a round of a shard takes.
     round_takes: Duration,
@@ -195,6 +197,7 @@ impl World {
             trace: Rc::new(trace),
             is_disturbed: Cell::new(cost_connections(&faults)),
             broke_drivers: Cell::new(false),
+            gives_up: Cell::new(false),
             rng: RefCell::new(rng),
             round_takes: Duration::from_nanos(round_takes),
             stalls_once_in: faults.once_in(Fault::ShardStalls),
@@ -257,6 +260,7 @@ impl World {
 
     /// Keeps a shard from running until then.
     pub(crate) fn stall(&self, server: usize, shard: usize, time: Duration) {
+        self.rests(time);
         self.servers.borrow_mut()[server].stalled[shard] = self.now() + time;
     }
 
@@ -277,8 +281,18 @@ impl World {
         self.servers.borrow()[server].server.command(command);
     }
 
-    /// A driver broke, as it was meant to: its ring ended in the middle of things.
-    pub(crate) fn has_broken_driver(&self) -> bool {
+    /// Neither shards nor their drivers run for `time`. A shard that ends waits 5 s for its driver, by the clock.
+    pub(crate) fn rests(&self, time: Duration) {
+        const GIVES_UP_AFTER: Duration = Duration::from_secs(5);
+        self.gives_up.set(self.gives_up.get() || time >= GIVES_UP_AFTER);
+    }
+
+    /// A ring may have ended in the middle of things: its driver broke, or did not run, as it was meant to.
+    pub(crate) fn may_leave_behind(&self) -> bool {
+        self.gives_up.get() || self.has_broken_driver()
+    }
+
+    fn has_broken_driver(&self) -> bool {
         self.broke_drivers.get() || self.network.injected().of(Fault::RingBreaks) > 0
     }
 
