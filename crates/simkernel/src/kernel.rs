@@ -47,8 +47,8 @@ pub struct SimKernel {
     started: Instant,
     pub(crate) ring: i32,
     pub(crate) faults: Injector,
-    /// Cancels in a row that did not find what lives.
-    pub(crate) missed: u8,
+    /// How often in a row each cancel did not find what lives, by its `user_data`.
+    pub(crate) missed: BTreeMap<u64, u8>,
     pub(crate) buffer_bytes: usize,
     /// Wakes the shard.
     waker: Alarm,
@@ -90,7 +90,7 @@ impl SimKernel {
             started: Instant::now(),
             ring,
             faults,
-            missed: 0,
+            missed: BTreeMap::new(),
             buffer_bytes: config.pool.buffer_bytes,
             waker,
             bell,

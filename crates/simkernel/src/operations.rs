@@ -9,7 +9,7 @@ use crate::kernel::{File, Sending, SimKernel};
 use crate::progress::write;
 use crate::state::{State, UNCONNECTED};
 
-/// Cancels in a row that find nothing though what they are for lives.
+/// Cancels of one operation in a row that find nothing though what they are for lives.
 const MISSED_MAX: u8 = 3;
 
 impl SimKernel {
@@ -22,7 +22,7 @@ impl SimKernel {
                 | RawOp::CancelReceive { .. }
                 | RawOp::CancelSend { .. }
         );
-        if cancels && self.misses() {
+        if cancels && self.misses(user_data) {
             return self.post(RawCqe::new(user_data, -libc::ENOENT, 0));
         }
         let done = |res: i32| RawCqe::new(user_data, res, 0);
@@ -136,9 +136,14 @@ impl SimKernel {
     }
 
     /// True if a cancel finds nothing, whether or not what it is for lives. A few in a row at most.
-    fn misses(&mut self) -> bool {
-        let misses = self.missed < MISSED_MAX && self.faults.strike(Fault::CancelMisses);
-        self.missed = if misses { self.missed + 1 } else { 0 };
+    fn misses(&mut self, cancel: u64) -> bool {
+        let missed = self.missed.get(&cancel).copied().unwrap_or(0);
+        let misses = missed < MISSED_MAX && self.faults.strike(Fault::CancelMisses);
+        if misses {
+            self.missed.insert(cancel, missed + 1)
+        } else {
+            self.missed.remove(&cancel)
+        };
         misses
     }
 

@@ -158,8 +158,8 @@ fn expected() -> Vec<(&'static str, String)> {
         "heartbeat_lost",
         "handler_error",
         "handler_panicked",
-        "closed_by_service",
-        "aborted_by_service",
+        "closed",
+        "aborted",
         "shutdown",
         "server_aborted",
     ] {

@@ -184,7 +184,9 @@ impl Plan {
             Frames::Planted,
             Frames::Stream,
         ]);
-        let shards = rng.range(1, 4) as usize;
+        // Eight that share eight connections pass some on: none has room for all of them.
+        let crowded = rng.one_in(8);
+        let shards = if crowded { 8 } else { rng.range(1, 4) as usize };
         let limits_bite = rng.one_in(4);
         let clients = (0..rng.spread(1, 16)).map(|_| client(rng, frames)).collect();
         let deeds = if rng.one_in(2) { 0 } else { rng.range(1, 3) };
@@ -194,7 +196,11 @@ impl Plan {
             faults,
             frames,
             shards,
-            limits: limits(rng, limits_bite),
+            limits: if crowded {
+                limits(rng, limits_bite).connections_max(8)
+            } else {
+                limits(rng, limits_bite)
+            },
             limits_bite,
             clients,
             deeds,
