@@ -143,7 +143,7 @@ impl Drivers for OnEpoll {
     fn make(&self, shard: usize, _config: &UringConfig) -> io::Result<Self::Driver> {
         let pool = PoolConfig { buffer_bytes: 16 << 10, buffers_max: 1024, poison: false };
         let before_connect = BeforeConnect::default();
-        let config = EpollConfig { connections: 1000, pool, before_connect };
+        let config = EpollConfig { connections: 1000, pool, before_connect, ..EpollConfig::default() };
         let driver = Epoll::new(&config, self.0.take()).map_err(io::Error::other)?;
         Ok(Fragile { driver, told: self.0.told(shard) })
     }
