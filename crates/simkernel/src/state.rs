@@ -175,12 +175,45 @@ struct Passed {
     stand_in: PipeReader,
 }
 
+/// Connections by number, counted from 0 and never used twice. Each operation on one looks it up.
+#[derive(Default)]
+struct Connections {
+    /// From `first` on; those that are gone are `None`.
+    all: VecDeque<Option<Connection>>,
+    first: u32,
+}
+
+impl Connections {
+    /// The next number is this one's.
+    fn push(&mut self, connection: Connection) {
+        self.all.push_back(Some(connection));
+    }
+
+    fn get_mut(&mut self, number: u32) -> Option<&mut Connection> {
+        self.all.get_mut(number.checked_sub(self.first)? as usize)?.as_mut()
+    }
+
+    fn remove(&mut self, number: u32) {
+        if let Some(place) = self.all.get_mut((number - self.first) as usize) {
+            *place = None;
+        }
+        while let Some(None) = self.all.front() {
+            self.all.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, &Connection)> {
+        (self.first..).zip(&self.all).filter_map(|(number, connection)| Some((number, connection.as_ref()?)))
+    }
+}
+
 /// See the module.
 pub(crate) struct State {
     plan: Arc<Plan>,
     listeners: Vec<Listener>,
     rings: BTreeMap<i32, Ring>,
-    connections: BTreeMap<u32, Connection>,
+    connections: Connections,
     /// Accepted connections that have no slot, by descriptor: the ring that holds it, and the connection.
     descriptors: BTreeMap<i32, (i32, u32)>,
     /// By the descriptor that stands for each.
@@ -217,7 +250,7 @@ impl State {
             plan,
             listeners: Vec::new(),
             rings: BTreeMap::new(),
-            connections: BTreeMap::new(),
+            connections: Connections::default(),
             descriptors: BTreeMap::new(),
             passed: BTreeMap::new(),
             rings_made: 0,
@@ -362,14 +395,14 @@ impl State {
             connection.rings[Side::Server as usize] = Some(ring);
             self.tell(ring);
         }
-        self.connections.insert(number, connection);
+        self.connections.push(connection);
         Ok(number)
     }
 
     /// # Panics
     /// If both ends of it are closed.
     pub(crate) fn connection(&mut self, number: u32) -> &mut Connection {
-        let connection = self.connections.get_mut(&number);
+        let connection = self.connections.get_mut(number);
         let connection = connection.expect("a connection is there until both its ends are closed");
         connection.set_now(self.now);
         connection
@@ -384,7 +417,7 @@ impl State {
 
     /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection.
     pub(crate) fn tell_of(&mut self, number: u32, side: Side) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(connection) = self.connections.get_mut(number) else { return };
         match connection.rings[side as usize] {
             Some(ring) => self.tell(ring),
             None => self.wakes.extend(connection.take_wakers(side)),
@@ -405,7 +438,7 @@ impl State {
         let connection = self.connection(number);
         connection.close(side, abort);
         if connection.is_gone() {
-            self.connections.remove(&number);
+            self.connections.remove(number);
             self.held.remove(&number);
         }
     }
@@ -527,9 +560,8 @@ impl State {
         assert!(now >= self.now, "time goes back from {:?} to {now:?}", self.now);
         self.now = now;
         let due =
-            |(_, connection): (&u32, &Connection)| connection.next_arrival().is_some_and(|at| at <= now);
-        let due: Vec<u32> =
-            self.connections.iter().filter(|entry| due(*entry)).map(|(number, _)| *number).collect();
+            |(_, connection): &(u32, &Connection)| connection.next_arrival().is_some_and(|at| at <= now);
+        let due: Vec<u32> = self.connections.iter().filter(due).map(|(number, _)| number).collect();
         due.into_iter().for_each(|number| self.deliver(number));
         for (_, waker) in self.clients_connecting.extract_if(.., |(at, _)| *at <= now) {
             self.wakes.push(waker);
@@ -547,7 +579,7 @@ impl State {
 
     /// When something arrives by itself.
     pub(crate) fn next_event_at(&self) -> Option<Duration> {
-        let arrivals = self.connections.values().filter_map(Connection::next_arrival);
+        let arrivals = self.connections.iter().filter_map(|(_, connection)| connection.next_arrival());
         let handshakes = self.clients_connecting.iter().map(|(at, _)| *at).filter(|at| *at != NEVER);
         arrivals.chain(handshakes).min()
     }
@@ -577,8 +609,7 @@ impl State {
 
     /// Holds what is held by hand or by a partition, and lets the rest go.
     fn hold_all(&mut self) {
-        for number in self.connections.keys().copied().collect::<Vec<_>>() {
-            let (client, server) = self.connections[&number].addrs();
+        for (number, (client, server)) in self.connections().collect::<Vec<_>>() {
             let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
             self.connection(number).hold(held);
             self.deliver(number);
@@ -587,7 +618,7 @@ impl State {
 
     /// Breaks a connection between its ends.
     pub(crate) fn break_off(&mut self, number: u32) {
-        if self.connections.contains_key(&number) {
+        if self.connections.get_mut(number).is_some() {
             self.connection(number).break_off();
             [Side::Client, Side::Server].into_iter().for_each(|side| self.tell_of(number, side));
         }
@@ -595,7 +626,7 @@ impl State {
 
     /// Each connection, with its client's address and its server's.
     pub(crate) fn connections(&self) -> impl Iterator<Item = (u32, (SocketAddr, SocketAddr))> {
-        self.connections.iter().map(|(number, connection)| (*number, connection.addrs()))
+        self.connections.iter().map(|(number, connection)| (number, connection.addrs()))
     }
 
     /// What is open.
@@ -609,7 +640,7 @@ impl State {
                 .values()
                 .map(|passed| format!("connection {} was passed on and is held by no ring", passed.number)),
         );
-        for (number, connection) in &self.connections {
+        for (number, connection) in self.connections.iter() {
             let (client, server) = connection.addrs();
             for (side, name) in [(Side::Client, "client's"), (Side::Server, "server's")] {
                 if !connection.is_closed(side) {
