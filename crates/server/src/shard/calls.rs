@@ -271,7 +271,6 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
         Some(Slot { future, job, wake, waker, id: None, bytes: 0, prev: None, next: None })
     }
 
-    /// The result, if the call is done.
     /// Calls the service. `None` if the call waits.
     ///
     /// # Panics
@@ -287,6 +286,7 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
         self.poll()
     }
 
+    /// The result, if the call is done.
     #[inline]
     fn poll(&mut self) -> Option<Result<(), S::Error>> {
         let _never_ready = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
