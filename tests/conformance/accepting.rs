@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use ringserve::CloseReason;
 use ringserve::framing::LengthPrefix;
 
-use crate::common::client::End;
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits};
+use ringserve_tests::client::End;
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits};
 
 pub fn a_peer_is_accepted_and_greeted(on: On) {
     let lab = Lab::on(on, no_time_limits());

@@ -11,8 +11,8 @@ use ringserve::net::{CopySide, copy_bidirectional};
 use ringserve::stats::ServerStats;
 use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service, Stream, stream};
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, Net, On, SOON, Site, eventually, no_time_limits, pattern, watch};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, Net, On, SOON, Site, eventually, no_time_limits, pattern, watch};
 
 /// A server between clients and `upstream`.
 struct Between {

@@ -5,8 +5,8 @@ use std::thread;
 use ringserve::framing::{FrameError, LengthPrefix, Lines, Raw};
 use ringserve::{CloseReason, Limits};
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, On, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, On, no_time_limits, pattern};
 
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ringserve::CloseReason;
 
-use crate::common::client::{End, frame, frames};
-use crate::common::{Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame, frames};
+use ringserve_tests::{Lab, On, SOON, eventually, no_time_limits, pattern};
 
 pub fn half_closed_after_a_request(on: On) {
     let lab = Lab::on(on, no_time_limits());

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ringserve::{CloseReason, Limits};
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
 
 fn four_buffers() -> Limits {
     no_time_limits().receive_buffer_bytes(64).receive_bytes_max(4 * 64)

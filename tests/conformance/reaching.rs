@@ -7,8 +7,8 @@ use ringserve::framing::LengthPrefix;
 use ringserve::sync::Mesh;
 use ringserve::{CloseReason, ConnHandle, Limits, PushError};
 
-use crate::common::client::End;
-use crate::common::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::End;
+use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, pattern};
 
 fn on_shards(on: On, shards: usize, limits: Limits) -> Lab {
     Lab::of(on.site(limits).shards(shards).framing(LengthPrefix::default()))
@@ -160,7 +160,7 @@ pub fn messages_between_shards(on: On) {
     let running = running.unwrap();
     shards.send(0, 1_000).unwrap();
     end.recv_timeout(SOON).expect("it goes round and comes to its end");
-    crate::common::finish(running);
+    ringserve_tests::finish(running);
 }
 
 pub fn more_than_one_shard_holds(on: On) {

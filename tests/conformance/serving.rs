@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use ringserve::CloseReason;
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
 
 pub fn a_call_woken_from_a_thread(on: On) {
     let lab = Lab::on(on, no_time_limits());

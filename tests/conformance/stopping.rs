@@ -6,8 +6,8 @@ use std::time::Duration;
 use ringserve::CloseReason;
 use ringserve::stats::ServerStats;
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
 
 #[track_caller]
 fn ended_for(report: &ServerStats, reason: CloseReason, count: u64) {
