@@ -14,7 +14,7 @@ use std::thread;
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::net::Address;
 use ringserve::{Cx, Error, Frame, Peer, Server, Service};
-use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, order};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn socket_path(name: &str) -> PathBuf {
@@ -162,13 +162,13 @@ fn full_server_takes_from_all_listeners_once_there_is_room() {
     for _ in 0..20 {
         let mut clients: Vec<Client> =
             (0..2).flat_map(|_| [lab.client(), Client::connect_unix(&path)]).collect();
-        clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+        clients.iter_mut().for_each(|client| client.echoes(""));
         let mut waits = [lab.client(), Client::connect_unix(&path)];
-        waits.iter_mut().for_each(|client| client.send("e"));
-        clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+        waits.iter_mut().for_each(|client| client.send(order::echo("")));
+        clients.iter_mut().for_each(|client| client.echoes(""));
         assert!(waits.iter().all(Client::is_silent));
         drop(clients);
-        waits.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
+        waits.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("")));
         drop(waits);
         lab.holds(0);
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, Random, SOON, eventually, no_time_limits, on_epoll, pattern};
+use ringserve_tests::{Client, Lab, Random, SOON, eventually, no_time_limits, on_epoll, order, pattern};
 
 fn at_most(connections_max: usize, shards: usize) -> Lab {
     Lab::on_shards(shards, no_time_limits().connections_max(connections_max))
@@ -16,8 +16,8 @@ fn at_most(connections_max: usize, shards: usize) -> Lab {
 #[track_caller]
 fn served(lab: &Lab, count: usize) -> Vec<Client> {
     let mut clients: Vec<Client> = (0..count).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| client.send("e"));
-    clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
+    clients.iter_mut().for_each(|client| client.send(order::echo("")));
+    clients.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("")));
     clients
 }
 
@@ -26,7 +26,7 @@ fn each_shard_has_its_number_and_knows_how_many_there_are() {
     let lab = at_most(100, 4);
     let mut seen = [0; 4];
     for _ in 0..60 {
-        let shard: usize = lab.client().ask_text("i").parse().unwrap();
+        let shard: usize = lab.client().ask_text(order::shard()).parse().unwrap();
         seen[shard] += 1;
     }
     assert!(seen.iter().all(|count| *count > 0), "the kernel spreads them: {seen:?}");
@@ -38,12 +38,12 @@ fn limit_counts_all_shards_and_peers_beyond_it_wait() {
     let lab = at_most(40, 4);
     let mut clients = served(&lab, 40);
     let mut waits = lab.client();
-    waits.send("e41");
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    waits.send(order::echo("41"));
+    clients.iter_mut().for_each(|client| client.echoes(""));
     assert!(waits.is_silent());
     assert_eq!(lab.stats().connections, 40);
     drop(clients.pop());
-    assert_eq!(waits.recv(), b"e41");
+    assert_eq!(waits.recv(), order::echo("41"));
     assert_eq!(lab.stats().connections, 40);
     drop((clients, waits));
     lab.holds(0);
@@ -72,14 +72,14 @@ fn place_that_one_shard_gives_back_another_may_take() {
 fn one_is_full() -> (Lab, String, Vec<Client>) {
     let lab = at_most(16, 16);
     let mut first = lab.client();
-    let shard = first.ask_text("i");
+    let shard = first.ask_text(order::shard());
     let mut clients = vec![first];
     for _ in 0..10_000 {
         if clients.len() == 4 {
             return (lab, shard, clients);
         }
         let mut client = lab.client();
-        if client.ask_text("i") == shard {
+        if client.ask_text(order::shard()) == shard {
             clients.push(client);
         }
     }
@@ -89,12 +89,12 @@ fn one_is_full() -> (Lab, String, Vec<Client>) {
 #[test]
 fn peer_at_a_full_shard_is_served_by_another_one() {
     let (lab, full, mut clients) = one_is_full();
-    let payload = [&b"e"[..], &pattern(50_000)].concat();
+    let payload = order::echo(pattern(50_000));
     let mut came = 0;
     // On average one of sixteen lands there.
     while lab.stats().counters.handed_off < 5 {
         let mut client = lab.client();
-        let shard = client.ask_text("i");
+        let shard = client.ask_text(order::shard());
         assert!(shard != full || on_epoll(), "there are four already");
         assert!(client.ask(&payload) == payload);
         let peer = lab.shared.peers.lock().unwrap().pop();
@@ -105,7 +105,7 @@ fn peer_at_a_full_shard_is_served_by_another_one() {
             break;
         }
     }
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask_text("i"), full));
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask_text(order::shard()), full));
     drop(clients);
     lab.holds(0);
     let counters = lab.finish().counters;
@@ -123,11 +123,11 @@ fn all_are_served_at_once_however_the_kernel_spreads_them() {
             assert!(report.shards.iter().all(|shard| shard.connections <= 4));
         }
         let mut waits = lab.client();
-        waits.send("e");
-        clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+        waits.send(order::echo(""));
+        clients.iter_mut().for_each(|client| client.echoes(""));
         assert!(waits.is_silent());
         drop(clients);
-        assert_eq!(waits.recv(), b"e");
+        assert_eq!(waits.recv(), order::echo(""));
         drop(waits);
         lab.holds(0);
     }
@@ -138,14 +138,14 @@ fn all_are_served_at_once_however_the_kernel_spreads_them() {
 /// Connects until several wait at one shard that cannot look, and the others are gone again.
 fn wait_at_one_shard(lab: &Lab) -> (Client, Vec<Client>) {
     let mut blocks = lab.client();
-    blocks.send("|");
+    blocks.send(order::block());
     eventually("the shard is blocked", SOON, || lab.shared.block.came() == 1);
     let mut waiting: Vec<Client> = Vec::new();
     let started = Instant::now();
     while waiting.len() < 8 {
         assert!(started.elapsed() < SOON, "the kernel leaves out a shard");
         let mut client = lab.client();
-        client.send("i");
+        client.send(order::shard());
         // A peer that answers is not at that shard; one that does not may be late, and is looked at again.
         client.stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         if client.stream.peek(&mut [0]).is_err() {
@@ -162,12 +162,12 @@ fn all_that_came_to_a_full_shard_at_once_are_served_elsewhere() {
     let lab = at_most(16, 16);
     let (mut blocks, mut waiting) = wait_at_one_shard(&lab);
     lab.shared.block.end();
-    assert_eq!(blocks.recv(), b"|");
+    assert_eq!(blocks.recv(), order::block());
     // Those that are served stay, so no peer waits for one of them to leave.
     waiting.iter_mut().for_each(|client| {
         client.recv();
     });
-    waiting.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    waiting.iter_mut().for_each(|client| client.echoes(""));
     drop((blocks, waiting));
     lab.finish();
 }
@@ -184,7 +184,7 @@ fn more_than_there_is_room_for_are_all_served_in_time() {
                 let mut open: Vec<Client> = Vec::new();
                 for n in 0..CLIENTS / 4 {
                     let mut client = Client::connect(addr);
-                    client.send(format!("e{n}"));
+                    client.send(order::echo(n.to_string()));
                     // Four threads hold up to twelve each, which is more than there is room for.
                     open.push(client);
                     // Those that were served let others in; where all wait, others hold the places.
@@ -218,10 +218,10 @@ fn a_shutdown_finds_those_that_wait_and_those_on_their_way() {
     let lab = at_most(16, 4);
     let mut clients = served(&lab, 16);
     let mut waiting: Vec<Client> = (0..30).map(|_| lab.client()).collect();
-    waiting.iter_mut().for_each(|client| client.send("e"));
-    clients[0].write(&frame(b"e").repeat(100));
+    waiting.iter_mut().for_each(|client| client.send(order::echo("")));
+    clients[0].write(&frame(order::echo("")).repeat(100));
     lab.running.shutdown();
-    (0..100).for_each(|_| assert_eq!(clients[0].recv(), b"e"));
+    (0..100).for_each(|_| assert_eq!(clients[0].recv(), order::echo("")));
     clients.iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));
     drop(clients);
     let report = lab.ended();
@@ -238,7 +238,7 @@ fn a_full_server_that_waits_for_room_does_next_to_nothing() {
     let waiting: Vec<Client> = (0..8).map(|_| lab.client()).collect();
     let turns = || lab.stats().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
     let (before, started) = (turns(), Instant::now());
-    assert_eq!(clients[0].ask("S1000"), b"S1000");
+    clients[0].gets_back(order::sleep(1000));
     // Each shard looks ten times a second whether another one made room.
     let seconds = started.elapsed().as_secs() + 1;
     let turns = turns() - before;

@@ -11,7 +11,7 @@ use ringserve::Error;
 use ringserve::framing::LengthPrefix;
 use ringserve::net::SocketOptions;
 use ringserve_tests::child::{Process, is_child};
-use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, order};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use socket2::{Domain, Socket, Type};
 
@@ -62,11 +62,11 @@ fn connection_without_data_is_not_accepted_while_deferred() {
     assert_eq!(warnings(&lab), [""; 0], "31 s is a step of the kernel's");
     let mut silent: Vec<Client> = (0..5).map(|_| lab.client()).collect();
     for _ in 0..10 {
-        assert_eq!(lab.client().ask("e"), b"e");
+        lab.client().echoes("");
     }
     // A peer that came before them would have been accepted before them.
     assert_eq!(lab.stats().counters.accepted, 10);
-    silent.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    silent.iter_mut().for_each(|client| client.echoes(""));
     assert_eq!(lab.stats().counters.accepted, 15);
     drop(silent);
     lab.finish();
@@ -77,7 +77,7 @@ fn silent_connection_is_accepted_after_the_deferral() {
     let lab = lab_with(SocketOptions::default().defer_accept(Duration::from_secs(1)));
     let mut silent = lab.client();
     eventually("it is accepted", SOON, || lab.stats().counters.accepted == 1);
-    assert_eq!(silent.ask("e"), b"e");
+    silent.echoes("");
     drop(silent);
     lab.finish();
 }
@@ -100,7 +100,7 @@ fn a_shard_takes_the_connections_of_its_cpu() {
             let mut set = CpuSet::new();
             set.set(cpu);
             sched_setaffinity(None, &set).unwrap();
-            (0..count).map(|_| Client::connect(addr).ask_text("i")).collect()
+            (0..count).map(|_| Client::connect(addr).ask_text(order::shard())).collect()
         };
         thread::spawn(ask).join().unwrap()
     };
@@ -118,7 +118,7 @@ fn steering_without_pinned_shards_is_warned_of() {
         warnings(&lab),
         ["incoming_cpu has no effect: the shards are not pinned to CPUs (Server::pin)"]
     );
-    assert_eq!(lab.client().ask("e"), b"e");
+    lab.client().echoes("");
     lab.finish();
 }
 
@@ -177,9 +177,9 @@ fn fast_opened(addr: SocketAddr) -> bool {
     const MSG_FASTOPEN: i32 = 0x2000_0000;
     let before = passive_fast_opens();
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).unwrap();
-    let frame = ringserve_tests::client::frame(b"efirst");
+    let frame = ringserve_tests::client::frame(order::echo("first"));
     assert_eq!(socket.send_to_with_flags(&frame, &addr.into(), MSG_FASTOPEN).unwrap(), frame.len());
-    assert_eq!(Client::of(socket).recv(), b"efirst");
+    assert_eq!(Client::of(socket).recv(), order::echo("first"));
     passive_fast_opens() > before
 }
 

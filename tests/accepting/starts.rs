@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ringserve::framing::LengthPrefix;
 use ringserve::{Cx, Error, Frame, LocalHandle, Server, Service};
-use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, finish, no_time_limits};
+use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, finish, no_time_limits, order};
 
 #[test]
 fn a_second_instance_is_refused_with_the_name_of_the_first() {
@@ -25,7 +25,7 @@ fn a_second_instance_is_refused_with_the_name_of_the_first() {
     let text = error.to_string();
     assert!(text.contains(&format!("is in use by process {}", std::process::id())), "{text}");
     assert!(text.contains("share_port(true)"), "{text}");
-    assert_eq!(lab.client().ask("ealive"), b"ealive");
+    lab.client().echoes("alive");
     lab.finish();
 }
 
@@ -58,7 +58,7 @@ fn a_shared_port_serves_while_either_instance_runs() {
     let first = shared("127.0.0.1:0");
     let addr = first.addr();
     let second = shared(&addr.to_string());
-    let both = |count: usize| (0..count).for_each(|_| assert_eq!(Client::connect(addr).ask("e"), b"e"));
+    let both = |count: usize| (0..count).for_each(|_| Client::connect(addr).echoes(""));
     both(40);
     let served = first.stats().counters.opened;
     assert!(served > 0 && served < 40, "the kernel shares them out: {served} of 40");
@@ -76,7 +76,7 @@ fn all_shards_share_one_port_and_all_serve() {
     let lab = Lab::of(On::default().server(no_time_limits()).shards(4).framing(framing()));
     assert_eq!(lab.running.local_addrs().len(), 1);
     let mut clients: Vec<Client> = (0..200).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("t"), b"t"));
+    clients.iter_mut().for_each(|client| client.gets_back(order::thread_wakes("")));
     let report = lab.stats();
     assert_eq!((report.shards.len(), report.connections), (4, 200));
     assert!(report.shards.iter().all(|shard| shard.connections > 0), "{report:?}");
@@ -93,7 +93,7 @@ fn every_address_is_served_and_peers_know_which() {
     assert!(local[0].is_ipv4() && local[1].is_ipv6());
     for addr in local {
         let mut client = Client::connect(addr);
-        assert_eq!(client.ask("e"), b"e");
+        client.echoes("");
         assert_eq!(lab.shared.peers.lock().unwrap().pop(), Some(Some(client.local_addr())));
     }
     lab.finish();
@@ -203,7 +203,7 @@ fn start_and_stop_again_and_again_on_one_port() {
     };
     for _ in 0..20 {
         let lab = Lab::of(On::default().server_at(&addr.to_string(), no_time_limits()).framing(framing()));
-        assert_eq!(lab.client().ask("e"), b"e");
+        lab.client().echoes("");
         lab.finish();
         assert!(TcpStream::connect(addr).is_err());
     }
@@ -224,7 +224,7 @@ fn a_start_that_failed_listens_no_more_though_a_factory_waits() {
     assert!(matches!(started, Err(Error::Factory { .. })));
     assert!(TcpStream::connect(addr).is_err(), "connections would wait for a service that never comes");
     let lab = Lab::of(On::default().server_at(&addr.to_string(), no_time_limits()).framing(framing()));
-    assert_eq!(lab.client().ask("e"), b"e");
+    lab.client().echoes("");
     released.store(true, SeqCst);
     lab.finish();
 }
@@ -248,14 +248,14 @@ fn restarts_on_a_shared_port_reset_no_client() {
                         // One for each connection: a client whose first packet is turned away comes a second later.
                         let began = Instant::now();
                         let mut client = Client::connect(addr);
-                        client.send("e");
+                        client.send(order::echo(""));
                         // A server that drains gives a new connection 30 ms, less two steps of its wheel at the worst.
                         let was_late = began.elapsed() > Duration::from_millis(10);
                         if client.is_ended() {
                             assert!(was_late, "closed before it was answered");
                             continue;
                         }
-                        assert_eq!(client.recv(), b"e");
+                        assert_eq!(client.recv(), order::echo(""));
                         served.fetch_add(1, SeqCst);
                     }
                 })

@@ -2,7 +2,7 @@
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
 fn at_most(connections_max: usize) -> Lab {
     Lab::start(no_time_limits().connections_max(connections_max))
@@ -12,11 +12,11 @@ fn at_most(connections_max: usize) -> Lab {
 fn peer_beyond_the_limit_is_served_once_a_slot_is_free() {
     let lab = at_most(10);
     let mut first: Vec<Client> = (0..10).map(|_| lab.client()).collect();
-    first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    first.iter_mut().for_each(|client| client.echoes(""));
     let mut waiting: Vec<Client> = (0..40).map(|_| lab.client()).collect();
-    waiting.iter_mut().for_each(|client| client.send("ewaited"));
+    waiting.iter_mut().for_each(|client| client.send(order::echo("waited")));
     eventually("accepting pauses", SOON, || lab.stats().counters.accept_paused >= 1);
-    first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    first.iter_mut().for_each(|client| client.echoes(""));
     assert!(waiting.iter().all(Client::is_silent));
     assert_eq!(lab.stats().connections, 10);
     // Ten at a time, in whatever order the kernel hands them out; no peer is left out.
@@ -26,7 +26,7 @@ fn peer_beyond_the_limit_is_served_once_a_slot_is_free() {
             if client.is_silent() {
                 return true;
             }
-            assert_eq!(client.recv(), b"ewaited");
+            assert_eq!(client.recv(), order::echo("waited"));
             false
         });
         assert!(lab.stats().connections <= 10);
@@ -42,11 +42,11 @@ fn a_limit_of_one_serves_one_after_the_other() {
     let lab = at_most(1);
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
     clients.iter_mut().for_each(|client| {
-        client.write(&[frame(b"e"), frame(b"c")].concat());
+        client.write(&[frame(order::echo("")), frame(order::close())].concat());
         client.finish_writing();
     });
     for mut client in clients {
-        assert_eq!([client.recv(), client.recv()], [b"e".to_vec(), b"bye".to_vec()]);
+        assert_eq!([client.recv(), client.recv()], [order::echo(""), b"bye".to_vec()]);
         assert_eq!(client.end(), End::Fin);
     }
     lab.closed_for(CloseReason::Closed, 20);
@@ -57,11 +57,11 @@ fn a_limit_of_one_serves_one_after_the_other() {
 fn peer_that_waits_may_give_up() {
     let lab = at_most(2);
     let mut first = [lab.client(), lab.client()];
-    first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    first.iter_mut().for_each(|client| client.echoes(""));
     let (gives_up, mut waits): (Vec<Client>, Vec<Client>) =
         ((0..10).map(|_| lab.client()).collect(), (0..10).map(|_| lab.client()).collect());
     gives_up.into_iter().for_each(Client::reset);
-    waits.iter_mut().for_each(|client| client.send("c"));
+    waits.iter_mut().for_each(|client| client.send(order::close()));
     drop(first);
     for mut client in waits {
         assert_eq!(client.recv(), b"bye");
@@ -75,8 +75,8 @@ fn slots_used_again_and_again_stay_apart() {
     let lab = at_most(3);
     for n in 0..300 {
         let mut client = lab.client();
-        let text = format!("e{n}");
-        assert_eq!(client.ask_text(&text), text);
+        let text = order::echo(n.to_string());
+        client.gets_back(text);
         if n % 3 == 0 {
             client.reset();
         }
@@ -90,7 +90,7 @@ fn slots_used_again_and_again_stay_apart() {
 fn a_server_that_is_full_shuts_down_with_others_waiting() {
     let lab = at_most(2);
     let mut first = [lab.client(), lab.client()];
-    first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    first.iter_mut().for_each(|client| client.echoes(""));
     let mut waiting: Vec<Client> = (0..20).map(|_| lab.client()).collect();
     eventually("accepting pauses", SOON, || lab.stats().counters.accept_paused >= 1);
     lab.running.shutdown();

@@ -14,7 +14,7 @@ use ringserve::net::{Address, SocketOptions};
 use ringserve::{CloseReason, Error, Server, ServerHandle};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::End;
-use ringserve_tests::{Client, Lab, On, Puppet, no_time_limits, on_epoll, pattern};
+use ringserve_tests::{Client, Lab, On, Puppet, no_time_limits, on_epoll, order, pattern};
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
@@ -68,11 +68,11 @@ fn all_shards_accept_from_one_unix_socket() {
     let mut clients = Vec::new();
     for _ in 0..100 {
         let mut client = Client::connect_unix(dir.path("s"));
-        assert_eq!(client.ask("e"), b"e");
+        client.echoes("");
         clients.push(client);
     }
-    let payload = [&b"e"[..], &pattern(200_000)].concat();
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("t"), b"t"));
+    let payload = order::echo(pattern(200_000));
+    clients.iter_mut().for_each(|client| client.gets_back(order::thread_wakes("")));
     clients.iter_mut().for_each(|client| assert!(client.ask(&payload) == payload));
     let report = lab.stats();
     let accepted: Vec<u64> = report.shards.iter().map(|shard| shard.counters.accepted).collect();
@@ -90,8 +90,8 @@ fn a_burst_of_connections_is_spread_over_the_shards() {
     let lab = Lab::of(server_at(dir.path("s")).shards(4));
     for _ in 0..5 {
         let mut clients: Vec<Client> = (0..200).map(|_| Client::connect_unix(dir.path("s"))).collect();
-        clients.iter_mut().for_each(|client| client.send("e"));
-        clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
+        clients.iter_mut().for_each(|client| client.send(order::echo("")));
+        clients.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("")));
         let held: Vec<usize> = lab.stats().shards.iter().map(|shard| shard.connections).collect();
         assert!(held.iter().all(|count| (20..=80).contains(count)), "{held:?}");
         drop(clients);
@@ -107,7 +107,7 @@ fn the_file_of_a_server_that_is_gone_is_replaced() {
     drop(UnixListener::bind(dir.path("s")).unwrap());
     assert!(UnixStream::connect(dir.path("s")).is_err(), "no server listens there");
     let lab = Lab::of(server_at(dir.path("s")));
-    assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
+    Client::connect_unix(dir.path("s")).echoes("");
     lab.finish();
     assert!(dir.names().is_empty(), "{:?}", dir.names());
 }
@@ -132,14 +132,14 @@ fn a_killed_server_leaves_a_file_that_the_next_one_replaces() {
     let mut process = Process::start(child_serves);
     process.say(dir.path("s").to_str().unwrap());
     process.line_after("serves");
-    assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
+    Client::connect_unix(dir.path("s")).echoes("");
     let text = refused(dir.path("s"));
     let holder = format!("is in use by process {} (accepting", process.child.id());
     assert!(text.contains(&holder[..holder.len() - 5]), "{text}");
     drop(process);
     assert_eq!(dir.names(), ["s"]);
     let lab = Lab::of(server_at(dir.path("s")));
-    assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
+    Client::connect_unix(dir.path("s")).echoes("");
     lab.finish();
 }
 
@@ -155,7 +155,7 @@ fn path_of_a_listening_server_is_refused_with_its_holder() {
     assert!(text.contains(&format!("is in use by process {}", std::process::id())), "{text}");
     assert!(text.ends_with("stop that, or choose another path; one cannot be shared"), "{text}");
     assert!(server_at(dir.path("s")).share_port(true).start(|_| Puppet::new(Default::default())).is_err());
-    assert_eq!(Client::connect_unix(dir.path("s")).ask("e"), b"e");
+    Client::connect_unix(dir.path("s")).echoes("");
     lab.finish();
 }
 
@@ -193,7 +193,7 @@ fn file_goes_with_its_server_and_never_before() {
     let dir = Dir::new("removal");
     let lab = Lab::of(server_at(dir.path("s")));
     let mut client = Client::connect_unix(dir.path("s"));
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     assert!(fs::symlink_metadata(dir.path("s")).unwrap().file_type().is_socket());
     drop(client);
     lab.abort();
@@ -280,7 +280,7 @@ fn an_abstract_name_needs_no_file() {
         let addr = std::os::unix::net::SocketAddr::from_abstract_name(&name[1..]).unwrap();
         UnixStream::connect_addr(&addr)
     };
-    assert_eq!(Client::of(connect().unwrap()).ask("e"), b"e");
+    Client::of(connect().unwrap()).echoes("");
     let text = refused(&name);
     assert!(text.contains(&format!("unix:{name} is in use by process {}", std::process::id())), "{text}");
     lab.finish();
@@ -300,30 +300,30 @@ fn limits_drain_and_ends_are_those_of_tcp() {
         Lab::of(server_at(dir.path("s")).limits(no_time_limits().idle_timeout(Duration::from_millis(300))));
     let connect = || Client::connect_unix(dir.path("s"));
     let mut silent = connect();
-    assert_eq!(silent.ask("e"), b"e");
+    silent.echoes("");
     assert_eq!(silent.end(), End::Fin);
     lab.closed_for(CloseReason::IdleTimeout, 1);
     lab.finish();
 
     let lab = Lab::of(server_at(dir.path("s")));
     let mut aborts = connect();
-    aborts.send("a");
+    aborts.send(order::abort());
     aborts.end();
     lab.closed_for(CloseReason::Aborted, 1);
     // The half close of a peer that waits for its replies.
     let mut half = connect();
-    half.send(format!("b{}", 300_000));
+    half.send(order::reply(300_000));
     half.finish_writing();
     assert_eq!(half.recv().len(), 300_000);
     assert_eq!(half.end(), End::Fin);
     let mut slow = connect();
-    slow.send(format!("b{}", 3_000_000));
+    slow.send(order::reply(3_000_000));
     let mut waits = connect();
-    waits.send("pwaits");
+    waits.send(order::gate("waits"));
     lab.parked(1);
     lab.running.shutdown();
     lab.shared.gate.open();
-    assert_eq!(waits.recv(), b"pwaits");
+    assert_eq!(waits.recv(), order::gate("waits"));
     assert_eq!(waits.end(), End::Fin);
     assert_eq!(slow.recv().len(), 3_000_000);
     drop((aborts, half, slow, waits));
@@ -338,7 +338,7 @@ fn a_shard_that_waits_for_connections_does_nothing() {
     let mut client = Client::connect_unix(dir.path("s"));
     let turns = || lab.stats().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
     let before = turns();
-    assert_eq!(client.ask("S500"), b"S500");
+    client.gets_back(order::sleep(500));
     let turns = turns() - before;
     assert!(turns < 40, "{turns} turns");
     drop(client);
@@ -353,24 +353,24 @@ fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
     let server = On::default().server(limits).shards(16).listen_unix(dir.path("s"));
     let lab = Lab::of(server.framing(LengthPrefix::default()));
     let mut first = lab.client();
-    let full = first.ask_text("i");
+    let full = first.ask_text(order::shard());
     let mut clients = vec![first];
     for _ in 0..10_000 {
         if clients.len() == 4 {
             break;
         }
         let mut client = lab.client();
-        if client.ask_text("i") == full {
+        if client.ask_text(order::shard()) == full {
             clients.push(client);
         }
     }
     assert_eq!(clients.len(), 4, "the kernel leaves out a shard");
-    let payload = [&b"e"[..], &pattern(50_000)].concat();
+    let payload = order::echo(pattern(50_000));
     let handed_off = || lab.stats().counters.handed_off;
     let before = handed_off();
     for n in 0..1_000 {
         let mut client = Client::connect_unix(dir.path("s"));
-        let shard = client.ask_text("i");
+        let shard = client.ask_text(order::shard());
         assert!(shard != full || on_epoll(), "there are four already");
         assert!(client.ask(&payload) == payload);
         if handed_off() >= before + 3 || on_epoll() && n > 100 {
@@ -378,7 +378,7 @@ fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
         }
     }
     assert!(on_epoll() || handed_off() >= before + 3, "{:?}", lab.stats().counters);
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask_text("i"), full));
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask_text(order::shard()), full));
     drop(clients);
     lab.finish();
 }
@@ -401,7 +401,7 @@ fn of_two_that_start_at_once_over_a_stale_file_one_serves() {
         assert_eq!(served.len(), 1);
         let text = refused[0].as_ref().err().unwrap().to_string();
         assert!(text.contains("is in use by process"), "{text}");
-        assert_eq!(Client::connect_unix(&path).ask("e"), b"e");
+        Client::connect_unix(&path).echoes("");
         drop(served);
         assert!(!path.exists());
     }

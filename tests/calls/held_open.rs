@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order, pattern};
 
 /// One whose peer finished writing, and that the service heard of.
 fn held(lab: &Lab, name: &str) -> Client {
     let mut client = lab.reached(name);
-    assert_eq!(client.ask("o"), b"held");
+    assert_eq!(client.ask(order::hold_open()), b"held");
     client.finish_writing();
     assert_eq!(client.recv(), b"ended");
     client
@@ -41,7 +41,15 @@ fn every_frame_is_answered_before_the_service_hears_of_the_end() {
     for calls in 1..=20 {
         let mut client = lab.reached("it");
         lab.shared.gate.close();
-        client.write(&[frame(b"o"), frame(b"p1"), frame(b"e2"), frame(b"t3")].concat());
+        client.write(
+            &[
+                frame(order::hold_open()),
+                frame(order::gate("1")),
+                frame(order::echo("2")),
+                frame(order::thread_wakes("3")),
+            ]
+            .concat(),
+        );
         client.finish_writing();
         lab.parked(calls);
         assert_eq!(client.recv(), b"held");
@@ -62,13 +70,21 @@ fn every_frame_is_answered_before_the_service_hears_of_the_end() {
 fn calls_in_flight_are_answered_before_the_end_is_told() {
     let lab = Lab::start(no_time_limits().calls_in_flight_max(8));
     let mut client = lab.reached("it");
-    client.write(&[frame(b"o"), frame(b"g1"), frame(b"g2"), frame(b"e3")].concat());
+    client.write(
+        &[
+            frame(order::hold_open()),
+            frame(order::door("1")),
+            frame(order::door("2")),
+            frame(order::echo("3")),
+        ]
+        .concat(),
+    );
     client.finish_writing();
     lab.at_doors(2);
-    assert_eq!([client.recv(), client.recv()], [&b"held"[..], b"e3"]);
+    assert_eq!([client.recv(), client.recv()], [b"held".to_vec(), order::echo("3")]);
     for name in ["2", "1"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), format!("g{name}").as_bytes());
+        assert_eq!(client.recv(), order::door(name.to_string()));
     }
     assert_eq!(client.recv(), b"ended");
     lab.shared.handle("it").close();
@@ -81,7 +97,7 @@ fn calls_in_flight_are_answered_before_the_end_is_told() {
 fn peer_not_held_open_is_closed_without_a_word() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     client.finish_writing();
     assert_eq!(client.end(), End::Fin);
     lab.closed_for(CloseReason::PeerClosed, 1);
@@ -94,7 +110,7 @@ fn connection_closed_before_the_peers_end_was_closed_by_service() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     assert_eq!(
-        (client.ask("o"), client.ask("c"), client.end()),
+        (client.ask(order::hold_open()), client.ask(order::close()), client.end()),
         (b"held".to_vec(), b"bye".to_vec(), End::Fin)
     );
     drop(client);
@@ -119,7 +135,7 @@ fn a_drain_waits_for_it() {
     let lab = Lab::start(no_time_limits());
     let mut client = held(&lab, "it");
     let mut other = lab.client();
-    assert_eq!(other.ask("e"), b"e");
+    other.echoes("");
     lab.running.shutdown();
     assert_eq!(other.end(), End::Fin);
     drop(other);
@@ -151,7 +167,7 @@ fn half_frame_that_cannot_be_finished_is_not_too_slow() {
     // The rate is measured over 10 s, so this takes as long.
     let lab = Lab::start(no_time_limits().read_bytes_per_second_min(240));
     let mut client = lab.reached("it");
-    assert_eq!(client.ask("o"), b"held");
+    assert_eq!(client.ask(order::hold_open()), b"held");
     client.write(&frame(b"half of it")[..9]);
     client.finish_writing();
     assert_eq!(client.recv(), b"ended");

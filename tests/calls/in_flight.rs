@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, Random, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, Random, SOON, eventually, no_time_limits, order};
 
 fn up_to(calls_in_flight_max: u16) -> Lab {
     Lab::start(no_time_limits().calls_in_flight_max(calls_in_flight_max))
@@ -25,7 +25,7 @@ fn replies_come_in_the_order_in_which_calls_are_done() {
         for name in ["3", "1", "4", "2"] {
             assert!(client.is_silent());
             lab.shared.doors.open(name);
-            assert_eq!(client.recv(), format!("g{name}").as_bytes());
+            assert_eq!(client.recv(), order::door(name.to_string()));
         }
     }
     lab.finish();
@@ -38,20 +38,20 @@ fn a_frame_beyond_the_limit_waits_until_a_call_is_done() {
     send_all(&mut client, &["g1", "g2", "g3", "g4", "g5", "e6", "g7"]);
     lab.at_doors(4);
     let mut other = lab.client();
-    (0..50).for_each(|_| assert_eq!(other.ask("e"), b"e"));
+    (0..50).for_each(|_| other.echoes(""));
     assert_eq!(lab.shared.doors.came(), 4);
     assert!(client.is_silent(), "not even one that would not wait is handed over");
     lab.shared.doors.open("3");
-    assert_eq!(client.recv(), b"g3");
+    assert_eq!(client.recv(), order::door("3"));
     lab.at_doors(5);
     assert!(client.is_silent());
     lab.shared.doors.open("5");
     // Its place goes to one that is done at once, and then to the next.
-    assert_eq!([client.recv(), client.recv()], [b"g5", b"e6"]);
+    assert_eq!([client.recv(), client.recv()], [order::door("5"), order::echo("6")]);
     lab.at_doors(6);
     for name in ["7", "1", "2", "4"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), format!("g{name}").as_bytes());
+        assert_eq!(client.recv(), order::door(name.to_string()));
     }
     lab.finish();
 }
@@ -64,7 +64,7 @@ fn limit_of_one_lets_nothing_pass_a_call_that_waits() {
     lab.at_doors(1);
     lab.shared.doors.open("2");
     let mut other = lab.client();
-    (0..50).for_each(|_| assert_eq!(other.ask("t"), b"t"));
+    (0..50).for_each(|_| other.gets_back(order::thread_wakes("")));
     assert!(client.is_silent());
     lab.shared.doors.open("1");
     assert_eq!([client.recv(), client.recv()], [b"g1", b"g2"]);
@@ -100,12 +100,12 @@ fn half_closed_peer_gets_the_replies_of_all_that_wait() {
     send_all(&mut client, &["g1", "g2", "g3", "e4"]);
     client.finish_writing();
     lab.at_doors(3);
-    assert_eq!(client.recv(), b"e4");
+    assert_eq!(client.recv(), order::echo("4"));
     let mut other = lab.client();
-    (0..50).for_each(|_| assert_eq!(other.ask("t"), b"t"));
+    (0..50).for_each(|_| other.gets_back(order::thread_wakes("")));
     for name in ["2", "3", "1"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), format!("g{name}").as_bytes());
+        assert_eq!(client.recv(), order::door(name.to_string()));
     }
     assert_eq!(client.end(), End::Fin);
     lab.closed_for(CloseReason::PeerClosed, 1);
@@ -123,7 +123,7 @@ fn a_shutdown_waits_for_all_that_wait() {
     lab.running.shutdown();
     for name in ["2", "3", "1"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), format!("g{name}").as_bytes());
+        assert_eq!(client.recv(), order::door(name.to_string()));
     }
     assert_eq!(client.end(), End::Fin);
     drop(client);
@@ -141,7 +141,7 @@ fn one_that_panics_ends_the_connection_with_all_others() {
     assert_eq!(client.end(), End::Reset);
     lab.closed_for(CloseReason::HandlerPanicked, 1);
     eventually("the others are dropped", SOON, || lab.shared.dropped.load(SeqCst) >= 2);
-    assert_eq!(lab.client().ask("t"), b"t");
+    lab.client().gets_back(order::thread_wakes(""));
     lab.finish();
 }
 
@@ -209,8 +209,8 @@ fn two_that_wait_for_room_both_go_on() {
     let lab = Lab::start(no_time_limits().calls_in_flight_max(2));
     let mut client = lab.client();
     let len = 8 << 20;
-    client.send(format!("s{len}"));
-    client.send(format!("s{len}"));
+    client.send(order::stream(len));
+    client.send(order::stream(len));
     client.read(2 * len);
     lab.finish();
 }

@@ -14,15 +14,19 @@ use std::time::Duration;
 use ringserve::framing::{Decode, EncodeError, FrameError, Framing, LengthPrefix, Lines, Outbox, Payload};
 use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service};
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, watch};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, watch};
 
 const PANICKED: CloseReason = CloseReason::HandlerPanicked;
 
 #[track_caller]
 fn still_serves(lab: &Lab) {
     let mut client = lab.client();
-    assert_eq!(client.ask("ealive"), b"ealive");
-    assert_eq!(client.ask("talive"), b"talive", "calls that wait are woken");
+    client.echoes("alive");
+    assert_eq!(
+        client.ask(order::thread_wakes("alive")),
+        order::thread_wakes("alive"),
+        "calls that wait are woken"
+    );
 }
 
 #[test]
@@ -31,10 +35,10 @@ fn a_call_that_panics_ends_its_connection_only() {
     let mut canary = lab.client();
     for n in 1..=50 {
         let mut client = lab.client();
-        client.send("x");
+        client.send(order::panics());
         assert_eq!(client.end(), End::Reset);
         lab.closed_for(PANICKED, n);
-        assert_eq!(canary.ask("ecanary"), b"ecanary");
+        canary.echoes("canary");
     }
     still_serves(&lab);
     lab.finish();
@@ -44,7 +48,7 @@ fn a_call_that_panics_ends_its_connection_only() {
 fn call_that_panics_ends_the_others_of_the_same_write() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
-    client.write(&[frame(b"e1"), frame(b"x"), frame(b"e2")].concat());
+    client.write(&[frame(order::echo("1")), frame(order::panics()), frame(order::echo("2"))].concat());
     assert_eq!(client.end_after_all(), End::Reset);
     lab.closed_for(PANICKED, 1);
     still_serves(&lab);
@@ -55,13 +59,13 @@ fn call_that_panics_ends_the_others_of_the_same_write() {
 fn a_call_that_panics_after_waiting_ends_its_connection_only() {
     let lab = Lab::start(no_time_limits());
     let mut clients: Vec<Client> = (0..10).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| client.send("X"));
+    clients.iter_mut().for_each(|client| client.send(order::panic_late()));
     let mut other = lab.client();
-    other.send("pother");
+    other.send(order::gate("other"));
     lab.parked(11);
     lab.shared.gate.open();
     clients.iter_mut().for_each(|client| assert_eq!(client.end(), End::Reset));
-    assert_eq!(other.recv(), b"pother");
+    assert_eq!(other.recv(), order::gate("other"));
     lab.closed_for(PANICKED, 10);
     still_serves(&lab);
     lab.finish();
@@ -87,7 +91,7 @@ fn close_that_panics_harms_no_other_connection() {
     lab.shared.panic_in_close.store(true, SeqCst);
     drop(lab.client());
     lab.closed_for(CloseReason::PeerClosed, 1);
-    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    canary.echoes("canary");
     still_serves(&lab);
     lab.finish();
 }
@@ -101,7 +105,7 @@ fn malformed_that_panics_ends_its_connection_only() {
     client.write(&[0xFF; 4]);
     assert_eq!(client.end(), End::Reset);
     lab.closed_for(PANICKED, 1);
-    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    canary.echoes("canary");
     still_serves(&lab);
     lab.finish();
 }
@@ -112,11 +116,11 @@ fn session_whose_drop_panics_harms_no_other_connection() {
     let mut canary = lab.client();
     for _ in 0..3 {
         let mut client = lab.client();
-        assert_eq!(client.ask("d"), b"armed");
+        assert_eq!(client.ask(order::panic_in_drop()), b"armed");
         drop(client);
     }
     lab.closed_for(CloseReason::PeerClosed, 3);
-    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    canary.echoes("canary");
     still_serves(&lab);
     lab.finish();
 }
@@ -126,11 +130,11 @@ fn dropped_call_whose_drop_panics_harms_no_other_connection() {
     let lab = Lab::start(no_time_limits());
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..3).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| client.send("D"));
+    clients.iter_mut().for_each(|client| client.send(order::wait_with_panic()));
     lab.parked(3);
     clients.into_iter().for_each(Client::reset);
     lab.closed_for(CloseReason::PeerReset, 3);
-    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    canary.echoes("canary");
     still_serves(&lab);
     lab.finish();
 }
@@ -140,11 +144,11 @@ fn error_whose_drop_panics_harms_no_other_connection() {
     let lab = Lab::start(no_time_limits());
     let mut canary = lab.client();
     let mut client = lab.client();
-    client.send("z");
+    client.send(order::fail_with_panic());
     lab.parked(1);
     lab.shared.gate.open();
     client.end_after_all();
-    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    canary.echoes("canary");
     still_serves(&lab);
     lab.finish();
 }
@@ -153,9 +157,9 @@ fn error_whose_drop_panics_harms_no_other_connection() {
 fn a_panic_at_shutdown_does_not_keep_the_server() {
     let lab = Lab::start(no_time_limits());
     let mut armed = lab.client();
-    assert_eq!(armed.ask("d"), b"armed");
+    assert_eq!(armed.ask(order::panic_in_drop()), b"armed");
     let mut waits = lab.client();
-    waits.send("D");
+    waits.send(order::wait_with_panic());
     lab.parked(1);
     lab.abort();
 }
@@ -185,8 +189,8 @@ fn touchy(limits: Limits) -> Lab {
 
 #[track_caller]
 fn echoes_lines(client: &mut Client) {
-    client.write(b"ecanary\n");
-    assert_eq!(client.read(8), b"ecanary\n");
+    client.write(&order::line(order::echo("canary")));
+    assert_eq!(client.read(8), order::line(order::echo("canary")));
 }
 
 #[test]
@@ -246,7 +250,7 @@ fn encode_that_panics_in_a_call_counts_nothing() {
     for n in 1..=20 {
         let mut client = lab.client();
         // The pattern starts with a 0.
-        client.write(b"b10\n");
+        client.write(&order::line(order::reply(10)));
         assert_eq!(client.end(), End::Reset, "and no part of a frame before it");
         lab.closed_for(PANICKED, n);
         echoes_lines(&mut canary);
@@ -259,12 +263,12 @@ fn encode_that_panics_in_a_call_counts_nothing() {
 fn encode_that_panics_over_a_push_lets_other_mail_arrive() {
     let lab = touchy(few_bytes());
     let mut canary = lab.client();
-    canary.write(b"Hcanary\n");
+    canary.write(&order::line(order::reach("canary")));
     assert_eq!(canary.read(8), b"reached\n");
     let to_canary = lab.shared.handle("canary");
     for n in 1..=20 {
         let mut client = lab.client();
-        client.write(b"Hit\n");
+        client.write(&order::line(order::reach("it")));
         assert_eq!(client.read(8), b"reached\n");
         let handle = lab.shared.handle("it");
         thread::scope(|scope| {
@@ -289,9 +293,9 @@ fn encode_that_panics_over_a_local_push_ends_both_connections() {
     let mut canary = lab.client();
     for n in 1..=20 {
         let (mut named, mut pushes) = (lab.client(), lab.client());
-        named.write(format!("h{n}\n").as_bytes());
+        named.write(&order::line(order::name(n.to_string())));
         assert_eq!(named.read(6), b"named\n");
-        pushes.write(format!(">{n}:\0\n").as_bytes());
+        pushes.write(&order::line(order::push_to(n.to_string(), "\0")));
         assert_eq!((named.end(), pushes.end()), (End::Reset, End::Reset));
         lab.closed_for(PANICKED, 2 * n);
         echoes_lines(&mut canary);
@@ -305,7 +309,7 @@ fn encode_that_panics_in_a_broadcast_ends_those_it_was_for() {
     let mut canary = lab.client();
     let mut members: Vec<Client> = (0..50).map(|_| lab.client()).collect();
     for (n, member) in members.iter_mut().enumerate() {
-        member.write(format!("H{n}\n").as_bytes());
+        member.write(&order::line(order::reach(n.to_string())));
         assert_eq!(member.read(8), b"reached\n");
     }
     (0..50).for_each(|n| lab.shared.handle(&n.to_string()).push(&[0][..]).unwrap());

@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service};
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, On, SOON, eventually, finish, no_time_limits};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, finish, no_time_limits, order};
 
 #[test]
 fn a_sleep_is_never_early_and_others_go_on_meanwhile() {
     let lab = Lab::start(no_time_limits());
     let (mut sleeps, mut other) = (lab.client(), lab.client());
     let started = Instant::now();
-    sleeps.send("S300");
+    sleeps.send(order::sleep(300));
     let mut asked = 0;
     while sleeps.is_silent() {
-        assert_eq!(other.ask("e"), b"e");
+        other.echoes("");
         asked += 1;
     }
     assert!(started.elapsed() >= Duration::from_millis(300), "it woke up after {:?}", started.elapsed());
-    assert_eq!(sleeps.recv(), b"S300");
+    assert_eq!(sleeps.recv(), order::sleep(300));
     assert!(asked > 1, "no other peer was served");
     lab.finish();
 }
@@ -78,7 +78,7 @@ fn a_sleep_keeps_the_shard_asleep() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     let before = lab.stats().shards[0].driver.turns;
-    assert_eq!(client.ask("S1000"), b"S1000");
+    client.gets_back(order::sleep(1000));
     let turns = lab.stats().shards[0].driver.turns - before;
     // Frame, levels of the wheel, waking up, the reply, the two reports.
     assert!(turns <= 12, "{turns} turns in a second of sleep");
@@ -101,7 +101,7 @@ fn peer_that_ends_while_its_call_sleeps_leaves_nothing() {
     let handles: Vec<_> = (0..50)
         .map(|n: u32| {
             let mut client = lab.reached(&n.to_string());
-            client.send("S3600000");
+            client.send(order::sleep(3_600_000));
             lab.holds(n as usize + 1);
             (client, lab.shared.handle(&n.to_string()))
         })
@@ -110,7 +110,7 @@ fn peer_that_ends_while_its_call_sleeps_leaves_nothing() {
         if n % 2 == 0 { client.reset() } else { handle.abort() }
     }
     lab.holds(0);
-    assert_eq!(lab.client().ask("S1"), b"S1");
+    lab.client().gets_back(order::sleep(1));
     lab.finish();
 }
 
@@ -120,7 +120,7 @@ fn a_deadline_that_is_over_drops_what_it_was_for() {
     let mut client = lab.client();
     for n in 1..=5 {
         let started = Instant::now();
-        assert_eq!(client.ask("L50"), b"elapsed");
+        assert_eq!(client.ask(order::time_out(50)), b"elapsed");
         assert!(started.elapsed() >= Duration::from_millis(50));
         assert_eq!(lab.shared.dropped.load(SeqCst), n, "what was waited for is dropped before the answer");
     }
@@ -131,7 +131,7 @@ fn a_deadline_that_is_over_drops_what_it_was_for() {
 fn a_deadline_that_is_not_over_gives_back_what_came() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
-    (0..1000).for_each(|_| assert_eq!(client.ask("=at once"), b"=at once"));
+    (0..1000).for_each(|_| client.gets_back(order::in_time("at once")));
     assert_eq!(lab.finish().counters.closed_for(CloseReason::Shutdown), 1);
 }
 

@@ -6,7 +6,7 @@ use ringserve::framing::{FrameError, LengthPrefix, Lines, Raw};
 use ringserve::{CloseReason, Limits};
 
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, On, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, On, no_time_limits, order, pattern};
 
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 
@@ -15,7 +15,7 @@ fn small_buffers() -> Limits {
 }
 
 fn echo(bytes: usize) -> Vec<u8> {
-    [&b"e"[..], &pattern(bytes)].concat()
+    order::echo(pattern(bytes))
 }
 
 pub fn every_size_around_small_buffers(on: On) {
@@ -151,8 +151,8 @@ pub fn two_connections_in_turns(on: On) {
     let wire = frame(&echo(300));
     for (byte, n) in wire.iter().zip(0..) {
         one.write(&[*byte]);
-        let text = format!("e{n}");
-        assert_eq!(other.ask_text(&text), text);
+        let text = order::echo(n.to_string());
+        other.gets_back(text);
     }
     assert_eq!(one.recv(), echo(300));
     lab.finish();

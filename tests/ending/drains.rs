@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use ringserve::framing::LengthPrefix;
 use ringserve::{CloseReason, Cx, Frame, Service};
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Client, Lab, On, SOON, Shared, eventually, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, On, SOON, Shared, eventually, no_time_limits, order, pattern};
 
 #[test]
 fn quiet_connections_are_closed_with_fin_and_the_port_is_free() {
     let lab = Lab::start(no_time_limits());
     let addr = lab.addr();
     let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    clients.iter_mut().for_each(|client| client.echoes(""));
     lab.running.shutdown();
     for mut client in clients {
         assert_eq!(client.end(), End::Fin);
@@ -48,7 +48,7 @@ fn drain_under_load_cuts_no_reply_and_resets_no_peer() {
 
 /// Asks for a few replies at a time, and looks at each, until the server closes: with FIN, and not within a reply.
 fn load_until_fin(mut client: Client, n: usize, answered: &AtomicU64) {
-    let payload = [&b"e"[..], &pattern(n * 997)].concat();
+    let payload = order::echo(pattern(n * 997));
     let wire = frame(&payload);
     let requests = wire.repeat(1 + n % 4);
     let mut reply = vec![0; wire.len()];
@@ -68,7 +68,7 @@ fn request_before_the_shutdown_is_answered() {
     let lab = Lab::start(no_time_limits());
     let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
     lab.holds(50);
-    clients.iter_mut().for_each(|client| client.write(&frame(b"elast").repeat(20)));
+    clients.iter_mut().for_each(|client| client.write(&frame(order::echo("last")).repeat(20)));
     lab.running.shutdown();
     for mut client in clients {
         let (wire, end) = client.read_to_end();
@@ -81,7 +81,7 @@ fn request_before_the_shutdown_is_answered() {
 fn a_slow_reader_gets_the_rest_of_its_reply_in_a_drain() {
     let lab = Lab::start(no_time_limits());
     let mut client = Client::with_small_window(lab.addr());
-    client.send("b20000000");
+    client.send(order::reply(20_000_000));
     eventually("the reply is under way", SOON, || lab.stats().counters.sends > 0);
     lab.running.shutdown();
     assert!(client.recv() == pattern(20_000_000));
@@ -94,7 +94,7 @@ fn a_slow_reader_gets_the_rest_of_its_reply_in_a_drain() {
 fn a_call_that_waits_is_finished_in_a_drain() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
-    client.write(&[frame(b"p"), frame(b"e2")].concat());
+    client.write(&[frame(order::gate("")), frame(order::echo("2"))].concat());
     lab.parked(1);
     let mut quiet = lab.client();
     lab.holds(2);
@@ -103,7 +103,7 @@ fn a_call_that_waits_is_finished_in_a_drain() {
     drop(quiet);
     assert!(client.is_silent());
     lab.shared.gate.open();
-    assert_eq!([client.recv(), client.recv()], [b"p".to_vec(), b"e2".to_vec()]);
+    assert_eq!([client.recv(), client.recv()], [order::gate(""), order::echo("2")]);
     assert_eq!(client.end(), End::Fin);
     drop(client);
     lab.ended();
@@ -113,10 +113,10 @@ fn a_call_that_waits_is_finished_in_a_drain() {
 fn call_not_done_at_the_drain_limit_is_reset() {
     let lab = Lab::start(no_time_limits().drain_timeout(Duration::from_millis(300)));
     let mut waits = lab.client();
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
     let mut never_reads = Client::with_small_window(lab.addr());
-    never_reads.send("r300,100000");
+    never_reads.send(order::replies(300, 100_000));
     let mut half = lab.client();
     half.write(&[0, 0, 0, 9, 1]);
     eventually("everything arrives", SOON, || lab.stats().counters.bytes_received == 5 + 15 + 5);
@@ -139,7 +139,7 @@ fn a_connection_that_was_held_back_is_quiet_again() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     // Larger than a buffer, so that it is put together, and than the outbox's high mark.
-    let payload = [&b"e"[..], &pattern(400 << 10)].concat();
+    let payload = order::echo(pattern(400 << 10));
     assert_eq!(client.ask(&payload), payload);
     lab.running.shutdown();
     assert_eq!(client.end(), End::Fin);
@@ -151,12 +151,12 @@ fn a_connection_that_was_held_back_is_quiet_again() {
 fn force_resets_at_once_whatever_a_connection_does() {
     let lab = Lab::start(no_time_limits());
     let mut waits = lab.client();
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
     let mut never_reads = Client::with_small_window(lab.addr());
-    never_reads.send("r300,100000");
+    never_reads.send(order::replies(300, 100_000));
     let mut quiet = lab.client();
-    assert_eq!(quiet.ask("e"), b"e");
+    quiet.echoes("");
     eventually("everything arrives", SOON, || lab.stats().counters.frames == 3);
     lab.running.abort();
     assert_eq!(waits.end(), End::Reset);
@@ -169,7 +169,7 @@ fn force_resets_at_once_whatever_a_connection_does() {
 fn force_ends_a_drain_that_waits() {
     let lab = Lab::start(no_time_limits());
     let mut waits = lab.client();
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
     lab.running.shutdown();
     let mut quiet = lab.client_that_may_fail();
@@ -185,7 +185,7 @@ fn force_ends_a_drain_that_waits() {
 fn a_server_that_is_dropped_stops() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     drop(lab.running);
     assert_eq!(client.end(), End::Reset);
     assert_eq!(lab.shared.closed.load(SeqCst), 1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ringserve::{CloseReason, Limits};
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
 /// Asked for each tenth of a second; no peer is lost that is silent for less than a second.
 fn often() -> Limits {
@@ -30,7 +30,7 @@ fn another_is_lost(lab: &Lab, mut mute: Client) {
 fn a_mute_peer_is_asked_as_often_as_it_may_miss_and_then_closed() {
     let lab = Lab::start(often().heartbeats_missed_max(3));
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
-    clients[..10].iter_mut().for_each(|client| client.write(&frame(b"e")[..2]));
+    clients[..10].iter_mut().for_each(|client| client.write(&frame(order::echo(""))[..2]));
     for client in &mut clients {
         let (wire, end) = client.read_to_end();
         assert_eq!((frames(&wire), end), (vec![b"beat".to_vec(); 3], End::Fin));
@@ -66,7 +66,7 @@ fn peer_that_answers_lives_while_a_mute_one_is_lost() {
 fn a_call_that_waits_keeps_no_mute_peer() {
     let lab = Lab::start(soon_lost());
     let mut client = lab.client();
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
     assert_eq!(client.end_after_all(), End::Fin);
     drop(client);
@@ -79,14 +79,14 @@ fn a_call_that_waits_keeps_no_mute_peer() {
 fn half_closed_peer_cannot_answer_and_is_not_lost() {
     let lab = Lab::start(soon_lost());
     let mut half = lab.client();
-    half.send("p");
+    half.send(order::gate(""));
     half.finish_writing();
     lab.parked(1);
     another_is_lost(&lab, lab.client());
     lab.shared.gate.open();
     // It may have been asked before its end was known.
     let (wire, end) = half.read_to_end();
-    assert_eq!((frames(&wire).last(), end), (Some(&b"p".to_vec()), End::Fin));
+    assert_eq!((frames(&wire).last(), end), (Some(&order::gate("")), End::Fin));
     lab.closed_for(CloseReason::PeerClosed, 1);
     lab.finish();
 }
@@ -98,9 +98,9 @@ fn peer_that_the_server_holds_back_is_not_lost() {
     // It never stops sending; it is the call before that keeps the server from reading.
     let mut writer = client.stream.try_clone().unwrap();
     writer.set_write_timeout(None).unwrap();
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
-    let wire = frame(&[b'e'; 9_996]).repeat(1_000);
+    let wire = frame(order::echo_of(9_996)).repeat(1_000);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let _ = writer.write_all(&wire);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ringserve::CloseReason;
 use ringserve::framing::LengthPrefix;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
 
 const CLIENTS: usize = 500;
 const THREADS: usize = 4;
@@ -54,7 +54,7 @@ impl Pipeline {
 fn pipelining_clients_are_answered_and_closed_with_fin() {
     let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(5)));
     let answered = AtomicUsize::new(0);
-    let wire = frame(&[b'e'; 100]);
+    let wire = frame(order::echo_of(100));
     let resets: usize = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|_| {
@@ -91,7 +91,7 @@ fn pipelining_clients_are_answered_and_closed_with_fin() {
 /// Keeps that many calls in flight, which wait for different times, so that they are never all done; counts what it sent and
 /// what it got.
 fn keep_in_flight(mut client: Client, depth: usize, sent: &AtomicUsize, stop: &AtomicBool) -> (usize, End) {
-    let request = |n: usize| frame(format!("S{}", 1 + n % 9).as_bytes());
+    let request = |n: usize| frame(order::sleep(1 + n as u64 % 9));
     (0..depth).for_each(|n| client.write(&request(n)));
     sent.fetch_add(depth, SeqCst);
     let (mut got, mut reply) = (0, vec![0; request(0).len()]);

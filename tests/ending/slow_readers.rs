@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order, pattern};
 
 #[test]
 fn a_slow_reader_pauses_the_receive() {
     let lab = Lab::start(no_time_limits());
     let mut client = Client::with_small_window(lab.addr());
-    let wire = frame(&[&b"e"[..], &pattern(9_999)].concat()).repeat(3_000);
+    let wire = frame(&order::echo(pattern(9_999))).repeat(3_000);
     let written = client.write_until_stuck(&wire, Duration::from_millis(300));
     assert!(written < wire.len(), "the server took all {written} bytes of a peer that reads nothing");
     let counters = lab.stats().counters;
@@ -39,9 +39,9 @@ fn peer_that_never_reads_is_closed_and_others_notice_nothing() {
     let lab = Lab::start(no_time_limits().write_stall_timeout(write_stalled));
     let mut canary = lab.client();
     let mut client = Client::with_small_window(lab.addr());
-    client.send("r300,100000");
+    client.send(order::replies(300, 100_000));
     eventually("it is closed", SOON, || {
-        assert_eq!(canary.ask("ecanary"), b"ecanary");
+        canary.echoes("canary");
         lab.stats().counters.closed > 0
     });
     lab.closed_for(CloseReason::WriteStallTimeout, 1);
@@ -58,7 +58,7 @@ fn a_reader_that_is_slow_but_reads_is_neither_stalled_nor_idle() {
     let lab = Lab::start(limits);
     let mut client = Client::with_small_window(lab.addr());
     let len = 24 << 20;
-    client.send(format!("b{len}"));
+    client.send(order::reply(len));
     let expected = pattern(len);
     assert_eq!(client.read(4), (len as u32).to_be_bytes());
     for (n, piece) in expected.chunks(len / 24).enumerate() {
@@ -70,7 +70,7 @@ fn a_reader_that_is_slow_but_reads_is_neither_stalled_nor_idle() {
             eventually("a moment passes", SOON, || tick.elapsed() > Duration::from_millis(60));
         }
     }
-    assert_eq!(client.ask("ealive"), b"ealive");
+    client.echoes("alive");
     // Nothing is owed any more: now it is idle.
     assert_eq!(client.end(), End::Fin);
     drop(client);
@@ -83,7 +83,7 @@ fn a_streaming_call_waits_for_room_and_holds_little() {
     let lab = Lab::start(no_time_limits());
     let mut client = Client::with_small_window(lab.addr());
     let len = 40 << 20;
-    client.send(format!("s{len}"));
+    client.send(order::stream(len));
     client.finish_writing();
     let (bytes, end) = client.read_to_end();
     assert!(bytes == pattern(len), "every byte in its place");
@@ -97,11 +97,11 @@ fn a_streaming_call_waits_for_room_and_holds_little() {
 fn streaming_call_to_a_peer_that_reads_nothing_waits() {
     let lab = Lab::start(no_time_limits());
     let mut client = Client::with_small_window(lab.addr());
-    client.send("s1000000000");
+    client.send(order::stream(1_000_000_000));
     eventually("the outbox fills", SOON, || lab.shared.outbox_most.load(SeqCst) > 256 << 10);
     let mut other = lab.client();
     for _ in 0..100 {
-        assert_eq!(other.ask("eother"), b"eother");
+        other.echoes("other");
     }
     let most = lab.shared.outbox_most.load(SeqCst);
     assert!(most <= (256 << 10) + (16 << 10), "{most} bytes were held");
@@ -116,10 +116,10 @@ fn a_service_that_produces_without_end_is_closed_at_the_most() {
     let lab = Lab::start(limits);
     let mut canary = lab.client();
     let mut client = Client::with_small_window(lab.addr());
-    client.send("r40,100000");
+    client.send(order::replies(40, 100_000));
     assert_eq!(client.end_after_all(), End::Reset);
     lab.closed_for(CloseReason::OutboxFull, 1);
-    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    canary.echoes("canary");
     lab.finish();
 }
 
@@ -132,12 +132,12 @@ fn peers_that_never_read_do_not_hold_up_others() {
         .map(|_| {
             let mut client = Client::with_small_window(lab.addr());
             // More than the kernel takes.
-            client.send("r200,50000");
+            client.send(order::replies(200, 50_000));
             client
         })
         .collect();
     eventually("all are closed", SOON, || {
-        assert_eq!(canary.ask("ecanary"), b"ecanary");
+        canary.echoes("canary");
         lab.stats().counters.closed_for(CloseReason::WriteStallTimeout) == 20
     });
     drop(clients);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ringserve::CloseReason;
 use ringserve::limits::IdleCounts;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order, pattern};
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 
@@ -15,7 +15,7 @@ const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 fn asks_until_closed(lab: &Lab, canary: &mut Client, reason: CloseReason, count: u64) {
     let started = Instant::now();
     while lab.stats().counters.closed_for(reason) < count {
-        assert_eq!(canary.ask("ecanary"), b"ecanary");
+        canary.echoes("canary");
         assert!(started.elapsed() < ringserve_tests::SOON, "{:?}", lab.stats().counters);
     }
 }
@@ -25,7 +25,7 @@ fn silent_peers_are_closed_at_the_first_frame_limit() {
     let lab = Lab::start(no_time_limits().first_frame_timeout(SHORT));
     let started = Instant::now();
     let mut canary = lab.client();
-    assert_eq!(canary.ask("e"), b"e");
+    canary.echoes("");
     let clients: Vec<Client> = (0..100).map(|_| lab.client()).collect();
     asks_until_closed(&lab, &mut canary, CloseReason::FirstFrameTimeout, 100);
     assert!(started.elapsed() >= Duration::from_millis(180), "not before the limit");
@@ -45,7 +45,7 @@ fn slow_sender_of_one_frame_meets_the_first_frame_limit() {
     let started = Instant::now();
     // One byte now and then: never idle, and never a frame.
     for byte in wire {
-        assert_eq!(canary.ask("ecanary"), b"ecanary");
+        canary.echoes("canary");
         for client in &mut clients {
             let _ = std::io::Write::write(&mut client.stream, &[byte]);
         }
@@ -63,7 +63,7 @@ fn idle_peers_are_closed_at_the_idle_limit() {
     let lab = Lab::start(no_time_limits().idle_timeout(SHORT));
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..100).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    clients.iter_mut().for_each(|client| client.echoes(""));
     asks_until_closed(&lab, &mut canary, CloseReason::IdleTimeout, 100);
     for mut client in clients {
         assert_eq!(client.end(), End::Fin);
@@ -76,7 +76,7 @@ fn idle_peers_are_closed_at_the_idle_limit() {
 fn a_call_that_waits_is_not_idle() {
     let lab = Lab::start(no_time_limits().idle_timeout(SHORT));
     let mut waits = lab.client();
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
     let mut idle = lab.client();
     // When this one is closed as idle, the other one's time would be over too.
@@ -84,7 +84,7 @@ fn a_call_that_waits_is_not_idle() {
     drop(idle);
     lab.closed_for(CloseReason::IdleTimeout, 1);
     lab.shared.gate.open();
-    assert_eq!(waits.recv(), b"p");
+    assert_eq!(waits.recv(), order::gate(""));
     assert_eq!(waits.end(), End::Fin);
     drop(waits);
     lab.closed_for(CloseReason::IdleTimeout, 2);
@@ -99,11 +99,11 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
     let (handle, started) = (lab.shared.handle("it"), Instant::now());
     // Each says something or hears something all the time; one of them only hears.
     while handle.push("tick").is_ok() && listens.read_whole_or_fin(&mut [0; 8]).is_some() {
-        assert_eq!(talks.ask("e"), b"e");
+        talks.echoes("");
         assert!(started.elapsed() < ringserve_tests::SOON, "the listener is still there");
     }
     lab.closed_for(CloseReason::IdleTimeout, 1);
-    assert_eq!(talks.ask("e"), b"e");
+    talks.echoes("");
     drop((listens, talks));
     lab.finish();
 }
@@ -112,7 +112,7 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
 fn half_received_frame_does_not_count_as_use() {
     let lab = Lab::start(no_time_limits().idle_timeout(SHORT));
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     client.write(&[0, 0, 1, 0, 1, 2, 3]);
     assert_eq!(client.end(), End::Fin);
     drop(client);
@@ -124,11 +124,11 @@ fn half_received_frame_does_not_count_as_use() {
 fn limit_that_is_off_closes_no_connection() {
     let lab = Lab::start(no_time_limits().first_frame_timeout(SHORT));
     let mut quiet = lab.client();
-    assert_eq!(quiet.ask("e"), b"e");
+    quiet.echoes("");
     // A second one's limit passes; the first one has no limit left.
     assert_eq!(lab.client().end(), End::Fin);
     assert_eq!(lab.client().end(), End::Fin);
-    assert_eq!(quiet.ask("ealive"), b"ealive");
+    quiet.echoes("alive");
     lab.closed_for(CloseReason::FirstFrameTimeout, 2);
     lab.finish();
 }
@@ -140,8 +140,8 @@ fn call_that_waits_too_long_is_closed_after_queued_replies() {
     let mut clients: Vec<Client> = (0..10)
         .map(|n| {
             let mut client = Client::with_small_window(lab.addr());
-            assert_eq!(client.ask(format!("H{n}")), b"reached");
-            client.send("B3000000");
+            assert_eq!(client.ask(order::reach(n.to_string())), b"reached");
+            client.send(order::reply_then_gate(3_000_000));
             client
         })
         .collect();
@@ -170,10 +170,10 @@ fn call_done_in_time_restarts_the_time_of_the_next_one() {
     let started = Instant::now();
     // Together they take longer than one may, and sleep most of the time.
     for n in 0..8 {
-        assert_eq!(client.ask(format!("S100,{n}")), format!("S100,{n}").as_bytes());
+        client.gets_back(order::sleep_and(100, n.to_string()));
     }
     assert!(started.elapsed() > time);
-    client.send("p");
+    client.send(order::gate(""));
     assert_eq!(client.end(), End::Fin);
     drop(client);
     lab.closed_for(CloseReason::HandlerTimeout, 1);
@@ -185,12 +185,12 @@ fn half_frame_below_the_rate_is_closed_and_one_above_lives() {
     // Measured over 10 s: 100 bytes in that time are enough.
     let lab = Lab::start(no_time_limits().read_bytes_per_second_min(10));
     let (mut fast, mut quiet, mut waits, mut slow) = (lab.client(), lab.client(), lab.client(), lab.client());
-    assert_eq!(quiet.ask("e"), b"e");
-    let wire = frame(&[b'e'; 100_000]);
+    quiet.echoes("");
+    let wire = frame(order::echo_of(100_000));
     let (begin, mut rest) = wire.split_at(10);
     fast.write(begin);
     // While its call waits the server does not look at what comes behind it.
-    waits.write(&[frame(b"p"), begin.to_vec()].concat());
+    waits.write(&[frame(order::gate("")), begin.to_vec()].concat());
     lab.parked(1);
     slow.write(begin);
     let started = Instant::now();
@@ -213,9 +213,9 @@ fn half_frame_below_the_rate_is_closed_and_one_above_lives() {
     assert_eq!(slow.end_after_all(), End::Fin);
     fast.write(rest);
     assert_eq!(fast.recv(), wire[4..]);
-    assert_eq!(quiet.ask("e"), b"e", "between frames no peer is slow");
+    assert_eq!(quiet.ask(order::echo("")), order::echo(""), "between frames no peer is slow");
     lab.shared.gate.open();
-    assert_eq!(waits.recv(), b"p");
+    assert_eq!(waits.recv(), order::gate(""));
     waits.write(&wire[10..]);
     assert_eq!(waits.recv(), wire[4..]);
     drop(slow);

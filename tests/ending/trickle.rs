@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringserve::{CloseReason, Limits};
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
 /// Reads at most `most` of the bytes that are there. True if the connection was reset, which a socket tells once.
 fn sip(client: &mut Client, most: usize) -> bool {
@@ -25,20 +25,20 @@ fn peers_that_take_a_little_now_and_then_are_closed() {
     let mut canary = lab.client();
     let mut sippers: Vec<Client> = (0..20).map(|_| Client::with_small_window(lab.addr())).collect();
     let mut resets = [false; 20];
-    sippers.iter_mut().for_each(|client| client.send("b8000000"));
+    sippers.iter_mut().for_each(|client| client.send(order::reply(8_000_000)));
     eventually("all are closed", SOON, || {
         for (client, reset) in sippers.iter_mut().zip(&mut resets) {
             *reset |= sip(client, 512);
         }
         // Everything that it is sent, however little that is in all.
-        assert_eq!(canary.ask("b1000").len(), 1000);
+        assert_eq!(canary.ask(order::reply(1000)).len(), 1000);
         lab.stats().counters.closed == 20
     });
     lab.closed_for(CloseReason::WriteTooSlow, 20);
     for (mut client, reset) in sippers.into_iter().zip(resets) {
         assert!(reset || client.end_after_all() == End::Reset, "a peer was not reset");
     }
-    assert_eq!(canary.ask("ealive"), b"ealive");
+    canary.echoes("alive");
     lab.finish();
 }
 
@@ -52,7 +52,7 @@ fn tight() -> Limits {
 /// A client that sent `bytes` bytes of a frame that never ends.
 fn half_a_frame(lab: &Lab, bytes: usize) -> Client {
     let mut client = lab.client();
-    client.write(&frame(&vec![b'e'; 1 << 20])[..bytes]);
+    client.write(&frame(order::echo_of(1 << 20))[..bytes]);
     client
 }
 
@@ -72,22 +72,22 @@ fn fill(lab: &Lab) -> (Vec<Client>, u64) {
 fn a_reply_at_the_memory_limit_ends_those_that_hold_most() {
     let lab = Lab::start(tight());
     let mut innocents: Vec<Client> = (0..40).map(|_| lab.client()).collect();
-    innocents.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    innocents.iter_mut().for_each(|client| client.echoes(""));
     let (halves, gone) = fill(&lab);
     // All at once, twice what each of the others holds.
-    innocents.iter_mut().for_each(|client| client.send("b20000"));
+    innocents.iter_mut().for_each(|client| client.send(order::reply(20_000)));
     for client in &mut innocents {
         assert_eq!(client.recv().len(), 20_000);
     }
     for client in &mut innocents {
-        assert_eq!(client.ask("b20000").len(), 20_000);
+        assert_eq!(client.ask(order::reply(20_000)).len(), 20_000);
     }
     let closed = lab.stats().counters.closed;
     assert!(closed > gone && closed < gone + 300, "{closed} of {} half frames went", halves.len());
     lab.closed_for(CloseReason::MemoryLimit, closed);
     drop(halves);
     lab.holds(40);
-    innocents.iter_mut().for_each(|client| assert_eq!(client.ask("ealive"), b"ealive"));
+    innocents.iter_mut().for_each(|client| client.echoes("alive"));
     lab.finish();
 }
 
@@ -97,7 +97,7 @@ fn of_those_that_hold_memory_the_heaviest_goes_first() {
     let mut heaviest = half_a_frame(&lab, 700_000);
     // A reader that takes nothing is as heavy as it looks.
     let mut reader = Client::with_small_window(lab.addr());
-    reader.send("b3900000");
+    reader.send(order::reply(3_900_000));
     eventually("both are there", SOON, || {
         let counters = lab.stats().counters;
         counters.bytes_received >= 700_000 && counters.frames == 1
@@ -106,7 +106,7 @@ fn of_those_that_hold_memory_the_heaviest_goes_first() {
     let (halves, gone) = fill(&lab);
     assert_eq!(gone, 1);
     assert_eq!(reader.end_after_all(), End::Reset);
-    assert_eq!(innocent.ask("b20000").len(), 20_000);
+    assert_eq!(innocent.ask(order::reply(20_000)).len(), 20_000);
     let mut more = Vec::new();
     while lab.stats().counters.closed == gone {
         more.extend((0..20).map(|_| half_a_frame(&lab, 10_000)));

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use ringserve::CloseReason;
 use ringserve_tests::client::End;
 use ringserve_tests::examples::Example;
-use ringserve_tests::{Client, Lab, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, no_time_limits, order, pattern};
 
 #[test]
 fn clients_are_passed_on_to_the_upstreams_in_turns() {
@@ -23,16 +23,16 @@ fn clients_are_passed_on_to_the_upstreams_in_turns() {
     second.holds(2);
     // One end closes, then the other one.
     let mut left = clients.pop().unwrap();
-    left.send("b100000");
+    left.send(order::reply(100_000));
     left.finish_writing();
     assert!(left.recv() == pattern(100_000));
     assert_eq!(left.end(), End::Fin);
     let mut closed = clients.pop().unwrap();
-    closed.send("c");
+    closed.send(order::close());
     assert_eq!((closed.recv(), closed.end()), (b"bye".to_vec(), End::Fin));
     drop((left, closed));
     // Those that are left are let finish.
-    let answered: Vec<Vec<u8>> = clients.iter_mut().map(|client| client.ask("elast")).collect();
+    let answered: Vec<Vec<u8>> = clients.iter_mut().map(|client| client.ask(order::echo("last"))).collect();
     assert_eq!(answered, [b"elast", b"elast"]);
     drop(clients);
     first.holds(0);
@@ -56,8 +56,8 @@ fn an_upstream_that_resets_resets_the_client() {
     let upstream = Lab::start(no_time_limits());
     let proxy = Example::start("proxy", &["--shards", "1", "--upstream", &upstream.addr().to_string()]);
     let mut client = Client::connect(proxy.addr);
-    assert_eq!(client.ask("e"), b"e");
-    client.send("a");
+    client.echoes("");
+    client.send(order::abort());
     assert_eq!(client.end(), End::Reset);
     upstream.closed_for(CloseReason::Aborted, 1);
     proxy.said("upstream 127.0.0.1:");

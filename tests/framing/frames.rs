@@ -6,7 +6,7 @@ use std::thread;
 use ringserve::CloseReason;
 use ringserve::framing::{FrameError, LengthPrefix, Lines};
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, pattern};
 
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 
@@ -22,7 +22,7 @@ impl Canary {
 
     #[track_caller]
     fn sings(&mut self) {
-        assert_eq!(self.0.ask("ecanary"), b"ecanary");
+        self.0.echoes("canary");
     }
 }
 
@@ -30,7 +30,7 @@ impl Canary {
 fn frames_in_segments_of_one_byte_are_put_together() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
-    let wire: Vec<u8> = (0..20).flat_map(|n| frame(&[&b"e"[..], &pattern(n * 3)].concat())).collect();
+    let wire: Vec<u8> = (0..20).flat_map(|n| frame(order::echo(pattern(n * 3)))).collect();
     for byte in &wire {
         client.write(&[*byte]);
     }
@@ -45,7 +45,7 @@ fn a_frame_larger_than_a_buffer_arrives_whole() {
     let lab = Lab::start(limits);
     let mut client = lab.client();
     for len in [1023, 1024, 1025, 10 * 1024, 500_000] {
-        let payload = [&b"e"[..], &pattern(len)].concat();
+        let payload = order::echo(pattern(len));
         assert_eq!(client.ask(&payload), payload, "{len} bytes");
     }
     lab.finish();
@@ -56,7 +56,7 @@ fn a_frame_may_be_as_large_as_the_limit_and_not_a_byte_larger() {
     let lab = Lab::start(no_time_limits().frame_bytes_max(5000));
     let mut canary = Canary::of(&lab);
     let mut client = lab.client();
-    let largest = [&b"e"[..], &pattern(4995)].concat();
+    let largest = order::echo(pattern(4995));
     assert_eq!(client.ask(&largest), largest);
     client.write(&frame(&pattern(4997))[..4]);
     assert_eq!(client.recv(), b"malformed", "the service may say last words");
@@ -90,13 +90,13 @@ fn an_endless_line_is_closed_at_the_limit() {
     let lab = Lab::of(On::default().server(limits).framing(Lines::default()));
     let mut canary = lab.client();
     let mut client = lab.client();
-    canary.write(b"ehello\n");
-    assert_eq!(canary.read(7), b"ehello\n");
+    canary.write(&order::line(order::echo("hello")));
+    assert_eq!(canary.read(7), order::line(order::echo("hello")));
     // The server may close in the middle of this: it stops reading at the limit.
     let _ = std::io::Write::write_all(&mut client.stream, &[b'x'; 1 << 20]);
     lab.closed_for(TOO_LARGE, 1);
-    canary.write(b"ehello\n");
-    assert_eq!(canary.read(7), b"ehello\n");
+    canary.write(&order::line(order::echo("hello")));
+    assert_eq!(canary.read(7), order::line(order::echo("hello")));
     lab.finish();
 }
 

@@ -2,7 +2,7 @@
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Client, Lab, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, no_time_limits, order, pattern};
 use socket2::{Domain, SockRef, Socket, Type};
 
 /// The smallest segment that Linux takes, with its 12 bytes of TCP options.
@@ -18,11 +18,11 @@ fn every_byte_arrives_in_segments_as_small_as_there_are() {
     let mut client = Client::of(socket);
     assert!(SockRef::from(client.stream.socket()).tcp_mss().unwrap() <= MSS);
     for len in [1, 75, 76, 77, 1_000, 100_000] {
-        let payload = [&b"e"[..], &pattern(len)].concat();
+        let payload = order::echo(pattern(len));
         assert!(client.ask(&payload) == payload, "{len} bytes");
     }
     // More at once than the smallest window holds, in frames that end anywhere in a segment.
-    let wire: Vec<u8> = (0..300).flat_map(|n| frame(&[&b"e"[..], &pattern(n * 7 % 500)].concat())).collect();
+    let wire: Vec<u8> = (0..300).flat_map(|n| frame(order::echo(pattern(n * 7 % 500)))).collect();
     client.write(&wire);
     client.finish_writing();
     let (replies, end) = client.read_to_end();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use ringserve_tests::{Client, Lab, SOON, alone, descriptors, eventually, no_time_limits, status_kib};
+use ringserve_tests::{Client, Lab, SOON, alone, descriptors, eventually, no_time_limits, order, status_kib};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 5;
@@ -47,16 +47,16 @@ fn connections(addr: SocketAddr, count: u64) {
                         // Reset, so that no port has to rest: before, while and after it was served.
                         0 => {}
                         1 => client.write(b"\0\0\0\x02e"),
-                        2 => client.send("p"),
-                        3 => client.send("r3,3000"),
-                        4 | 5 => assert_eq!(client.ask("e"), b"e"),
+                        2 => client.send(order::gate("")),
+                        3 => client.send(order::replies(3, 3000)),
+                        4 | 5 => client.echoes(""),
                         6 => {
-                            client.send("c");
+                            client.send(order::close());
                             assert_eq!(client.recv(), b"bye");
                         }
                         // In order; the server closes first, so that its port rests and not a new one.
                         _ => {
-                            assert_eq!(client.ask("c"), b"bye");
+                            assert_eq!(client.ask(order::close()), b"bye");
                             assert_eq!(client.end(), ringserve_tests::client::End::Fin);
                             continue;
                         }

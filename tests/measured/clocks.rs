@@ -12,7 +12,7 @@ use ringserve::{CloseReason, http};
 use ringserve_server::internals::age_new_shards;
 use ringserve_tests::client::End;
 use ringserve_tests::http::read_answer;
-use ringserve_tests::{Client, Lab, On, alone, no_time_limits};
+use ringserve_tests::{Client, Lab, On, alone, no_time_limits, order};
 
 const BRIEF: Duration = Duration::from_millis(30);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -52,7 +52,7 @@ fn sleeps_and_deadlines_end_in_time_on_shards_of_every_age() {
         let mut client = lab.client();
         for _ in 0..6 {
             let started = Instant::now();
-            assert_eq!(client.ask("S30"), b"S30");
+            client.gets_back(order::sleep(30));
             assert!(started.elapsed() >= BRIEF, "{age:?}: too early");
         }
         let turns = lab.stats().shards[0].driver.turns;
@@ -71,7 +71,7 @@ fn time_limits_end_connections_on_shards_of_every_age() {
         let lab = Lab::start(no_time_limits().idle_timeout(Duration::from_millis(60)));
         for count in 1..=3 {
             let mut client = lab.client();
-            assert_eq!(client.ask("e"), b"e");
+            client.echoes("");
             assert_eq!(client.end(), End::Fin);
             drop(client);
             lab.closed_for(CloseReason::IdleTimeout, count);

@@ -14,7 +14,9 @@ use ringserve_core::{Budget, Completion, Driver, DriverStats, Op, Socket, Wait};
 use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on};
 use ringserve_tests::client::End;
-use ringserve_tests::{Client, Logged, Puppet, SOON, Shared, alone, eventually, no_time_limits, on_epoll};
+use ringserve_tests::{
+    Client, Logged, Puppet, SOON, Shared, alone, eventually, no_time_limits, on_epoll, order,
+};
 use tracing_subscriber::filter::LevelFilter;
 
 /// A driver that breaks, or panics, in the first turn after it is told to.
@@ -168,14 +170,14 @@ fn dies(logged: &Logged, tell: impl Fn(&Told)) -> Error {
     let mut clients: [Vec<Client>; 3] = [(); 3].map(|()| Vec::new());
     while clients.iter().any(|clients| clients.len() < 3) {
         let mut client = Client::connect(addr);
-        let shard: usize = client.ask_text("i").parse().unwrap();
+        let shard: usize = client.ask_text(order::shard()).parse().unwrap();
         clients[shard].push(client);
     }
     let [mut on_0, mut on_1, mut on_2] = clients;
-    on_0[0].send("pwaits");
+    on_0[0].send(order::gate("waits"));
     eventually("the call waits", SOON, || shared.gate.came() == 1);
     tell(&told);
-    on_1[0].send("e");
+    on_1[0].send(order::echo(""));
     // Its own connections are gone, and the others drain: what is quiet is closed, what is owed is answered.
     on_1.iter_mut().for_each(|client| _ = client.end_after_all());
     on_2.iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));
@@ -186,7 +188,7 @@ fn dies(logged: &Logged, tell: impl Fn(&Told)) -> Error {
     let report = running.stats();
     assert_eq!(report.shards.len(), 3);
     shared.gate.open();
-    assert_eq!(on_0[0].recv(), b"pwaits");
+    assert_eq!(on_0[0].recv(), order::gate("waits"));
     assert_eq!(on_0[0].end(), End::Fin);
     drop((on_0, on_1, on_2));
     running.wait().expect_err("a shard ended by itself")

@@ -3,7 +3,7 @@
 use std::thread;
 
 use ringserve::CloseReason;
-use ringserve_tests::{Client, Lab, alone, no_time_limits};
+use ringserve_tests::{Client, Lab, alone, no_time_limits, order};
 
 const CONNECTIONS: usize = 5000;
 
@@ -19,10 +19,10 @@ fn five_thousand_connections_at_once_are_all_served() {
         thread::scope(|scope| {
             for (part, clients) in clients.chunks_mut(CONNECTIONS / 4).enumerate() {
                 scope.spawn(move || {
-                    let text = |n: usize| format!("e{round}/{part}/{n}");
+                    let text = |n: usize| order::echo(format!("{round}/{part}/{n}"));
                     clients.iter_mut().enumerate().for_each(|(n, client)| client.send(text(n)));
                     for (n, client) in clients.iter_mut().enumerate() {
-                        assert_eq!(client.recv(), text(n).as_bytes());
+                        assert_eq!(client.recv(), text(n));
                     }
                 });
             }
@@ -35,7 +35,7 @@ fn five_thousand_connections_at_once_are_all_served() {
     lab.closed_for(CloseReason::PeerClosed, CONNECTIONS as u64 / 2);
     lab.closed_for(CloseReason::PeerReset, CONNECTIONS as u64 / 2);
     lab.holds(0);
-    assert_eq!(lab.client().ask("ealive"), b"ealive");
+    lab.client().echoes("alive");
     let report = lab.finish();
     assert_eq!(report.counters.frames, 3 * CONNECTIONS as u64 + 1);
 }

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 
 use ringserve::framing::{Framing, LengthPrefix, Lines, Raw};
 use ringserve::{Runtime, Server};
-use ringserve_tests::{Client, Lab, On, alone, no_time_limits};
+use ringserve_tests::{Client, Lab, On, alone, no_time_limits, order};
 use stats_alloc::Region;
 
 const WARM_UP: usize = 1_000;
@@ -31,13 +31,13 @@ fn a_frame_allocates_nothing() {
     counts(
         "a deadline that is not needed",
         LengthPrefix::default(),
-        &ringserve_tests::client::frame(b"=text"),
+        &ringserve_tests::client::frame(order::in_time("text")),
         1,
     );
     counts(
         "lengths, large and lent",
         LengthPrefix::default(),
-        &ringserve_tests::client::frame(&[b'e'; 8_000]),
+        &ringserve_tests::client::frame(order::echo_of(8_000)),
         1,
     );
     let hosts = [

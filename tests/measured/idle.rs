@@ -4,7 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use ringserve::Limits;
-use ringserve_tests::{Client, Lab, SOON, alone, eventually};
+use ringserve_tests::{Client, Lab, SOON, alone, eventually, order};
 
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -31,9 +31,9 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     // With all limits as they come.
     let lab = Lab::start(Limits::default());
     let mut clients: Vec<Client> = (0..200).map(|_| lab.client()).collect();
-    clients[..100].iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    clients[..100].iter_mut().for_each(|client| client.echoes(""));
     let mut waits = lab.client();
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
     lab.holds(201);
     // No peer ever sends: these are waits for what must not happen.
@@ -62,6 +62,6 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     // The turn that rested, and the one that answers.
     let turns = after.turns - before.turns;
     assert!(turns <= 2 + woke, "{turns} turns in {QUIET:?}: before {before:?}, after {after:?}");
-    assert_eq!(clients.pop().unwrap().ask("ealive"), b"ealive");
+    clients.pop().unwrap().echoes("alive");
     lab.abort();
 }

@@ -1,7 +1,7 @@
 //! Frames that are kept pin receive buffers; others must not notice.
 
 use ringserve::stats::ServerStats;
-use ringserve_tests::{Client, Lab, alone, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, alone, no_time_limits, order, pattern};
 
 const RECEIVE_BYTES_MAX: usize = 8 << 20;
 
@@ -24,25 +24,25 @@ fn kept_small_frames_out_of_much_traffic_harm_no_peer() {
     let lab = Lab::start(no_time_limits().receive_bytes_max(RECEIVE_BYTES_MAX));
     // A call that waits with its frame, and bytes behind it.
     let mut waits = lab.client();
-    waits.send([&b"p"[..], &[0; 63]].concat());
+    waits.send(order::gate([0; 63]));
     lab.parked(1);
-    waits.write(&ringserve_tests::client::frame(&[b'e'; 63]).repeat(100));
+    waits.write(&ringserve_tests::client::frame(order::echo_of(63)).repeat(100));
     // A peer that asks for much and reads nothing: its replies are lent from buffers.
     let mut slow = Client::with_small_window(lab.addr());
-    let large = [&b"e"[..], &pattern(12_000)].concat();
+    let large = order::echo(pattern(12_000));
     slow.write_until_stuck(
         &ringserve_tests::client::frame(&large).repeat(2_000),
         std::time::Duration::from_millis(100),
     );
     // One that keeps a small frame in its session, again and again, amid the others' traffic.
     let mut keeps = lab.client();
-    let small = [&b"k"[..], &[0; 63]].concat();
+    let small = order::keep([0; 63]);
     let mut others: Vec<Client> = (0..4).map(|_| lab.client()).collect();
     let before = lab.stats();
     for n in 0..2_000 {
         assert_eq!(keeps.ask(&small), b"64");
         if n % 4 == 0 {
-            let large = [&b"e"[..], &pattern(100_000 + n)].concat();
+            let large = order::echo(pattern(100_000 + n));
             let other = &mut others[n / 4 % 4];
             assert!(other.ask(&large) == large);
             pinned_is_bounded(&lab.stats());
@@ -73,10 +73,10 @@ fn frames_kept_in_all_of_the_memory_end_no_connection() {
     let lab = Lab::start(limits);
     let mut clients: Vec<Client> = (0..100).map(|_| lab.client()).collect();
     for _ in 0..5 {
-        clients.iter_mut().for_each(|client| client.send("kept"));
+        clients.iter_mut().for_each(|client| client.send(order::keep("ept")));
         clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"4"));
     }
-    let large = [&b"e"[..], &pattern(50_000)].concat();
+    let large = order::echo(pattern(50_000));
     clients.iter_mut().for_each(|client| assert!(client.ask(&large) == large));
     lab.holds(100);
     drop(clients);

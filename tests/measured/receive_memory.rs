@@ -11,7 +11,7 @@ use ringserve::{CloseReason, Cx, Frame, Limits, Refusal, Service};
 use ringserve_tests::brake::{Brake, brake};
 use ringserve_tests::client::frame;
 use ringserve_tests::proc_net::unread;
-use ringserve_tests::{Client, Lab, On, SOON, alone, eventually, finish, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, On, SOON, alone, eventually, finish, no_time_limits, order, pattern};
 
 const CONNECTIONS: usize = 1000;
 const BUFFERS: usize = 8;
@@ -39,7 +39,7 @@ fn eight_buffers_bring_every_byte_of_a_thousand_connections() {
     let before = lab.stats().shards[0].driver;
     // Each its own bytes, so that none can be another's.
     let bytes = pattern(BYTES + CONNECTIONS);
-    let payload = |n: usize| [b"e", &bytes[n..][..BYTES - 1]].concat();
+    let payload = |n: usize| order::echo(&bytes[n..][..BYTES - 1]);
     thread::scope(|scope| {
         for (part, clients) in clients.chunks_mut(CONNECTIONS / 4).enumerate() {
             scope.spawn(move || {
@@ -146,7 +146,7 @@ fn one_buffer_is_enough_for_frames_of_every_size() {
     let around = [1, 2, 64].map(|buffers| buffers * BUFFER_BYTES - 4);
     for len in around.iter().flat_map(|len| len - 1..=len + 2) {
         for client in &mut clients {
-            let payload = [b"e", &pattern(len - 1)[..]].concat();
+            let payload = order::echo(pattern(len - 1));
             assert!(client.ask(&payload) == payload, "a frame of {len} bytes");
         }
         assert_eq!(lab.stats().shards[0].buffers.leased, 0, "after a frame of {len} bytes");

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use ringserve_tests::{Client, Lab, alone, no_time_limits, on_epoll};
+use ringserve_tests::{Client, Lab, alone, no_time_limits, on_epoll, order};
 
 const CLIENTS: usize = 50;
 const ROUNDS: usize = 400;
@@ -14,14 +14,14 @@ fn fifty_busy_connections_cost_under_one_system_call_a_request() {
     }
     let lab = Lab::start(no_time_limits());
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    clients.iter_mut().for_each(|client| client.echoes(""));
     let before = lab.stats();
     thread::scope(|scope| {
         for part in clients.chunks_mut(CLIENTS / 2) {
             scope.spawn(move || {
                 for _ in 0..ROUNDS {
-                    part.iter_mut().for_each(|client| client.send("eabcdefgh"));
-                    part.iter_mut().for_each(|client| assert_eq!(client.recv(), b"eabcdefgh"));
+                    part.iter_mut().for_each(|client| client.send(order::echo("abcdefgh")));
+                    part.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("abcdefgh")));
                 }
             });
         }
@@ -51,13 +51,13 @@ fn a_turn_waits_and_submits_in_one_call_whatever_it_does() {
     for n in 0..200 {
         let client = &mut clients[n % 20];
         match n % 4 {
-            0 => assert_eq!(client.ask("t"), b"t"),
-            1 => assert_eq!(client.ask("b300000").len(), 300_000),
+            0 => client.gets_back(order::thread_wakes("")),
+            1 => assert_eq!(client.ask(order::reply(300_000)).len(), 300_000),
             2 => {
                 let mut passing = lab.client();
-                assert_eq!(passing.ask("c"), b"bye");
+                assert_eq!(passing.ask(order::close()), b"bye");
             }
-            _ => assert_eq!(client.ask("e"), b"e"),
+            _ => client.echoes(""),
         }
     }
     let driver = lab.stats().shards[0].driver;

@@ -2,7 +2,7 @@
 //! memory of the process.
 
 use ringserve_tests::client::frame;
-use ringserve_tests::{Client, Lab, SOON, alone, eventually, no_time_limits, status_kib};
+use ringserve_tests::{Client, Lab, SOON, alone, eventually, no_time_limits, order, status_kib};
 
 const HELD_BYTES_MAX: usize = 16 << 20;
 const RECEIVE_BYTES_MAX: usize = 4 << 20;
@@ -28,16 +28,16 @@ fn calls_of_tiny_frames_stay_within_the_memory_limit() {
         .held_bytes_max(HELD_BYTES_MAX)
         .receive_bytes_max(RECEIVE_BYTES_MAX);
     let lab = Lab::start(limits);
-    let wire = frame(b"p").repeat(CALLS);
+    let wire = frame(order::gate("")).repeat(CALLS);
     let mut canary = lab.client();
-    assert_eq!(canary.ask("ebefore"), b"ebefore");
+    canary.echoes("before");
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| lab.client()).collect();
     let before = resident_bytes();
     clients.iter_mut().for_each(|client| client.write(&wire));
     let mut last = 0;
     eventually("no call begins any more", SOON, || {
         // Answered in between, with a reply that needs memory.
-        assert_eq!(canary.ask("b20000").len(), 20_000);
+        assert_eq!(canary.ask(order::reply(20_000)).len(), 20_000);
         let calls = lab.shared.gate.came();
         std::mem::replace(&mut last, calls) == calls && calls > 1000
     });

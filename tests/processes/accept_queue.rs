@@ -7,7 +7,7 @@ use ringserve::net::SocketOptions;
 use ringserve::stats::AcceptQueueStats;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
-use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use socket2::{Domain, Socket, Type};
@@ -72,7 +72,7 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
     let mut process = Process::start(child_serves);
     let addr: SocketAddr = process.line_after("address ").parse().unwrap();
     let mut canary = Client::connect(addr);
-    assert_eq!(canary.ask("ecanary"), b"ecanary");
+    canary.echoes("canary");
     process.signal(Signal::STOP);
     let pid = Pid::from_child(&process.child);
     eventually("the server stops", SOON, || {
@@ -82,7 +82,7 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
 
     let before = AcceptQueueStats::of(addr).unwrap();
     assert_eq!(before.waiting, 0);
-    canary.send("ewaits too");
+    canary.send(order::echo("waits too"));
     let peers: Vec<Attempt> = (0..PEERS).map(|_| Attempt::to(addr)).collect();
     eventually("the accept queue is full", SOON, || AcceptQueueStats::of(addr).unwrap().waiting == QUEUE);
     // The counters are those of the machine: others may add to them.
@@ -93,20 +93,20 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
         peers.into_iter().partition(Attempt::is_established);
     assert!(established.len() as u64 >= QUEUE, "{} established", established.len());
     assert!(!waiting.is_empty(), "the accept queue took every peer");
-    let text = |n: usize| format!("epeer {n}");
+    let text = |n: usize| order::echo(format!("peer {n}"));
     let mut established: Vec<Client> = established.into_iter().map(Attempt::into_client).collect();
-    established.iter_mut().enumerate().for_each(|(n, client)| client.write(&frame(text(n).as_bytes())));
+    established.iter_mut().enumerate().for_each(|(n, client)| client.write(&frame(text(n))));
 
     process.signal(Signal::CONT);
-    assert_eq!(canary.recv(), b"ewaits too");
+    assert_eq!(canary.recv(), order::echo("waits too"));
     for (n, client) in established.iter_mut().enumerate() {
-        assert_eq!(client.recv(), text(n).as_bytes());
+        assert_eq!(client.recv(), text(n));
     }
     // Their kernel tries again, after a second for the first time, and later if all of them come at once again.
     eventually("all others are connected", 3 * SOON, || waiting.iter().all(Attempt::is_established));
     let mut waited: Vec<Client> = waiting.into_iter().map(Attempt::into_client).collect();
-    waited.iter_mut().for_each(|client| client.send("ewaited"));
-    waited.iter_mut().for_each(|client| assert_eq!(client.recv(), b"ewaited"));
+    waited.iter_mut().for_each(|client| client.send(order::echo("waited")));
+    waited.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("waited")));
 
     drop((canary, established, waited));
     let mut told = String::new();

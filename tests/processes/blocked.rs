@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringserve::Driver;
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Lab, On, no_time_limits, pattern};
+use ringserve_tests::{Lab, On, no_time_limits, order, pattern};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
@@ -202,11 +202,11 @@ fn serves() {
     let lab = Lab::on(On::default(), no_time_limits());
     let mut clients: Vec<_> = (0..50).map(|_| lab.client()).collect();
     for (n, client) in clients.iter_mut().enumerate() {
-        let payload = [&b"e"[..], &pattern(n * 4_001)].concat();
+        let payload = order::echo(pattern(n * 4_001));
         assert!(client.ask(&payload) == payload, "an echo of {} bytes", payload.len());
     }
     for client in &mut clients {
-        client.write(&frame(b"ehello").repeat(100));
+        client.write(&frame(order::echo("hello")).repeat(100));
         client.finish_writing();
     }
     for mut client in clients {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
-use ringserve_tests::{Client, Lab, SOON, no_time_limits};
+use ringserve_tests::{Client, Lab, SOON, no_time_limits, order};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: u64 = 128;
@@ -83,22 +83,22 @@ fn accepting_pauses_at_the_descriptor_limit_and_loses_no_peer() {
     let addr = process.line_after("address ").parse().unwrap();
     let mut child = Child(process);
     let mut served: Vec<Client> = (0..20).map(|_| Client::connect(addr)).collect();
-    served.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    served.iter_mut().for_each(|client| client.echoes(""));
     assert_eq!(child.told("eat")[0], 20);
     let mut waiting: Vec<Client> = (0..40).map(|_| Client::connect(addr)).collect();
-    waiting.iter_mut().for_each(|client| client.write(&frame(b"ewaited")));
+    waiting.iter_mut().for_each(|client| client.write(&frame(order::echo("waited"))));
     let paused = child.waits_for("a pause", |[_, _, paused, _]| paused >= 1);
     assert!(waiting.iter().filter(|client| client.is_silent()).count() >= 38, "{paused:?}");
     // Those that are there go on, and accepting is tried now and then, not all the time.
     let before = std::time::Instant::now();
     for _ in 0..100 {
-        served.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+        served.iter_mut().for_each(|client| client.echoes(""));
     }
     let [_, _, again, _] = child.told("report");
     let allowed = 2 + before.elapsed().as_millis() as u64 / 10;
     assert!(again - paused[2] <= allowed, "{} attempts, {allowed} allowed", again - paused[2]);
     child.told("free");
-    waiting.iter_mut().for_each(|client| assert_eq!(client.recv(), b"ewaited"));
+    waiting.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("waited")));
     let [connections, accepted, ..] = child.told("report");
     assert_eq!((connections, accepted), (60, 60));
     drop((served, waiting));
@@ -113,7 +113,7 @@ fn more_peers_than_the_server_may_hold_are_served_in_turn() {
     let addr = process.line_after("address ").parse().unwrap();
     let mut child = Child(process);
     let mut clients: Vec<Client> = (0..400).map(|_| Client::connect(addr)).collect();
-    clients.iter_mut().for_each(|client| client.write(&frame(b"c")));
+    clients.iter_mut().for_each(|client| client.write(&frame(order::close())));
     clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"bye"));
     drop(clients);
     let [_, accepted, ..] = child.waits_for("the end of all", |[connections, ..]| connections == 0);

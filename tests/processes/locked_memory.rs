@@ -9,7 +9,7 @@ use std::thread;
 
 use ringserve::framing::LengthPrefix;
 use ringserve_tests::child::{Outcome, is_child};
-use ringserve_tests::{On, Puppet, no_time_limits, pattern};
+use ringserve_tests::{On, Puppet, no_time_limits, order, pattern};
 use rustix::process::{Resource, Rlimit, Uid, getpid, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_uid};
 
@@ -33,7 +33,7 @@ fn child_starts() {
     let shared = Arc::default();
     let started = server.framing(LengthPrefix::default()).start(move |_| Puppet::new(Arc::clone(&shared)));
     Outcome::tell(started, |n, client| {
-        let payload = [&b"e"[..], &pattern(n * 4_001)].concat();
+        let payload = order::echo(pattern(n * 4_001));
         assert!(client.ask(&payload) == payload, "an echo of {} bytes", payload.len());
     });
 }

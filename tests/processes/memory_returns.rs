@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
-use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
 /// What each storm takes at least, and what of it may stay.
 const TAKES_MIN: usize = 64 << 20;
@@ -39,7 +39,7 @@ impl ServerProcess {
         let mut process = Process::start(child_serves);
         let addr = process.line_after("address ").parse().unwrap();
         // What the first connection of all takes.
-        assert_eq!(Client::connect(addr).ask("e"), b"e");
+        Client::connect(addr).echoes("");
         let mut server = ServerProcess { process, addr, before: 0 };
         server.holds(0);
         server.before = server.resident();
@@ -81,7 +81,7 @@ impl ServerProcess {
 
 /// Peers that ask for much and read nothing of it.
 fn unread_replies(addr: SocketAddr) -> Vec<Client> {
-    let burst = frame(b"b65536").repeat(6);
+    let burst = frame(order::reply(65_536)).repeat(6);
     let mut peers: Vec<_> = (0..800).map(|_| Client::with_small_window(addr)).collect();
     peers.iter_mut().for_each(|peer| peer.write(&burst));
     peers
@@ -89,7 +89,7 @@ fn unread_replies(addr: SocketAddr) -> Vec<Client> {
 
 /// Peers that send the most of a large frame.
 fn half_frames(addr: SocketAddr) -> Vec<Client> {
-    let whole = frame(&vec![b'e'; (1 << 20) - 4]);
+    let whole = frame(order::echo_of((1 << 20) - 4));
     let mut peers: Vec<_> = (0..200).map(|_| Client::connect(addr)).collect();
     peers.iter_mut().for_each(|peer| peer.write(&whole[..900 << 10]));
     peers
@@ -97,7 +97,7 @@ fn half_frames(addr: SocketAddr) -> Vec<Client> {
 
 /// Peers whose frames are kept.
 fn kept_frames(addr: SocketAddr) -> Vec<Client> {
-    let kept = frame(&[b"k", &[7; 15 << 10][..]].concat());
+    let kept = frame(&order::keep([7; 15 << 10]));
     let mut peers: Vec<_> = (0..500).map(|_| Client::connect(addr)).collect();
     for _ in 0..16 {
         peers.iter_mut().for_each(|peer| peer.write(&kept));
@@ -121,10 +121,10 @@ fn memory_of_kept_frames_returns_while_connections_stay() {
     let mut server = ServerProcess::start();
     let mut stay: Vec<Client> = (0..20).map(|_| Client::connect(server.addr)).collect();
     for round in 0..2 {
-        stay.iter_mut().take(10).for_each(|client| assert_eq!(client.ask("ebefore"), b"ebefore"));
+        stay.iter_mut().take(10).for_each(|client| client.echoes("before"));
         server.weathers("kept frames", kept_frames);
         server.holds(20);
-        let text = format!("eafter storm {round}");
-        stay.iter_mut().for_each(|client| assert_eq!(client.ask(&text), text.as_bytes()));
+        let text = order::echo(format!("after storm {round}"));
+        stay.iter_mut().for_each(|client| client.gets_back(&text));
     }
 }

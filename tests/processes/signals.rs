@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ringserve::framing::LengthPrefix;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, On, Puppet, SOON, eventually, no_time_limits};
+use ringserve_tests::{Client, On, Puppet, SOON, eventually, no_time_limits, order};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The child: a puppet on a port of the kernel's choice, whose gate never opens; the log tells where.
@@ -123,10 +123,10 @@ impl Served {
 fn drains_then_forces(signal: Signal) {
     let served = Served::start();
     let mut waits = served.client();
-    waits.write(&[frame(b"e1"), frame(b"p")].concat());
-    assert_eq!(waits.recv(), b"e1");
+    waits.write(&[frame(order::echo("1")), frame(order::gate(""))].concat());
+    assert_eq!(waits.recv(), order::echo("1"));
     let mut quiet = served.client();
-    assert_eq!(quiet.ask("e"), b"e");
+    quiet.echoes("");
     served.process.signal(signal);
     // The first one drains: quiet connections are closed, and what is asked is waited for.
     assert_eq!(quiet.end(), End::Fin);
@@ -151,7 +151,7 @@ fn sigint_drains_and_a_second_one_forces() {
 fn one_sigterm_is_enough_where_nothing_is_owed() {
     let served = Served::start();
     let mut clients: Vec<Client> = (0..20).map(|_| served.client()).collect();
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    clients.iter_mut().for_each(|client| client.echoes(""));
     let started = Instant::now();
     served.process.signal(Signal::TERM);
     for mut client in clients {
@@ -176,12 +176,12 @@ fn a_second_instance_names_the_process_that_holds_the_port() {
 fn a_killed_server_can_be_started_again_at_once() {
     let mut served = Served::start();
     let mut clients: Vec<Client> = (0..200).map(|_| served.client()).collect();
-    clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    clients.iter_mut().for_each(|client| client.echoes(""));
     served.process.signal(Signal::KILL);
     served.process.child.wait().unwrap();
     let server = On::default().server_at(&served.addr.to_string(), no_time_limits());
     let lab = ringserve_tests::Lab::of(server.framing(LengthPrefix::default()));
-    assert_eq!(lab.client().ask("ealive"), b"ealive");
+    lab.client().echoes("alive");
     lab.finish();
 }
 

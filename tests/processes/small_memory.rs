@@ -13,7 +13,7 @@ use ringserve::Server;
 use ringserve::framing::LengthPrefix;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
-use ringserve_tests::{Client, Puppet, SOON, eventually};
+use ringserve_tests::{Client, Puppet, SOON, eventually, order};
 
 const LIMIT: usize = 24 << 20;
 
@@ -81,8 +81,8 @@ fn ended(server: &mut Process) -> Option<ExitStatus> {
 
 /// Peers that ask for much and read nothing, and peers that send half of a large frame. Those that are over a limit are closed.
 fn storm(addr: SocketAddr) -> Vec<Client> {
-    let burst = frame(b"b65536").repeat(8);
-    let half = frame(&[b'e'; 200 << 10])[..150 << 10].to_vec();
+    let burst = frame(order::reply(65_536)).repeat(8);
+    let half = frame(order::echo_of(200 << 10))[..150 << 10].to_vec();
     (0..600)
         .map(|n| {
             let mut client = Client::with_small_window(addr);
@@ -117,7 +117,7 @@ fn a_server_with_default_limits_lives_in_a_small_control_group() {
             server.say("how many?");
             server.line_after("connections ") == "0"
         });
-        assert_eq!(Client::connect(addr).ask("ealive"), b"ealive");
+        Client::connect(addr).echoes("alive");
     }
     drop(server);
     // Its memory may be accounted for a moment longer.

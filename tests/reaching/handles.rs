@@ -2,12 +2,12 @@
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, no_time_limits, pattern};
+use ringserve_tests::{Client, Lab, no_time_limits, order, pattern};
 
 /// A connection that others know by a name.
 fn named(lab: &Lab, name: &str) -> Client {
     let mut client = lab.client();
-    assert_eq!(client.ask(format!("h{name}")), b"named");
+    assert_eq!(client.ask(order::name(name.to_string())), b"named");
     client
 }
 
@@ -17,7 +17,7 @@ fn a_push_from_another_connection_arrives() {
     let mut target = named(&lab, "target");
     let mut other = lab.client();
     for n in 0..100 {
-        assert_eq!(other.ask(format!(">target:{n}")), b"ok");
+        assert_eq!(other.ask(order::push_to("target", n.to_string())), b"ok");
         assert_eq!(target.recv(), n.to_string().as_bytes());
     }
     lab.finish();
@@ -28,13 +28,13 @@ fn pushes_and_replies_are_whole_frames_in_order() {
     let lab = Lab::start(no_time_limits());
     let mut target = named(&lab, "target");
     let mut other = lab.client();
-    let pushes: Vec<u8> = (0..500).flat_map(|n| frame(format!(">target:{n}").as_bytes())).collect();
+    let pushes: Vec<u8> = (0..500).flat_map(|n| frame(order::push_to("target", n.to_string()))).collect();
     other.write(&pushes);
-    target.write(&frame(b"eown").repeat(500));
+    target.write(&frame(order::echo("own")).repeat(500));
     let (mut pushed, mut own) = (0, 0);
     for _ in 0..1000 {
         let reply = target.recv();
-        if reply == b"eown" {
+        if reply == order::echo("own") {
             own += 1;
         } else {
             assert_eq!(reply, pushed.to_string().as_bytes());
@@ -51,12 +51,12 @@ fn a_handle_of_a_connection_that_ended_is_gone() {
     let lab = Lab::start(no_time_limits());
     let target = named(&lab, "target");
     let mut other = lab.client();
-    assert_eq!(other.ask("?target"), b"lives");
+    assert_eq!(other.ask(order::is_gone("target")), b"lives");
     target.reset();
     lab.closed_for(CloseReason::PeerReset, 1);
-    assert_eq!(other.ask("?target"), b"gone");
-    assert_eq!(other.ask(">target:text"), b"gone");
-    assert_eq!(other.ask("!target"), b"closed", "closing what ended does nothing");
+    assert_eq!(other.ask(order::is_gone("target")), b"gone");
+    assert_eq!(other.ask(order::push_to("target", "text")), b"gone");
+    assert_eq!(other.ask(order::close_named("target")), b"closed", "closing what ended does nothing");
     lab.finish();
 }
 
@@ -66,10 +66,17 @@ fn a_handle_says_gone_as_soon_as_a_close_was_asked_for() {
     let mut other = lab.client();
     // Full, too: what is queued has yet to leave, and still the connection is gone for pushes.
     let mut target = Client::with_small_window(lab.addr());
-    assert_eq!(target.ask("htarget"), b"named");
-    let push = [&b">target:"[..], &pattern(100_000)].concat();
+    assert_eq!(target.ask(order::name("target")), b"named");
+    let push = order::push_to("target", pattern(100_000));
     while other.ask(&push) == b"ok" {}
-    other.write(&[frame(b"!target"), frame(b"?target"), frame(b">target:late")].concat());
+    other.write(
+        &[
+            frame(order::close_named("target")),
+            frame(order::is_gone("target")),
+            frame(order::push_to("target", "late")),
+        ]
+        .concat(),
+    );
     assert_eq!([other.recv(), other.recv(), other.recv()], [&b"closed"[..], b"gone", b"gone"]);
     target.reset();
     lab.finish();
@@ -80,7 +87,7 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
     // Two slots: the named one's is used again at once.
     let lab = Lab::start(no_time_limits().connections_max(2));
     let mut other = lab.client();
-    assert_eq!(other.ask("e"), b"e");
+    other.echoes("");
     for n in 0..100 {
         let old = named(&lab, &n.to_string());
         if n % 2 == 0 {
@@ -89,10 +96,10 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
             drop(old);
         }
         let mut next = lab.client();
-        assert_eq!(next.ask("enext"), b"enext");
-        assert_eq!(other.ask(format!(">{n}:stray")), b"gone");
-        assert_eq!(other.ask(format!("!{n}")), b"closed");
-        assert_eq!(next.ask("estill"), b"estill", "nothing strayed here");
+        next.echoes("next");
+        assert_eq!(other.ask(order::push_to(n.to_string(), "stray")), b"gone");
+        assert_eq!(other.ask(order::close_named(n.to_string())), b"closed");
+        assert_eq!(next.ask(order::echo("still")), order::echo("still"), "nothing strayed here");
     }
     lab.finish();
 }
@@ -101,11 +108,11 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
 fn connection_whose_call_waits_can_be_closed_by_another() {
     let lab = Lab::start(no_time_limits());
     let mut target = named(&lab, "target");
-    target.write(&[frame(b"e1"), frame(b"p")].concat());
-    assert_eq!(target.recv(), b"e1");
+    target.write(&[frame(order::echo("1")), frame(order::gate(""))].concat());
+    assert_eq!(target.recv(), order::echo("1"));
     lab.parked(1);
     let mut other = lab.client();
-    other.write(&[frame(b">target:last"), frame(b"!target")].concat());
+    other.write(&[frame(order::push_to("target", "last")), frame(order::close_named("target"))].concat());
     assert_eq!([other.recv(), other.recv()], [b"ok".to_vec(), b"closed".to_vec()]);
     assert_eq!(target.recv(), b"last", "what is queued still leaves");
     assert_eq!(target.end(), End::Fin);
@@ -113,6 +120,6 @@ fn connection_whose_call_waits_can_be_closed_by_another() {
     lab.closed_for(CloseReason::Closed, 1);
     assert_eq!(lab.shared.dropped.load(std::sync::atomic::Ordering::SeqCst), 1);
     lab.shared.gate.open();
-    assert_eq!(lab.client().ask("palive"), b"palive");
+    lab.client().gets_back(order::gate("alive"));
     lab.finish();
 }

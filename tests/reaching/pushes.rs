@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ringserve::{CloseReason, ConnHandle, PushError};
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, EndOf, Lab, Random, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::{Client, EndOf, Lab, Random, SOON, eventually, no_time_limits, order, pattern};
 
 /// Pushes, as often as it takes. False if the connection ended.
 #[track_caller]
@@ -36,16 +36,16 @@ fn a_push_from_a_plain_thread_arrives() {
         handle.push(pattern(n * 7)).unwrap();
         assert!(client.recv() == pattern(n * 7));
     }
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     lab.finish();
 }
 
 /// A connection on another shard than `than`.
 fn elsewhere(lab: &Lab, than: &mut Client) -> Client {
-    let here = than.ask("i");
+    let here = than.ask(order::shard());
     loop {
         let mut client = lab.client();
-        if client.ask("i") != here {
+        if client.ask(order::shard()) != here {
             return client;
         }
     }
@@ -92,10 +92,11 @@ fn a_push_from_another_shard_arrives() {
     let mut target = lab.reached("target");
     let mut other = elsewhere(&lab, &mut target);
     for n in 0..300 {
-        assert_eq!(other.ask(format!("@target:{n}")), b"ok");
+        assert_eq!(other.ask(order::push_through("target", n.to_string())), b"ok");
         assert_eq!(target.recv(), n.to_string().as_bytes());
     }
-    let burst: Vec<u8> = (0..1000).flat_map(|n| frame(format!("@target:{n}").as_bytes())).collect();
+    let burst: Vec<u8> =
+        (0..1000).flat_map(|n| frame(order::push_through("target", n.to_string()))).collect();
     other.write(&burst);
     (0..1000).for_each(|_| assert_eq!(other.recv(), b"ok"));
     (0..1000).for_each(|n| assert_eq!(target.recv(), n.to_string().as_bytes()));
@@ -118,7 +119,7 @@ fn each_senders_pushes_keep_their_order_among_those_of_others() {
             });
         }
         // Its own replies come in between.
-        client.write(&frame(b"eown").repeat(500));
+        client.write(&frame(order::echo("own")).repeat(500));
         let (mut next, mut own) = ([0; SENDERS as usize], 0);
         for _ in 0..SENDERS * PUSHES + 500 {
             let got = String::from_utf8(client.recv()).unwrap();
@@ -141,7 +142,7 @@ fn pushes_on_the_way_count_before_the_shard_looks() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.reached("it");
     let mut blocks = lab.client();
-    blocks.send("|");
+    blocks.send(order::block());
     eventually("the shard is blocked", SOON, || lab.shared.block.came() == 1);
     let handle = lab.shared.handle("it");
     let pushed = (0..).take_while(|n: &usize| handle.push(pattern(1_000 + n)).is_ok()).count();
@@ -161,7 +162,7 @@ fn a_handle_closes_and_aborts_even_while_a_call_waits() {
     for n in 1..=20 {
         let mut client = lab.reached("it");
         let handle = lab.shared.handle("it");
-        client.send("p");
+        client.send(order::gate(""));
         lab.parked(n);
         handle.push("last").unwrap();
         if n % 2 == 0 {
@@ -192,7 +193,7 @@ fn a_handle_says_gone_before_the_shard_hears_of_the_end() {
         let (mut client, mut blocks) = (lab.reached("it"), lab.client());
         let handle = lab.shared.handle("it");
         let before = lab.shared.block.came();
-        blocks.send("|");
+        blocks.send(order::block());
         eventually("the shard is blocked", SOON, || lab.shared.block.came() > before);
         while handle.push(pattern(1_000)).is_ok() {}
         end(&handle);
@@ -211,9 +212,9 @@ fn a_handle_of_a_connection_that_ended_is_gone_however_it_ended() {
     let ends: [fn(Client); 4] = [
         drop,
         Client::reset,
-        |mut client| client.send("x"),
+        |mut client| client.send(order::panics()),
         |mut client| {
-            client.send("c");
+            client.send(order::close());
             assert_eq!((client.recv(), client.end()), (b"bye".to_vec(), End::Fin));
         },
     ];
@@ -225,7 +226,7 @@ fn a_handle_of_a_connection_that_ended_is_gone_however_it_ended() {
         handle.close();
         handle.abort();
     }
-    assert_eq!(lab.client().ask("e"), b"e");
+    lab.client().echoes("");
     lab.finish();
 }
 
@@ -234,7 +235,7 @@ fn handles_are_the_same_exactly_if_their_connection_is() {
     let lab = Lab::start(no_time_limits());
     let (mut one, _two) = (lab.reached("one"), lab.reached("two"));
     let (first, other) = (lab.shared.handle("one"), lab.shared.handle("two"));
-    assert_eq!(one.ask("Hagain"), b"reached");
+    assert_eq!(one.ask(order::reach("again")), b"reached");
     let again = lab.shared.handle("again");
     assert!(first == again && first == first.clone() && first != other);
     assert_eq!((first.id(), first.id() == other.id()), (again.id(), false));
@@ -311,10 +312,10 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
             }
             drop(handles);
             // As many as come until it is answered, all of them its own.
-            client.send("elast");
+            client.send(order::echo("last"));
             loop {
                 let got = client.recv();
-                if got == b"elast" {
+                if got == order::echo("last") {
                     break;
                 }
                 assert_eq!(got, tag.to_be_bytes(), "a push for another peer came to {tag}");
@@ -400,7 +401,7 @@ fn pushes_to_peers_that_come_and_go_do_no_harm() {
                 0 => client.reset(),
                 1 => drop(client.stream.read(&mut [0; 100])),
                 2 => client.finish_writing(),
-                _ => client.send("c"),
+                _ => client.send(order::close()),
             }
         }
         eventually("all have ended", SOON, || handles.lock().unwrap().is_empty());

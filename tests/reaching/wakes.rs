@@ -13,7 +13,7 @@ use ringserve::sync::Mesh;
 use ringserve::{CloseReason, Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;
-use ringserve_tests::{Client, Lab, On, SOON, eventually, finish, no_time_limits};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, finish, no_time_limits, order};
 
 /// A connection on each of two shards.
 fn one_on_each(
@@ -30,18 +30,21 @@ fn one_on_each(
 }
 
 fn of_lab(lab: &Lab) -> [Client; 2] {
-    one_on_each(|| lab.client(), |client| client.ask_text("i").parse().unwrap())
+    one_on_each(|| lab.client(), |client| client.ask_text(order::shard()).parse().unwrap())
 }
 
 #[test]
 fn shard_that_a_blocked_one_began_to_wake_is_awake() {
     let lab = Lab::on_shards(2, no_time_limits());
     let [mut blocks, mut target] = of_lab(&lab);
-    assert_eq!(target.ask("Htarget"), b"reached");
+    assert_eq!(target.ask(order::reach("target")), b"reached");
     let handle = lab.shared.handles.lock().unwrap()[&b"target"[..]].clone();
     for round in 1..=10 {
         // The other shard has nothing to do, so it sleeps, and this push has to wake it.
-        blocks.write(&[frame(b"@target:from the shard that blocks"), frame(b"|")].concat());
+        blocks.write(
+            &[frame(order::push_through("target", "from the shard that blocks")), frame(order::block())]
+                .concat(),
+        );
         assert_eq!(target.recv(), b"from the shard that blocks");
         eventually("the shard blocks", SOON, || lab.shared.block.came() == round);
         handle.push(&b"from a third thread"[..]).unwrap();
@@ -50,7 +53,7 @@ fn shard_that_a_blocked_one_began_to_wake_is_awake() {
         assert_eq!([blocks.recv(), blocks.recv()], [b"ok".to_vec(), b"|".to_vec()]);
         lab.shared.block.begin_again();
     }
-    blocks.write(&[frame(b"@target:once more"), frame(b"|")].concat());
+    blocks.write(&[frame(order::push_through("target", "once more")), frame(order::block())].concat());
     eventually("the shard blocks", SOON, || lab.shared.block.came() == 11);
     lab.running.abort();
     assert_eq!(target.end_after_all(), End::Reset);

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::SOON;
 use crate::net::{ClientStream, Net};
+use crate::{SOON, order};
 
 pub struct Client {
     pub stream: ClientStream,
@@ -79,7 +79,7 @@ impl Client {
     /// Sends one frame.
     #[track_caller]
     pub fn send(&mut self, payload: impl AsRef<[u8]>) {
-        self.write(&frame(payload.as_ref()));
+        self.write(&frame(payload));
     }
 
     /// Receives one frame.
@@ -100,6 +100,18 @@ impl Client {
     #[track_caller]
     pub fn ask_text(&mut self, payload: impl AsRef<[u8]>) -> String {
         String::from_utf8(self.ask(payload)).unwrap()
+    }
+
+    /// Asks a puppet for an echo, which comes.
+    #[track_caller]
+    pub fn echoes(&mut self, text: impl AsRef<[u8]>) {
+        self.gets_back(order::echo(text));
+    }
+
+    /// Sends a frame, which comes back.
+    #[track_caller]
+    pub fn gets_back(&mut self, payload: impl AsRef<[u8]>) {
+        assert_eq!(self.ask(&payload), payload.as_ref());
     }
 
     pub fn finish_writing(&self) {
@@ -177,7 +189,8 @@ fn end_of(error: &io::Error) -> End {
 }
 
 /// One frame on the wire.
-pub fn frame(payload: &[u8]) -> Vec<u8> {
+pub fn frame(payload: impl AsRef<[u8]>) -> Vec<u8> {
+    let payload = payload.as_ref();
     let mut wire = (payload.len() as u32).to_be_bytes().to_vec();
     wire.extend_from_slice(payload);
     wire

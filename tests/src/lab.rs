@@ -9,7 +9,7 @@ use ringserve::stats::{AcceptQueueStats, ServerStats};
 use ringserve::{CloseReason, Driver, Limits, Server, ServerHandle};
 use ringserve_sim::memory::Network;
 
-use crate::{Client, Net, Puppet, SOON, Shared, Site, eventually, watch};
+use crate::{Client, Net, Puppet, SOON, Shared, Site, eventually, order, watch};
 
 /// What a server under test runs on.
 #[derive(Clone, Copy, Default)]
@@ -138,7 +138,7 @@ impl Lab {
     #[track_caller]
     pub fn reached(&self, name: &str) -> Client {
         let mut client = self.client();
-        assert_eq!(client.ask(format!("H{name}")), b"reached");
+        assert_eq!(client.ask(order::reach(name)), b"reached");
         client
     }
 

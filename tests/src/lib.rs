@@ -11,6 +11,7 @@ pub mod examples;
 pub mod http;
 pub mod lab;
 pub mod net;
+pub mod order;
 pub mod proc_net;
 pub mod puppet;
 pub mod streams;

@@ -1,35 +1,4 @@
-//! A service that does what its frames say. The first byte of a frame is what to do, the rest an argument.
-//!
-//! | frame | what happens |
-//! |---|---|
-//! | `e...` | it is sent back |
-//! | `b` number | a reply of that many bytes |
-//! | `r` number`,` size | `number` replies of `size` bytes, without waiting |
-//! | `s` number | `number` bytes unframed, waiting for room between pieces |
-//! | `p...` | waits for the gate, then it is sent back |
-//! | `t...` | a thread is started that wakes the call; then it is sent back |
-//! | `w...` | wakes its own call and is done at once; it is sent back |
-//! | `k...` | the frame is kept in the session until that ends; the reply is its length |
-//! | `c`, `a` | replies `bye` and closes; aborts |
-//! | `f`, `F` | fails at once; after the gate |
-//! | `x`, `X` | panics at once; after the gate |
-//! | `z` | fails after the gate with an error whose drop panics |
-//! | `d` | the session's drop will panic |
-//! | `D` | waits for ever, with something whose drop panics |
-//! | `h` name | names the connection |
-//! | `>` name `:` text | pushes text to that connection; replies `ok`, `full` or `gone` |
-//! | `!` name, `?` name | closes that connection; replies whether it is gone |
-//! | `S` number`,`... | sleeps for `number` milliseconds, then it is sent back |
-//! | `=...` | sent back within a deadline that it does not need |
-//! | `L` number | waits for ever within a deadline of `number` milliseconds; replies `elapsed` |
-//! | `g` name | waits until the test lets that name go, then it is sent back |
-//! | `B` number | a reply of that many bytes; then it waits for the gate |
-//! | `o` | holds the connection open; replies `held` |
-//! | `H` name | gives the test a handle by that name; replies `reached` |
-//! | `@` name `:` text | pushes text through that handle, from wherever this is; replies as `>` |
-//! | `q` | replies `serving`, or `draining` once the server was told to shut down |
-//! | `i` | replies the shard's number |
-//! | `|` | blocks the shard's thread until the test lets it go; then it is sent back |
+//! A service that does what its frames order: [`order`](crate::order) makes them.
 //!
 //! Asked for a sign of life it sends `beat`, told of the end of the input it sends `ended`, and goes on.
 
@@ -45,6 +14,8 @@ use std::time::Duration;
 use ringserve::framing::FrameError;
 use ringserve::{CloseReason, ConnHandle, Cx, Frame, LocalHandle, PushError, Refusal, Service};
 
+use crate::order::Order;
+
 /// A part of the pattern's period.
 const STREAM_PIECE: usize = crate::PERIOD / 4;
 
@@ -54,7 +25,7 @@ pub struct Shared {
     pub gate: Gate,
     pub doors: Doors,
     pub block: Block,
-    /// Given away with `H`.
+    /// Given away by [`order::reach`](crate::order::reach).
     pub handles: Mutex<HashMap<Vec<u8>, ConnHandle>>,
     pub beats: AtomicU64,
     pub inputs_ended: AtomicU64,
@@ -164,16 +135,16 @@ impl Service for Puppet {
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Failed> {
-        let (what, rest) = (frame.first().copied().unwrap_or(b'e'), frame.get(1..).unwrap_or_default());
+        let (what, rest) = Order::of(&frame);
         match what {
-            b'e' => cx.reply(frame),
-            b'b' => cx.reply(&crate::pattern(number(rest))),
-            b'r' => {
+            Order::Echo => cx.reply(frame),
+            Order::Reply => cx.reply(&crate::pattern(number(rest))),
+            Order::Replies => {
                 let (count, size) = split(rest, b',');
                 let reply = crate::pattern(number(size));
                 (0..number(count)).for_each(|_| cx.reply(&reply));
             }
-            b's' => {
+            Order::Stream => {
                 let (len, base) = (number(rest), crate::pattern(crate::PERIOD));
                 for start in (0..len).step_by(STREAM_PIECE) {
                     let piece = STREAM_PIECE.min(len - start);
@@ -182,15 +153,15 @@ impl Service for Puppet {
                     cx.ready().await;
                 }
             }
-            b'p' => {
+            Order::Gate => {
                 self.pass().await;
                 cx.reply(frame);
             }
-            b't' => {
+            Order::ThreadWakes => {
                 wait_for_a_thread().await;
                 cx.reply(frame);
             }
-            b'w' => {
+            Order::WakesItself => {
                 poll_fn(|task| {
                     task.waker().wake_by_ref();
                     Poll::Ready(())
@@ -198,48 +169,48 @@ impl Service for Puppet {
                 .await;
                 cx.reply(frame);
             }
-            b'k' => {
+            Order::Keep => {
                 cx.reply(frame.len().to_string().as_bytes());
                 cx.session().kept.borrow_mut().push(frame);
             }
-            b'c' => {
+            Order::Close => {
                 cx.reply(b"bye");
                 cx.close();
             }
-            b'a' => cx.abort(),
-            b'f' => return Err(Failed { _drops: None }),
-            b'F' => {
+            Order::Abort => cx.abort(),
+            Order::Fail => return Err(Failed { _drops: None }),
+            Order::FailLate => {
                 self.pass().await;
                 return Err(Failed { _drops: None });
             }
-            b'x' => panic!("planted: call panics"),
-            b'X' => {
+            Order::Panic => panic!("planted: call panics"),
+            Order::PanicLate => {
                 self.pass().await;
                 panic!("planted: call panics after it waited");
             }
-            b'z' => {
+            Order::FailWithPanic => {
                 self.pass().await;
                 return Err(Failed { _drops: Some(Tripwire) });
             }
-            b'd' => {
+            Order::PanicInDrop => {
                 cx.session().panics.set(Some(Tripwire));
                 cx.reply(b"armed");
             }
-            b'D' => {
+            Order::WaitWithPanic => {
                 let _tripwire = Tripwire;
                 self.shared.gate.arrived();
                 pending().await
             }
-            b'S' => {
+            Order::Sleep => {
                 cx.sleep(millis(split(rest, b',').0)).await;
                 cx.reply(frame);
             }
-            b'=' => {
+            Order::InTime => {
                 if cx.timeout(Duration::from_secs(3600), async { cx.reply(frame) }).await.is_err() {
                     cx.reply(b"elapsed");
                 }
             }
-            b'L' => {
+            Order::TimeOut => {
                 let unfinished = Unfinished(&self.shared.dropped, true);
                 let never = async move {
                     let _unfinished = unfinished;
@@ -248,32 +219,32 @@ impl Service for Puppet {
                 assert!(cx.timeout(millis(rest), never).await.is_err());
                 cx.reply(b"elapsed");
             }
-            b'g' => {
+            Order::Door => {
                 let mut unfinished = Unfinished(&self.shared.dropped, true);
                 self.shared.doors.pass(rest).await;
                 unfinished.1 = false;
                 cx.reply(frame);
             }
-            b'B' => {
+            Order::ReplyThenGate => {
                 cx.reply(&crate::pattern(number(rest)));
                 self.pass().await;
             }
-            b'o' => {
+            Order::HoldOpen => {
                 cx.hold_open();
                 cx.reply(b"held");
             }
-            b'H' => {
+            Order::Reach => {
                 self.shared.handles.lock().unwrap().insert(rest.to_vec(), cx.handle());
                 cx.reply(b"reached");
             }
-            b'@' => {
+            Order::PushThrough => {
                 let (name, text) = split(rest, b':');
                 let handle = self.shared.handles.lock().unwrap().get(name).cloned();
                 cx.reply(answer(handle.expect("it was given away").push(text.to_vec())));
             }
-            b'q' => cx.reply(if cx.shard().is_draining() { &b"draining"[..] } else { b"serving" }),
-            b'i' => cx.reply(cx.shard().index().to_string().as_bytes()),
-            b'|' => {
+            Order::Draining => cx.reply(if cx.shard().is_draining() { &b"draining"[..] } else { b"serving" }),
+            Order::Shard => cx.reply(cx.shard().index().to_string().as_bytes()),
+            Order::Block => {
                 self.shared.block.wait();
                 cx.reply(frame);
             }
@@ -318,24 +289,24 @@ impl Puppet {
         unfinished.1 = false;
     }
 
-    fn reach_others(&self, cx: &Cx<'_, Session>, what: u8, rest: &[u8]) {
+    fn reach_others(&self, cx: &Cx<'_, Session>, what: Order, rest: &[u8]) {
         let mut names = self.names.borrow_mut();
         let (name, text) = split(rest, b':');
         let Some(handle) = names.get(name) else {
-            assert_eq!(what, b'h', "no connection is called that");
+            assert_eq!(what, Order::Name, "no connection is called that");
             names.insert(name.to_vec(), cx.local_handle());
             return cx.reply(b"named");
         };
         let handle = handle.clone();
         drop(names);
         match what {
-            b'>' => cx.reply(answer(handle.push(text))),
-            b'!' => {
+            Order::PushTo => cx.reply(answer(handle.push(text))),
+            Order::CloseNamed => {
                 handle.close();
                 cx.reply(b"closed");
             }
-            b'?' => cx.reply(if handle.is_gone() { &b"gone"[..] } else { b"lives" }),
-            what => panic!("nothing is called {what}"),
+            Order::IsGone => cx.reply(if handle.is_gone() { &b"gone"[..] } else { b"lives" }),
+            what => unreachable!("{what:?} is for no other connection"),
         }
     }
 }
