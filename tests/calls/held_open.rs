@@ -84,7 +84,7 @@ fn calls_in_flight_are_answered_before_the_end_is_told() {
     assert_eq!([client.recv(), client.recv()], [b"held".to_vec(), order::echo("3")]);
     for name in ["2", "1"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), order::door(name.to_string()));
+        assert_eq!(client.recv(), order::door(name));
     }
     assert_eq!(client.recv(), b"ended");
     lab.shared.handle("it").close();

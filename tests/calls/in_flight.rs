@@ -25,7 +25,7 @@ fn replies_come_in_the_order_in_which_calls_are_done() {
         for name in ["3", "1", "4", "2"] {
             assert!(client.is_silent());
             lab.shared.doors.open(name);
-            assert_eq!(client.recv(), order::door(name.to_string()));
+            assert_eq!(client.recv(), order::door(name));
         }
     }
     lab.finish();
@@ -51,7 +51,7 @@ fn a_frame_beyond_the_limit_waits_until_a_call_is_done() {
     lab.at_doors(6);
     for name in ["7", "1", "2", "4"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), order::door(name.to_string()));
+        assert_eq!(client.recv(), order::door(name));
     }
     lab.finish();
 }
@@ -105,7 +105,7 @@ fn half_closed_peer_gets_the_replies_of_all_that_wait() {
     (0..50).for_each(|_| other.gets_back(order::thread_wakes("")));
     for name in ["2", "3", "1"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), order::door(name.to_string()));
+        assert_eq!(client.recv(), order::door(name));
     }
     assert_eq!(client.end(), End::Fin);
     lab.closed_for(CloseReason::PeerClosed, 1);
@@ -123,7 +123,7 @@ fn a_shutdown_waits_for_all_that_wait() {
     lab.running.shutdown();
     for name in ["2", "3", "1"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), order::door(name.to_string()));
+        assert_eq!(client.recv(), order::door(name));
     }
     assert_eq!(client.end(), End::Fin);
     drop(client);

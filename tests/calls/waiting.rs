@@ -98,7 +98,7 @@ fn bytes_received_behind_a_waiting_call_are_bounded() {
     let mut client = lab.client();
     client.send(order::gate(""));
     lab.parked(1);
-    let wire = frame(&order::echo(pattern(9_999))).repeat(SENT / 10_004);
+    let wire = frame(order::echo(pattern(9_999))).repeat(SENT / 10_004);
     let written = client.write_until_stuck(&wire, std::time::Duration::from_millis(300));
     assert!(written < wire.len(), "the server took all {written} bytes");
     let counters = lab.stats().counters;

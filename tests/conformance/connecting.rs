@@ -165,7 +165,7 @@ pub fn a_slow_upstream_holds_its_client_back(on: On) {
     // It takes no more before its gate opens, and neither does the proxy then.
     client.send(order::gate(""));
     lab.parked(1);
-    let rest = frame(&order::echo(pattern(60_000))).repeat(800);
+    let rest = frame(order::echo(pattern(60_000))).repeat(800);
     std::thread::scope(|scope| {
         let mut writer = Client::of(client.stream.try_clone().unwrap());
         scope.spawn({

@@ -41,7 +41,7 @@ pub fn kept_frames_exhaust_no_buffers(on: On) {
 pub fn a_slow_reader_gets_every_byte(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    let wire = frame(&order::echo(pattern(5_000))).repeat(4_000);
+    let wire = frame(order::echo(pattern(5_000))).repeat(4_000);
     let written = client.write_until_stuck(&wire, Duration::from_millis(100));
     assert!(written < wire.len(), "the server took everything of a peer that reads nothing");
     let mut writer = Client::of(client.stream.try_clone().unwrap());
@@ -173,7 +173,7 @@ pub fn handler_limit(on: On) {
     client.send(order::reply_then_gate(3_000_000));
     eventually("the limit is over", SOON, || handle.is_gone());
     let (wire, end) = client.read_to_end();
-    assert!(wire == frame(&pattern(3_000_000)), "what was queued leaves, whole");
+    assert!(wire == frame(pattern(3_000_000)), "what was queued leaves, whole");
     assert_eq!(end, End::Fin);
     drop(client);
     lab.closed_for(CloseReason::HandlerTimeout, 1);

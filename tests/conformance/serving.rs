@@ -90,7 +90,7 @@ pub fn a_call_that_panics_after_waiting(on: On) {
 
 fn named(lab: &Lab, name: &str) -> Client {
     let mut client = lab.client();
-    assert_eq!(client.ask(order::name(name.to_string())), b"named");
+    assert_eq!(client.ask(order::name(name)), b"named");
     client
 }
 
@@ -198,7 +198,7 @@ pub fn several_in_flight(on: On) {
     let (lab, mut client) = three_in_flight(on);
     for (name, came) in [("2", 4), ("4", 4), ("1", 4), ("3", 4)] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), order::door(name.to_string()));
+        assert_eq!(client.recv(), order::door(name));
         lab.at_doors(came);
     }
     assert_eq!(lab.shared.doors.came(), 4);
@@ -210,7 +210,7 @@ pub fn several_in_flight_and_half_closed(on: On) {
     client.finish_writing();
     for name in ["3", "4", "1", "2"] {
         lab.shared.doors.open(name);
-        assert_eq!(client.recv(), order::door(name.to_string()));
+        assert_eq!(client.recv(), order::door(name));
     }
     assert_eq!(client.end(), End::Fin);
     lab.closed_for(CloseReason::PeerClosed, 1);

@@ -60,7 +60,7 @@ fn a_reset_in_the_middle_of_a_frame_ends_the_connection() {
     for n in 1..=20 {
         let mut client = lab.client();
         client.echoes("");
-        client.write(&frame(&[0; 50_000])[..n * 2_000]);
+        client.write(&frame([0; 50_000])[..n * 2_000]);
         client.reset();
     }
     lab.closed_for(CloseReason::PeerReset, 20);

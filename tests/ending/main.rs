@@ -3,7 +3,6 @@
 mod drains;
 mod ends;
 mod heartbeats;
-mod pipelines;
 mod slow_readers;
 mod time_limits;
 mod trickle;

@@ -12,7 +12,7 @@ use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order, patt
 fn a_slow_reader_pauses_the_receive() {
     let lab = Lab::start(no_time_limits());
     let mut client = Client::with_small_window(lab.addr());
-    let wire = frame(&order::echo(pattern(9_999))).repeat(3_000);
+    let wire = frame(order::echo(pattern(9_999))).repeat(3_000);
     let written = client.write_until_stuck(&wire, Duration::from_millis(300));
     assert!(written < wire.len(), "the server took all {written} bytes of a peer that reads nothing");
     let counters = lab.stats().counters;

@@ -41,7 +41,7 @@ fn slow_sender_of_one_frame_meets_the_first_frame_limit() {
     let lab = Lab::start(no_time_limits().first_frame_timeout(SHORT).idle_timeout(SHORT));
     let mut canary = lab.client();
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
-    let wire = frame(&[0; 10_000]);
+    let wire = frame([0; 10_000]);
     let started = Instant::now();
     // One byte now and then: never idle, and never a frame.
     for byte in wire {
@@ -153,7 +153,7 @@ fn call_that_waits_too_long_is_closed_after_queued_replies() {
     assert_eq!(lab.stats().counters.closed, 0);
     for client in &mut clients {
         let (wire, end) = client.read_to_end();
-        assert!(wire == frame(&pattern(3_000_000)), "{} bytes came", wire.len());
+        assert!(wire == frame(pattern(3_000_000)), "{} bytes came", wire.len());
         assert_eq!(end, End::Fin);
     }
     drop(clients);

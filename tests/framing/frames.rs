@@ -58,7 +58,7 @@ fn a_frame_may_be_as_large_as_the_limit_and_not_a_byte_larger() {
     let mut client = lab.client();
     let largest = order::echo(pattern(4995));
     assert_eq!(client.ask(&largest), largest);
-    client.write(&frame(&pattern(4997))[..4]);
+    client.write(&frame(pattern(4997))[..4]);
     assert_eq!(client.recv(), b"malformed", "the service may say last words");
     client.finish_writing();
     assert_eq!(client.end(), End::Fin);
@@ -107,7 +107,7 @@ fn garbage_closes_its_connection_and_no_other() {
     for seed in 0..50 {
         let mut random = ringserve_tests::Random::new(seed);
         // A first byte above 0 makes a length beyond the limit.
-        let garbage: Vec<u8> = (0..200).map(|_| random.next() as u8 | 1).collect();
+        let garbage: Vec<u8> = (0..200).map(|_| random.draw() as u8 | 1).collect();
         let mut client = lab.client();
         client.write(&garbage);
         client.finish_writing();

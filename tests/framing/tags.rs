@@ -117,7 +117,7 @@ fn one_connection(addr: SocketAddr, tag: u64, random: &mut Random) -> u64 {
     let mut wire = Vec::new();
     for _ in 0..1 + random.below(12) {
         wire.extend_from_slice(&ringserve_tests::client::frame(
-            &tag.to_be_bytes().repeat(random.below(300) as usize),
+            tag.to_be_bytes().repeat(random.below(300) as usize),
         ));
     }
     if random.below(8) == 0 {

@@ -96,7 +96,7 @@ fn pings_beside_a_firehose(receive_bytes_max: usize) {
     };
     thread::scope(|scope| {
         scope.spawn(|| {
-            let wire = frame(&[b'f'; BYTES]);
+            let wire = frame([b'f'; BYTES]);
             while !done.load(SeqCst) {
                 firehose.write(&wire);
             }

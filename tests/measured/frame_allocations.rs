@@ -21,7 +21,7 @@ fn a_frame_allocates_nothing() {
     // A payload that has the same bytes in every framing but for its ends.
     let payload = [b'e'; 60];
     let line = [&payload[..], b"\n"].concat();
-    let length = ringserve_tests::client::frame(&payload);
+    let length = ringserve_tests::client::frame(payload);
     counts("raw", Raw, &payload, 1);
     counts("lines", Lines::default(), &line, 1);
     counts("lengths", LengthPrefix::default(), &length, 1);

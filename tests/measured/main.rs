@@ -15,6 +15,7 @@ mod idle;
 mod log_lines;
 mod middleware_allocations;
 mod pinned_memory;
+mod pipelines;
 mod receive_memory;
 mod silent_all;
 mod stream_allocations;

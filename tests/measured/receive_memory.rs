@@ -112,7 +112,7 @@ fn buffers_come_to_each_peer_before_any_gets_many() {
     eventually("all are there", SOON, || running.stats().connections == CONNECTIONS + 1);
     holder.send("h");
     lever.wait_for_hold();
-    let wire = frame(&[b'x'; BUFFER_BYTES - 4]).repeat(FRAMES);
+    let wire = frame([b'x'; BUFFER_BYTES - 4]).repeat(FRAMES);
     clients.iter_mut().for_each(|client| client.write(&wire));
     eventually("much of it is there", SOON, || unread(addr, &peers).iter().all(|bytes| *bytes >= BYTES / 2));
     lever.let_go();

@@ -97,7 +97,7 @@ fn half_frames(addr: SocketAddr) -> Vec<Client> {
 
 /// Peers whose frames are kept.
 fn kept_frames(addr: SocketAddr) -> Vec<Client> {
-    let kept = frame(&order::keep([7; 15 << 10]));
+    let kept = frame(order::keep([7; 15 << 10]));
     let mut peers: Vec<_> = (0..500).map(|_| Client::connect(addr)).collect();
     for _ in 0..16 {
         peers.iter_mut().for_each(|peer| peer.write(&kept));

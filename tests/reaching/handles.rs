@@ -7,7 +7,7 @@ use ringserve_tests::{Client, Lab, no_time_limits, order, pattern};
 /// A connection that others know by a name.
 fn named(lab: &Lab, name: &str) -> Client {
     let mut client = lab.client();
-    assert_eq!(client.ask(order::name(name.to_string())), b"named");
+    assert_eq!(client.ask(order::name(name)), b"named");
     client
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ringserve::CloseReason;
 use ringserve::framing::LengthPrefix;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
+use ringserve_tests::{Client, Lab, On, SOON, alone, eventually, no_time_limits, order};
 
 const CLIENTS: usize = 500;
 const THREADS: usize = 4;
@@ -52,6 +52,9 @@ impl Pipeline {
 
 #[test]
 fn pipelining_clients_are_answered_and_closed_with_fin() {
+    if !alone(pipelining_clients_are_answered_and_closed_with_fin) {
+        return;
+    }
     let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(5)));
     let answered = AtomicUsize::new(0);
     let wire = frame(order::echo_of(100));
@@ -110,6 +113,9 @@ fn keep_in_flight(mut client: Client, depth: usize, sent: &AtomicUsize, stop: &A
 
 #[test]
 fn a_client_with_calls_always_in_flight_is_drained() {
+    if !alone(a_client_with_calls_always_in_flight_is_drained) {
+        return;
+    }
     let limits = no_time_limits().calls_in_flight_max(16).linger_timeout(Duration::from_secs(5));
     let lab = Lab::of(On::default().server(limits).framing(LengthPrefix::default()));
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
