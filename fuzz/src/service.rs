@@ -81,7 +81,7 @@ impl Wake for Flag {
 
 /// False once nothing more is taken to be sent.
 fn takes_replies(shared: &Conn) -> bool {
-    !shared.outlet.is_gone() && !shared.session.writing_ended.get()
+    !shared.is_gone() && !shared.body().writing_ended.get()
 }
 
 impl Model {
@@ -91,23 +91,23 @@ impl Model {
         if takes_replies(shared)
             && let Some(wire) = self.plan.kind.frame(payload.bytes())
         {
-            self.talks[shared.session.peer].owed.extend_from_slice(&wire);
+            self.talks[shared.body().peer].owed.extend_from_slice(&wire);
         }
-        shared.outlet.reply(payload);
+        shared.reply(payload);
     }
 
     /// Replies with `len` bytes that tell where they stand.
     pub fn say(&mut self, shared: &Conn, size: u8, raw: bool) {
-        let start = self.talks[shared.session.peer].owed.len();
+        let start = self.talks[shared.body().peer].owed.len();
         let len = SIZES[usize::from(size) % SIZES.len()];
         let bytes = &SAID[start % SAID_REPEATS..][..len];
         if !raw {
             return self.reply(shared, bytes);
         }
         if takes_replies(shared) {
-            self.talks[shared.session.peer].owed.extend_from_slice(bytes);
+            self.talks[shared.body().peer].owed.extend_from_slice(bytes);
         }
-        shared.outlet.write(bytes);
+        shared.write(bytes);
     }
 
     /// The service is called.
@@ -120,13 +120,13 @@ impl Model {
         let size = frame.get(1).copied().unwrap_or_default();
         match what % 20 {
             4 => {
-                shared.outlet.read_on();
-                shared.session.reads_on.set(true);
+                shared.read_on();
+                shared.body().reads_on.set(true);
             }
             5 => {
                 self.reply(shared, frame);
-                shared.outlet.end_writing();
-                shared.session.writing_ended.set(true);
+                shared.end_writing();
+                shared.body().writing_ended.set(true);
             }
             6 => self.say(shared, size, false),
             7 => self.say(shared, size, true),
@@ -134,17 +134,17 @@ impl Model {
             9 => return self.park(shared, None, size),
             10 => return Called::Over(End::Failed),
             11 => return Called::Over(End::Panicked),
-            12 => shared.outlet.close(),
-            13 => shared.outlet.abort(),
-            14 => shared.session.kept.borrow_mut().push(frame),
-            15 => shared.session.kept.borrow_mut().clear(),
+            12 => shared.close(),
+            13 => shared.abort(),
+            14 => shared.body().kept.borrow_mut().push(frame),
+            15 => shared.body().kept.borrow_mut().clear(),
             16 => {
                 self.reply(shared, frame.clone());
                 self.reply(shared, frame);
             }
             17 => {
                 self.reply(shared, frame);
-                shared.outlet.close();
+                shared.close();
                 self.say(shared, size, false);
             }
             18 => {

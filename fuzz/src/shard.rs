@@ -9,7 +9,7 @@ use ringserve_core::{AcceptEnd, CloseReason, Limits, Parked, ReceiveEnd, SendEnd
 
 use crate::framings::Kind;
 use crate::input::Input;
-use crate::rig::{ECANCELED, Command, Plan, Rig};
+use crate::rig::{Command, ECANCELED, Plan, Rig};
 use crate::service::End;
 
 /// Connections at most: enough to have others beside the one something happens to.
@@ -172,14 +172,14 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
         26 => {
             let wish = input.byte();
             if let Some(shared) = rig.model.live.values().nth(wire) {
-                if wish.is_multiple_of(2) { shared.outlet.close() } else { shared.outlet.abort() }
+                if wish.is_multiple_of(2) { shared.close() } else { shared.abort() }
             }
         }
         27 => stale(rig, wire),
         28 => {
             if let Some(shared) = rig.model.live.values().nth(wire) {
-                shared.session.kept.borrow_mut().clear();
-                shared.session.gate.replace(Some(shared.outlet.gate()));
+                shared.body().kept.borrow_mut().clear();
+                shared.body().gate.replace(Some(shared.gate()));
             }
         }
         29 => rig.order(Command::Drain),
@@ -210,7 +210,7 @@ fn speak(rig: &mut Rig, wire: usize, input: &mut Input<'_>) {
 /// The service uses the name of a connection that is gone.
 fn stale(rig: &mut Rig, which: usize) {
     let Some(shared) = rig.model.old.get(which).cloned() else { return };
-    let (outlet, id) = (&shared.outlet, shared.outlet.id());
+    let (outlet, id) = (&*shared, shared.id());
     rig.model.say(&shared, 2, false);
     assert_eq!((outlet.outbox_bytes(), outlet.is_gone()), (0, true));
     outlet.close();

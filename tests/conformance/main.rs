@@ -4,7 +4,7 @@
 //! in [`DIVERGENCES`] with their reason; there is no other way to skip a case.
 //!
 //! The simulated drivers are the bookkeeping of the io_uring driver over a kernel and a network in memory, which
-//! `ringserve_sim::memory` describes. They need no io_uring.
+//! `ringserve_simkernel` describes. They need no io_uring.
 
 mod accepting;
 mod connecting;

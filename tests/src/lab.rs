@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use ringserve::framing::{Framing, LengthPrefix, Raw};
 use ringserve::stats::{AcceptQueueStats, ServerStats};
 use ringserve::{CloseReason, Driver, Limits, Server, ServerHandle};
-use ringserve_sim::memory::Network;
+use ringserve_simkernel::Network;
 
 use crate::{Client, Net, Puppet, SOON, Shared, Site, eventually, order, watch};
 

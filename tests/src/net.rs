@@ -9,7 +9,7 @@ use ringserve::framing::{Framing, Raw};
 use ringserve::{Error, IntoService, Peer, Server, ServerHandle, Shard};
 use ringserve_drivers::{Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on};
-use ringserve_sim::memory::{MemoryKernel, MemoryStream, Network};
+use ringserve_simkernel::{BlockingStream as MemoryStream, Network, SimKernel as MemoryKernel};
 use rustix::net::{RecvFlags, recv};
 use socket2::{Domain, SockRef, Type};
 

@@ -1,4 +1,5 @@
-//! Receive memory: a pool of equal buffers that are lent to the kernel, and leases on what it wrote.
+//! Memory of a shard: a pool of equal receive buffers that are lent to the kernel, leases on what it wrote, and the counted
+//! blocks of connections.
 //!
 //! ```text
 //!            lend                     received (last)
@@ -26,12 +27,14 @@ extern crate alloc;
 extern crate std;
 
 mod buffers;
+mod counted;
 mod fallible;
 mod lease;
 mod pool;
 mod region;
 
 pub use buffers::{CHUNK_BUFFERS, PoolConfig};
+pub use counted::{Counted, CountedHead, WeakHead};
 pub use fallible::{has_room_for, try_box};
 pub use lease::Lease;
 pub use pool::{BufferStats, KernelSide, Pool, PoolError};

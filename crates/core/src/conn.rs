@@ -16,11 +16,11 @@
 //!   awaited, the socket is closed, and only then the slot is free.
 
 use alloc::boxed::Box;
-use alloc::rc::Rc;
 use core::time::Duration;
 
 use crate::inbox::Inbox;
-use crate::outlet::{ConnShared, Outlet};
+use crate::outlet::{ConnHead, Outlet};
+use crate::shard::LaneId;
 use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
 use crate::wheel::steps_for;
 use crate::{CloseReason, ConnId, IdleCounts, Limits, Time};
@@ -201,10 +201,12 @@ impl Queued {
     }
 }
 
-/// What a shard knows of a connection beside its [`ConnShared`].
-pub(crate) struct Conn<S> {
+/// What a shard knows of a connection beside its [`ConnHead`].
+pub(crate) struct Conn {
+    /// The lane that it belongs to.
+    pub lane: LaneId,
     /// `None` exactly when Closing: the service has it back then.
-    pub shared: Option<Rc<ConnShared<S>>>,
+    pub shared: Option<ConnHead>,
     /// Bytes that are not frames yet, if there are any.
     pub inbox: Option<Box<Inbox>>,
     /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
@@ -260,10 +262,11 @@ pub(crate) struct Conn<S> {
     pub send_at: Stamp,
 }
 
-impl<S> Conn<S> {
-    pub(crate) fn new(shared: Rc<ConnShared<S>>, now: Time) -> Conn<S> {
+impl Conn {
+    pub(crate) fn new(lane: LaneId, shared: ConnHead, now: Time) -> Conn {
         let now = Stamp::at(now);
         Conn {
+            lane,
             shared: Some(shared),
             inbox: None,
             reason: None,
@@ -298,7 +301,7 @@ impl<S> Conn<S> {
 
     /// The outlet, until Closing.
     pub(crate) fn outlet(&self) -> Option<&Outlet> {
-        self.shared.as_ref().map(|shared| &shared.outlet)
+        self.shared.as_deref()
     }
 
     #[inline]
@@ -417,7 +420,7 @@ impl<S> Conn<S> {
 }
 
 /// A connection's name with its state, for messages of failed checks.
-pub(crate) fn describe<S>(id: ConnId, conn: &Conn<S>) -> alloc::string::String {
+pub(crate) fn describe(id: ConnId, conn: &Conn) -> alloc::string::String {
     alloc::format!(
         "connection {id}: {:?} connect {:?} receive {:?} send {:?} write {:?} handler {:?} input_ended {} close_sent {}",
         conn.state,
@@ -438,7 +441,7 @@ mod tests {
     #[test]
     fn an_idle_connection_fits_its_budget() {
         // Together with 16 bytes for its timer, 24 for the driver and what the allocator adds: below 256.
-        assert!(size_of::<Conn<()>>() <= 72, "{}", size_of::<Conn<()>>());
-        assert!(size_of::<ConnShared<()>>() <= 88, "{}", size_of::<ConnShared<()>>());
+        assert!(size_of::<Conn>() <= 72, "{}", size_of::<Conn>());
+        assert!(size_of::<Outlet>() <= 88, "{}", size_of::<Outlet>());
     }
 }

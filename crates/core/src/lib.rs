@@ -20,7 +20,6 @@ pub mod framing;
 mod holders;
 mod id;
 mod inbox;
-mod lane_shared;
 mod limits;
 mod observer;
 mod outbox;
@@ -28,6 +27,7 @@ mod outlet;
 mod reason;
 mod remote_gate;
 mod shard;
+mod shared;
 mod slots;
 mod stamp;
 mod time;
@@ -43,14 +43,14 @@ pub use driver::{
 pub use frame::Frame;
 pub use framing::Payload;
 pub use id::ConnId;
-pub use lane_shared::LaneShared;
 pub use limits::{IdleCounts, LimitError, Limits};
 pub use observer::Observer;
 pub use outbox::Outbox;
-pub use outlet::{ConnShared, Outlet};
+pub use outlet::{ConnHead, ConnShared, Outlet};
 pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
-pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
+pub use shard::{Ended, Frames, Lane, LaneId, Next, Parked, Quota, Shard};
+pub use shared::{LaneShared, ShardShared};
 pub use time::Time;
 
 /// Parts that other crates of this workspace take: the server's timers stand on the wheel, the

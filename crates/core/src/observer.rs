@@ -2,13 +2,13 @@
 
 use core::net::SocketAddr;
 
-use crate::{CloseReason, ConnId, Time};
+use crate::{CloseReason, ConnId, LaneId, Time};
 
 /// Hears what happens on a shard, as it happens. `()` hears nothing and costs nothing.
 #[allow(unused_variables)]
 pub trait Observer {
-    /// A connection was adopted.
-    fn opened(&mut self, now: Time, id: ConnId, peer: Option<SocketAddr>) {}
+    /// A connection was adopted, or made.
+    fn opened(&mut self, now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {}
     /// A frame of `bytes` bytes on the wire goes to the service.
     fn frame(&mut self, now: Time, id: ConnId, bytes: usize) {}
     /// `bytes` bytes of replies go to the kernel.
@@ -17,9 +17,9 @@ pub trait Observer {
     fn paused(&mut self, now: Time, id: ConnId, paused: bool) {}
     /// The shard holds `held` bytes, more than [`Limits::held_bytes_max`](crate::Limits::held_bytes_max): this connection, which
     /// has held `bytes` of them for more than a moment, is closed for that.
-    fn over_held_bytes_max(&mut self, now: Time, id: ConnId, bytes: usize, held: usize) {}
+    fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {}
     /// The connection ended: no more frames, no more replies.
-    fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {}
+    fn ended(&mut self, now: Time, lane: LaneId, id: ConnId, reason: CloseReason) {}
     /// Accepting was paused by a limit, or resumed.
     fn accept_paused(&mut self, now: Time, paused: bool) {}
 }

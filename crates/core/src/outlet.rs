@@ -13,9 +13,11 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::task::Waker;
 
+use ringserve_buf::{Counted, CountedHead};
+
 use crate::framing::Payload;
-use crate::lane_shared::{LaneShared, Wakes};
 use crate::outbox::Outbox;
+use crate::shared::{LaneShared, Wakes};
 use crate::{Batch, CloseReason, ConnId, RemoteGate};
 
 /// The connection is on the dirty list.
@@ -47,7 +49,7 @@ const OVER_HIGH: u16 = 2048;
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
     id: ConnId,
-    local: Rc<LaneShared>,
+    lane: Rc<LaneShared>,
     peer: Option<SocketAddr>,
     pending: RefCell<Option<Box<Batch>>>,
     /// Bytes with the kernel.
@@ -72,10 +74,10 @@ struct Extra {
 }
 
 impl Outlet {
-    pub(crate) fn new(id: ConnId, local: Rc<LaneShared>, peer: Option<SocketAddr>, listener: u16) -> Outlet {
+    pub(crate) fn new(id: ConnId, lane: Rc<LaneShared>, peer: Option<SocketAddr>, listener: u16) -> Outlet {
         Outlet {
             id,
-            local,
+            lane,
             peer,
             pending: RefCell::new(None),
             in_flight: Cell::new(0),
@@ -101,9 +103,9 @@ impl Outlet {
         self.listener
     }
 
-    /// What the shard's connections share.
-    pub fn local(&self) -> &LaneShared {
-        &self.local
+    /// What the connections of its lane share.
+    pub fn lane(&self) -> &LaneShared {
+        &self.lane
     }
 
     /// True once the connection takes nothing any more.
@@ -122,7 +124,7 @@ impl Outlet {
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
     #[inline]
     pub fn reply(&self, payload: Payload<'_>) {
-        self.append(|out| self.local.encoding().encode(payload, out).is_ok());
+        self.append(|out| self.lane.encoding().encode(payload, out).is_ok());
     }
 
     /// Queues bytes as they are.
@@ -139,7 +141,7 @@ impl Outlet {
         if flags & (GONE | WRITING_ENDED | NO_MEMORY) != 0 {
             return;
         }
-        let local = &*self.local;
+        let (lane, shard) = (&*self.lane, self.lane.shard());
         let mut wakes = Wakes::No;
         // Dropped after what follows it: nothing is borrowed then.
         let mut unfinished = Unfinished { outlet: self, before: 0 };
@@ -147,7 +149,7 @@ impl Outlet {
         let batch = match &mut *pending {
             Some(batch) => batch,
             empty => {
-                let Some((batch, wakes_shard)) = local.begin_batch(self.id, flags & DIRTY != 0) else {
+                let Some((batch, wakes_shard)) = shard.begin_batch(self.id, flags & DIRTY != 0) else {
                     drop(pending);
                     core::mem::forget(unfinished);
                     return self.refuse();
@@ -159,7 +161,7 @@ impl Outlet {
         };
         let before = batch.len();
         unfinished.before = before;
-        let framed = write(&mut Outbox::new(batch, local.lends()));
+        let framed = write(&mut Outbox::new(batch, shard.lends()));
         if !framed || batch.is_refused() {
             let flag = if framed { NO_MEMORY | ABORT } else { NOT_FRAMED };
             batch.roll_back(before);
@@ -168,8 +170,8 @@ impl Outlet {
         let len = batch.len();
         drop(pending);
         core::mem::forget(unfinished);
-        local.queued(len - before);
-        if len + self.in_flight.get() as usize > local.outbox_bytes_high() {
+        shard.hold(len - before);
+        if len + self.in_flight.get() as usize > lane.outbox_bytes_high() {
             self.set(OVER_HIGH);
         }
         if self.flags.get() & (GATED | DIRTY) != DIRTY {
@@ -177,7 +179,7 @@ impl Outlet {
             self.mark_dirty();
         }
         if wakes == Wakes::Yes {
-            local.wake_for_dirty();
+            shard.wake_for_dirty();
         }
     }
 
@@ -277,7 +279,7 @@ impl Outlet {
 
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
     pub fn outbox_room(&self) -> usize {
-        (self.local.outbox_bytes_high() + 1).saturating_sub(self.outbox_bytes())
+        (self.lane.outbox_bytes_high() + 1).saturating_sub(self.outbox_bytes())
     }
 
     /// Bytes queued or with the kernel.
@@ -289,7 +291,7 @@ impl Outlet {
     /// True if the outbox is over its high mark.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.outbox_bytes() > self.local.outbox_bytes_high()
+        self.outbox_bytes() > self.lane.outbox_bytes_high()
     }
 
     /// Wakes `waker` when the outbox falls below its low mark, once.
@@ -349,7 +351,7 @@ impl Outlet {
     /// What other threads may know of this connection. The first call allocates.
     pub fn gate(&self) -> Arc<RemoteGate> {
         let make =
-            || Arc::new(RemoteGate::new(self.outbox_bytes(), self.local.outbox_bytes_high(), self.is_gone()));
+            || Arc::new(RemoteGate::new(self.outbox_bytes(), self.lane.outbox_bytes_high(), self.is_gone()));
         let gate = self.with_extra(|extra| extra.gate.get_or_insert_with(make).clone());
         self.set(GATED);
         self.update_gate();
@@ -386,7 +388,7 @@ impl Outlet {
             return;
         }
         let before = self.with_extra(|extra| core::mem::replace(&mut extra.service_bytes, bytes));
-        self.local.set_service_bytes(before, bytes);
+        self.lane.shard().set_service_bytes(before, bytes);
         if bytes > before {
             // The state machine looks whether that is too much.
             self.mark_dirty();
@@ -438,7 +440,7 @@ impl Outlet {
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
         let batch = self.pending.borrow_mut().take()?;
         if batch.is_empty() {
-            self.local.recycle(batch);
+            self.lane.shard().recycle(batch);
             return None;
         }
         self.in_flight.set(batch.len() as u32);
@@ -448,7 +450,7 @@ impl Outlet {
     /// `bytes` that were in flight were sent, or will never be.
     pub(crate) fn left(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - bytes as u32);
-        self.local.unqueued(bytes);
+        self.lane.shard().release(bytes);
         if self.has(OVER_HIGH) && !self.is_full() {
             self.clear(OVER_HIGH);
         }
@@ -464,16 +466,16 @@ impl Outlet {
     /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
     pub(crate) fn end(&self) {
         self.seal();
-        self.local.set_service_bytes(self.service_bytes(), 0);
+        self.lane.shard().set_service_bytes(self.service_bytes(), 0);
         self.left(self.in_flight.get() as usize);
         if let Some(batch) = self.pending.take() {
-            self.local.unqueued(batch.len());
-            self.local.recycle(batch);
+            self.lane.shard().release(batch.len());
+            self.lane.shard().recycle(batch);
         }
     }
 
     pub(crate) fn is_over_max(&self) -> bool {
-        self.outbox_bytes() > self.local.outbox_bytes_max()
+        self.outbox_bytes() > self.lane.outbox_bytes_max()
     }
 
     #[inline]
@@ -511,7 +513,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn all_sent(&self) -> usize {
         let bytes = self.in_flight.replace(0) as usize;
-        self.local.unqueued(bytes);
+        self.lane.shard().release(bytes);
         bytes
     }
 
@@ -522,8 +524,8 @@ impl Outlet {
             return;
         }
         self.set(DIRTY);
-        if self.local.list_dirty(self.id) == Wakes::Yes {
-            self.local.wake_for_dirty();
+        if self.lane.shard().list_dirty(self.id) == Wakes::Yes {
+            self.lane.shard().wake_for_dirty();
         }
     }
 
@@ -561,7 +563,7 @@ impl Drop for Unfinished<'_> {
         }
         self.outlet.panicked();
         // The connection became dirty before the panic, and nothing else tells a shard that sleeps.
-        self.outlet.local.wake_for_dirty();
+        self.outlet.lane.shard().wake_for_dirty();
     }
 }
 
@@ -571,14 +573,11 @@ impl fmt::Debug for Outlet {
     }
 }
 
-/// A connection's outlet and the user's session, in one allocation.
-#[derive(Debug)]
-pub struct ConnShared<S: ?Sized> {
-    /// How user code reaches the connection.
-    pub outlet: Outlet,
-    /// The user's state.
-    pub session: S,
-}
+/// A connection as its user code holds it: its outlet with the session behind it, in one allocation.
+pub type ConnShared<S> = Counted<Outlet, S>;
+
+/// The same where the type of the session does not matter.
+pub type ConnHead = CountedHead<Outlet>;
 
 #[cfg(test)]
 mod tests {
@@ -590,6 +589,7 @@ mod tests {
     use super::*;
     use crate::Limits;
     use crate::framing::{Framing, Raw};
+    use crate::shared::ShardShared;
 
     #[derive(Default)]
     struct Woken(AtomicUsize);
@@ -602,13 +602,15 @@ mod tests {
 
     #[test]
     fn push_that_panics_wakes_a_sleeping_shard() {
-        let local = Rc::new(LaneShared::new(Rc::new(Raw).encoding(), &Limits::default()));
+        let limits = Limits::default();
+        let shard = Rc::new(ShardShared::new(&limits));
+        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &limits));
         let woken = Arc::new(Woken::default());
-        local.wake_when_dirty(Waker::from(woken.clone()));
-        let outlet = Outlet::new(ConnId::new(1, 1), local.clone(), None, 0);
+        shard.wake_when_dirty(Waker::from(woken.clone()));
+        let outlet = Outlet::new(ConnId::new(1, 1), lane, None, 0);
         let push = || outlet.append(|_| panic!("planted: encoding panics"));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(push)).is_err());
-        assert!(outlet.abort_asked() && local.has_dirty());
+        assert!(outlet.abort_asked() && shard.has_dirty());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the shard sleeps on");
     }
 }

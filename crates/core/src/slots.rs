@@ -11,9 +11,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Slots<T> {
     entries: Chunked<Entry<T>>,
-    /// The number of the first slot.
-    first: u32,
-    /// Slots at indexes below this were used at least once.
+    /// Slots below this number were used at least once.
     used: u32,
     free_head: u32,
     len: u32,
@@ -42,18 +40,7 @@ impl<T> Default for Slots<T> {
 impl<T> Slots<T> {
     /// An empty table, which holds no memory.
     pub fn new() -> Slots<T> {
-        Slots::numbered_from(0)
-    }
-
-    /// An empty table whose slots have the numbers from `first` on.
-    pub fn numbered_from(first: u32) -> Slots<T> {
-        Slots { entries: Chunked::new(), first, used: 0, free_head: NONE, len: 0 }
-    }
-
-    /// Where a name's slot is in this table, from 0. A number below the first one is beyond all others.
-    #[inline]
-    pub fn index(&self, id: ConnId) -> u32 {
-        id.slot().wrapping_sub(self.first)
+        Slots { entries: Chunked::new(), used: 0, free_head: NONE, len: 0 }
     }
 
     /// True if no slot is taken.
@@ -66,18 +53,23 @@ impl<T> Slots<T> {
         self.len as usize
     }
 
-    /// Puts in what `make` makes of the new name, or `None` if there is no memory or no slot number left.
+    /// Puts in what `make` makes of the new name. `None` if there is no memory or no slot number left.
     pub fn insert_with(&mut self, make: impl FnOnce(ConnId) -> T) -> Option<ConnId> {
+        self.try_insert_with(|id| Some(make(id)))
+    }
+
+    /// The same for what may not be made: `None` then too.
+    pub fn try_insert_with(&mut self, make: impl FnOnce(ConnId) -> Option<T>) -> Option<ConnId> {
         let index = if self.free_head != NONE { self.free_head } else { self.used };
-        if index >= ConnId::SLOTS_MAX - self.first || !self.entries.grow_to(index) {
+        if index >= ConnId::SLOTS_MAX || !self.entries.grow_to(index) {
             return None;
         }
         let entry = self.entries.get_mut(index)?;
         if index == self.used {
-            entry.id = ConnId::new(self.first + index, 0);
+            entry.id = ConnId::new(index, 0);
         }
         let id = entry.id;
-        entry.value = Some(make(id));
+        entry.value = Some(make(id)?);
         if index == self.used {
             self.used += 1;
         } else {
@@ -90,7 +82,7 @@ impl<T> Slots<T> {
     /// The value of that name.
     #[inline]
     pub fn get(&self, id: ConnId) -> Option<&T> {
-        let entry = self.entries.get(self.index(id))?;
+        let entry = self.entries.get(id.slot())?;
         if entry.id != id {
             return None;
         }
@@ -100,7 +92,7 @@ impl<T> Slots<T> {
     /// The value of that name.
     #[inline]
     pub fn get_mut(&mut self, id: ConnId) -> Option<&mut T> {
-        let entry = self.entries.get_mut(self.index(id))?;
+        let entry = self.entries.get_mut(id.slot())?;
         if entry.id != id {
             return None;
         }
@@ -110,7 +102,7 @@ impl<T> Slots<T> {
     /// Takes the value of that name out and frees its slot.
     pub fn remove(&mut self, id: ConnId) -> Option<T> {
         self.get(id)?;
-        let index = self.index(id);
+        let index = id.slot();
         let entry = self.entries.get_mut(index)?;
         let value = entry.value.take();
         entry.id = id.next_generation();
@@ -120,13 +112,13 @@ impl<T> Slots<T> {
         value
     }
 
-    /// The name in the slot at an index, if it is taken.
-    pub fn id_at(&self, index: u32) -> Option<ConnId> {
-        let entry = self.entries.get(index)?;
+    /// The name in a slot, if that is taken.
+    pub fn id_at(&self, slot: u32) -> Option<ConnId> {
+        let entry = self.entries.get(slot)?;
         entry.value.as_ref().map(|_| entry.id)
     }
 
-    /// Slots that may be taken are at indexes below this.
+    /// Slots that may be taken are below this number.
     pub fn used(&self) -> u32 {
         self.used
     }
@@ -163,20 +155,10 @@ mod tests {
         assert_eq!((slots.get(old), slots.get(new)), (None, Some(&2)));
     }
 
-    #[test]
-    fn a_name_of_another_table_finds_nothing() {
-        let (mut here, mut there) = (Slots::numbered_from(0), Slots::numbered_from(1000));
-        let (low, high) = (here.insert_with(|_| 1).unwrap(), there.insert_with(|_| 2).unwrap());
-        assert_eq!((low.slot(), high.slot()), (0, 1000));
-        assert_eq!((here.get(high), there.get(low)), (None, None));
-        assert_eq!((here.remove(high), there.remove(low)), (None, None));
-    }
-
     proptest! {
         #[test]
-        fn slots_hold_what_a_list_would(first in 0..2u32, steps in prop::collection::vec(any::<u16>(), 0..2000)) {
-            let first = first * 70_000;
-            let mut slots = Slots::numbered_from(first);
+        fn slots_hold_what_a_list_would(steps in prop::collection::vec(any::<u16>(), 0..2000)) {
+            let mut slots = Slots::new();
             let mut model: Vec<(ConnId, u16)> = Vec::new();
             for step in steps {
                 if step % 3 > 0 || model.is_empty() {
@@ -192,8 +174,7 @@ mod tests {
             prop_assert_eq!(slots.len(), model.len());
             for (id, value) in model {
                 prop_assert_eq!(slots.get_mut(id), Some(&mut { value }));
-                prop_assert_eq!(slots.id_at(id.slot() - first), Some(id));
-                prop_assert_eq!(slots.index(id), id.slot() - first);
+                prop_assert_eq!(slots.id_at(id.slot()), Some(id));
             }
         }
     }

@@ -76,7 +76,7 @@ fn a_reset_ends_the_receive_and_the_send_with_errors() {
     drop(client);
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Error(libc::ECONNRESET));
     rig.send(id, b"to no peer");
-    assert_eq!(rig.sent(id), (SendEnd::Error(libc::EPIPE), 12));
+    assert_eq!(rig.sent(id), (SendEnd::Error(libc::EPIPE), 10));
     rig.close(id, CloseHow::Orderly);
     rig.settled();
 }

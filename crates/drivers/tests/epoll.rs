@@ -133,7 +133,7 @@ fn a_reset_ends_the_receive_in_flight() {
     reset(client);
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Error(libc::ECONNRESET));
     rig.send(id, b"to no peer");
-    assert_eq!(rig.sent(id), (SendEnd::Error(libc::EPIPE), 6));
+    assert_eq!(rig.sent(id), (SendEnd::Error(libc::EPIPE), 10));
     rig.shut_down(id);
     rig.close(id, CloseHow::Abort);
     rig.settled();
@@ -154,7 +154,7 @@ fn a_reset_between_operations_is_told_to_the_next_one() {
     reset(client);
     rig.calm();
     rig.send(id, b"to no peer");
-    assert_eq!(rig.sent(id), (SendEnd::Error(libc::ECONNRESET), 6));
+    assert_eq!(rig.sent(id), (SendEnd::Error(libc::ECONNRESET), 10));
     rig.close(id, CloseHow::Orderly);
     rig.settled();
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -25,16 +24,16 @@ use crate::shard::timers::{Sleep, Timeout};
 /// and frames are never cut. So a call that must finish what it began beside its connection, as writing a file, gives
 /// that to [`spawn`](Cx::spawn) and waits for the result.
 pub struct Cx<'a, S> {
-    shared: &'a Rc<ConnShared<S>>,
+    shared: &'a ConnShared<S>,
     shard: &'a Shard,
 }
 
 impl<'a, S: 'static> Cx<'a, S> {
-    pub(crate) fn new(shared: &'a Rc<ConnShared<S>>, shard: &'a Shard) -> Cx<'a, S> {
+    pub(crate) fn new(shared: &'a ConnShared<S>, shard: &'a Shard) -> Cx<'a, S> {
         Cx { shared, shard }
     }
 
-    pub(crate) fn shared(&self) -> &'a Rc<ConnShared<S>> {
+    pub(crate) fn shared(&self) -> &'a ConnShared<S> {
         self.shared
     }
 
@@ -43,31 +42,31 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     #[inline]
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
-        self.shared.outlet.reply(payload.into());
+        self.shared.reply(payload.into());
     }
 
     /// Queues bytes as they are.
     #[inline]
     pub fn write(&self, bytes: &[u8]) {
-        self.shared.outlet.write(bytes);
+        self.shared.write(bytes);
     }
 
     /// Closes the connection after what is queued has left. No further frame is handed over; this call, if it
     /// waits after that, is dropped once the replies are gone.
     pub fn close(&self) {
-        self.shared.outlet.close();
+        self.shared.close();
     }
 
     /// Resets the connection. What is queued is dropped.
     pub fn abort(&self) {
-        self.shared.outlet.abort();
+        self.shared.abort();
     }
 
     /// Waits until the outbox is below its high mark; at once if it is. A handler that writes without end
     /// awaits this between pieces, so that a slow peer slows it down.
     pub async fn ready(&self) {
         poll_fn(|task| {
-            let outlet = &self.shared.outlet;
+            let outlet = &**self.shared;
             if !outlet.is_full() || outlet.is_gone() {
                 return Poll::Ready(());
             }
@@ -80,27 +79,27 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// The connection's state.
     #[inline]
     pub fn session(&self) -> &'a S {
-        &self.shared.session
+        self.shared.body()
     }
 
     /// Who is on the other end.
     pub fn peer(&self) -> Peer {
-        Peer::of(&self.shared.outlet)
+        Peer::of(self.shared)
     }
 
     /// The connection's name on its shard.
     pub fn id(&self) -> ConnId {
-        self.shared.outlet.id()
+        self.shared.id()
     }
 
     /// True once the server shuts down: a good moment for a goodbye.
     pub fn is_draining(&self) -> bool {
-        self.shared.outlet.local().is_draining()
+        self.shared.lane().shard().is_draining()
     }
 
     /// Bytes of replies that the kernel has not taken yet.
     pub fn outbox_bytes(&self) -> usize {
-        self.shared.outlet.outbox_bytes()
+        self.shared.outbox_bytes()
     }
 
     /// Keeps the connection open after the peer has sent its last byte, until [`close`](Cx::close); the service hears of
@@ -108,7 +107,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// half and goes on reading for longer than its last call takes. A drain waits for such a connection, up to
     /// [`Limits::drain_timeout`](crate::Limits::drain_timeout).
     pub fn hold_open(&self) {
-        self.shared.outlet.hold_open();
+        self.shared.hold_open();
     }
 
     /// The shard this connection lives on.
@@ -140,7 +139,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// A handle that can be kept and sent to other threads, to push to this connection from anywhere. The first call
     /// for a connection allocates.
     pub fn handle(&self) -> ConnHandle {
-        ConnHandle::new(&self.shared.outlet, self.shard)
+        ConnHandle::new(self.shared, self.shard)
     }
 
     /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.
@@ -151,6 +150,6 @@ impl<'a, S: 'static> Cx<'a, S> {
 
 impl<S> fmt::Debug for Cx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Cx").field(&self.shared.outlet).finish()
+        f.debug_tuple("Cx").field(self.shared).finish()
     }
 }

@@ -1,11 +1,10 @@
 //! Reaching a connection from outside of its own calls.
 
-use std::any::Any;
 use std::fmt;
-use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ringserve_buf::WeakHead;
 use ringserve_core::{ConnId, ConnShared, Outlet, Payload, RemoteGate};
 
 use crate::shard::handle::Shard;
@@ -146,13 +145,12 @@ impl fmt::Debug for StreamHandle {
 #[derive(Clone)]
 pub struct LocalHandle {
     id: ConnId,
-    shared: Weak<ConnShared<dyn Any>>,
+    shared: WeakHead<Outlet>,
 }
 
 impl LocalHandle {
-    pub(crate) fn new<S: 'static>(shared: &Rc<ConnShared<S>>) -> LocalHandle {
-        let any: Rc<ConnShared<dyn Any>> = shared.clone();
-        LocalHandle { id: shared.outlet.id(), shared: Rc::downgrade(&any) }
+    pub(crate) fn new<S: 'static>(shared: &ConnShared<S>) -> LocalHandle {
+        LocalHandle { id: shared.id(), shared: shared.head().downgrade() }
     }
 
     /// The connection's name on its shard.
@@ -162,7 +160,7 @@ impl LocalHandle {
 
     /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
     pub fn is_gone(&self) -> bool {
-        self.shared.upgrade().is_none_or(|shared| shared.outlet.is_ending())
+        self.shared.upgrade().is_none_or(|shared| shared.is_ending())
     }
 
     /// Queues one frame, encoded by the server's framing.
@@ -172,33 +170,32 @@ impl LocalHandle {
     /// not queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection
     /// ended, or is to end.
     pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
-        let shared =
-            self.shared.upgrade().filter(|shared| !shared.outlet.is_ending()).ok_or(PushError::Gone)?;
-        if shared.outlet.is_full() {
+        let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;
+        if shared.is_full() {
             return Err(PushError::Full);
         }
-        shared.outlet.reply(payload.into());
+        shared.reply(payload.into());
         Ok(())
     }
 
     /// Closes the connection after what is queued has left; a handler that waits is dropped then.
     pub fn close(&self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.outlet.close();
+            shared.close();
         }
     }
 
     /// Resets the connection.
     pub fn abort(&self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.outlet.abort();
+            shared.abort();
         }
     }
 }
 
 impl PartialEq for LocalHandle {
     fn eq(&self, other: &LocalHandle) -> bool {
-        self.shared.ptr_eq(&other.shared)
+        self.shared == other.shared
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use ringserve_core::internals::CLOSE_REASONS;
-use ringserve_core::{CloseReason, ClosedBy, ConnId, Observer, Time};
+use ringserve_core::{CloseReason, ClosedBy, ConnId, LaneId, Observer, Time};
 use tracing::{debug, error, info, warn};
 
 use crate::guard::Panicked;
@@ -38,8 +38,6 @@ impl LineLimit {
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning level.
 pub(crate) struct LogObserver {
     shard: usize,
-    /// Of connections that the server made.
-    upstreams: bool,
     limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
     held: LineLimit,
@@ -49,26 +47,25 @@ impl LogObserver {
     pub(crate) fn new(shard: usize) -> LogObserver {
         LogObserver {
             shard,
-            upstreams: false,
             limits: Default::default(),
             accept: LineLimit::default(),
             held: LineLimit::default(),
         }
     }
+}
 
-    /// For connections that the server makes.
-    pub(crate) fn upstreams(shard: usize) -> LogObserver {
-        LogObserver { upstreams: true, ..LogObserver::new(shard) }
-    }
+/// True for connections that the server makes.
+fn is_upstream(lane: LaneId) -> bool {
+    lane != LaneId::FIRST
 }
 
 impl Observer for LogObserver {
-    fn opened(&mut self, _now: Time, id: ConnId, peer: Option<SocketAddr>) {
-        let what = if self.upstreams { "connected to an upstream" } else { "connection opened" };
+    fn opened(&mut self, _now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {
+        let what = if is_upstream(lane) { "connected to an upstream" } else { "connection opened" };
         guarded(|| debug!(shard = self.shard, %id, peer = peer.map(display), "{what}"));
     }
 
-    fn over_held_bytes_max(&mut self, now: Time, id: ConnId, bytes: usize, held: usize) {
+    fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {
         if self.held.allows(now) {
             guarded(|| {
                 warn!(
@@ -76,14 +73,14 @@ impl Observer for LogObserver {
                     %id,
                     bytes,
                     held,
-                    upstream = self.upstreams,
+                    upstream = is_upstream(lane),
                     "held_bytes_max is reached; the connection that holds most is closed"
                 );
             });
         }
     }
 
-    fn ended(&mut self, now: Time, id: ConnId, reason: CloseReason) {
+    fn ended(&mut self, now: Time, lane: LaneId, id: ConnId, reason: CloseReason) {
         let shard = self.shard;
         // What the peer does is its affair, and handler errors have their own line.
         let notable = match reason.closed_by() {
@@ -96,9 +93,9 @@ impl Observer for LogObserver {
             _ => true,
         };
         if notable && self.limits[reason.index()].allows(now) {
-            guarded(|| warn!(shard, %id, %reason, upstream = self.upstreams, "connection ended"));
+            guarded(|| warn!(shard, %id, %reason, upstream = is_upstream(lane), "connection ended"));
         } else {
-            guarded(|| debug!(shard, %id, %reason, upstream = self.upstreams, "connection ended"));
+            guarded(|| debug!(shard, %id, %reason, upstream = is_upstream(lane), "connection ended"));
         }
     }
 

@@ -34,17 +34,16 @@
 //! A violation is a panic, of an oracle or of the code itself. It is printed with its seed, the last lines of
 //! the trace, and the command that does it again.
 //!
-//! Beside all this, [`memory`] is a second, plain kernel in real time, for tests with blocking clients.
+//! Beside all this, `ringserve-simkernel` is a second, plain kernel, for tests with clients of their own.
 
 pub mod bytes;
 pub mod clocks;
 pub mod faults;
 pub mod kernel;
-pub mod memory;
 pub mod plan;
 pub mod protocol;
 pub mod pushes;
-pub mod rng;
+pub use ringserve_simkernel::rng;
 pub mod run;
 pub mod service;
 pub mod sock;

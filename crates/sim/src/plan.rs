@@ -123,6 +123,16 @@ impl Elsewhere {
 }
 
 impl Plan {
+    /// Connections to upstreams that there may be at once: fewer than there are upstreams.
+    pub fn upstreams_max(&self) -> usize {
+        self.upstreams.div_ceil(2)
+    }
+
+    /// Connections that there may be, of either sort.
+    pub fn slots(&self) -> usize {
+        self.connections_max + self.upstreams_max()
+    }
+
     /// What this seed draws, with at most `turns` turns before it drains.
     pub fn draw(rng: &mut Rng, turns: u64) -> Plan {
         let framing = AnyFraming::draw(rng);

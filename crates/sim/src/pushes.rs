@@ -1,6 +1,5 @@
 //! Pushes from other threads: announced through a connection's [`RemoteGate`], under way for a while, delivered by name.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::{ConnId, ConnShared, RemoteGate};
@@ -37,9 +36,9 @@ pub struct Pushes {
     mail: Vec<Mail>,
 }
 
-type Live = [(ConnId, Rc<ConnShared<Session>>)];
+type Live = [(ConnId, ConnShared<Session>)];
 
-fn find(live: &Live, id: ConnId) -> Option<&Rc<ConnShared<Session>>> {
+fn find(live: &Live, id: ConnId) -> Option<&ConnShared<Session>> {
     live.iter().find(|(known, _)| *known == id).map(|(_, shared)| shared)
 }
 
@@ -59,7 +58,7 @@ impl Pushes {
                 {
                     self.handles.remove(old);
                 }
-                self.handles.push(Handle { id: *id, gate: shared.outlet.gate(), on_the_way: 0 });
+                self.handles.push(Handle { id: *id, gate: shared.gate(), on_the_way: 0 });
             }
         }
         let Some(last) = self.handles.len().checked_sub(1) else { return };
@@ -73,11 +72,11 @@ impl Pushes {
     fn push(&mut self, state: &mut State, live: &Live, handle: usize) {
         let handle = &mut self.handles[handle];
         let shared = find(live, handle.id);
-        let gone = shared.is_none_or(|shared| shared.outlet.is_ending());
+        let gone = shared.is_none_or(|shared| shared.is_ending());
         assert_eq!(handle.gate.is_gone(), gone, "{}: gone, or not", handle.id);
         let Some(shared) = shared.filter(|_| !gone) else { return state.cover.fault(Fault::PushGone) };
         let bytes = state.rng.spread(1, state.plan.payload_max as u64) as usize;
-        let before = handle.on_the_way + shared.outlet.outbox_bytes();
+        let before = handle.on_the_way + shared.outbox_bytes();
         let fits = before <= state.plan.limits.outbox_bytes_high;
         let announced = handle.gate.announce(bytes);
         assert_eq!(announced, fits, "{}: {before} bytes are there or on the way", handle.id);
@@ -125,7 +124,7 @@ impl Pushes {
                 assert!(gate.is_gone(), "{id} ended, and is in gate");
                 continue;
             };
-            let bytes = shared.outlet.outbox_bytes();
+            let bytes = shared.outbox_bytes();
             let outbox = format!(" outbox_bytes: {bytes},");
             assert!(text.contains(&outbox), "{id}: {bytes} bytes are in the outbox: {text}");
             let high = format!(" outbox_bytes_high: {} ", state.plan.limits.outbox_bytes_high);

@@ -3,7 +3,6 @@
 //! What it replies it also writes into the connection's `owed`, unless the connection is gone by then.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
@@ -45,7 +44,7 @@ pub enum Called {
 pub struct Parked {
     /// Whose it is.
     pub id: ConnId,
-    shared: Rc<ConnShared<Session>>,
+    shared: ConnShared<Session>,
     /// Where the frame it was called with ends in what the peer sends.
     at: usize,
     /// When it goes on, unless it waits for room.
@@ -76,12 +75,12 @@ impl Wake for Flag {
 
 /// False once nothing more is taken to be sent.
 fn takes_replies(state: &State, shared: &ConnShared<Session>) -> bool {
-    !shared.outlet.is_gone() && !state.socks[shared.session.tag].writing_ended
+    !shared.is_gone() && !state.socks[shared.body().tag].writing_ended
 }
 
 /// Replies with a frame of the service's own, or raw bytes.
 pub fn say(state: &mut State, shared: &ConnShared<Session>, len: usize) {
-    let (outlet, session) = (&shared.outlet, &shared.session);
+    let (outlet, session) = (&**shared, shared.body());
     if !takes_replies(state, shared) {
         return;
     }
@@ -98,7 +97,7 @@ pub fn say(state: &mut State, shared: &ConnShared<Session>, len: usize) {
 
 /// Replies with a frame that another thread pushed.
 pub fn push(state: &mut State, shared: &ConnShared<Session>, len: usize) {
-    let (outlet, session) = (&shared.outlet, &shared.session);
+    let (outlet, session) = (&**shared, shared.body());
     if !takes_replies(state, shared) {
         return;
     }
@@ -123,15 +122,15 @@ fn echo(state: &mut State, shared: &ConnShared<Session>, frame: Frame) {
     if frame.len() >= 4096 && frame.pinned_bytes() <= 4 * frame.len() {
         state.cover.fault(Fault::Lent);
     }
-    state.socks[shared.session.tag].owe(state.plan.framing, &frame);
-    shared.outlet.reply(frame.into());
+    state.socks[shared.body().tag].owe(state.plan.framing, &frame);
+    shared.reply(frame.into());
     charge(state, shared);
 }
 
 /// A connection whose outbox is over its limit may be closed for that.
 fn charge(state: &mut State, shared: &ConnShared<Session>) {
-    if shared.outlet.outbox_bytes() > state.plan.limits.outbox_bytes_max {
-        state.socks[shared.session.tag].excuses |= excuse::FULL;
+    if shared.outbox_bytes() > state.plan.limits.outbox_bytes_max {
+        state.socks[shared.body().tag].excuses |= excuse::FULL;
     }
 }
 
@@ -139,8 +138,8 @@ fn charge(state: &mut State, shared: &ConnShared<Session>) {
 pub fn open(state: &mut State, shared: &ConnShared<Session>) -> bool {
     if state.rng.chance(state.plan.holds) {
         state.cover.fault(Fault::HeldOpen);
-        state.socks[shared.session.tag].held = true;
-        shared.outlet.hold_open();
+        state.socks[shared.body().tag].held = true;
+        shared.hold_open();
     }
     if !state.rng.chance(state.plan.unusual) {
         return true;
@@ -152,7 +151,7 @@ pub fn open(state: &mut State, shared: &ConnShared<Session>) -> bool {
     }
     if state.rng.one_in(3) {
         state.cover.fault(Fault::OpenRefuses);
-        state.socks[shared.session.tag].excuses |= excuse::REFUSED;
+        state.socks[shared.body().tag].excuses |= excuse::REFUSED;
         return false;
     }
     true
@@ -172,7 +171,7 @@ pub fn heartbeat(state: &mut State, shared: &ConnShared<Session>) {
     }
     state.cover.fault(Fault::HeartbeatAsked);
     say(state, shared, 4.min(state.plan.payload_max));
-    let sock = &mut state.socks[shared.session.tag];
+    let sock = &mut state.socks[shared.body().tag];
     sock.pings.push_back(sock.owed.len());
 }
 
@@ -198,8 +197,8 @@ pub fn close_held(state: &mut State, shared: &ConnShared<Session>) {
     if state.rng.one_in(2) {
         say(state, shared, 2.min(state.plan.payload_max));
     }
-    state.socks[shared.session.tag].excuses |= excuse::CLOSED;
-    shared.outlet.close();
+    state.socks[shared.body().tag].excuses |= excuse::CLOSED;
+    shared.close();
 }
 
 /// A frame is handed to the service: it must be the next one, whole, of this connection.
@@ -239,8 +238,8 @@ fn done(state: &mut State, tag: usize) {
 }
 
 /// The service is called with a frame.
-pub fn call(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, frame: Frame) -> Called {
-    let tag = shared.session.tag;
+pub fn call(state: &mut State, id: ConnId, shared: &ConnShared<Session>, frame: Frame) -> Called {
+    let tag = shared.body().tag;
     check_frame(state, tag, &frame);
     if !state.rng.chance(state.plan.unusual) {
         answer(state, shared, frame);
@@ -266,8 +265,8 @@ fn answer(state: &mut State, shared: &ConnShared<Session>, frame: Frame) {
     }
 }
 
-fn unusual(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, frame: Frame) -> Called {
-    let tag = shared.session.tag;
+fn unusual(state: &mut State, id: ConnId, shared: &ConnShared<Session>, frame: Frame) -> Called {
+    let tag = shared.body().tag;
     let at = state.socks[tag].handed;
     let mut parked =
         Parked { id, shared: shared.clone(), at, due: 0, frame: None, pieces: 0, wants_room: None };
@@ -294,7 +293,7 @@ fn unusual(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, fram
         7..=9 => {
             state.cover.fault(Fault::HandlerHolds);
             let until = state.now + state.rng.spread(1000, 100 * MS);
-            shared.session.kept.borrow_mut().push((until, frame));
+            shared.body().kept.borrow_mut().push((until, frame));
             state.alarm = state.alarm.min(until);
         }
         10..=12 => {
@@ -307,17 +306,17 @@ fn unusual(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, fram
             answer(state, shared, frame);
             if state.rng.one_in(4) {
                 state.socks[tag].excuses |= excuse::CLOSED | excuse::UPSTREAM;
-                shared.outlet.upstream_failed();
+                shared.upstream_failed();
             } else {
                 state.socks[tag].excuses |= excuse::CLOSED;
-                shared.outlet.close();
+                shared.close();
             }
         }
         14 => {
             state.cover.fault(Fault::HandlerAborts);
             answer(state, shared, frame);
             state.socks[tag].excuses |= excuse::ABORTED;
-            shared.outlet.abort();
+            shared.abort();
         }
         15 => {
             state.cover.fault(Fault::HandlerFails);
@@ -334,12 +333,12 @@ fn unusual(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, fram
         17 if matches!(state.plan.framing, AnyFraming::Length(1, _)) => {
             state.cover.fault(Fault::HandlerUnframed);
             state.socks[tag].excuses |= excuse::UNFRAMED;
-            shared.outlet.reply(Payload::Bytes(bytes::payload(tag, 0, 256)));
+            shared.reply(Payload::Bytes(bytes::payload(tag, 0, 256)));
         }
         18 => {
             state.cover.fault(Fault::HandlerEndsWriting);
             answer(state, shared, frame);
-            shared.outlet.end_writing();
+            shared.end_writing();
             state.socks[tag].writing_ended = true;
         }
         _ => answer(state, shared, frame),
@@ -349,7 +348,7 @@ fn unusual(state: &mut State, id: ConnId, shared: &Rc<ConnShared<Session>>, fram
 
 /// A call that waited goes on.
 pub fn resume(state: &mut State, parked: Parked) -> Called {
-    let tag = parked.shared.session.tag;
+    let tag = parked.shared.body().tag;
     let called = if parked.pieces > 0 {
         go_on(state, parked)
     } else {
@@ -382,9 +381,9 @@ pub fn resume(state: &mut State, parked: Parked) -> Called {
 fn go_on(state: &mut State, mut parked: Parked) -> Called {
     let len = (state.plan.limits.outbox_bytes_high / 2).clamp(1, state.plan.payload_max).min(PAYLOAD_MAX);
     while parked.pieces > 0 {
-        let outlet = &parked.shared.outlet;
+        let outlet = &*parked.shared;
         if outlet.is_full() && !outlet.is_gone() {
-            if state.socks[parked.shared.session.tag].wants_room > 0 {
+            if state.socks[parked.shared.body().tag].wants_room > 0 {
                 // The waker given last is woken, and no other: one call of a connection can wait for room.
                 parked.due = state.now + MS;
                 return Called::Parked(parked);
@@ -402,10 +401,10 @@ fn go_on(state: &mut State, mut parked: Parked) -> Called {
 
 /// The connection ended.
 pub fn close(state: &mut State, shared: &ConnShared<Session>, reason: CloseReason, now: u64) {
-    let tag = shared.session.tag;
+    let tag = shared.body().tag;
     assert!(state.socks[tag].ended.is_none(), "connection {tag} ended twice");
     state.check_reason(tag, reason, now);
     state.log(|| format!("connection {tag} ended: {reason}"));
     state.socks[tag].ended = Some((now, reason));
-    shared.session.kept.borrow_mut().clear();
+    shared.body().kept.borrow_mut().clear();
 }

@@ -1,29 +1,30 @@
 //! What must hold at the end of a connection and after every turn.
 
-use std::rc::Rc;
-
 use ringserve_core::{CloseReason, ConnId, Ended, Wait};
 
-use super::{Core, LATE_MAX, Model, QUOTA, Session};
+use super::user::session_of;
+use super::{Core, LATE_MAX, Model, QUOTA};
 use crate::framings::Start;
 
 impl Model {
-    pub(super) fn check_end(&mut self, ended: Ended<Session>) {
-        let Ended { id, shared, reason, opened, call } = ended;
+    pub(super) fn check_end(&mut self, ended: Ended) {
+        let Ended { id, lane, shared, reason, opened, call } = ended;
+        let shared = session_of(&shared);
+        assert_eq!(lane == self.lane, self.upstreams.contains_key(&id), "{id} ended on another lane");
         let was_there = self.live.remove(&id).is_some();
         assert!(was_there || self.upstreams.contains_key(&id), "{id} ended twice");
-        assert!(shared.outlet.is_gone());
+        assert!(shared.is_gone());
         let (kind, limits) = (self.plan.kind, &self.plan.limits);
         let mut left = call;
         while let Some(index) = left {
             let task = self.tasks[index as usize].take().expect("a call that waits");
-            assert!(Rc::ptr_eq(&task.shared, &shared), "another connection's call");
+            assert!(task.shared == shared, "another connection's call");
             left = task.next;
         }
         assert!(self.calls(&shared).next().is_none(), "{id} ended, and a call of it goes on");
-        let talk = &mut self.talks[shared.session.peer];
+        let talk = &mut self.talks[shared.body().peer];
         talk.ended = Some(self.now);
-        assert!(shared.session.gate.borrow().as_ref().is_none_or(|gate| gate.is_gone()));
+        assert!(shared.body().gate.borrow().as_ref().is_none_or(|gate| gate.is_gone()));
         assert_eq!(opened, talk.opened);
         let rest = talk.received.len() - talk.cut;
         use CloseReason::*;
@@ -38,8 +39,11 @@ impl Model {
                 assert!(call.is_none(), "a call waits");
                 true
             }
+            // An upstream goes when every accepted connection has gone, whatever is asked of it.
             Shutdown => {
-                assert!(call.is_none(), "a call waits");
+                let accepted =
+                    self.wires.iter().filter(|wire| !self.upstreams.contains_key(&wire.id)).count();
+                assert!(if lane == self.lane { accepted == 0 } else { call.is_none() }, "a call waits");
                 true
             }
             ReadTooSlow => {
@@ -79,8 +83,8 @@ impl Model {
             _ => false,
         };
         assert!(!all_sent || talk.taken == talk.owed.len(), "ended as {reason}, and a reply is left");
-        shared.session.kept.borrow_mut().clear();
-        self.ends.push((shared.session.peer, reason));
+        shared.body().kept.borrow_mut().clear();
+        self.ends.push((shared.body().peer, reason));
         if self.old.len() < 4 {
             self.old.push(shared);
         }
@@ -95,22 +99,23 @@ impl Model {
         if shard.wait() == Wait::No {
             return;
         }
-        let draining = shard.local().is_draining();
+        let draining = shard.all_share().is_draining();
         assert!(unawaited.is_empty() || !draining, "a drain waits for every send");
         let max = if self.plan.others { QUOTA } else { usize::MAX };
-        let full = self.wires.len() >= self.plan.connections_max.min(max);
+        let accepted = self.wires.iter().filter(|wire| !self.upstreams.contains_key(&wire.id)).count();
+        let full = accepted >= self.plan.connections_max.min(max);
         assert!(self.sockets.is_empty() || full || draining, "a socket waits although there is room");
         let limits = &self.plan.limits;
         for (id, shared) in &self.live {
-            let talk = &self.talks[shared.session.peer];
+            let talk = &self.talks[shared.body().peer];
             let wire = self.wires.iter().find(|wire| wire.id == *id).expect("a live connection is adopted");
             // The end of the send will wake the shard.
             let send = wire.send.armed && !unawaited.contains(id);
             let in_flight = wire.batch.as_ref().map_or(0, |batch| batch.len());
             let queued = talk.owed.len() - talk.taken - in_flight;
             assert!(queued == 0 || send, "{id}: replies wait, and nothing is sent");
-            assert!(send || !shared.outlet.is_gone(), "{id}: it is finished, and waits for nothing");
-            let half_closed = shared.session.writing_ended.get() && !wire.send.armed;
+            assert!(send || !shared.is_gone(), "{id}: it is finished, and waits for nothing");
+            let half_closed = shared.body().writing_ended.get() && !wire.send.armed;
             assert!(!half_closed || wire.shut, "{id}: everything left, and no FIN follows");
             let mut calls = 0;
             for task in self.calls(shared) {
@@ -120,15 +125,15 @@ impl Model {
             }
             // Until the driver stopped a send that stalls, no other limit counts; and of several that are over, one
             // counts in each step.
-            let limited = calls > 0 && !shared.outlet.is_gone() && !wire.send.stopping;
+            let limited = calls > 0 && !shared.is_gone() && !wire.send.stopping;
             if let Some(limit) = limits.handler_timeout.filter(|_| limited) {
                 let late = self.now > talk.waits_since + limit + LATE_MAX;
                 let wakes = matches!(shard.wait(), Wait::For(pause) if pause < LATE_MAX);
                 assert!(!late || wakes, "{id}: a call waits for longer than it may");
             }
-            if let Some(gate) = &*shared.session.gate.borrow() {
-                let room = !shared.outlet.is_full();
-                assert_eq!((gate.is_gone(), gate.announce(0)), (shared.outlet.is_gone(), room));
+            if let Some(gate) = &*shared.body().gate.borrow() {
+                let room = !shared.is_full();
+                assert_eq!((gate.is_gone(), gate.announce(0)), (shared.is_gone(), room));
                 assert!(send || room, "{id}: other threads wait for room, and nothing makes it");
             }
             let frame = talk.opened && matches!(talk.next(self.plan.kind, usize::MAX), Start::Frame(..));

@@ -118,7 +118,7 @@ impl Rig {
         } else {
             talk.received.extend_from_slice(bytes);
         }
-        if self.model.live.get(&id).is_some_and(|shared| !shared.outlet.is_gone()) {
+        if self.model.live.get(&id).is_some_and(|shared| !shared.is_gone()) {
             talk.heard = self.model.now;
         }
         self.complete(Completion::Received { id, lease });

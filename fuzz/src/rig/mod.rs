@@ -24,8 +24,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool, PoolConfig};
+use ringserve_core::framing::Framing;
 use ringserve_core::{
-    ConnShared, CloseReason, ConnId, ConnStats, Frame, Frames, Limits, Quota, RemoteGate, Shard, Time, Wait,
+    CloseReason, ConnId, ConnShared, ConnStats, Frame, Frames, LaneId, Limits, Quota, RemoteGate, Shard,
+    Time, Wait,
 };
 
 use crate::framings::{Checked, Kind};
@@ -94,13 +96,13 @@ pub struct Session {
 }
 
 /// A connection as the service has it.
-pub type Conn = Rc<ConnShared<Session>>;
+pub type Conn = ConnShared<Session>;
 
 /// A connection's frames.
-type Batch<'a> = Frames<'a, Session, Checked, ()>;
+type Batch<'a> = Frames<'a, ()>;
 
 /// What is under test.
-type Core = Shard<Session, Checked>;
+type Core = Shard;
 
 /// A shard, one turn after the other, and what is around it.
 pub struct Rig {
@@ -114,6 +116,9 @@ pub struct Rig {
 pub struct Model {
     /// How it is set up.
     pub plan: Plan,
+    framing: Rc<Checked>,
+    /// The lane of upstreams.
+    lane: LaneId,
     /// Receive memory.
     pub pool: Pool,
     /// Adopted and not closed, in that order.
@@ -178,9 +183,10 @@ impl Rig {
             poison: true,
         };
         let (pool, side) = Pool::new(config).expect("sizes are within their ranges");
-        let framing = Checked { kind: plan.kind, frame_bytes_max: plan.limits.frame_bytes_max };
+        let framing = Rc::new(Checked { kind: plan.kind, frame_bytes_max: plan.limits.frame_bytes_max });
         let (limits, max) = (plan.limits.clone(), plan.connections_max);
-        let mut shard = Shard::new(limits, max, plan.listeners, framing, pool.clone(), ());
+        let mut shard = Shard::new(limits.clone(), max, plan.listeners, framing.encoding(), pool.clone(), ());
+        let lane = shard.add_outbound(limits, max, framing.encoding());
         if plan.copy_frames {
             shard.copy_frames();
         }
@@ -192,6 +198,8 @@ impl Rig {
             accepts: (0..plan.listeners).map(|_| Flight::default()).collect(),
             listening: (0..plan.listeners).map(|_| driver::Listening::Open).collect(),
             plan,
+            framing,
+            lane,
             pool,
             wires: Vec::new(),
             talks: Vec::new(),
@@ -279,7 +287,8 @@ impl Rig {
             }
         }
         self.end_turn();
-        let counters = self.shard.counters().clone();
+        let mut counters = self.shard.counters(LaneId::FIRST).clone();
+        counters += self.shard.counters(self.model.lane);
         drop(self.shard);
         self.model.finish(&counters);
     }

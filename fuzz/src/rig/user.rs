@@ -1,18 +1,17 @@
 //! The service's side: what the shard asks of it, frames, calls that go on.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, ConnId, Ended, Frame, Lane, Next, Parked, Socket};
+use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, Parked, Socket};
 
-use super::{Batch, Conn, Core, Model, Command, Rig, Session};
-use crate::framings::{Checked, Kind, Start};
+use super::{Batch, Command, Conn, Core, Model, Rig, Session};
+use crate::framings::{Kind, Start};
 use crate::service::{Called, End, Flag, Task};
 use crate::wire::Talk;
 
-impl Lane<Session, Checked> for Model {
+impl Lane for Model {
     fn begin(&mut self, shard: &mut Core) {
         match std::mem::replace(&mut self.order, Command::Serve) {
             Command::Serve => {}
@@ -29,7 +28,10 @@ impl Lane<Session, Checked> for Model {
         }
         let session = Session { peer, ..Session::default() };
         let id = shard.admit(socket, None, 0, session).expect("there is memory");
-        assert!(shard.connections() <= self.plan.connections_max, "more connections than there may be");
+        assert!(
+            shard.connections(LaneId::FIRST) <= self.plan.connections_max,
+            "more connections than there may be"
+        );
         assert!(self.names.insert(id), "a name is used twice");
         self.open(shard, id, opening);
     }
@@ -47,15 +49,16 @@ impl Lane<Session, Checked> for Model {
 
     /// Hands frames of one connection to the service, until there is none or a call fails.
     fn frames(&mut self, frames: &mut Batch<'_>) {
-        let (id, shared) = (frames.id(), frames.shared().clone());
-        let alive = self.live.get(&id).is_some_and(|known| Rc::ptr_eq(known, &shared));
+        let (id, shared) = (frames.id(), session_of(frames.shared()));
+        let framing = self.framing.clone();
+        let alive = self.live.get(&id).is_some_and(|known| *known == shared);
         assert!(alive, "{id} is gone, and has frames");
         loop {
-            match frames.next_frame() {
+            match frames.next_frame(&*framing) {
                 Next::Nothing => return,
                 Next::Bad(error) => {
                     let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
-                    let talk = &mut self.talks[shared.session.peer];
+                    let talk = &mut self.talks[shared.body().peer];
                     let next = talk.next(kind, max);
                     assert!(matches!(next, Start::TooLarge | Start::Bad), "{next:?} is refused");
                     talk.bad = true;
@@ -78,21 +81,21 @@ impl Lane<Session, Checked> for Model {
     fn heartbeat(&mut self, _core: &mut Core, id: ConnId) {
         assert!(self.plan.limits.heartbeat_interval.is_some());
         let Some(shared) = self.live.get(&id).cloned() else { return };
-        assert!(!shared.outlet.is_full(), "a heartbeat on top of a full outbox");
+        assert!(!shared.is_full(), "a heartbeat on top of a full outbox");
         self.reply(&shared, b"are you there?");
     }
 
     /// The service hears of the end of a peer whose connection it holds open, and closes every other one.
     fn input_ended(&mut self, _core: &mut Core, id: ConnId) {
         let Some(shared) = self.live.get(&id).cloned() else { return };
-        let (kind, peer) = (self.plan.kind, shared.session.peer);
+        let (kind, peer) = (self.plan.kind, shared.body().peer);
         let talk = &mut self.talks[peer];
         assert!(self.plan.hold_open && !talk.input_end_told, "told of the end twice");
         assert!(!matches!(talk.next(kind, usize::MAX), Start::Frame(..)), "told of the end before a frame");
         talk.input_end_told = true;
         self.reply(&shared, b"that was all");
         if peer.is_multiple_of(2) {
-            shared.outlet.close();
+            shared.close();
         }
     }
 
@@ -100,7 +103,7 @@ impl Lane<Session, Checked> for Model {
         waker.wake();
     }
 
-    fn ended(&mut self, _core: &mut Core, ended: Ended<Session>) {
+    fn ended(&mut self, _core: &mut Core, ended: Ended) {
         self.check_end(ended);
     }
 }
@@ -108,15 +111,15 @@ impl Lane<Session, Checked> for Model {
 impl Model {
     /// A connection is there.
     fn open(&mut self, shard: &mut Core, id: ConnId, opening: u8) {
-        let shared = shard.shared(id).cloned().expect("a new connection has a shared");
+        let shared = shard.shared(id).map(session_of).expect("a new connection has a session");
         self.live.insert(id, shared.clone());
-        let peer = shared.session.peer;
+        let peer = shared.body().peer;
         self.talks[peer].heard = self.now;
         if self.plan.hold_open {
-            shared.outlet.hold_open();
+            shared.hold_open();
         }
         if !peer.is_multiple_of(2) {
-            shared.session.gate.replace(Some(shared.outlet.gate()));
+            shared.body().gate.replace(Some(shared.gate()));
         }
         if opening & 4 != 0 {
             self.reply(&shared, b"welcome");
@@ -133,17 +136,17 @@ impl Model {
 
     /// Calls of a connection that wait.
     pub(super) fn calls<'a>(&'a self, shared: &'a Conn) -> impl Iterator<Item = &'a Task> {
-        self.tasks.iter().flatten().filter(|task| Rc::ptr_eq(&task.shared, shared))
+        self.tasks.iter().flatten().filter(|task| task.shared == *shared)
     }
 
     fn check_frame(&mut self, frame: &Frame, shared: &Conn) {
         self.frames += 1;
         let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
-        let may = !shared.outlet.is_full() || shared.session.reads_on.get();
+        let may = !shared.is_full() || shared.body().reads_on.get();
         assert!(may, "a frame is handed out although the outbox is full");
         let more = self.calls(shared).count() < self.plan.limits.calls_in_flight_max.into();
         assert!(more, "a frame is handed out while as many calls wait as may");
-        let talk = &mut self.talks[shared.session.peer];
+        let talk = &mut self.talks[shared.body().peer];
         assert!(talk.opened && talk.ended.is_none() && !talk.bad, "a frame of a connection that takes none");
         let wire = frame.wire();
         assert!(
@@ -167,7 +170,7 @@ impl Model {
         let Parked { next, bytes } = frames.park(free as u32, 100);
         assert_eq!(next.is_some(), self.calls(&task.shared).next().is_some(), "calls before this one");
         if next.is_none() {
-            self.talks[task.shared.session.peer].waits_since = self.now;
+            self.talks[task.shared.body().peer].waits_since = self.now;
         }
         (task.next, task.bytes) = (next, bytes);
         self.tasks[free] = Some(task);
@@ -175,10 +178,10 @@ impl Model {
 
     /// Tells a handler when there is room.
     pub fn await_room(&self, shared: &Conn) -> Option<Arc<Flag>> {
-        let outlet = &shared.outlet;
+        let outlet = &**shared;
         (outlet.is_full() && !outlet.is_gone()).then(|| {
             // Only the waker given last is woken.
-            let mut room = shared.session.room.borrow_mut();
+            let mut room = shared.body().room.borrow_mut();
             let flag = room.take_if(|flag| !flag.is_set()).unwrap_or_default();
             outlet.wake_when_ready(&flag.clone().into());
             room.insert(flag).clone()
@@ -193,7 +196,7 @@ impl Rig {
         let peer = model.talks.len();
         let address = SocketAddr::from(([127, 0, 0, 1], 80)).into();
         let session = Session { peer, ..Session::default() };
-        let Some(id) = shard.connect(address, session) else { return };
+        let Some(id) = shard.connect(model.lane, address, session) else { return };
         model.talks.push(Talk::default());
         model.upstreams.insert(id, peer);
         assert!(model.names.insert(id), "a name is used twice");
@@ -203,7 +206,7 @@ impl Rig {
     pub fn resume(&mut self, index: usize, end: End) {
         let Rig { shard, model } = self;
         let Some(mut task) = model.tasks.get_mut(index).and_then(Option::take) else { return };
-        let id = task.shared.outlet.id();
+        let id = task.shared.id();
         if !model.go_on(&mut task) {
             model.tasks[index] = Some(task);
             return;
@@ -212,7 +215,7 @@ impl Rig {
         {
             before.next = task.next;
         }
-        model.talks[task.shared.session.peer].waits_since = model.now;
+        model.talks[task.shared.body().peer].waits_since = model.now;
         let (next, bytes) = (task.next, task.bytes);
         drop(task);
         shard.call_done(id, index as u32, next, bytes);
@@ -223,6 +226,11 @@ impl Rig {
     }
 }
 
+/// What the service holds of a connection: all lanes of the rig have sessions of one type.
+pub(super) fn session_of(shared: &ConnHead) -> Conn {
+    shared.downcast_ref().cloned().expect("every session is of one type")
+}
+
 /// A call is over. True if the next frame may follow.
 fn settle(shard: &mut Core, id: ConnId, end: End) -> bool {
     match end {
@@ -230,7 +238,7 @@ fn settle(shard: &mut Core, id: ConnId, end: End) -> bool {
         End::Failed => shard.finish(id, CloseReason::HandlerError),
         End::Panicked => shard.abort(id, CloseReason::HandlerPanicked),
     }
-    let gone = shard.shared(id).is_none_or(|shared| shared.outlet.is_gone());
+    let gone = shard.shared(id).is_none_or(|shared| shared.is_gone());
     assert!(gone, "{id} is finished, and takes replies");
     false
 }

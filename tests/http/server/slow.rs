@@ -63,9 +63,9 @@ fn dripping_body_that_is_echoed_ends_its_connection() {
     let rig = Rig::start(brief_window());
     let mut client = rig.client();
     client.write(format!("POST /echo {POST}").as_bytes());
-    let (answer, end) = drip(&mut client, b"x", BRIEF / 3);
+    // By a reset, or by FIN if the last byte was read before.
+    let (answer, _) = drip(&mut client, b"x", BRIEF / 3);
     assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
-    assert_eq!(end, End::Reset);
     watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
     drop(client);
     ringserve_tests::finish(rig.running);

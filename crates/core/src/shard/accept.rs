@@ -1,20 +1,14 @@
 //! Accepting: pauses at limits, resumes when there is room.
 
 use alloc::collections::VecDeque;
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 
-use ringserve_buf::has_room_for;
-
-use super::Shard;
 use super::turn::Event;
-use crate::conn::Conn;
-use crate::framing::Framing;
-use crate::outlet::{ConnShared, Outlet};
+use super::{LaneId, Shard};
 use crate::{AcceptEnd, CloseReason, ConnId, Observer, Op, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
@@ -38,7 +32,6 @@ impl Quota {
 /// Accepting, over all listeners of the shard.
 pub(super) struct Accepting {
     listeners: Vec<Listener>,
-    connections_max: usize,
     /// What all shards of the server may hold together.
     quota: Option<Arc<Quota>>,
     /// Another shard has room.
@@ -63,10 +56,9 @@ struct Listener {
 }
 
 impl Accepting {
-    pub(super) fn new(listeners: u16, connections_max: usize) -> Accepting {
+    pub(super) fn new(listeners: u16) -> Accepting {
         Accepting {
             listeners: (0..listeners).map(|_| Listener::default()).collect(),
-            connections_max,
             quota: None,
             others_have_room: false,
             waiting: VecDeque::new(),
@@ -111,9 +103,9 @@ impl Accepting {
     }
 }
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     pub(super) fn accepted(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
-        self.counters.accepted += 1;
+        self.lanes[LaneId::FIRST].counters.accepted += 1;
         self.place(listener, socket, peer);
     }
 
@@ -128,14 +120,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         if self.has_stopped() {
             // It would wait for a place that is not coming.
-            self.counters.refused += 1;
+            self.lanes[LaneId::FIRST].counters.refused += 1;
             self.ops.push(Op::Refuse { socket });
             return;
         }
         if self.hand_off(listener, socket, peer) {
             return;
         }
-        self.counters.waited += 1;
+        self.lanes[LaneId::FIRST].counters.waited += 1;
         self.accepting.waiting.push_back((listener, socket, peer));
         self.sync_accept();
     }
@@ -154,15 +146,16 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn hand_off(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
         let hands_off = self.hands_off();
         if hands_off {
-            self.counters.handed_off += 1;
+            self.lanes[LaneId::FIRST].counters.handed_off += 1;
             self.events.push_back(Event::HandOff { socket, peer, listener });
         }
         hands_off
     }
 
-    /// Connections this shard's own table has room for.
+    /// Accepted connections this shard has room for.
     pub fn slots_left(&self) -> usize {
-        self.accepting.connections_max - self.conns.len() - self.accepting.asked
+        let lane = &self.lanes[LaneId::FIRST];
+        lane.connections_max - lane.connections - self.accepting.asked
     }
 
     pub(super) fn has_slot(&self) -> bool {
@@ -194,7 +187,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Makes an accepted socket a connection. `None` if there is no memory for it, or every connection was aborted; the socket
     /// is closed then.
     /// The next call for it is [`opened`](Shard::opened) or [`finish`](Shard::finish).
-    pub fn admit(
+    pub fn admit<S: 'static>(
         &mut self,
         socket: Socket,
         peer: Option<SocketAddr>,
@@ -202,22 +195,18 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         session: S,
     ) -> Option<ConnId> {
         self.accepting.asked -= 1;
-        let (local, now) = (&self.local, self.now);
-        let mut made = None;
-        if self.takes_newcomers() && has_room_for::<ConnShared<S>>() {
-            made = self.conns.insert_with(|id| {
-                let outlet = Outlet::new(id, local.clone(), peer, listener);
-                Conn::new(Rc::new(ConnShared { outlet, session }), now)
-            });
-        }
+        let lane = LaneId::FIRST;
+        let made = match self.takes_newcomers() {
+            true => self.insert(lane, peer, listener, session),
+            false => None,
+        };
         let Some(id) = made else {
             self.accepting.give_back();
-            self.counters.refused += 1;
+            self.lanes[LaneId::FIRST].counters.refused += 1;
             self.ops.push(Op::Refuse { socket });
             return None;
         };
-        self.counters.opened += 1;
-        self.observer.opened(now, id, peer);
+        self.observer.opened(self.now, lane, id, peer);
         self.ops.push(Op::Adopt { id, socket });
         if self.drain.is_some() {
             self.note_newcomer(id);
@@ -232,7 +221,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub fn refuse(&mut self, socket: Socket) {
         self.accepting.asked -= 1;
         self.accepting.give_back();
-        self.counters.refused += 1;
+        self.lanes[LaneId::FIRST].counters.refused += 1;
         self.ops.push(Op::Refuse { socket });
         self.retry_accepts();
     }
@@ -241,7 +230,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     pub fn handed_off(&mut self) {
         self.accepting.asked -= 1;
         self.accepting.give_back();
-        self.counters.handed_off += 1;
+        self.lanes[LaneId::FIRST].counters.handed_off += 1;
         self.retry_accepts();
     }
 
@@ -311,7 +300,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         if held != self.accepting.paused {
             self.accepting.paused = held;
-            self.counters.accept_paused += u64::from(held);
+            self.lanes[LaneId::FIRST].counters.accept_paused += u64::from(held);
             self.observer.accept_paused(self.now, held);
         }
         for (n, state) in self.accepting.listeners.iter_mut().enumerate() {
@@ -341,14 +330,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// No socket that waits becomes a connection any more.
     pub(super) fn refuse_waiting(&mut self) {
         for (_, socket, _) in self.accepting.waiting.drain(..) {
-            self.counters.refused += 1;
+            self.lanes[LaneId::FIRST].counters.refused += 1;
             self.ops.push(Op::Refuse { socket });
         }
     }
 
     /// Closes a connection that `open` refused, after what it was told.
     pub fn refused(&mut self, id: ConnId) {
-        self.counters.refused += 1;
+        self.lanes[LaneId::FIRST].counters.refused += 1;
         self.finish(id, CloseReason::Refused);
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Shard;
 use crate::conn::NO_HANDLER;
-use crate::framing::Framing;
 use crate::{CloseReason, ConnId, Observer};
 
 /// What [`Shard::call_parked`] answers.
@@ -14,14 +13,14 @@ pub struct Parked {
     pub bytes: usize,
 }
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// A call of a connection waits, and holds `bytes` of memory. Once as many do as may
     /// ([`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max)), or memory is tight, no frame is handed out until
     /// [`call_done`](Shard::call_done). `handler` is the caller's name for the call. [`Ended`](crate::Ended) brings the name of
     /// the first one back.
     pub fn call_parked(&mut self, id: ConnId, handler: u32, bytes: usize) -> Parked {
         let mut bytes = bytes;
-        let index = self.conns.index(id);
+        let index = id.slot();
         let Some(conn) = self.conns.get_mut(id) else { return Parked { next: None, bytes: 0 } };
         let next = conn.has_handler().then_some(conn.handler);
         if next.is_none() {
@@ -29,7 +28,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         conn.handler = handler;
         conn.calls += 1;
-        conn.calls_full = conn.calls >= self.limits.calls_in_flight_max;
+        conn.calls_full = conn.calls >= self.lanes[conn.lane].limits.calls_in_flight_max;
         self.arm(id);
         // A connection that ended during the call, or just now, holds nothing.
         if self.shared(id).is_none() {
@@ -38,6 +37,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             bytes = 0;
             self.abort(id, CloseReason::MemoryLimit);
         } else {
+            self.shared.hold(bytes);
             self.check_held(id);
         }
         if self.is_tight()
@@ -52,9 +52,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// it, which is the first one now if this was; `bytes` is what [`call_parked`](Shard::call_parked) answered.
     pub fn call_done(&mut self, id: ConnId, handler: u32, next: Option<u32>, bytes: usize) {
         let now = self.stamp;
-        let index = self.conns.index(id);
+        let index = id.slot();
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
         self.holders.remove_call(index, bytes);
+        self.shared.release(bytes);
         if conn.handler == handler {
             conn.handler = next.unwrap_or(NO_HANDLER);
         }

@@ -10,10 +10,9 @@ use alloc::boxed::Box;
 use super::turn::{Ended, Event};
 use super::{Shard, expect_conn};
 use crate::conn::{NO_HANDLER, State, Write};
-use crate::framing::Framing;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Ends a connection after its queued replies have left. No further frame is handed out and nothing more
     /// is queued; a parked handler is dropped when the replies are gone.
     pub fn finish(&mut self, id: ConnId, reason: CloseReason) {
@@ -68,21 +67,28 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn begin_close(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = conn.shared.take() else { return };
-        self.holders.forget(self.conns.index(id));
+        self.shared.release(self.holders.forget(id.slot()));
         let Some(conn) = self.conns.get_mut(id) else { return };
         // What waits for room may be a task, which is not dropped with the connection.
-        shared.outlet.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
-        shared.outlet.end();
+        shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
+        shared.end();
         conn.state = State::Closing;
         let call = conn.has_handler().then_some(conn.handler);
         (conn.handler, conn.calls, conn.calls_full) = (NO_HANDLER, 0, false);
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.input_ended;
         conn.send_at = self.stamp;
-        self.counters.closed += 1;
-        self.counters.closed_by_reason[reason.index()] += 1;
-        self.observer.ended(self.now, id, reason);
-        self.events.push_back(Event::Ended(Ended { id, shared, reason, opened: conn.opened, call }));
+        self.lanes[conn.lane].counters.closed += 1;
+        self.lanes[conn.lane].counters.closed_by_reason[reason.index()] += 1;
+        self.observer.ended(self.now, conn.lane, id, reason);
+        self.events.push_back(Event::Ended(Ended {
+            id,
+            lane: conn.lane,
+            shared,
+            reason,
+            opened: conn.opened,
+            call,
+        }));
         self.join(id);
     }
 
@@ -129,9 +135,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if expect_conn(&mut self.conns, id).is_none() {
             return;
         }
-        self.conns.remove(id);
-        self.accepting.give_back();
-        self.wheel.clear(self.conns.index(id));
+        let Some(conn) = self.conns.remove(id) else { return };
+        let lane = &mut self.lanes[conn.lane];
+        lane.connections -= 1;
+        self.wheel.clear(id.slot());
+        if !lane.is_outbound {
+            self.accepting.give_back();
+        }
+        // Its descriptor may be another's that waits.
         self.slot_freed();
     }
 

@@ -1,59 +1,38 @@
 //! Connections that the server makes, to upstreams.
 
 use alloc::boxed::Box;
-use alloc::rc::Rc;
-
-use ringserve_buf::has_room_for;
 
 use super::turn::Event;
-use super::{Shard, expect_conn};
-use crate::conn::{Conn, Flight, State};
-use crate::framing::Framing;
-use crate::outlet::{ConnShared, Outlet};
-use crate::slots::Slots;
+use super::{LaneId, Shard, expect_conn};
+use crate::conn::{Flight, State};
+use crate::outlet::Outlet;
 use crate::{Address, CloseReason, ConnId, Observer, Op};
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
-    /// Gives connections names with slots from `first` on, so that two shards can share a driver. Before the first
-    /// connection.
-    pub fn number_from(&mut self, first: u32) {
-        debug_assert!(self.conns.is_empty(), "there are connections already");
-        self.conns = Slots::numbered_from(first);
-    }
-
+impl<O: Observer> Shard<O> {
     /// Begins to connect. [`Lane::connected`](crate::Lane::connected) says that the connection is there, [`Lane::ended`](crate::Lane::ended) that it will not be;
-    /// nothing may be queued for it before. `None` if there is no slot or no memory for it, or the shard drains.
-    pub fn connect(&mut self, address: Address, session: S) -> Option<ConnId> {
-        if self.has_stopped()
-            || !self.has_slot()
-            || !has_room_for::<ConnShared<S>>()
-            || !self.accepting.take_quota()
-        {
+    /// nothing may be queued for it before. `None` if the [outbound](Shard::add_outbound) lane is full, there is no memory, or the
+    /// shard drains and every accepted connection is gone.
+    pub fn connect<S: 'static>(&mut self, lane: LaneId, address: Address, session: S) -> Option<ConnId> {
+        if self.has_closed_outbound() || self.connections_left(lane) == 0 {
             return None;
         }
-        let (local, now) = (&self.local, self.now);
-        let id = self.conns.insert_with(|id| {
-            let outlet = Outlet::new(id, local.clone(), address.as_ip(), 0);
-            let mut conn = Conn::new(Rc::new(ConnShared { outlet, session }), now);
+        let id = self.insert(lane, address.as_ip(), 0, session)?;
+        if let Some(conn) = self.conns.get_mut(id) {
             conn.connect = Flight::Armed;
-            conn
-        });
-        let Some(id) = id else {
-            self.accepting.give_back();
-            return None;
-        };
-        self.counters.opened += 1;
+        }
         self.ops.push(Op::Connect { id, address: Box::new(address) });
         self.arm(id);
-        if !self.has_room() {
-            self.sync_accept();
-        }
         Some(id)
     }
 
-    /// The name in the slot at this index, counted from the first one, if it is taken.
-    pub fn id_at(&self, index: u32) -> Option<ConnId> {
-        self.conns.id_at(index)
+    /// Connections that an [outbound](Shard::add_outbound) lane has room for.
+    pub fn connections_left(&self, lane: LaneId) -> usize {
+        self.lanes[lane].connections_max - self.lanes[lane].connections
+    }
+
+    /// The connection in a slot, if that is taken.
+    pub fn id_at(&self, slot: u32) -> Option<ConnId> {
+        self.conns.id_at(slot)
     }
 
     pub(super) fn connected(&mut self, id: ConnId, result: Result<(), i32>) {
@@ -68,7 +47,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let now = self.stamp;
         (conn.since, conn.heard_at, conn.active_at) = (now, now, now);
         let peer = conn.outlet().and_then(Outlet::peer);
-        self.observer.opened(self.now, id, peer);
+        self.observer.opened(self.now, conn.lane, id, peer);
         self.events.push_back(Event::Connected(id));
     }
 }

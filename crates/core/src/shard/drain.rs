@@ -18,6 +18,8 @@
 //!   not interfered with.
 //! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
 //!   admitted it. One that was accepted less than that ago, and has not brought a frame, has as much time.
+//! * Connections that the server made stay until the last accepted one is gone, since that one may need them. Then what is
+//!   queued for them leaves, and they are closed.
 //! * *Aborted*, when [`Limits::drain_timeout`](crate::Limits::drain_timeout) is over or at the order: every connection is reset.
 //! * What is there [`GIVE_UP`] later is left behind: a completion of the driver did not come.
 
@@ -25,8 +27,7 @@ use alloc::collections::VecDeque;
 use core::time::Duration;
 
 use super::Shard;
-use crate::conn::Intake;
-use crate::framing::Framing;
+use crate::conn::{Conn, Intake};
 use crate::{CloseReason, ConnId, Observer, Time};
 
 /// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come
@@ -51,6 +52,8 @@ pub(super) struct Drain {
     /// Connections admitted since it began or right before, and when they are cut: `None` until the turn after the one that
     /// admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
+    /// Connections that the server made are being closed, and it makes no more.
+    outbound_closed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +79,10 @@ enum Stage {
 }
 
 impl Drain {
+    fn new(stage: Stage) -> Drain {
+        Drain { stage, newcomers: VecDeque::new(), outbound_closed: false }
+    }
+
     /// True if turns follow each other without a wait.
     pub(super) fn looks(&self) -> bool {
         matches!(self.stage, Stage::Looking { .. })
@@ -101,7 +108,7 @@ impl Drain {
     }
 }
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Begins to shut down, at once or after [`Limits::drain_delay`](crate::Limits::drain_delay): listeners are closed, what
     /// was received is answered, and connections are closed as soon as nothing is owed; after
     /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) the rest is aborted.
@@ -109,12 +116,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if self.drain.is_some() {
             return;
         }
-        self.local.set_draining();
+        self.shared.set_draining();
         if self.limits.drain_delay.is_zero() {
             return self.stop();
         }
         let stage = Stage::Delayed { until: self.now + self.limits.drain_delay };
-        self.drain = Some(Drain { stage, newcomers: VecDeque::new() });
+        self.drain = Some(Drain::new(stage));
     }
 
     /// Aborts every connection, and accepts no more.
@@ -124,19 +131,25 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         self.abort_all(CloseReason::ServerAborted);
     }
 
-    /// Closes every connection after what is queued, and makes or accepts no more, at once; what is left at `deadline`, or
-    /// after [`Limits::drain_timeout`](crate::Limits::drain_timeout) if that is sooner, is aborted.
-    pub fn close_all(&mut self, deadline: Time) {
-        self.drain();
-        self.stop();
-        if let Some(Drain { stage: Stage::Looking { deadline: own, .. }, .. }) = &mut self.drain {
-            *own = deadline.min(*own);
-        }
-        for index in 0..self.conns.used() {
-            if let Some(id) = self.conns.id_at(index) {
+    /// At the end of a turn: once no accepted connection is left, those that the server made are closed after what is queued.
+    #[cold]
+    pub(super) fn close_outbound(&mut self) {
+        let accepted = self.conns.len() - self.lanes.outbound();
+        let is_due = accepted == 0 && self.has_stopped() && self.accepting.is_stopped();
+        let Some(drain) = self.drain.as_mut().filter(|drain| is_due && !drain.outbound_closed) else {
+            return;
+        };
+        drain.outbound_closed = true;
+        for slot in 0..self.conns.used() {
+            if let Some(id) = self.conns.id_at(slot) {
                 self.finish(id, CloseReason::Shutdown);
             }
         }
+    }
+
+    /// True once the server makes no connection any more.
+    pub(super) fn has_closed_outbound(&self) -> bool {
+        self.drain.as_ref().is_some_and(|drain| drain.outbound_closed)
     }
 
     /// The delay is over: nothing new from here on.
@@ -149,7 +162,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             turns_left: LOOKS_MIN + self.conns.len() as u32 / CONNECTIONS_A_LOOK,
             first_turn: true,
         };
-        self.drain = Some(Drain { stage, newcomers: VecDeque::new() });
+        self.drain = Some(Drain::new(stage));
         self.stop_listening();
         self.retry_accepts();
     }
@@ -163,15 +176,6 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// True once every connection was aborted, by [`force`](Shard::force) or since the drain took too long.
     pub fn has_aborted(&self) -> bool {
         self.drain.as_ref().is_some_and(|drain| matches!(drain.stage, Stage::Aborted { .. } | Stage::GivenUp))
-    }
-
-    /// When what is left is aborted, or was; `None` until the shard drains and its delay is over.
-    pub fn drain_deadline(&self) -> Option<Time> {
-        match self.drain.as_ref()?.stage {
-            Stage::Delayed { .. } => None,
-            Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
-            Stage::Aborted { .. } | Stage::GivenUp => Some(self.now),
-        }
     }
 
     /// True if a socket that comes now may still become a connection.
@@ -221,7 +225,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn cut_all(&mut self) {
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
-            let Some(conn) = self.conns.get(id).filter(|conn| conn.intake == Intake::On) else { continue };
+            let is_on = |conn: &&Conn| conn.intake == Intake::On && !self.lanes[conn.lane].is_outbound;
+            let Some(conn) = self.conns.get(id).filter(is_on) else { continue };
             match !conn.frame_seen && conn.since.age(self.stamp) < NEWCOMER {
                 true => self.note_newcomer(id),
                 false => self.cut(id),
@@ -273,6 +278,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             // Once is enough: what is left is with the driver.
             drain.stage = Stage::Aborted { until: self.now + GIVE_UP };
             drain.newcomers.clear();
+            drain.outbound_closed = true;
         }
         self.refuse_waiting();
     }

@@ -1,14 +1,12 @@
 //! A connection's batch of frames, pulled by the lane.
 
-use alloc::rc::Rc;
-
 use ringserve_buf::{Lease, try_box};
 
-use super::{Parked, Shard};
+use super::{Lane, LaneId, Parked, Shard};
 use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing};
 use crate::inbox::{Found, Inbox, cut};
-use crate::outlet::ConnShared;
+use crate::outlet::ConnHead;
 use crate::{CloseReason, ConnId, Frame, Observer};
 
 /// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
@@ -29,10 +27,13 @@ pub enum Next {
 ///
 /// The common frame lies whole in the lease at hand and is cut off it without a look at the connection: whatever
 /// may stop frames in the middle of a batch shows in the outlet's flags, or comes through this type.
-pub struct Frames<'a, S, F: Framing, O: Observer> {
-    shard: &'a mut Shard<S, F, O>,
+pub struct Frames<'a, O: Observer> {
+    shard: &'a mut Shard<O>,
     id: ConnId,
-    shared: Rc<ConnShared<S>>,
+    lane: LaneId,
+    shared: &'a ConnHead,
+    /// Of the lane.
+    frame_bytes_max: usize,
     /// What was received and is not cut yet.
     lease: Lease,
     /// Frames that the batch may still hand out, and those that it did.
@@ -50,22 +51,25 @@ pub struct Frames<'a, S, F: Framing, O: Observer> {
     frame_bytes: usize,
 }
 
-impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
+impl<'a, O: Observer> Frames<'a, O> {
     /// A batch that begins with what was received. `plain` is true if nothing but a frame's own bytes and the outlet can keep
     /// it from the service.
     #[inline(always)]
     pub(super) fn new(
-        shard: &'a mut Shard<S, F, O>,
+        shard: &'a mut Shard<O>,
         id: ConnId,
-        shared: Rc<ConnShared<S>>,
+        lane: LaneId,
+        shared: &'a ConnHead,
         lease: Lease,
         plain: bool,
         is_first: bool,
-    ) -> Frames<'a, S, F, O> {
+    ) -> Frames<'a, O> {
         let (left, weighs) = (shard.work.frames_left(), shard.short_of_buffers);
         Frames {
+            frame_bytes_max: shard.lanes[lane].limits.frame_bytes_max,
             shard,
             id,
+            lane,
             shared,
             lease,
             left,
@@ -84,14 +88,20 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         self.id
     }
 
+    /// Its lane.
+    #[inline]
+    pub fn lane(&self) -> LaneId {
+        self.lane
+    }
+
     /// Its outlet and session.
     #[inline]
-    pub fn shared(&self) -> &Rc<ConnShared<S>> {
-        &self.shared
+    pub fn shared(&self) -> &'a ConnHead {
+        self.shared
     }
 
     /// The shard, to end the connection.
-    pub fn shard(&mut self) -> &mut Shard<S, F, O> {
+    pub fn shard(&mut self) -> &mut Shard<O> {
         self.shard
     }
 
@@ -105,17 +115,17 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         self.shard.abort(self.id, reason);
     }
 
-    /// The next frame. Between two calls nothing may happen but user code, [`park`](Frames::park) and what ends the
+    /// The next frame, as `framing` finds it: the same one in each call for the connection. Between two calls nothing may happen but user code, [`park`](Frames::park) and what ends the
     /// connection.
     #[inline]
-    pub fn next_frame(&mut self) -> Next {
-        if self.plain && !self.shared.outlet.stops_frames() {
+    pub fn next_frame(&mut self, framing: &impl Framing) -> Next {
+        if self.plain && !self.shared.stops_frames() {
             if self.lease.is_empty() {
                 if self.ends_plainly {
                     return Next::Nothing;
                 }
             } else if self.left > 0 {
-                let found = cut(&*self.shard.framing, &mut self.lease, self.shard.limits.frame_bytes_max);
+                let found = cut(framing, &mut self.lease, self.frame_bytes_max);
                 if let Found::Frame(frame) = found {
                     self.left -= 1;
                     self.handed += 1;
@@ -128,16 +138,16 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
                 }
             }
         }
-        self.next_checked()
+        self.next_checked(framing)
     }
 
     /// The same for what does not lie whole in the lease, or where the connection may hand out none.
     #[inline(never)]
-    fn next_checked(&mut self) -> Next {
+    fn next_checked(&mut self, framing: &impl Framing) -> Next {
         loop {
             let shard = &mut *self.shard;
             let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
-            let outlet = &self.shared.outlet;
+            let outlet = self.shared;
             if conn.shared.is_none() || !conn.is_open() || outlet.close_asked() || outlet.abort_asked() {
                 return self.nothing();
             }
@@ -166,19 +176,19 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
             if self.left == 0 {
                 return self.requeue();
             }
-            let max = shard.limits.frame_bytes_max;
+            let max = self.frame_bytes_max;
             let mut finished = false;
             let found = match conn.inbox.take_if(|inbox| inbox.has_partial()) {
                 // Neither there nor counted while the framing runs: a panic in it leaves the accounts right.
                 Some(mut inbox) => {
-                    shard.inbox_bytes -= inbox.held_bytes();
-                    let found = inbox.finish(&*shard.framing, &mut self.lease, max);
-                    shard.inbox_bytes += inbox.held_bytes();
+                    shard.shared.release(inbox.held_bytes());
+                    let found = inbox.finish(framing, &mut self.lease, max);
+                    shard.shared.hold(inbox.held_bytes());
                     conn.inbox = Some(inbox);
                     (self.weighs, finished) = (true, true);
                     found
                 }
-                None => cut(&*shard.framing, &mut self.lease, max),
+                None => cut(framing, &mut self.lease, max),
             };
             let found = match found {
                 Found::Frame(frame) => {
@@ -242,7 +252,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         };
         let before = inbox.held_bytes();
         let taken = inbox.take();
-        self.shard.inbox_bytes -= before - inbox.held_bytes();
+        self.shard.shared.release(before - inbox.held_bytes());
         (self.lease, self.weighs) = (taken.unwrap_or_default(), true);
         !self.lease.is_empty()
     }
@@ -269,7 +279,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         let (pinned, wire) = (frame.pinned_bytes(), frame.wire().len());
         let pooled = frame.is_pooled();
         if pinned >= 2 * wire && (shard.short_of_buffers || (calls_wait && !pooled)) {
-            shard.counters.frames_copied += 1;
+            shard.lanes[self.lane].counters.frames_copied += 1;
             self.frame_bytes = wire + FRAME_BYTES;
             let skip = frame.as_ptr() as usize - frame.wire().as_ptr() as usize;
             let Some(copy) = Lease::try_copy_of(frame.wire()) else { return self.no_memory() };
@@ -277,7 +287,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         }
         // What is left of the lease goes back to the inbox, which counts all of it, as long as no other call takes it
         // from there.
-        let counted = !self.lease.is_empty() && shard.limits.calls_in_flight_max == 1;
+        let counted = !self.lease.is_empty() && shard.lanes[self.lane].limits.calls_in_flight_max == 1;
         self.frame_bytes = if pooled || counted { 0 } else { pinned + FRAME_BYTES };
         Next::Frame(frame)
     }
@@ -294,7 +304,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         if !inbox.has_partial() {
             let before = inbox.held_bytes();
             let begun = inbox.begin(&lease, missing, shard.stamp);
-            shard.inbox_bytes = shard.inbox_bytes + inbox.held_bytes() - before;
+            shard.shared.hold(inbox.held_bytes() - before);
             if begun.is_err() {
                 return shard.abort(id, CloseReason::MemoryLimit);
             }
@@ -311,11 +321,12 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
         Next::Nothing
     }
 
-    /// The lane has what it wanted.
+    /// Has the lane take the batch.
     #[inline(always)]
-    pub(super) fn end(mut self) {
+    pub(super) fn hand_to(mut self, lane: &mut (impl Lane<O> + ?Sized)) {
+        lane.frames(&mut self);
         self.shard.work.end_batch(self.left);
-        self.shard.counters.frames += u64::from(self.handed);
+        self.shard.lanes[self.lane].counters.frames += u64::from(self.handed);
         if !self.lease.is_empty() || (self.is_first && self.handed > 0) {
             self.end_with_more();
         }
@@ -329,7 +340,7 @@ impl<'a, S, F: Framing, O: Observer> Frames<'a, S, F, O> {
     }
 }
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Keeps what is left of a connection's batch, and gives it another one later if it may have one.
     fn requeue(&mut self, id: ConnId, lease: Lease) {
         if !lease.is_empty() {

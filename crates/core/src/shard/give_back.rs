@@ -4,18 +4,17 @@ use alloc::vec::Vec;
 
 use super::Shard;
 use crate::conn::State;
-use crate::framing::Framing;
 use crate::{Observer, Op};
 
 /// With more connections their receives are left alone: stopping and arming a thousand takes a millisecond or two.
 const RESTARTED_MAX: usize = 1024;
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Frees what is kept for the next use, and stops every receive, which is armed again once it has ended: between the two
     /// [`Driver::give_back`](crate::Driver::give_back) finds none armed. Call it before
     /// [`end`](Shard::end), when the shard is quiet.
     pub fn give_back(&mut self) {
-        self.local.drop_spare();
+        self.shared.drop_spare();
         self.events.shrink_to_fit();
         self.runnable.shrink_to_fit();
         self.served.shrink_to_fit();

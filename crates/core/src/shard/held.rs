@@ -8,7 +8,6 @@
 use super::{QUEUE_KEPT, Shard};
 
 use crate::conn::Queued;
-use crate::framing::Framing;
 use crate::holders::class_of;
 use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Observer};
@@ -20,10 +19,10 @@ const SETTLES: u32 = 3;
 /// All counts.
 const AT_ONCE: u32 = 0;
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Bytes that all connections hold.
     pub fn held_bytes(&self) -> usize {
-        self.inbox_bytes + self.holders.call_bytes() + self.local.outbox_bytes() + self.local.service_bytes()
+        self.shared.held_bytes()
     }
 
     /// Bytes that one connection holds, without half a frame and what is queued where these are there for fewer than `steps`
@@ -37,7 +36,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         inbox.map_or(0, |inbox| inbox.held_bytes())
             + outbox.map_or(0, |outlet| outlet.outbox_bytes())
             + conn.outlet().map_or(0, |outlet| outlet.service_bytes())
-            + self.holders.call_bytes_of(self.conns.index(id))
+            + self.holders.call_bytes_of(id.slot())
     }
 
     /// True if what came then must have been listed: it counted after a time, and was seen once more after as long at the latest.
@@ -53,7 +52,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Lists a connection by what it has held for `steps` steps.
     fn list_holder(&mut self, id: ConnId, steps: u32) {
         let bytes = self.held_bytes_of(id, steps);
-        if !self.holders.list(self.conns.index(id), bytes) {
+        if !self.holders.list(id.slot(), bytes) {
             self.abort(id, CloseReason::MemoryLimit);
         }
     }
@@ -141,7 +140,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let mut others = others.by_ref().copied().filter(|id| self.shared(*id).is_some());
             let Some(victim) = heaviest.or_else(|| others.next()) else { return };
             let (bytes, held) = (self.held_bytes_of(victim, steps), self.held_bytes());
-            self.observer.over_held_bytes_max(self.now, victim, bytes, held);
+            if let Some(lane) = self.lane_of(victim) {
+                self.observer.over_held_bytes_max(self.now, lane, victim, bytes, held);
+            }
             self.abort(victim, CloseReason::MemoryLimit);
         }
     }
@@ -152,7 +153,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let index = self.holders.heaviest()?;
             let Some(id) = self.conns.id_at(index) else {
                 debug_assert!(false, "a slot that is free is listed");
-                self.holders.forget(index);
+                self.shared.release(self.holders.forget(index));
                 continue;
             };
             let bytes = self.held_bytes_of(id, steps);

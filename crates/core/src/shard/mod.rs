@@ -12,6 +12,7 @@ mod drain;
 mod frames;
 mod give_back;
 mod held;
+mod lanes;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -26,11 +27,11 @@ use alloc::vec::Vec;
 
 use ringserve_buf::Pool;
 
-use crate::conn::{Conn, Queued, Times};
-use crate::framing::Framing;
+use crate::conn::{Conn, Queued};
+use crate::framing::Encoding;
 use crate::holders::Holders;
-use crate::lane_shared::LaneShared;
-use crate::outlet::ConnShared;
+use crate::outlet::ConnHead;
+use crate::shared::ShardShared;
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
@@ -41,6 +42,8 @@ pub use accept::Quota;
 pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next};
+pub use lanes::LaneId;
+use lanes::Lanes;
 use turn::Event;
 pub use turn::{Ended, Lane};
 use work::Work;
@@ -48,15 +51,15 @@ use work::Work;
 /// Connections for which a queue keeps room once it is empty, however long a crowd made it: 8 to 16 KiB.
 const QUEUE_KEPT: usize = 1024;
 
-/// The connections of one core. A [`Lane`] stands above it.
-pub struct Shard<S, F: Framing, O: Observer = ()> {
+/// The connections of one core, of all its services and upstreams, in one table. A [`Lane`] stands above it.
+pub struct Shard<O: Observer = ()> {
+    /// Of the shard as a whole; those of its connections are their lanes'.
     limits: Limits,
-    times: Times,
-    framing: Rc<F>,
+    lanes: Lanes,
     observer: O,
-    local: Rc<LaneShared>,
+    shared: Rc<ShardShared>,
     pool: Pool,
-    conns: Slots<Conn<S>>,
+    conns: Slots<Conn>,
     wheel: Wheel,
     now: Time,
     /// The same, as connections keep it.
@@ -66,16 +69,14 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     send_awaited: bool,
     /// Bytes arrived since the turn began.
     has_received: bool,
-    /// Bytes received before the last turn began.
-    received: u64,
-    events: VecDeque<Event<S>>,
+    /// Bytes received since the turn began.
+    received: usize,
+    events: VecDeque<Event>,
     work: Work,
     /// Connections with bytes left over for a later turn, in the order in which they get one.
     runnable: VecDeque<ConnId>,
     /// Those of them that had a batch in this turn: they come after all that had none.
     served: VecDeque<ConnId>,
-    /// Memory in inboxes.
-    inbox_bytes: usize,
     holders: Holders,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
@@ -87,30 +88,28 @@ pub struct Shard<S, F: Framing, O: Observer = ()> {
     copy_always: bool,
     accepting: Accepting,
     drain: Option<Drain>,
-    counters: ConnStats,
     /// Kept for its room.
     scratch: Vec<ConnId>,
     fired: Vec<u32>,
 }
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
-    /// A shard with `listeners` listeners that holds at most `connections_max` connections. The limits must
-    /// have been checked.
+impl<O: Observer> Shard<O> {
+    /// A shard with one lane, [`LaneId::FIRST`]: `listeners` listeners, of which at most `connections_max` connections come, and
+    /// replies that are written by `encoding`. The limits must have been checked.
     pub fn new(
         limits: Limits,
         connections_max: usize,
         listeners: u16,
-        framing: F,
+        encoding: Encoding,
         pool: Pool,
         observer: O,
-    ) -> Shard<S, F, O> {
-        let framing = Rc::new(framing);
-        let local = Rc::new(LaneShared::new(framing.encoding(), &limits));
+    ) -> Shard<O> {
+        let shared = Rc::new(ShardShared::new(&limits));
         Shard {
-            accepting: Accepting::new(listeners, connections_max),
-            framing,
+            accepting: Accepting::new(listeners),
+            lanes: Lanes::new(&shared, &limits, connections_max, encoding),
             observer,
-            local,
+            shared,
             pool,
             conns: Slots::new(),
             wheel: Wheel::new(),
@@ -124,17 +123,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             work: Work::default(),
             runnable: VecDeque::new(),
             served: VecDeque::new(),
-            inbox_bytes: 0,
             holders: Holders::new(),
             held_in_turn_max: usize::MAX,
             watched: VecDeque::new(),
             short_of_buffers: false,
             copy_always: false,
             drain: None,
-            counters: ConnStats::default(),
             scratch: Vec::new(),
             fired: Vec::new(),
-            times: Times::new(&limits),
             limits,
         }
     }
@@ -156,22 +152,32 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// A connection's outlet and session, until it ended.
-    pub fn shared(&self, id: ConnId) -> Option<&Rc<ConnShared<S>>> {
+    pub fn shared(&self, id: ConnId) -> Option<&ConnHead> {
         self.conns.get(id)?.shared.as_ref()
     }
 
-    /// What the shard's connections share.
-    pub fn local(&self) -> &Rc<LaneShared> {
-        &self.local
+    /// The lane of a connection.
+    pub fn lane_of(&self, id: ConnId) -> Option<LaneId> {
+        self.conns.get(id).map(|conn| conn.lane)
     }
 
-    /// What was counted so far.
-    pub fn counters(&self) -> &ConnStats {
-        &self.counters
+    /// What all connections share.
+    pub fn all_share(&self) -> &Rc<ShardShared> {
+        &self.shared
     }
 
-    /// Connections that exist, closing ones included.
-    pub fn connections(&self) -> usize {
+    /// What was counted so far of a lane.
+    pub fn counters(&self, lane: LaneId) -> &ConnStats {
+        &self.lanes[lane].counters
+    }
+
+    /// Connections of a lane that exist, closing ones included.
+    pub fn connections(&self, lane: LaneId) -> usize {
+        self.lanes[lane].connections
+    }
+
+    /// Connections of all lanes.
+    pub fn all_connections(&self) -> usize {
         self.conns.len()
     }
 
@@ -181,7 +187,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 }
 
-pub(crate) fn expect_conn<S>(conns: &mut Slots<Conn<S>>, id: ConnId) -> Option<&mut Conn<S>> {
+pub(crate) fn expect_conn(conns: &mut Slots<Conn>, id: ConnId) -> Option<&mut Conn> {
     let found = conns.get_mut(id);
     debug_assert!(found.is_some(), "a completion for {id}, which is free: it was freed too early");
     found

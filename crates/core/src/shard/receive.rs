@@ -3,20 +3,20 @@
 use ringserve_buf::{Lease, try_box};
 
 use super::turn::{Event, Lane};
-use super::{Shard, expect_conn};
+use super::{Frames, Shard, expect_conn};
 use crate::conn::{Conn, Flight, Intake, State};
-use crate::framing::Framing;
 use crate::inbox::Inbox;
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     #[inline]
-    pub(super) fn received(&mut self, id: ConnId, lease: Lease, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
-        self.counters.bytes_received += lease.len() as u64;
+    pub(super) fn received(&mut self, id: ConnId, lease: Lease, lane: &mut (impl Lane<O> + ?Sized)) {
+        self.received += lease.len();
         self.has_received = true;
         let now = self.stamp;
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
+        self.lanes[conn.lane].counters.bytes_received += lease.len() as u64;
         if !conn.is_open() {
             // The peer still sends as its time to close is over, and its input is being shut down. What was read behind that
             // opens no window: without a reset the peer would wait for one until the kernel forgets the connection.
@@ -35,12 +35,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             && let Some(shared) = &conn.shared
         {
             let plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
-            let (shared, is_first) = (shared.clone(), !conn.frame_seen);
+            let (of, shared, is_first) = (conn.lane, shared.clone(), !conn.frame_seen);
             if first_since_armed {
                 self.arm(id);
             }
             self.begin_batch();
-            return self.hand_out(id, shared, lease, plain, is_first, lane);
+            return Frames::new(self, id, of, &shared, lease, plain, is_first).hand_to(lane);
         }
         if is_cut {
             drop(lease);
@@ -134,16 +134,16 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();
         let kept = if front { inbox.put_back(lease) } else { inbox.put(lease) };
-        self.inbox_bytes = self.inbox_bytes + inbox.held_bytes() - before;
+        self.shared.hold(inbox.held_bytes() - before);
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
         }
         let waiting = inbox.waiting_bytes();
         let tight = self.is_tight();
         let Some(conn) = self.conns.get_mut(id) else { return };
-        if (tight || waiting >= self.limits.inbox_bytes_high) && !conn.paused && !cut {
+        if (tight || waiting >= self.lanes[conn.lane].limits.inbox_bytes_high) && !conn.paused && !cut {
             conn.paused = true;
-            self.counters.receives_paused += 1;
+            self.lanes[conn.lane].counters.receives_paused += 1;
             self.observer.paused(self.now, id, true);
             self.sync_receive(id);
         }
@@ -155,7 +155,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         if let Some(conn) = self.conns.get_mut(id)
             && let Some(inbox) = conn.inbox.take()
         {
-            self.inbox_bytes -= inbox.held_bytes();
+            self.shared.release(inbox.held_bytes());
         }
     }
 
@@ -179,7 +179,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 }
 
-fn receive_op<S>(conn: &mut Conn<S>, id: ConnId) -> Option<Op> {
+fn receive_op(conn: &mut Conn, id: ConnId) -> Option<Op> {
     let wanted = conn.wants_receive();
     if wanted && conn.receive == Flight::None {
         conn.receive = Flight::Armed;

@@ -5,22 +5,21 @@ use alloc::boxed::Box;
 use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::conn::{Flight, State, Write};
-use crate::framing::Framing;
 use crate::holders::LISTED_BYTES;
 use crate::stamp::Stamp;
 use crate::{Batch, CloseReason, ConnId, Limits, Observer, Op, SendEnd};
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Looks at every connection user code touched.
     pub(super) fn flush(&mut self) {
         // Ending a connection runs no user code, so the list does not grow while it is gone through; what it would get
         // comes in the next turn.
         let mut dirty = core::mem::take(&mut self.scratch);
-        self.local.swap_dirty(&mut dirty);
+        self.shared.swap_dirty(&mut dirty);
         for id in &dirty {
             self.flush_one(*id);
         }
-        if self.local.take_service_grew() {
+        if self.shared.take_service_grew() {
             self.watch_services(&dirty);
         }
         if self.held_bytes() > self.limits.held_bytes_max {
@@ -34,7 +33,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn flush_one(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = &conn.shared else { return };
-        let outlet = &shared.outlet;
+        let outlet = &**shared;
         if outlet.take_dirty_unless_plain() || conn.send.is_on() || conn.held_back || !conn.is_open() {
             return self.flush_checked(id);
         }
@@ -43,8 +42,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         let len = batch.len();
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;
-        let sooner = i64::from(self.times.write_look) < conn.timer.left(self.stamp);
-        self.counters.sends += 1;
+        let sooner = i64::from(self.lanes[conn.lane].times.write_look) < conn.timer.left(self.stamp);
+        self.lanes[conn.lane].counters.sends += 1;
         self.observer.sending(self.now, id, len);
         self.ops.push(Op::Send { id, batch });
         if sooner || len >= LISTED_BYTES || self.drain.is_some() {
@@ -109,13 +108,13 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             return;
         }
         let Some(shared) = &conn.shared else { return };
-        let Some(batch) = shared.outlet.take_pending() else {
-            if shared.outlet.half_closes() {
+        let Some(batch) = shared.take_pending() else {
+            if shared.half_closes() {
                 self.end_writing(id);
             }
             return;
         };
-        self.counters.sends += 1;
+        self.lanes[conn.lane].counters.sends += 1;
         self.observer.sending(self.now, id, batch.len());
         let much = batch.len() >= LISTED_BYTES;
         self.send(id, batch);
@@ -144,7 +143,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             && conn.outlet().is_some_and(|outlet| !outlet.is_awaited() && !outlet.refuses());
         self.send_awaited |= !is_plain || self.drain.is_some();
         // The other limits are not nearer than they were.
-        let sooner = i64::from(self.times.write_look) < conn.timer.left(conn.send_at);
+        let sooner = i64::from(self.lanes[conn.lane].times.write_look) < conn.timer.left(conn.send_at);
         self.ops.push(Op::Send { id, batch });
         if sooner {
             self.arm(id);
@@ -158,17 +157,17 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // The common case: all left, and nothing depends on that.
         if end == SendEnd::Done
             && let Some(shared) = &conn.shared
-            && shared.outlet.is_plain()
+            && shared.is_plain()
             && conn.is_open()
             && !conn.held_back
             && self.drain.is_none()
             && conn.timer.is_set()
-            && conn.timer.left(self.stamp) <= i64::from(self.times.idle)
+            && conn.timer.left(self.stamp) <= i64::from(self.lanes[conn.lane].times.idle)
         {
             debug_assert!(batch.is_empty(), "a send ended before its end");
             conn.send_at = self.stamp;
-            self.counters.bytes_sent += shared.outlet.all_sent() as u64;
-            return self.local.recycle(batch);
+            self.lanes[conn.lane].counters.bytes_sent += shared.all_sent() as u64;
+            return self.shared.recycle(batch);
         }
         self.sent_checked(id, batch, end);
     }
@@ -178,34 +177,36 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     fn sent_checked(&mut self, id: ConnId, mut batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = &conn.shared else {
-            self.local.recycle(batch);
+            self.shared.recycle(batch);
             return self.join(id);
         };
-        let left = shared.outlet.sent_but(batch.len());
-        shared.outlet.left(left);
-        self.counters.bytes_sent += left as u64;
+        let left = shared.sent_but(batch.len());
+        shared.left(left);
+        self.lanes[conn.lane].counters.bytes_sent += left as u64;
         let now = self.stamp;
         let looked_at = core::mem::replace(&mut conn.send_at, now);
         let mut rest = None;
         match end {
             SendEnd::Done => {
                 debug_assert!(batch.is_empty(), "a send ended before its end");
-                self.local.recycle(batch);
+                self.shared.recycle(batch);
             }
             // A write limit asked for it, to see how much the peer takes.
-            SendEnd::Stopped if batch.is_empty() => self.local.recycle(batch),
+            SendEnd::Stopped if batch.is_empty() => self.shared.recycle(batch),
             SendEnd::Stopped => {
-                if let Some(reason) = write_limit(&self.limits, &mut batch, left, looked_at, now) {
+                if let Some(reason) =
+                    write_limit(&self.lanes[conn.lane].limits, &mut batch, left, looked_at, now)
+                {
                     return self.abort(id, reason);
                 }
                 rest = Some(batch);
             }
             SendEnd::Error(errno) => return self.abort(id, CloseReason::of_errno(errno)),
         }
-        let waits = conn.held_back || shared.outlet.is_awaited();
+        let waits = conn.held_back || shared.is_awaited();
         let mut released = false;
-        if waits && shared.outlet.outbox_bytes() <= self.limits.outbox_bytes_low {
-            shared.outlet.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
+        if waits && shared.outbox_bytes() <= self.lanes[conn.lane].limits.outbox_bytes_low {
+            shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
             if let Some(inbox) = &mut conn.inbox {
@@ -218,9 +219,10 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         }
         // The idle time runs again, unless another send does, or it never rested; and all limits do, if the write limit went
         // off or the peer was held back until now.
-        let sooner =
-            released || !conn.timer.is_set() || i64::from(self.times.idle) < conn.timer.left(conn.send_at);
-        let (draining, more) = (conn.state == State::Draining, shared.outlet.has_more());
+        let sooner = released
+            || !conn.timer.is_set()
+            || i64::from(self.lanes[conn.lane].times.idle) < conn.timer.left(conn.send_at);
+        let (draining, more) = (conn.state == State::Draining, shared.has_more());
         match rest {
             Some(batch) => {
                 // Replies may be queued behind it.

@@ -8,6 +8,7 @@ mod timers;
 mod work;
 
 use alloc::boxed::Box;
+use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -18,14 +19,14 @@ use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
-use super::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
-use crate::framing::LengthPrefix;
+use super::{Ended, Frames, Lane, LaneId, Next, Parked, Quota, Shard};
+use crate::framing::{Encoding, Framing, LengthPrefix};
 use crate::{
     Address, Batch, CloseHow, CloseReason, Completion, ConnId, Frame, Limits, Op, Payload, SendEnd, Socket,
     Time, Wait,
 };
 
-type Core = Shard<(), LengthPrefix>;
+type Core = Shard;
 
 /// What a lane was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +62,7 @@ struct Recorder {
     calls: Vec<Call>,
 }
 
-impl Lane<(), LengthPrefix> for Recorder {
+impl Lane for Recorder {
     fn accepted(&mut self, shard: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         self.heard.push(Heard::Accepted(socket));
         if !self.leaves_sockets {
@@ -79,11 +80,11 @@ impl Lane<(), LengthPrefix> for Recorder {
         shard.opened(id);
     }
 
-    fn frames(&mut self, frames: &mut Frames<'_, (), LengthPrefix, ()>) {
+    fn frames(&mut self, frames: &mut Frames<'_, ()>) {
         let id = frames.id();
         self.heard.push(Heard::Batch(id));
         loop {
-            let frame = match frames.next_frame() {
+            let frame = match frames.next_frame(&LengthPrefix::default()) {
                 Next::Frame(frame) => frame,
                 Next::Nothing => return,
                 Next::Bad(error) => panic!("{error:?}"),
@@ -109,7 +110,7 @@ impl Lane<(), LengthPrefix> for Recorder {
         waker.wake();
     }
 
-    fn ended(&mut self, _shard: &mut Core, ended: Ended<()>) {
+    fn ended(&mut self, _shard: &mut Core, ended: Ended) {
         let Ended { id, reason, opened, .. } = ended;
         self.heard.push(Heard::Ended { id, reason, opened });
     }
@@ -124,7 +125,7 @@ struct Tested {
 impl Tested {
     fn new(limits: Limits, connections_max: usize, listeners: u16) -> Tested {
         let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
-        let shard = Shard::new(limits, connections_max, listeners, LengthPrefix::default(), pool, ());
+        let shard = Shard::new(limits, connections_max, listeners, encoding(), pool, ());
         Tested { shard, lane: Recorder::default() }
     }
 
@@ -204,6 +205,10 @@ impl DerefMut for Tested {
     fn deref_mut(&mut self) -> &mut Core {
         &mut self.shard
     }
+}
+
+fn encoding() -> Encoding {
+    Rc::new(LengthPrefix::default()).encoding()
 }
 
 fn at(seconds: u64) -> Time {

@@ -6,21 +6,20 @@
 use super::Shard;
 use super::turn::Event;
 use crate::conn::{Due, Queued, RATE_WINDOW};
-use crate::framing::Framing;
 use crate::stamp::Timer;
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Sets the connection's timer to its next limit, unless it goes off earlier anyway.
     pub(super) fn arm(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let now = self.stamp;
-        let (left, _) = conn.next_limit(id.slot(), &self.times, now);
+        let (left, _) = conn.next_limit(id.slot(), &self.lanes[conn.lane].times, now);
         if left < conn.timer.left(now) {
             let left = left.max(1);
             conn.timer = Timer::ahead(now, left);
-            if !self.wheel.set_earlier(self.conns.index(id), step_at(self.now) + left as u64) {
+            if !self.wheel.set_earlier(id.slot(), step_at(self.now) + left as u64) {
                 self.abort(id, CloseReason::MemoryLimit);
             }
         }
@@ -34,7 +33,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get_mut(id) else { continue };
             conn.timer = Timer::UNSET;
-            let (left, due) = conn.next_limit(id.slot(), &self.times, self.stamp);
+            let (left, due) = conn.next_limit(id.slot(), &self.lanes[conn.lane].times, self.stamp);
             if left > 0 {
                 self.arm(id);
                 continue;
@@ -62,7 +61,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 Due::ReadRate => {
                     // While receive memory is short it is not the peer's fault.
-                    let wanted = self.limits.read_bytes_per_second_min * RATE_WINDOW.as_secs() as usize;
+                    let wanted = self.lanes[conn.lane].limits.read_bytes_per_second_min
+                        * RATE_WINDOW.as_secs() as usize;
                     let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(self.stamp));
                     if !starved && came.is_some_and(|came| came < wanted) {
                         self.finish(id, CloseReason::ReadTooSlow);
@@ -74,7 +74,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                     (conn.heard_at, conn.missed_heartbeats) = (self.stamp, 0);
                     self.arm(id);
                 }
-                Due::Heartbeat if conn.missed_heartbeats >= self.limits.heartbeats_missed_max => {
+                Due::Heartbeat
+                    if conn.missed_heartbeats >= self.lanes[conn.lane].limits.heartbeats_missed_max =>
+                {
                     self.finish(id, CloseReason::HeartbeatLost);
                     self.arm(id);
                 }
@@ -91,7 +93,8 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
                 }
                 // What it sent may wait where the server does not look at it.
                 Due::Close(CloseReason::IdleTimeout)
-                    if !self.times.idle_counts_sent && (conn.held_back || conn.paused || starved) =>
+                    if !self.lanes[conn.lane].times.idle_counts_sent
+                        && (conn.held_back || conn.paused || starved) =>
                 {
                     conn.active_at = self.stamp;
                     self.arm(id);

@@ -15,7 +15,6 @@
 //! What happens to a connection is an [`Event`] in a queue, and the [`Lane`] hears of it once the state machine is
 //! consistent: before the next completion is looked at. So user code may call the shard from each of its hooks.
 
-use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::task::Waker;
@@ -23,10 +22,9 @@ use core::task::Waker;
 use ringserve_buf::Lease;
 
 use super::frames::Frames;
-use super::{QUEUE_KEPT, Shard};
+use super::{LaneId, QUEUE_KEPT, Shard};
 use crate::conn::Queued;
-use crate::framing::Framing;
-use crate::outlet::ConnShared;
+use crate::outlet::ConnHead;
 use crate::stamp::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, Observer, Op, Socket, Time, Wait};
 
@@ -34,73 +32,58 @@ use crate::{Budget, CloseReason, Completion, ConnId, Observer, Op, Socket, Time,
 ///
 /// A hook may call any method of the shard. It must not panic; a lane catches the panics of user code.
 #[allow(unused_variables)]
-pub trait Lane<S, F: Framing, O: Observer = ()> {
-    /// Looks at a completion before the shard does. False keeps it from the shard, and for [`Lane::take`].
+pub trait Lane<O: Observer = ()> {
+    /// A completion comes, which the shard looks at next. For what watches it.
     #[inline]
-    fn passes(&mut self, shard: &mut Shard<S, F, O>, completion: &Completion) -> bool {
-        true
-    }
-
-    /// Takes a completion that the lane did not let [pass](Lane::passes).
-    fn take(&mut self, completion: Completion) {}
+    fn comes(&mut self, shard: &mut Shard<O>, completion: &Completion) {}
 
     /// A turn began: time limits were carried out, no completion was looked at.
     #[inline]
-    fn begin(&mut self, shard: &mut Shard<S, F, O>) {}
+    fn begin(&mut self, shard: &mut Shard<O>) {}
 
     /// A peer wants to connect: answer with [`Shard::admit`] and then [`Shard::opened`], or with [`Shard::refuse`].
-    fn accepted(
-        &mut self,
-        shard: &mut Shard<S, F, O>,
-        socket: Socket,
-        peer: Option<SocketAddr>,
-        listener: u16,
-    );
+    fn accepted(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
     /// This shard's table is full and another one's is not: hand the socket to it. Comes only after
     /// [`Shard::set_others_have_room`].
-    fn hand_off(
-        &mut self,
-        shard: &mut Shard<S, F, O>,
-        socket: Socket,
-        peer: Option<SocketAddr>,
-        listener: u16,
-    );
+    fn hand_off(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
     /// A connection that the server made is there: answer with [`Shard::opened`] or [`Shard::finish`].
-    fn connected(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
+    fn connected(&mut self, shard: &mut Shard<O>, id: ConnId);
 
     /// A connection may have frames: take them with [`Frames::next_frame`] until it answers [`Next::Nothing`](super::Next::Nothing)
     /// or [`Next::Bad`](super::Next::Bad), or end the connection.
-    fn frames(&mut self, frames: &mut Frames<'_, S, F, O>);
+    fn frames(&mut self, frames: &mut Frames<'_, O>);
 
     /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): ask for a sign of life.
-    fn heartbeat(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
+    fn heartbeat(&mut self, shard: &mut Shard<O>, id: ConnId);
 
     /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
     /// ([`Outlet::hold_open`](crate::Outlet::hold_open)).
-    fn input_ended(&mut self, shard: &mut Shard<S, F, O>, id: ConnId);
+    fn input_ended(&mut self, shard: &mut Shard<O>, id: ConnId);
 
     /// A task waited for room in the connection's outbox, or for its end: wake it. The waker is user code; if it panics,
     /// the task was not woken, and the connection is to be aborted.
-    fn wake(&mut self, shard: &mut Shard<S, F, O>, id: ConnId, waker: Waker);
+    fn wake(&mut self, shard: &mut Shard<O>, id: ConnId, waker: Waker);
 
     /// The service is done with a connection: drop its waiting calls, then tell the service if the connection was
     /// `opened`, then drop the block.
-    fn ended(&mut self, shard: &mut Shard<S, F, O>, ended: Ended<S>);
+    fn ended(&mut self, shard: &mut Shard<O>, ended: Ended);
 
     /// Every completion was looked at: resume what was woken. Replies that are queued now leave with this turn.
     #[inline]
-    fn attend(&mut self, shard: &mut Shard<S, F, O>) {}
+    fn attend(&mut self, shard: &mut Shard<O>) {}
 }
 
 /// A connection that ended, for [`Lane::ended`].
 #[derive(Debug)]
-pub struct Ended<S> {
+pub struct Ended {
     /// The connection, whose name is not valid any more for calls from user code.
     pub id: ConnId,
+    /// Its lane.
+    pub lane: LaneId,
     /// Outlet and session.
-    pub shared: Rc<ConnShared<S>>,
+    pub shared: ConnHead,
     /// Why.
     pub reason: CloseReason,
     /// True if the service accepted it in `open`.
@@ -111,7 +94,7 @@ pub struct Ended<S> {
 
 /// What the lane has to hear of.
 #[derive(Debug)]
-pub(crate) enum Event<S> {
+pub(crate) enum Event {
     Accepted { socket: Socket, peer: Option<SocketAddr>, listener: u16 },
     HandOff { socket: Socket, peer: Option<SocketAddr>, listener: u16 },
     Connected(ConnId),
@@ -119,32 +102,25 @@ pub(crate) enum Event<S> {
     Heartbeat(ConnId),
     InputEnded(ConnId),
     Wake(ConnId, Waker),
-    Ended(Ended<S>),
+    Ended(Ended),
 }
 
-impl<S, F: Framing, O: Observer> Shard<S, F, O> {
+impl<O: Observer> Shard<O> {
     /// Takes in what the driver brought and has the lane work it off. `now` must not go back. The first turn starts
     /// accepting.
     #[inline]
-    pub fn turn(
-        &mut self,
-        now: Time,
-        completions: &mut Vec<Completion>,
-        lane: &mut (impl Lane<S, F, O> + ?Sized),
-    ) {
+    pub fn turn(&mut self, now: Time, completions: &mut Vec<Completion>, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin(now, completions.len(), lane);
         for completion in completions.drain(..) {
-            match lane.passes(self, &completion) {
-                true => self.complete(completion, lane),
-                false => lane.take(completion),
-            }
+            lane.comes(self, &completion);
+            self.complete(completion, lane);
         }
         self.end(lane);
     }
 
     /// The first part of a [`turn`](Shard::turn), for a shard whose completions come one by one: `completions` of them.
     #[inline]
-    pub fn begin(&mut self, now: Time, completions: usize, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+    pub fn begin(&mut self, now: Time, completions: usize, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin_turn(now, completions);
         lane.begin(self);
         self.dispatch(lane);
@@ -152,7 +128,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// The second part of a [`turn`](Shard::turn), for one completion.
     #[inline]
-    pub fn complete(&mut self, completion: Completion, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+    pub fn complete(&mut self, completion: Completion, lane: &mut (impl Lane<O> + ?Sized)) {
         match completion {
             Completion::Received { id, lease } => self.received(id, lease, lane),
             other => self.changed(other),
@@ -162,7 +138,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// The last part of a [`turn`](Shard::turn).
     #[inline]
-    pub fn end(&mut self, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+    pub fn end(&mut self, lane: &mut (impl Lane<O> + ?Sized)) {
         lane.attend(self);
         self.dispatch(lane);
         self.end_turn();
@@ -171,14 +147,14 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
 
     /// Tells the lane what happened since it was told last, in the order in which it did.
     #[inline]
-    pub fn dispatch(&mut self, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+    pub fn dispatch(&mut self, lane: &mut (impl Lane<O> + ?Sized)) {
         if !self.events.is_empty() {
             self.dispatch_all(lane);
         }
     }
 
     #[inline(never)]
-    fn dispatch_all(&mut self, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+    fn dispatch_all(&mut self, lane: &mut (impl Lane<O> + ?Sized)) {
         while let Some(event) = self.events.pop_front() {
             match event {
                 Event::Frames(id) => self.run_frames(id, lane),
@@ -194,28 +170,12 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     }
 
     /// Gives a connection a batch of frames. For one whose call is done, after [`call_done`](Shard::call_done).
-    pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<S, F, O> + ?Sized)) {
+    pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin_batch();
         let Some(conn) = self.conns.get(id) else { return };
         let Some(shared) = conn.shared.clone() else { return };
-        let is_first = !conn.frame_seen;
-        self.hand_out(id, shared, Lease::empty(), false, is_first, lane);
-    }
-
-    /// Has the lane take a batch of frames, of which the first are in `lease`. See [`Frames::new`].
-    #[inline(always)]
-    pub(super) fn hand_out(
-        &mut self,
-        id: ConnId,
-        shared: Rc<ConnShared<S>>,
-        lease: Lease,
-        plain: bool,
-        is_first: bool,
-        lane: &mut (impl Lane<S, F, O> + ?Sized),
-    ) {
-        let mut frames = Frames::new(self, id, shared, lease, plain, is_first);
-        lane.frames(&mut frames);
-        frames.end();
+        let (of, is_first) = (conn.lane, !conn.frame_seen);
+        Frames::new(self, id, of, &shared, Lease::empty(), false, is_first).hand_to(lane);
     }
 
     /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other
@@ -233,7 +193,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         (self.now, self.stamp) = (now, Stamp::at(now));
         let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
         self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
-        self.local.set_lend(!self.short_of_buffers);
+        self.shared.set_lend(!self.short_of_buffers);
         if self.wheel.is_due(now) {
             self.fire_timers();
         }
@@ -241,12 +201,11 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
         // Where the turn before could not relieve, nothing would ever go on.
         let relieved = self.held_bytes() <= self.limits.held_bytes_max;
         self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
-        let received = self.counters.bytes_received
-            - core::mem::replace(&mut self.received, self.counters.bytes_received);
+        let received = core::mem::take(&mut self.received);
         if self.is_runnable_left() {
             let Budget { completions: most, bytes } = Budget::default();
             // By what the turn before received: this one's is not known yet.
-            self.take_up(completions >= most || received >= bytes as u64);
+            self.take_up(completions >= most || received >= bytes);
         }
         if self.drain.is_some() {
             self.step_drain();
@@ -293,6 +252,9 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// Ends a turn: carries out what user code asked for since the last one, and sends what is queued.
     #[inline]
     pub(super) fn end_turn(&mut self) {
+        if self.drain.is_some() {
+            self.close_outbound();
+        }
         self.settle_held();
         self.flush();
         if cfg!(debug_assertions) {
@@ -328,7 +290,7 @@ impl<S, F: Framing, O: Observer> Shard<S, F, O> {
     /// When the next turn is due if nothing happens, which may be at once.
     #[inline]
     pub fn next_turn(&self) -> Option<Time> {
-        if self.is_runnable_left() || !self.events.is_empty() || self.local.has_dirty() {
+        if self.is_runnable_left() || !self.events.is_empty() || self.shared.has_dirty() {
             return Some(self.now);
         }
         let mut next = self.wheel.next();

@@ -229,7 +229,7 @@ impl<S: CodecService> Service for WithCodec<S> {
                     return Err(Box::new(error));
                 }
             }
-            if cx.shared().outlet.is_ending() {
+            if cx.shared().is_ending() {
                 // What was received with the item at hand is not for the service any more.
                 state.bytes.borrow_mut().clear();
                 return Ok(());

@@ -3,6 +3,7 @@
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
 use crate::shard::state::{Admit, Parts, ShardLoop};
+use crate::shard::upstreams::add_upstreams;
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
@@ -279,12 +281,12 @@ where
                 return None;
             }
         };
-        let first_upstream = self.chosen.connections() as u32;
+        let framing = Rc::new(self.framing);
         let mut core = ringserve_core::Shard::new(
             self.limits.clone(),
             self.chosen.connections(),
             listeners,
-            self.framing,
+            framing.encoding(),
             driver.pool().clone(),
             LogObserver::new(self.index),
         );
@@ -296,8 +298,8 @@ where
         self.remotes[self.index].set_room(core.slots_left());
         ready.succeeded();
         self.gate.pass();
-        let limits = self.limits.upstreams_max(self.chosen.upstreams());
-        Some(Parts { shard, core, driver, service, admit: self.admit, others, limits, first_upstream })
+        let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
+        Some(Parts { shard, core, framing, driver, service, admit: self.admit, others, upstreams })
     }
 }
 

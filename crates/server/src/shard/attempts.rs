@@ -42,7 +42,7 @@ pub(crate) struct Attempt {
 pub(crate) enum Progress {
     Asked(Address),
     Connecting(ConnId),
-    Done(io::Result<Rc<ConnShared<Session>>>),
+    Done(io::Result<ConnShared<Session>>),
     /// The future has it, or is gone.
     #[default]
     Over,
@@ -64,7 +64,7 @@ impl Attempt {
         self.progress.set(Progress::Connecting(id));
     }
 
-    pub(crate) fn done(&self, result: io::Result<Rc<ConnShared<Session>>>) {
+    pub(crate) fn done(&self, result: io::Result<ConnShared<Session>>) {
         self.progress.set(Progress::Done(result));
         if let Some(waker) = self.waker.take() {
             // If it panics, the task that waits is not woken; its stream is closed when it is dropped.

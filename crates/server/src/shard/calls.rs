@@ -40,7 +40,7 @@ const fn allocated(bytes: usize) -> usize {
 /// What goes into a slot's future, and what comes out. Frame and connection lie apart, since each is moved the
 /// way it was written: a processor waits when it reads in one piece what it just wrote in several.
 pub(crate) struct Job<S: Service> {
-    shared: Cell<Option<Rc<ConnShared<S::Session>>>>,
+    shared: Cell<Option<ConnShared<S::Session>>>,
     frame: Cell<Frame>,
     result: Cell<Option<Result<(), S::Error>>>,
     shard: Shard,
@@ -101,7 +101,7 @@ where
     pub(crate) fn start(
         &mut self,
         id: ConnId,
-        shared: &Rc<ConnShared<S::Session>>,
+        shared: &ConnShared<S::Session>,
         frame: Frame,
     ) -> Result<Result<(), S::Error>, Option<u32>> {
         let task = match self.free.last() {

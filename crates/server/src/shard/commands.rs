@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 
-use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Payload};
 
 use super::inbox::{Command, Letter};
@@ -14,8 +13,8 @@ use crate::service::Service;
 /// What other threads want of connections is carried out for at most this many letters in a turn: 1 ms of short pushes.
 const LETTERS_IN_A_TURN: usize = 4096;
 
-impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, Make, Fut> {
-    pub(super) fn apply_orders<F: Framing>(&mut self, core: &mut Core<S, F>) {
+impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F, D, Make, Fut> {
+    pub(super) fn apply_orders(&mut self, core: &mut Core) {
         let command = self.remote.last_command();
         if command == self.command {
             return;
@@ -24,12 +23,7 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
         match command {
             Command::Serve => {}
             Command::Drain => core.drain(),
-            Command::Force => {
-                core.force();
-                if let Some(upstreams) = &mut self.upstreams {
-                    upstreams.force();
-                }
-            }
+            Command::Force => core.force(),
         }
         if command != Command::Serve
             && let Err(panicked) = self.shard.set_draining()
@@ -40,7 +34,7 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
 
     /// Tells the tasks that wait for it that the drain delay is over.
     #[cold]
-    pub(super) fn notify_stopping<F: Framing>(&mut self, core: &Core<S, F>) {
+    pub(super) fn notify_stopping(&mut self, core: &Core) {
         if core.has_stopped()
             && !self.shard.is_stopping()
             && let Err(panicked) = self.shard.set_stopping()
@@ -61,7 +55,7 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
     }
 
     /// What other threads want of connections, as much as a turn has room for.
-    pub(super) fn read_letters<F: Framing>(&mut self, core: &mut Core<S, F>) {
+    pub(super) fn read_letters(&mut self, core: &mut Core) {
         let mut letters = std::mem::take(&mut self.delivery.letters);
         for letter in letters.drain(..LETTERS_IN_A_TURN.min(letters.len())) {
             match letter {
@@ -70,25 +64,25 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
                     // The framing encodes it, and the owner of the bytes drops them: user code. A connection that missed a
                     // frame for that is reset at the end of the turn.
                     let pushed = guard(|| {
-                        if let Some(outlet) = self.outlet(core, id) {
-                            outlet.reply(Payload::Bytes(&payload));
+                        if let Some(shared) = core.shared(id) {
+                            shared.reply(Payload::Bytes(&payload));
                         }
                         drop(payload);
                     });
                     gate.arrived(bytes);
                     if let Err(panicked) = pushed {
-                        let peer = self.outlet(core, id).map(Peer::of);
+                        let peer = core.shared(id).map(|shared| Peer::of(shared));
                         self.report_panic("push", peer.map(|peer| (id, peer)), &panicked);
                     }
                 }
                 Letter::Close { id } => {
-                    if let Some(outlet) = self.outlet(core, id) {
-                        outlet.close();
+                    if let Some(shared) = core.shared(id) {
+                        shared.close();
                     }
                 }
                 Letter::Abort { id } => {
-                    if let Some(outlet) = self.outlet(core, id) {
-                        outlet.abort();
+                    if let Some(shared) = core.shared(id) {
+                        shared.abort();
                     }
                 }
                 Letter::Socket { socket, peer, listener } => {

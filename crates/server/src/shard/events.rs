@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::Waker;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Next, Socket};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Driver, Ended, Frames, Lane, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
 
@@ -27,19 +27,21 @@ use crate::service::Service;
 /// end must not keep the shard from its sockets. What others want of connections is for the next turn.
 const WAKE_ROUNDS: usize = 4;
 
-impl<S, D, Make, Fut> ServiceLane<S, D, Make, Fut>
+impl<S, F, D, Make, Fut> ServiceLane<S, F, D, Make, Fut>
 where
     S: Service,
+    F: Framing,
     D: Driver<Descriptor = OwnedFd>,
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
     /// Has a connection's frames called for, one after the other.
     #[inline]
-    fn call_for_each_frame<F: Framing>(&mut self, frames: &mut Frames<'_, S::Session, F, LogObserver>) {
+    fn call_for_each_frame(&mut self, frames: &mut Frames<'_, LogObserver>) {
+        let Some(shared) = frames.shared().downcast_ref::<S::Session>() else { return };
         loop {
-            match frames.next_frame() {
-                Next::Frame(frame) => match self.tasks.start(frames.id(), frames.shared(), frame) {
+            match frames.next_frame(&*self.framing) {
+                Next::Frame(frame) => match self.tasks.start(frames.id(), shared, frame) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => {
                         let id = frames.id();
@@ -54,30 +56,35 @@ where
                 Next::Nothing => return,
                 Next::Bad(error) => {
                     guarded(|| debug!(shard = self.shard.index(), id = %frames.id(), %error, "bad frame"));
-                    self.service.malformed(&Cx::new(frames.shared(), &self.shard), &error);
+                    self.service.malformed(&Cx::new(shared, &self.shard), &error);
                     return frames.finish(CloseReason::BadFrame(error));
                 }
             }
         }
     }
 
+    /// A connection of the service, until it ended.
+    fn shared(&self, core: &Core, id: ConnId) -> Option<ConnShared<S::Session>> {
+        core.shared(id)?.downcast_ref().cloned()
+    }
+
     /// Calls a hook of the service for a connection.
     #[cold]
-    fn notify<F: Framing>(
+    fn notify(
         &mut self,
-        core: &mut Core<S, F>,
+        core: &mut Core,
         id: ConnId,
         place: &str,
         hook: impl FnOnce(&S, &Cx<'_, S::Session>),
     ) {
-        let Some(shared) = core.shared(id).cloned() else { return };
+        let Some(shared) = self.shared(core, id) else { return };
         if let Err(panicked) = guard(|| hook(&self.service, &Cx::new(&shared, &self.shard))) {
             self.report_panic(place, named(core, id), &panicked);
             core.abort(id, CloseReason::HandlerPanicked);
         }
     }
 
-    fn accept<F: Framing>(&mut self, core: &mut Core<S, F>, socket: Socket, peer: Peer) {
+    fn accept(&mut self, core: &mut Core, socket: Socket, peer: Peer) {
         // From a Unix socket, which all shards accept from, or of a peer that is gone, which does no harm.
         if peer.addr.is_none() && self.is_ahead(core) {
             core.handed_off();
@@ -98,7 +105,7 @@ where
         });
         let Some(session) = session else { return core.refuse(socket) };
         let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
-        let Some(shared) = core.shared(id).cloned() else { return };
+        let Some(shared) = self.shared(core, id) else { return };
         match guard(|| self.service.open(&Cx::new(&shared, &self.shard))) {
             Ok(Ok(())) => core.opened(id),
             Ok(Err(refusal)) => {
@@ -114,11 +121,11 @@ where
     }
 
     #[cold]
-    fn failed<F: Framing>(&mut self, core: &mut Core<S, F>, id: ConnId, error: S::Error) {
+    fn failed(&mut self, core: &mut Core, id: ConnId, error: S::Error) {
         let shard = self.shard.index();
-        let peer = core.shared(id).map(|shared| Peer::of(&shared.outlet));
+        let peer = core.shared(id).map(|shared| Peer::of(shared));
         // Of several calls that fail the first one ends the connection.
-        let first = core.shared(id).is_some_and(|shared| !shared.outlet.is_gone());
+        let first = core.shared(id).is_some_and(|shared| !shared.is_gone());
         let warns = first && self.handler_errors.allows(self.now);
         // Writing the error and dropping it is user code too.
         let done = guard(move || {
@@ -136,7 +143,7 @@ where
     }
 
     /// Polls tasks that were woken, as many as the turn has room for.
-    pub(super) fn run_woken<F: Framing>(&mut self, core: &mut Core<S, F>) {
+    pub(super) fn run_woken(&mut self, core: &mut Core) {
         let mut woken = std::mem::take(&mut self.delivery.tasks);
         let mut polled = 0;
         for &task in &woken {
@@ -149,8 +156,9 @@ where
                 continue;
             }
             if task & UPSTREAM != 0 {
-                if let Some(upstreams) = &mut self.upstreams {
-                    upstreams.resume(task & !UPSTREAM);
+                if let Some(id) = self.upstreams.read(core, task & !UPSTREAM) {
+                    core.run_frames(id, self);
+                    core.dispatch(self);
                 }
                 continue;
             }
@@ -170,13 +178,13 @@ where
     }
 
     #[cold]
-    fn panicked<F: Framing>(&mut self, core: &mut Core<S, F>, id: ConnId, panicked: &Panicked) {
+    fn panicked(&mut self, core: &mut Core, id: ConnId, panicked: &Panicked) {
         self.report_panic("call", named(core, id), panicked);
         core.abort(id, CloseReason::HandlerPanicked);
     }
 }
 
-impl<S, F, D, Make, Fut> Lane<S::Session, F, LogObserver> for ServiceLane<S, D, Make, Fut>
+impl<S, F, D, Make, Fut> Lane<LogObserver> for ServiceLane<S, F, D, Make, Fut>
 where
     S: Service,
     F: Framing,
@@ -185,18 +193,7 @@ where
     Fut: Future<Output = ()>,
 {
     #[inline]
-    fn passes(&mut self, _: &mut Core<S, F>, completion: &Completion) -> bool {
-        self.upstreams.as_ref().is_none_or(|upstreams| !upstreams.owns_completion(completion))
-    }
-
-    fn take(&mut self, completion: Completion) {
-        if let Some(upstreams) = &mut self.upstreams {
-            upstreams.complete(completion);
-        }
-    }
-
-    #[inline]
-    fn begin(&mut self, core: &mut Core<S, F>) {
+    fn begin(&mut self, core: &mut Core) {
         if let Err(panicked) = self.shard.timers().fire(self.now) {
             self.report_panic("waker", None, &panicked);
         }
@@ -215,19 +212,23 @@ where
         }
     }
 
-    fn accepted(&mut self, core: &mut Core<S, F>, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
+    fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         self.accept(core, socket, Peer { addr: peer, listener });
     }
 
-    fn hand_off(&mut self, _: &mut Core<S, F>, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
+    fn hand_off(&mut self, _: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         self.hand_off_to_another(socket, peer, listener);
     }
 
-    /// A service makes its connections on the upstreams' lane.
-    fn connected(&mut self, _: &mut Core<S, F>, _: ConnId) {}
+    fn connected(&mut self, core: &mut Core, id: ConnId) {
+        self.upstreams.connected(core, id);
+    }
 
     #[inline]
-    fn frames(&mut self, frames: &mut Frames<'_, S::Session, F, LogObserver>) {
+    fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
+        if frames.lane() == self.upstreams.lane() {
+            return self.upstreams.frames(frames);
+        }
         if let Err(panicked) = guard(|| self.call_for_each_frame(frames)) {
             self.tasks.recover();
             let id = frames.id();
@@ -235,33 +236,42 @@ where
         }
     }
 
-    fn heartbeat(&mut self, core: &mut Core<S, F>, id: ConnId) {
+    fn heartbeat(&mut self, core: &mut Core, id: ConnId) {
         self.notify(core, id, "heartbeat", |service, cx| service.heartbeat(cx));
     }
 
-    fn input_ended(&mut self, core: &mut Core<S, F>, id: ConnId) {
+    fn input_ended(&mut self, core: &mut Core, id: ConnId) {
+        if self.upstreams.owns(core, id) {
+            return self.upstreams.input_ended(core, id);
+        }
         self.notify(core, id, "input_ended", |service, cx| service.input_ended(cx));
     }
 
-    fn wake(&mut self, core: &mut Core<S, F>, id: ConnId, waker: Waker) {
+    fn wake(&mut self, core: &mut Core, id: ConnId, waker: Waker) {
+        if self.upstreams.owns(core, id) {
+            return self.upstreams.wake(core, id, waker);
+        }
         if let Err(panicked) = wake(waker) {
             self.report_panic("waker", named(core, id), &panicked);
             core.abort(id, CloseReason::HandlerPanicked);
         }
     }
 
-    fn ended(&mut self, _: &mut Core<S, F>, ended: Ended<S::Session>) {
-        let Ended { id, shared, reason, opened, call } = ended;
+    fn ended(&mut self, core: &mut Core, ended: Ended) {
+        if ended.lane == self.upstreams.lane() {
+            return self.upstreams.ended(core, ended);
+        }
+        let Ended { id, shared, reason, opened, call, .. } = ended;
         if let Some(task) = call {
             self.tasks.cancel(task);
         }
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
-            if opened {
-                self.service.close(&shared.session, reason);
+            if opened && let Some(shared) = shared.downcast_ref() {
+                self.service.close(shared.body(), reason);
             }
         });
-        let peer = Peer::of(&shared.outlet);
+        let peer = Peer::of(&shared);
         let dropped = guard(move || drop(shared));
         if let Err(panicked) = closed.and(dropped) {
             self.report_panic("close", Some((id, peer)), &panicked);
@@ -269,7 +279,7 @@ where
     }
 
     #[inline]
-    fn attend(&mut self, core: &mut Core<S, F>) {
+    fn attend(&mut self, core: &mut Core) {
         let mut called = self.called.has(Attention::TASKS);
         for _ in 0..WAKE_ROUNDS {
             if self.delivery.tasks.is_empty() {
@@ -284,8 +294,11 @@ where
                 break;
             }
         }
+        if self.called.has(Attention::UPSTREAMS) || self.remote.take(Attention::UPSTREAMS) {
+            self.upstreams.serve(core);
+        }
         let grown = core.held_bytes() >> 20;
-        if self.spare.is_concerned(core.connections(), self.driver.pool().total(), grown) {
+        if self.spare.is_concerned(core.all_connections(), self.driver.pool().total(), grown) {
             self.check_spare(core);
         }
     }

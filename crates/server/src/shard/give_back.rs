@@ -2,8 +2,7 @@
 
 use std::rc::Rc;
 
-use ringserve_core::Driver;
-use ringserve_core::framing::Framing;
+use ringserve_core::{Driver, LaneId};
 use ringserve_drivers::trim_heap;
 
 use super::calls::Job;
@@ -15,7 +14,7 @@ use crate::service::Service;
 /// Chunks that are given back in one turn: half a millisecond.
 const TRIMMED_MAX: usize = 8;
 
-impl<S, D, Make, Fut> ServiceLane<S, D, Make, Fut>
+impl<S, F, D, Make, Fut> ServiceLane<S, F, D, Make, Fut>
 where
     S: Service,
     D: Driver,
@@ -24,20 +23,21 @@ where
 {
     /// What is needed now, and the bytes that were moved since the start.
     #[cold]
-    fn in_use<F: Framing>(&self, core: &Core<S, F>) -> (InUse, u64) {
-        let (pool, counters) = (self.driver.pool().counts(), core.counters());
+    fn in_use(&self, core: &Core) -> (InUse, u64) {
+        let pool = self.driver.pool().counts();
+        let moved = |lane| core.counters(lane).bytes_received + core.counters(lane).bytes_sent;
         let needs = InUse {
-            connections: core.connections(),
+            connections: core.all_connections(),
             held_bytes: core.held_bytes(),
             buffers: pool.total,
             idle_buffers: pool.total - pool.leased,
         };
-        (needs, counters.bytes_received + counters.bytes_sent)
+        (needs, moved(LaneId::FIRST) + moved(self.upstreams.lane()))
     }
 
     /// Takes note of what is needed, and gives memory back, step by step.
     #[cold]
-    pub(super) fn check_spare<F: Framing>(&mut self, core: &mut Core<S, F>) {
+    pub(super) fn check_spare(&mut self, core: &mut Core) {
         let (needs, moved) = self.in_use(core);
         self.spare.note(self.now, needs, moved);
         match self.spare.step() {
@@ -47,9 +47,6 @@ where
             Step::None => {
                 self.tasks.give_back();
                 core.give_back();
-                if let Some(upstreams) = &mut self.upstreams {
-                    upstreams.give_back();
-                }
             }
             Step::Ring => self.spare.ring(self.driver.give_back()),
             Step::Chunks if self.driver.pool().trim(1, TRIMMED_MAX) > 0 => {}

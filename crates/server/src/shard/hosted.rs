@@ -78,11 +78,9 @@ where
             Err(error) => return Err(errno(&error)),
         };
         let outside = self.lane.remote.outside();
-        self.core.local().wake_when_dirty(outside.clone());
+        self.core.all_share().wake_when_dirty(outside.clone());
         self.lane.shard.timers().wake_when_set(outside.clone());
-        self.lane.driver.pool().wake_when_freed(outside.clone());
-        // For upstreams, once there are any.
-        self.lane.outside = Some(outside);
+        self.lane.driver.pool().wake_when_freed(outside);
         // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
         let end = tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await;
         end.inspect_err(|_| self.broken())

@@ -20,5 +20,5 @@ pub(crate) mod state;
 mod sync;
 pub(crate) mod timers;
 pub(crate) mod turns;
-mod upstreams;
+pub(crate) mod upstreams;
 mod wake;

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Socket};
 
 use super::inbox::Letter;
@@ -14,9 +13,9 @@ use crate::service::Service;
 /// stayed with the shard that was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
 const HAND_OFF_LEAD: usize = 8;
 
-impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, Make, Fut> {
+impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F, D, Make, Fut> {
     /// Tells the other shards how much room there is here, and looks for room there if there is none.
-    pub(super) fn share_room<F: Framing>(&self, core: &mut Core<S, F>) {
+    pub(super) fn share_room(&self, core: &mut Core) {
         let Some(others) = &self.others else { return };
         let room = if core.has_stopped() { 0 } else { core.slots_left() };
         self.remote.set_room(room);
@@ -24,7 +23,7 @@ impl<S: Service, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, D, M
     }
 
     /// True if another shard has far fewer connections. All tables have the same size.
-    pub(super) fn is_ahead<F: Framing>(&self, core: &Core<S, F>) -> bool {
+    pub(super) fn is_ahead(&self, core: &Core) -> bool {
         let Some(others) = &self.others else { return false };
         let room = core.slots_left() + HAND_OFF_LEAD;
         others.iter().any(|remote| remote.room() > room)

@@ -2,16 +2,15 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Waker;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{ConnId, Driver, Limits, Outlet, Time};
+use ringserve_core::{ConnId, Driver, LaneId, Time};
 
 use super::calls::{Job, Tasks};
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
 use super::spare::Spare;
-use super::upstreams::Upstreams;
+use super::upstreams::UpstreamLane;
 use super::wake::Attention;
 use crate::guard::Panicked;
 use crate::log::{self, LineLimit, LogObserver};
@@ -24,44 +23,40 @@ pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 /// What a shard needs to start.
 pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
     pub shard: Shard,
-    pub core: Core<S, F>,
+    pub core: Core,
+    pub framing: Rc<F>,
     pub driver: D,
     pub service: S,
     pub admit: Option<Admit>,
     pub others: Option<Others>,
-    /// The limits, and the number of the first slot that is an upstream's.
-    pub limits: Limits,
-    pub first_upstream: u32,
+    /// The lane of the connections that the shard makes.
+    pub upstreams: LaneId,
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
 pub(crate) type Others = Arc<[Arc<RemoteShard>]>;
 
-/// The state machine below a service.
-pub(crate) type Core<S, F> = ringserve_core::Shard<<S as Service>::Session, F, LogObserver>;
+/// The state machine below services and upstreams.
+pub(crate) type Core = ringserve_core::Shard<LogObserver>;
 
 /// A shard at work: the state machine, and what stands above and below it.
 pub(crate) struct ShardLoop<S: Service, F: Framing, D: Driver, Make, Fut> {
-    pub(super) core: Core<S, F>,
-    pub(super) lane: ServiceLane<S, D, Make, Fut>,
+    pub(super) core: Core,
+    pub(super) lane: ServiceLane<S, F, D, Make, Fut>,
 }
 
 /// The service's lane: what a turn does with newcomers, frames, woken calls and the letters of other threads. `Make` makes the
-/// future that calls the service, and `Fut` is that future.
-pub(crate) struct ServiceLane<S: Service, D: Driver, Make, Fut> {
+/// future that calls the service, and `Fut` is that future. What concerns a connection to an upstream it gives to that lane.
+pub(crate) struct ServiceLane<S: Service, F, D: Driver, Make, Fut> {
     pub(super) shard: Shard,
     pub(super) driver: D,
+    pub(super) framing: Rc<F>,
     pub(super) service: Rc<S>,
     pub(super) tasks: Tasks<S, Make, Fut>,
     pub(super) remote: Arc<RemoteShard>,
     pub(super) admit: Option<Admit>,
     pub(super) others: Option<Others>,
-    pub(super) limits: Limits,
-    pub(super) first_upstream: u32,
-    /// Connections that the server made, once it made one.
-    pub(super) upstreams: Option<Box<Upstreams>>,
-    /// Wakes the shard, if it is hosted.
-    pub(super) outside: Option<Waker>,
+    pub(super) upstreams: UpstreamLane,
     pub(super) command: Command,
     /// What the turn has to look at.
     pub(super) called: Attention,
@@ -72,7 +67,7 @@ pub(crate) struct ServiceLane<S: Service, D: Driver, Make, Fut> {
     pub(super) panics: LineLimit,
 }
 
-impl<S: Service, D: Driver, Make, Fut> Drop for ServiceLane<S, D, Make, Fut> {
+impl<S: Service, F, D: Driver, Make, Fut> Drop for ServiceLane<S, F, D, Make, Fut> {
     fn drop(&mut self) {
         self.remote.close();
         self.shard.end();
@@ -94,16 +89,14 @@ where
         let service = Rc::new(parts.service);
         let lane = ServiceLane {
             driver: parts.driver,
+            framing: parts.framing,
             tasks: Tasks::new(service.clone(), make, parts.shard.clone()),
             service,
             remote: parts.shard.remote().clone(),
+            upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
             shard: parts.shard,
             admit: parts.admit,
             others: parts.others,
-            limits: parts.limits,
-            first_upstream: parts.first_upstream,
-            upstreams: None,
-            outside: None,
             command: Command::Serve,
             called: Attention::NONE,
             delivery: Delivery::default(),
@@ -117,22 +110,11 @@ where
 }
 
 /// A connection as the log names it, until it ended.
-pub(super) fn named<S, F: Framing>(
-    core: &ringserve_core::Shard<S, F, LogObserver>,
-    id: ConnId,
-) -> Option<(ConnId, Peer)> {
-    core.shared(id).map(|shared| (id, Peer::of(&shared.outlet)))
+pub(super) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
+    core.shared(id).map(|shared| (id, Peer::of(shared)))
 }
 
-impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
-    /// A connection of either kind, as pushes reach it.
-    pub(super) fn outlet<'a, F: Framing>(&'a self, core: &'a Core<S, F>, id: ConnId) -> Option<&'a Outlet> {
-        match &self.upstreams {
-            Some(upstreams) if upstreams.owns(id) => upstreams.outlet(id),
-            _ => core.shared(id).map(|shared| &shared.outlet),
-        }
-    }
-
+impl<S: Service, F, D: Driver, Make, Fut> ServiceLane<S, F, D, Make, Fut> {
     pub(super) fn report_panic(
         &mut self,
         place: &str,

@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, Completion, Driver, Limits, Time, Wait};
+use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, Time, Wait};
 use tracing::{debug, error};
 
 use super::calls::{Job, calls};
 use super::handle::Shard;
-use super::inbox::{Command, RemoteShard};
-use super::state::{Parts, ServiceLane, ShardLoop};
-use super::upstreams::Upstreams;
+use super::inbox::RemoteShard;
+use super::state::{Parts, ShardLoop};
+use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
 use crate::service::Service;
@@ -50,9 +50,6 @@ where
     pub(super) fn broken(&mut self) {
         self.core.force();
         self.core.dispatch(&mut self.lane);
-        if let Some(upstreams) = &mut self.lane.upstreams {
-            upstreams.force();
-        }
         let mut report = self.report();
         (report.connections, report.upstreams.connections) = (0, 0);
         self.lane.remote.last_report(report);
@@ -61,8 +58,7 @@ where
     /// The last report.
     pub(super) fn ended(&self) -> ShardStats {
         guarded(|| debug!(shard = self.lane.shard.index(), stats = ?self.lane.driver.stats(), "shard done"));
-        let upstreams = self.lane.upstreams.as_ref().map_or(0, |upstreams| upstreams.left_behind());
-        let left = self.core.left_behind() + upstreams;
+        let left = self.core.left_behind();
         if left > 0 {
             let shard = self.lane.shard.index();
             guarded(|| {
@@ -79,15 +75,9 @@ where
         report
     }
 
-    /// True once every connection is gone, with those to upstreams as the last. They have no more time than the others: at the
-    /// drain limit, and by force, all are reset.
-    pub(super) fn is_done(&mut self) -> bool {
-        let done = self.core.is_done();
-        let Some(upstreams) = &mut self.lane.upstreams else { return done };
-        if (done || self.core.has_aborted()) && !upstreams.is_closing() {
-            upstreams.close_all(self.core.drain_deadline().unwrap_or(self.lane.now));
-        }
-        done && upstreams.is_done()
+    /// True once every connection is gone, or left behind.
+    pub(super) fn is_done(&self) -> bool {
+        self.core.is_done()
     }
 
     /// How long the driver may wait. From here on a wake-up reaches it there.
@@ -101,8 +91,7 @@ where
             }
         };
         sooner(lane.shard.timers().next());
-        if lane.upstreams.is_some() || lane.spare.is_active() {
-            sooner(lane.upstreams.as_ref().and_then(|upstreams| upstreams.next_turn()));
+        if lane.spare.is_active() {
             sooner(if lane.spare.has_to_do() { Some(lane.now) } else { lane.spare.next() });
         }
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
@@ -115,9 +104,9 @@ where
 
     pub(super) fn report(&self) -> ShardStats {
         ShardStats {
-            counters: self.core.counters().clone(),
-            connections: self.core.connections(),
-            upstreams: self.lane.upstreams.as_ref().map(|upstreams| upstreams.report()).unwrap_or_default(),
+            counters: self.core.counters(LaneId::FIRST).clone(),
+            connections: self.core.connections(LaneId::FIRST),
+            upstreams: self.lane.upstreams.report(&self.core),
             driver: self.lane.driver.stats(),
             buffers: self.lane.driver.pool().counts(),
             stale: false,
@@ -127,47 +116,17 @@ where
     /// Works off what the driver brought and hands it what is to do next.
     pub(super) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
-        if let Some(upstreams) = &mut lane.upstreams {
-            upstreams.begin(lane.now, completions.len());
-        }
         core.turn(lane.now, completions, lane);
-        let mut awaited = core.take_send_awaited();
         for op in core.take_ops() {
             lane.driver.submit(op);
         }
-        let asked = lane.remote.take(Attention::UPSTREAMS) || lane.called.has(Attention::UPSTREAMS);
-        if lane.upstreams.is_some() || asked {
-            awaited |= lane.end_turn_of_upstreams();
-        }
-        if !awaited {
+        if !core.take_send_awaited() {
             lane.driver.defer_sent();
         }
         if lane.called.has(Attention::REPORT) {
             self.lane.remote.report(self.report());
         }
         self.lane.share_room(&mut self.core);
-    }
-}
-
-impl<S: Service, D: Driver, Make, Fut> ServiceLane<S, D, Make, Fut> {
-    /// True if something waits for one of their sends.
-    fn end_turn_of_upstreams(&mut self) -> bool {
-        let upstreams = self.upstreams.get_or_insert_with(|| {
-            let pool = self.driver.pool().clone();
-            let mut new = Upstreams::new(&self.limits, self.first_upstream, pool, &self.shard);
-            if !self.driver.may_lend_beyond_turn() {
-                new.copy_frames();
-            }
-            if let Some(outside) = &self.outside {
-                new.wake_when_dirty(outside.clone());
-            }
-            new.begin(self.now, 0);
-            if self.command == Command::Force {
-                new.force();
-            }
-            Box::new(new)
-        });
-        upstreams.end(&mut self.driver)
     }
 }
 
@@ -183,19 +142,19 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
 ) -> Result<ShardStats, i32> {
     let remote = RemoteShard::new();
     let connections_max = driver.connections_max();
-    let core = ringserve_core::Shard::new(
+    let framing = Rc::new(framing);
+    let mut core = ringserve_core::Shard::new(
         limits.clone(),
         connections_max,
         1,
-        framing,
+        framing.encoding(),
         driver.pool().clone(),
         LogObserver::new(0),
     );
     let shard = Shard::new(0, 1, remote);
     // The driver has no slots beside those of accepted connections.
-    let limits = limits.upstreams_max(0);
-    let first_upstream = connections_max as u32;
+    let upstreams = add_upstreams(&mut core, &limits, 0);
     let (admit, others) = (None, None);
-    let parts = Parts { shard, core, driver, service, admit, others, limits, first_upstream };
+    let parts = Parts { shard, core, framing, driver, service, admit, others, upstreams };
     ShardLoop::new(parts, calls::<S>).run()
 }

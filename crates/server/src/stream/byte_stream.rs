@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use ringserve_core::{ConnId, ConnShared, Frame, Payload};
@@ -43,12 +42,12 @@ use crate::shard::session::Session;
 /// [`Limits::drain_timeout`](crate::Limits::drain_timeout)) its future is polled once more, so that it sees the error, and dropped if it
 /// waits again. A stream that was moved elsewhere stays: reads and writes give the error.
 pub struct Stream {
-    pub(super) shared: Rc<ConnShared<Session>>,
+    pub(super) shared: ConnShared<Session>,
     pub(super) shard: Shard,
 }
 
 impl Stream {
-    pub(super) fn new(shared: Rc<ConnShared<Session>>, shard: Shard) -> Stream {
+    pub(super) fn new(shared: ConnShared<Session>, shard: Shard) -> Stream {
         Stream { shared, shard }
     }
 
@@ -69,7 +68,7 @@ impl Stream {
     /// # Errors
     /// Those of [`read_frame`](Stream::read_frame).
     pub fn poll_read_frame(&mut self, task: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
-        let session = &self.shared.session;
+        let session = self.shared.body();
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| {
             let unread = session.take_unread();
             let len = unread.len();
@@ -83,7 +82,7 @@ impl Stream {
     /// More than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) queued closes the connection, so code that
     /// writes without end awaits [`ready`](Stream::ready) in between.
     pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
-        self.shared.outlet.reply(bytes.into());
+        self.shared.reply(bytes.into());
     }
 
     /// Queues all of `bytes`, piece by piece as there is room.
@@ -108,7 +107,7 @@ impl Stream {
 
     /// The bytes there is room for, at least 1.
     pub(super) fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let outlet = &self.shared.outlet;
+        let outlet = &*self.shared;
         if outlet.writing_ended() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -125,7 +124,7 @@ impl Stream {
     pub(super) fn poll_put(&self, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_room(task).map_ok(|room| {
             let len = bytes.len().min(room);
-            self.shared.outlet.write(&bytes[..len]);
+            self.shared.write(&bytes[..len]);
             len
         })
     }
@@ -141,7 +140,7 @@ impl Stream {
             let mut left = room;
             for piece in pieces {
                 let len = piece.len().min(left);
-                self.shared.outlet.write(&piece[..len]);
+                self.shared.write(&piece[..len]);
                 left -= len;
                 if left == 0 {
                     break;
@@ -153,29 +152,29 @@ impl Stream {
 
     /// Sends FIN after what is queued. Reading goes on.
     pub fn end_writing(&self) {
-        self.shared.outlet.end_writing();
+        self.shared.end_writing();
     }
 
     /// Resets the connection. What is queued is dropped.
     pub fn abort(&self) {
-        self.shared.outlet.abort();
+        self.shared.abort();
     }
 
     /// Closes the connection after what is queued, since an upstream that it needs refused, stalled or broke: it is counted as
     /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). With [`abort`](Stream::abort) after it the
     /// connection is reset instead, for the same reason: so that the client does not take what came so far for all of it.
     pub fn upstream_failed(&self) {
-        self.shared.outlet.upstream_failed();
+        self.shared.upstream_failed();
     }
 
     /// Who is on the other end, and which of the server's addresses it connected to.
     pub fn peer(&self) -> Peer {
-        Peer::of(&self.shared.outlet)
+        Peer::of(&self.shared)
     }
 
     /// The connection's name on its shard.
     pub fn id(&self) -> ConnId {
-        self.shared.outlet.id()
+        self.shared.id()
     }
 
     /// The shard this connection lives on: to spawn, to sleep.
@@ -196,25 +195,25 @@ impl Stream {
 
     /// Bytes that the kernel has not taken yet.
     pub fn outbox_bytes(&self) -> usize {
-        self.shared.outlet.outbox_bytes()
+        self.shared.outbox_bytes()
     }
 
     /// A handle to end this connection from anywhere. The first call for a connection allocates.
     pub fn handle(&self) -> StreamHandle {
-        StreamHandle::new(&self.shared.outlet, &self.shard)
+        StreamHandle::new(&self.shared, &self.shard)
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.shared.outlet.is_gone() {
-            self.shared.outlet.close();
+        if !self.shared.is_gone() {
+            self.shared.close();
         }
     }
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Stream").field(&self.shared.outlet).finish()
+        f.debug_tuple("Stream").field(&self.shared).finish()
     }
 }

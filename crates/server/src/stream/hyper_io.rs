@@ -2,7 +2,6 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -35,7 +34,7 @@ impl Stream {
         task: &mut Context<'_>,
         look: impl FnOnce(&[u8]) -> usize,
     ) -> Poll<io::Result<()>> {
-        let session = &self.shared.session;
+        let session = self.shared.body();
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| session.read_with(look))
     }
 
@@ -76,27 +75,27 @@ impl Write for Stream {
 
 /// See [`Stream::fate`].
 pub(crate) struct Fate {
-    shared: Rc<ConnShared<Session>>,
+    shared: ConnShared<Session>,
 }
 
 impl Fate {
     /// True if nothing more comes from the peer: it sent its last byte, or the connection ended.
     pub(crate) fn nothing_comes(&self) -> bool {
-        self.shared.session.nothing_comes()
+        self.shared.body().nothing_comes()
     }
 
     /// Bytes that hyper holds now.
     pub(crate) fn set_held(&self, bytes: usize) {
-        self.shared.outlet.set_service_bytes(bytes);
+        self.shared.set_service_bytes(bytes);
     }
 
     /// Bytes that the kernel has not taken yet.
     pub(crate) fn outbox_bytes(&self) -> usize {
-        self.shared.outlet.outbox_bytes()
+        self.shared.outbox_bytes()
     }
 
     /// As [`Stream::abort`].
     pub(crate) fn abort(&self) {
-        self.shared.outlet.abort();
+        self.shared.abort();
     }
 }

@@ -153,10 +153,10 @@ impl<H: HandleStream> Service for Streams<H> {
 
     fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
         let shared = cx.shared();
-        shared.outlet.hold_open();
-        shared.outlet.read_on();
+        shared.hold_open();
+        shared.read_on();
         let future = run(self.handler.clone(), shared.clone(), self.shard.clone());
-        shared.session.task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
+        shared.body().task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
         Ok(())
     }
 
@@ -193,26 +193,26 @@ impl<H: HandleStream> Service for Streams<H> {
     }
 }
 
-async fn run<H: HandleStream>(handler: Rc<Handler<H>>, shared: Rc<ConnShared<Session>>, shard: Shard) {
+async fn run<H: HandleStream>(handler: Rc<Handler<H>>, shared: ConnShared<Session>, shard: Shard) {
     let panics = Panics(shared.clone(), shard.clone());
     let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
-            let (id, peer) = (panics.0.outlet.id(), Peer::of(&panics.0.outlet));
+            let (id, peer) = (panics.0.id(), Peer::of(&panics.0));
             guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
         }
-        panics.0.outlet.fail();
+        panics.0.fail();
     }
 }
 
 /// Resets the connection if its future panics.
-struct Panics(Rc<ConnShared<Session>>, Shard);
+struct Panics(ConnShared<Session>, Shard);
 
 impl Drop for Panics {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let outlet = &self.0.outlet;
+            let outlet = &*self.0;
             self.1.tasks().set_panicking(outlet.id(), Peer::of(outlet));
             outlet.panicked();
         }

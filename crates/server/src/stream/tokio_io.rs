@@ -17,7 +17,7 @@ impl AsyncRead for Stream {
         if buf.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        let session = &self.shared.session;
+        let session = self.shared.body();
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| {
             session.read_with(|bytes| {
                 let len = bytes.len().min(buf.remaining());

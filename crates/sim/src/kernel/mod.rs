@@ -222,7 +222,7 @@ impl State {
             rests: false,
             pool,
             descriptors: Vec::new(),
-            table: vec![None; plan.connections_max],
+            table: vec![None; plan.slots()],
             submissions: VecDeque::new(),
             submissions_used: 0,
             completions: VecDeque::new(),

@@ -198,6 +198,11 @@ impl State {
             MemoryLimit => self.plan.tight_memory,
             ConnectFailed(errno) => sock.upstream && !sock.opened && errno != libc::ECANCELED,
             ConnectTimeout => sock.upstream && !sock.opened && self.connect_is_over(tag, now, STEP),
+            // One that the server made goes when every accepted one has gone.
+            Shutdown if sock.upstream => {
+                let stays = |other: &Sock| !other.upstream && other.opened && other.ended.is_none();
+                self.drain_deadline.is_some() && !self.socks.iter().any(stays)
+            }
             Shutdown => self.drain_deadline.is_some() && idle && !sock.held,
             DrainTimeout => self.drain_deadline.is_some_and(|deadline| now >= deadline),
             ServerAborted => self.forced,

@@ -274,7 +274,7 @@ impl State {
             self.cover.fault(Fault::Dry);
         }
         self.dry_in_a_row += 1;
-        let bound = 4 * self.plan.connections_max + 16;
+        let bound = 4 * self.plan.slots() + 16;
         assert!(self.dry_in_a_row < bound, "receives are armed again and again on an empty buffer ring");
     }
 

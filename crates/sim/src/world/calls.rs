@@ -2,6 +2,7 @@
 
 use ringserve_core::{CloseReason, ConnId, Next};
 
+use super::events::session_of;
 use super::{Above, Batch, Core};
 use crate::faults::Fault;
 use crate::service::{self, Called, Parked};
@@ -13,20 +14,20 @@ impl Above {
     /// Hands a connection's frames to the service.
     pub(super) fn call_for_each_frame(&mut self, frames: &mut Batch<'_>) {
         let id = frames.id();
+        let (framing, shared) = (self.framing.clone(), session_of(frames.shared()));
         loop {
-            let next = frames.next_frame();
+            let next = frames.next_frame(&*framing);
             self.check_relieved(frames.shard());
             match next {
                 Next::Frame(frame) => {
-                    let shared = frames.shared().clone();
                     let mut state = self.state.borrow_mut();
                     state.log(|| {
-                        format!("frame of {} for {id}, connection {}", frame.len(), shared.session.tag)
+                        format!("frame of {} for {id}, connection {}", frame.len(), shared.body().tag)
                     });
                     assert!(
-                        !shared.outlet.is_full(),
+                        !shared.is_full(),
                         "{id}: a frame is handed out, and {} bytes are not taken",
-                        shared.outlet.outbox_bytes()
+                        shared.outbox_bytes()
                     );
                     let called = service::call(&mut state, id, &shared, frame);
                     drop(state);
@@ -46,7 +47,7 @@ impl Above {
                 }
                 Next::Nothing => return,
                 Next::Bad(error) => {
-                    service::malformed(&mut self.state.borrow_mut(), frames.shared());
+                    service::malformed(&mut self.state.borrow_mut(), &shared);
                     return frames.shard().finish(id, CloseReason::BadFrame(error));
                 }
             }

@@ -1,6 +1,6 @@
 //! What must hold after every turn, and at the end.
 
-use ringserve_core::{CloseReason, Completion, Driver, Wait};
+use ringserve_core::{CloseReason, Completion, ConnStats, Driver, LaneId, Wait};
 
 use super::{Above, Core, Outcome};
 use crate::bytes::AnyFraming;
@@ -30,13 +30,13 @@ impl Above {
     pub(super) fn check(&mut self, core: &Core) {
         let limits = self.state.borrow().plan.limits.clone();
         for (id, shared) in &self.live {
-            let bytes = shared.outlet.outbox_bytes();
+            let bytes = shared.outbox_bytes();
             assert!(bytes <= limits.outbox_bytes_max, "{id} has {bytes} bytes in its outbox");
             let state = self.state.borrow();
-            let sock = &state.socks[shared.session.tag];
+            let sock = &state.socks[shared.body().tag];
             assert!(!sock.may(excuse::PANICKED), "{id} goes on after user code panicked");
             let owes = !sock.waiting.is_empty() || state.has_frame(sock) || bytes > 0;
-            let stays = owes || !sock.opened || shared.outlet.is_gone() || core.is_runnable(*id);
+            let stays = owes || !sock.opened || shared.is_gone() || core.is_runnable(*id);
             assert!(!sock.cut || stays, "{id} is cut, is owed nothing, and stays open");
             let whole = !matches!(state.plan.framing, AnyFraming::Raw);
             let partial = if whole { limits.frame_bytes_max } else { 0 };
@@ -47,7 +47,7 @@ impl Above {
                 kept < limits.inbox_bytes_high + partial
                     || ending
                     || sock.cut
-                    || shared.outlet.is_gone()
+                    || shared.is_gone()
                     || !self.protocol.is_receiving(*id),
                 "{id} holds {kept} bytes of input and receives more"
             );
@@ -70,8 +70,15 @@ impl Above {
         assert_eq!(self.pool.counts().with_kernel, state.buffers_held(), "buffers with the kernel");
         state.check_limits(self.now.as_nanos());
         if !state.plan.tight_memory {
-            assert_eq!(core.counters().closed_for(CloseReason::MemoryLimit), 0, "there was memory");
+            assert_eq!(self.counters(core).closed_for(CloseReason::MemoryLimit), 0, "there was memory");
         }
+    }
+
+    /// Of both lanes.
+    fn counters(&self, core: &Core) -> ConnStats {
+        let mut sum = core.counters(LaneId::FIRST).clone();
+        sum += core.counters(self.lane);
+        sum
     }
 
     /// The shard is done: everything must be back where it was.
@@ -95,8 +102,8 @@ impl Above {
         let counts = self.pool.counts();
         assert_eq!(counts.leased, 0, "receive buffers leaked: {counts:?}");
         let left = usize::from(self.lost.is_some());
-        assert_eq!((core.connections(), core.left_behind()), (left, left), "slots are taken");
-        let counters = core.counters().clone();
+        assert_eq!((core.all_connections(), core.left_behind()), (left, left), "slots are taken");
+        let counters = self.counters(&core);
         let closed: u64 = counters.reasons().map(|(_, count)| count).sum();
         assert_eq!((counters.opened, counters.closed), (closed, closed), "each connection ends once");
         let mut state = self.state.borrow_mut();

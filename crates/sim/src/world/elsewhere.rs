@@ -4,10 +4,12 @@
 //! under way in a letter, as between threads.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
 use ringserve_buf::Pool;
+use ringserve_core::framing::Framing;
 use ringserve_core::{
     CloseReason, Completion, ConnId, Ended, Frames, Lane, Limits, Op, Quota, ReceiveEnd, Shard, Socket, Time,
 };
@@ -38,7 +40,7 @@ struct Kept {
     until: u64,
 }
 
-type OtherCore = Shard<usize, AnyFraming, ()>;
+type OtherCore = Shard;
 
 /// See the module.
 pub struct Elsewhere {
@@ -57,7 +59,7 @@ impl Elsewhere {
     pub fn new(plan: plan::Elsewhere, framing: AnyFraming, pool: Pool) -> (Elsewhere, Arc<Quota>) {
         let quota = Arc::new(Quota::new(plan.quota));
         let limits = Limits::default().idle_timeout(None).first_frame_timeout(None);
-        let mut core = Shard::new(limits, plan.connections_max, 0, framing, pool, ());
+        let mut core = Shard::new(limits, plan.connections_max, 0, Rc::new(framing).encoding(), pool, ());
         core.share_quota(quota.clone());
         let other = Elsewhere {
             plan,
@@ -190,8 +192,11 @@ impl Elsewhere {
     pub fn check(&self, here: usize) {
         let used = self.used();
         assert!(used <= self.plan.quota, "{used} connections, and the server may have {}", self.plan.quota);
-        assert_eq!(used, here + self.core.connections(), "the quota counts others than there are");
-        assert!(self.core.connections() <= self.plan.connections_max, "the other shard's table overflows");
+        assert_eq!(used, here + self.core.all_connections(), "the quota counts others than there are");
+        assert!(
+            self.core.all_connections() <= self.plan.connections_max,
+            "the other shard's table overflows"
+        );
     }
 
     /// The tested shard is done: so is this one, and what is under way goes nowhere.
@@ -230,7 +235,7 @@ struct Other<'a> {
     draining: &'a mut bool,
 }
 
-impl Lane<usize, AnyFraming> for Other<'_> {
+impl Lane for Other<'_> {
     fn begin(&mut self, core: &mut OtherCore) {
         let state = &mut *self.state;
         if state.drain_deadline.is_some() && !*self.draining {
@@ -274,13 +279,13 @@ impl Lane<usize, AnyFraming> for Other<'_> {
         post(self.letters, self.plan.mail_max, self.state, true, socket, listener);
     }
 
-    fn ended(&mut self, _: &mut OtherCore, _: Ended<usize>) {}
+    fn ended(&mut self, _: &mut OtherCore, _: Ended) {}
 
     fn connected(&mut self, _: &mut OtherCore, id: ConnId) {
         panic!("the other shard connected {id}");
     }
 
-    fn frames(&mut self, frames: &mut Frames<'_, usize, AnyFraming, ()>) {
+    fn frames(&mut self, frames: &mut Frames<'_, ()>) {
         panic!("the other shard has frames of {}", frames.id());
     }
 

@@ -3,16 +3,15 @@
 use std::net::SocketAddr;
 use std::task::Waker;
 
-use ringserve_core::{Completion, ConnId, Ended, Lane, Socket};
+use ringserve_core::{Completion, ConnHead, ConnId, ConnShared, Ended, Lane, LaneId, Socket};
 
 use super::relieved::Relieved;
 use super::{Above, Batch, Core};
-use crate::bytes::TestFraming;
 use crate::faults::Fault;
 use crate::kernel::address_of;
 use crate::service::{self, Session};
 
-impl Lane<Session, TestFraming, Relieved> for Above {
+impl Lane<Relieved> for Above {
     fn begin(&mut self, core: &mut Core) {
         self.obey(core);
         self.look_for_cuts(core);
@@ -20,7 +19,7 @@ impl Lane<Session, TestFraming, Relieved> for Above {
         self.looks = true;
     }
 
-    fn passes(&mut self, core: &mut Core, completion: &Completion) -> bool {
+    fn comes(&mut self, core: &mut Core, completion: &Completion) {
         self.check_last(core);
         self.note(completion);
         match completion {
@@ -28,7 +27,6 @@ impl Lane<Session, TestFraming, Relieved> for Above {
             Completion::Closed { .. } => self.freed_turn = self.turn,
             _ => {}
         }
-        !self.loses(completion)
     }
 
     fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, _listener: u16) {
@@ -54,8 +52,10 @@ impl Lane<Session, TestFraming, Relieved> for Above {
 
     fn connected(&mut self, core: &mut Core, id: ConnId) {
         self.happened(core);
-        let Some(shared) = core.shared(id) else { panic!("{id} is connected, and has no shared") };
-        let tag = shared.session.tag;
+        let Some(shared) = core.shared(id).map(session_of) else {
+            panic!("{id} is connected, and has no session")
+        };
+        let tag = shared.body().tag;
         self.open(core, id, tag);
     }
 
@@ -67,27 +67,27 @@ impl Lane<Session, TestFraming, Relieved> for Above {
 
     fn heartbeat(&mut self, core: &mut Core, id: ConnId) {
         self.happened(core);
-        let Some(shared) = core.shared(id) else { return };
+        let Some(shared) = core.shared(id).map(session_of) else { return };
         let state = &mut *self.state.borrow_mut();
-        state.log(|| format!("heartbeat of {id}, connection {}", shared.session.tag));
-        let (limits, sock) = (&state.plan.limits, &mut state.socks[shared.session.tag]);
+        state.log(|| format!("heartbeat of {id}, connection {}", shared.body().tag));
+        let (limits, sock) = (&state.plan.limits, &mut state.socks[shared.body().tag]);
         assert!(sock.opened && sock.ended.is_none(), "{id} is not open, and is to give a sign of life");
         assert!(!sock.fin_asked, "{id} cannot say anything any more, and is to give a sign of life");
         sock.clocks.beat(limits, self.now.as_nanos());
-        service::heartbeat(state, shared);
+        service::heartbeat(state, &shared);
     }
 
     fn input_ended(&mut self, core: &mut Core, id: ConnId) {
         self.happened(core);
-        let Some(shared) = core.shared(id) else { return };
+        let Some(shared) = core.shared(id).map(session_of) else { return };
         let state = &mut *self.state.borrow_mut();
-        let sock = &state.socks[shared.session.tag];
+        let sock = &state.socks[shared.body().tag];
         assert!(sock.held && !sock.input_end_told, "{id} is not held open, or was told of its end before");
         assert!(sock.fin_read && sock.arrived == sock.read, "{id}: its peer may still send");
         assert!(sock.waiting.is_empty() && !state.has_frame(sock), "{id}: a frame is not answered");
-        state.socks[shared.session.tag].input_end_told = true;
-        match service::input_ended(state, shared) {
-            Some(0) => service::close_held(state, shared),
+        state.socks[shared.body().tag].input_end_told = true;
+        match service::input_ended(state, &shared) {
+            Some(0) => service::close_held(state, &shared),
             Some(at) => self.closings.push((at, id)),
             None => {}
         }
@@ -98,22 +98,24 @@ impl Lane<Session, TestFraming, Relieved> for Above {
         waker.wake();
     }
 
-    fn ended(&mut self, core: &mut Core, ended: Ended<Session>) {
+    fn ended(&mut self, core: &mut Core, ended: Ended) {
         self.happened(core);
-        let Ended { id, shared, reason, opened, call } = ended;
+        let Ended { id, lane, shared, reason, opened, call } = ended;
+        let shared = session_of(&shared);
         let state = &mut *self.state.borrow_mut();
         let dropped = call.map_or(Vec::new(), |first| self.tasks.cancel(first));
         assert!(dropped.iter().all(|(_, parked)| parked.id == id), "another's handler");
         if dropped.len() > 1 {
             state.cover.fault(Fault::HandlersDropped);
         }
-        let sock = &mut state.socks[shared.session.tag];
+        let sock = &mut state.socks[shared.body().tag];
+        assert_eq!(lane == self.lane, sock.upstream, "{id} ended on another lane");
         let dropped: Vec<_> = dropped.into_iter().map(|(task, _)| task).collect();
         let waiting: Vec<_> = sock.waiting.iter().rev().copied().collect();
         assert_eq!(dropped, waiting, "{id}: of its parked handlers others are dropped");
         assert_eq!(opened, sock.opened, "opened, or not");
         service::close(state, &shared, reason, self.now.as_nanos());
-        let sock = &mut state.socks[shared.session.tag];
+        let sock = &mut state.socks[shared.body().tag];
         sock.waiting.clear();
         sock.calls_full = false;
         self.live.retain(|(known, _)| *known != id);
@@ -191,8 +193,13 @@ impl Above {
     fn open(&mut self, core: &mut Core, id: ConnId, tag: usize) {
         let state = self.state.clone();
         let mut state = state.borrow_mut();
-        assert!(core.connections() <= state.plan.connections_max, "more connections than there may be");
-        let Some(shared) = core.shared(id).cloned() else { panic!("an admitted connection has a shared") };
+        assert!(
+            core.connections(LaneId::FIRST) <= state.plan.connections_max,
+            "more connections than there may be"
+        );
+        let Some(shared) = core.shared(id).map(session_of) else {
+            panic!("an admitted connection has a session")
+        };
         let sock = &mut state.socks[tag];
         sock.opened_at = self.now.as_nanos();
         sock.active_at = self.now.as_nanos();
@@ -206,4 +213,9 @@ impl Above {
             core.refused(id);
         }
     }
+}
+
+/// What the service holds of a connection: all lanes of the world have sessions of one type.
+pub(super) fn session_of(shared: &ConnHead) -> ConnShared<Session> {
+    shared.downcast_ref().cloned().expect("every session is of one type")
 }

@@ -14,8 +14,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringserve_buf::{Pool, PoolConfig};
+use ringserve_core::framing::Framing;
 use ringserve_core::{
-    Completion, ConnId, ConnShared, Driver, Frames, GivesBack, IdleCounts, Op, ReceiveEnd, Shard, Time, Wait,
+    Completion, ConnId, ConnShared, Driver, Frames, GivesBack, IdleCounts, LaneId, Op, ReceiveEnd, Shard,
+    Time, Wait,
 };
 use ringserve_drivers::Uring;
 
@@ -46,10 +48,10 @@ const HOUR: u64 = 3_600_000_000_000;
 /// From here on, 26 days after its start, a shard's clock is late.
 const CLOCK_NEW: u64 = 1 << 51;
 
-type Core = Shard<Session, TestFraming, Relieved>;
+type Core = Shard<Relieved>;
 
 /// A connection's frames.
-type Batch<'a> = Frames<'a, Session, TestFraming, Relieved>;
+type Batch<'a> = Frames<'a, Relieved>;
 
 /// See the module.
 pub struct World {
@@ -60,6 +62,9 @@ pub struct World {
 /// What stands above the shard, and what the shard stands on.
 struct Above {
     state: Rc<RefCell<State>>,
+    framing: Rc<TestFraming>,
+    /// The lane of upstreams.
+    lane: LaneId,
     driver: Uring<SimKernel>,
     pool: Pool,
     protocol: Protocol,
@@ -68,7 +73,7 @@ struct Above {
     elsewhere: Option<Elsewhere>,
     /// When the service closes what it held open.
     closings: Vec<(u64, ConnId)>,
-    live: Vec<(ConnId, Rc<ConnShared<Session>>)>,
+    live: Vec<(ConnId, ConnShared<Session>)>,
     /// Upstreams that the service has not connected to yet, and those that it is connecting to.
     upstreams: Vec<usize>,
     connecting: Vec<ConnId>,
@@ -144,15 +149,17 @@ impl World {
         }
         let state = Rc::new(RefCell::new(state));
         let kernel = SimKernel::new(state.clone());
-        let driver = Uring::with_kernel(kernel, side, plan.connections_max as u32);
+        let driver = Uring::with_kernel(kernel, side, plan.slots() as u32);
+        let framing = Rc::new(TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 });
         let mut core = Shard::new(
             plan.limits.clone(),
             plan.connections_max,
             plan.listeners,
-            TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 },
+            framing.encoding(),
             pool.clone(),
             Relieved::default(),
         );
+        let lane = core.add_outbound(plan.limits.clone(), plan.upstreams_max(), framing.encoding());
         if let Some((calls, batch)) = plan.calls {
             core.bound_turn(calls, batch);
         }
@@ -163,6 +170,8 @@ impl World {
         });
         let above = Above {
             state,
+            framing,
+            lane,
             driver,
             pool,
             protocol: Protocol::default(),
@@ -236,6 +245,7 @@ impl Above {
         if self.pool.available() == 0 {
             self.look();
         }
+        completions.retain(|completion| !self.loses(completion));
         core.turn(self.shard_time(), completions, self);
         self.check_relieved(core);
         let (held, most) = (core.held_bytes(), self.state.borrow().plan.limits.held_bytes_max);
@@ -259,7 +269,7 @@ impl Above {
                 && let Some((_, shared)) = self.live.iter().find(|(known, _)| known == id)
             {
                 let least = state.plan.limits.write_bytes_per_second_min;
-                let sock = &mut state.socks[shared.session.tag];
+                let sock = &mut state.socks[shared.body().tag];
                 (sock.untold, sock.sent_turn, sock.sent_at) = (true, self.turn, self.now.as_nanos());
                 sock.rate.sent(batch.len(), sock.taken, least, self.now.as_nanos());
             }
@@ -285,9 +295,10 @@ impl Above {
             self.looked_at = self.now.as_nanos();
         }
         for (id, shared) in &self.live {
-            let sock = &mut state.socks[shared.session.tag];
+            let sock = &mut state.socks[shared.body().tag];
             let cut = core.is_cut(*id);
-            assert!(!sock.cut || cut || shared.outlet.is_gone(), "{id} takes bytes again");
+            assert!(!cut || !sock.upstream, "{id} is an upstream, and takes no bytes");
+            assert!(!sock.cut || cut || shared.is_gone(), "{id} takes bytes again");
             if cut && !sock.cut {
                 assert!(self.now >= self.stops_at, "{id} is cut before it is time");
                 state.cover.fault(Fault::DrainCuts);
@@ -299,7 +310,8 @@ impl Above {
                 sock.looked_at_from = now;
             }
             let settled = sock.looked_at_from > 0 && now > sock.looked_at_from.max(self.looked_at) + NEWCOMER;
-            let stays = sock.held || shared.outlet.is_gone() || !sock.opened;
+            // One that the server made outlives them all.
+            let stays = sock.held || shared.is_gone() || !sock.opened || sock.upstream;
             assert!(cut || stays || !looked || !settled, "{id} takes frames in a drain for ever");
         }
     }
@@ -312,7 +324,7 @@ impl Above {
     /// While there is no connection, the shard's clock may jump.
     fn let_time_pass(&mut self, core: &Core) {
         let state = &mut *self.state.borrow_mut();
-        let quiet = core.connections() == 0 && self.drained_at.is_none();
+        let quiet = core.all_connections() == 0 && self.drained_at.is_none();
         if quiet && state.rng.chance(state.plan.quiet_times) {
             state.cover.fault(Fault::QuietTime);
             self.ahead += state.rng.spread(HOUR, 24 * 40 * HOUR);
@@ -325,8 +337,7 @@ impl Above {
     fn look(&mut self) {
         let state = &mut *self.state.borrow_mut();
         for (_, shared) in &self.live {
-            let outlet = &shared.outlet;
-            state.look(shared.session.tag, outlet.outbox_bytes(), outlet.is_gone(), self.now.as_nanos());
+            state.look(shared.body().tag, shared.outbox_bytes(), shared.is_gone(), self.now.as_nanos());
         }
     }
 
@@ -339,6 +350,7 @@ impl Above {
         }
         state.cover.fault(Fault::LeftBehind);
         self.lost = Some(*id);
+        self.protocol.completed(completion);
         true
     }
 
@@ -346,13 +358,13 @@ impl Above {
     fn look_after(&mut self, sent: ConnId) {
         let Some((_, shared)) = self.live.iter().find(|(known, _)| *known == sent) else { return };
         let state = &mut *self.state.borrow_mut();
-        if shared.outlet.outbox_bytes() <= state.plan.limits.outbox_bytes_low {
-            state.socks[shared.session.tag].clocks.release(self.now.as_nanos());
+        if shared.outbox_bytes() <= state.plan.limits.outbox_bytes_low {
+            state.socks[shared.body().tag].clocks.release(self.now.as_nanos());
         }
     }
 
     fn block_of(&self, id: ConnId) -> Option<usize> {
-        self.live.iter().find(|(known, _)| *known == id).map(|(_, shared)| shared.session.tag)
+        self.live.iter().find(|(known, _)| *known == id).map(|(_, shared)| shared.body().tag)
     }
 
     /// Tells the shard to stop when it is time.
@@ -413,9 +425,9 @@ impl Above {
         };
         if let Some((_, shared)) = self.live.iter().find(|(known, _)| *known == id) {
             let state = &mut *self.state.borrow_mut();
-            let sock = &state.socks[shared.session.tag];
-            let held_back = shared.outlet.is_full() && !state.calls_are_full(sock);
-            let sock = &mut state.socks[shared.session.tag];
+            let sock = &state.socks[shared.body().tag];
+            let held_back = shared.is_full() && !state.calls_are_full(sock);
+            let sock = &mut state.socks[shared.body().tag];
             sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
             if bytes > 0 || state.plan.limits.idle_counts == IdleCounts::Either {
@@ -443,7 +455,7 @@ impl Above {
         alarm = self.elsewhere.as_ref().map_or(alarm, |elsewhere| alarm.min(elsewhere.next_due()));
         alarm = self.closings.iter().map(|(at, _)| *at).fold(alarm, u64::min);
         for (_, shared) in &self.live {
-            alarm = shared.session.kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);
+            alarm = shared.body().kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);
         }
         let no_peer = state.active.is_empty() && self.connecting.is_empty() && !state.a_reset_is_unheard();
         if self.drained_at.is_none() && (no_peer || self.turn + 1 >= state.plan.turns) {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use ringserve_core::{ConnId, Observer, Time};
+use ringserve_core::{ConnId, LaneId, Observer, Time};
 
 use super::{Above, Core};
 use crate::faults::Fault;
@@ -18,7 +18,7 @@ const SETTLED: u32 = 8;
 pub struct Relieved(RefCell<Vec<(ConnId, usize, usize)>>);
 
 impl Observer for Relieved {
-    fn over_held_bytes_max(&mut self, _now: Time, id: ConnId, bytes: usize, held: usize) {
+    fn over_held_bytes_max(&mut self, _now: Time, _lane: LaneId, id: ConnId, bytes: usize, held: usize) {
         self.0.get_mut().push((id, bytes, held));
     }
 }
@@ -37,7 +37,7 @@ impl Above {
         let fault = if class(least) > 0 { Fault::HeavyGoes } else { Fault::LightGoes };
         state.cover.fault(fault);
         for (id, shared) in self.live.iter().filter(|(id, _)| core.shared(*id).is_some()) {
-            let outbox = shared.outlet.outbox_bytes();
+            let outbox = shared.outbox_bytes();
             let holds = core.held_bytes_of(*id, SETTLED);
             // Of several small sends that wait no one is listed.
             let holds = if outbox >= LISTED { holds } else { holds.saturating_sub(outbox) };

@@ -1,7 +1,8 @@
 //! What happens beside calls: user code that uses handles and names, what other threads and shards send.
 
-use ringserve_core::{CloseReason, ConnId, Parked};
+use ringserve_core::{CloseReason, ConnId, LaneId, Parked};
 
+use super::events::session_of;
 use super::{Above, Core};
 use crate::faults::Fault;
 use crate::kernel::address_of;
@@ -29,7 +30,7 @@ impl Above {
         state.has_room = core.slots_left() > 0;
         let Some(elsewhere) = &mut self.elsewhere else { return };
         elsewhere.turn(state, self.now, self.ahead);
-        elsewhere.check(core.connections());
+        elsewhere.check(core.connections(LaneId::FIRST));
         elsewhere.offer_room(state, core);
         if state.has_room && !elsewhere.quota_left() {
             state.cover.fault(Fault::QuotaUsedUp);
@@ -43,7 +44,7 @@ impl Above {
     pub(super) fn user_code(&mut self, core: &mut Core) {
         let now = self.now.as_nanos();
         for (_, shared) in &self.live {
-            let mut kept = shared.session.kept.borrow_mut();
+            let mut kept = shared.body().kept.borrow_mut();
             if !kept.is_empty() {
                 kept.retain(|(until, _)| *until > now);
             }
@@ -56,7 +57,7 @@ impl Above {
         }
         if let Some(last) = self.live.len().checked_sub(1) {
             let (_, shared) = &self.live[state.rng.range(0, last as u64) as usize];
-            if !shared.outlet.is_full() && state.socks[shared.session.tag].opened {
+            if !shared.is_full() && state.socks[shared.body().tag].opened {
                 state.cover.fault(Fault::PushElsewhere);
                 service::say(state, shared, 9.min(state.plan.payload_max));
                 self.moved = true;
@@ -77,13 +78,14 @@ impl Above {
     /// The service connects to an upstream, or gives up one that does not answer.
     fn connect(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
-        self.connecting
-            .retain(|id| core.shared(*id).is_some_and(|shared| !state.socks[shared.session.tag].opened));
+        self.connecting.retain(|id| {
+            core.shared(*id).is_some_and(|shared| !state.socks[session_of(shared).body().tag].opened)
+        });
         if !self.connecting.is_empty() && state.plan.unusual > 0 && state.rng.one_in(16) {
             let id = state.rng.pick(&self.connecting);
-            if let Some(shared) = core.shared(id) {
+            if let Some(shared) = core.shared(id).map(session_of) {
                 state.cover.fault(Fault::UpstreamGivenUp);
-                state.socks[shared.session.tag].excuses |= excuse::ABORTED;
+                state.socks[shared.body().tag].excuses |= excuse::ABORTED;
                 core.abort(id, CloseReason::Aborted);
                 self.moved = true;
             }
@@ -94,15 +96,14 @@ impl Above {
         let Some(tag) = self.upstreams.pop() else { return };
         let session = Session { tag, ..Session::default() };
         self.moved = true;
-        match core.connect(address_of(tag).into(), session) {
+        match core.connect(self.lane, address_of(tag).into(), session) {
             Some(id) => {
                 state.socks[tag].opened_at = self.now.as_nanos();
                 self.connecting.push(id);
             }
             None => {
-                let full = core.slots_left() == 0;
-                let quota = self.elsewhere.as_ref().is_some_and(|elsewhere| !elsewhere.quota_left());
-                assert!(full || quota || self.drained_at.is_some(), "there is room for an upstream");
+                let full = core.connections_left(self.lane) == 0;
+                assert!(full || self.drained_at.is_some(), "there is room for an upstream");
                 state.cover.fault(Fault::UpstreamFull);
             }
         }
@@ -115,9 +116,9 @@ impl Above {
         self.closings = later;
         let due: Vec<(u64, ConnId)> = due;
         for (_, id) in due {
-            if let Some(shared) = core.shared(id) {
+            if let Some(shared) = core.shared(id).map(session_of) {
                 self.moved = true;
-                service::close_held(&mut self.state.borrow_mut(), shared);
+                service::close_held(&mut self.state.borrow_mut(), &shared);
             }
         }
     }

@@ -6,34 +6,35 @@ fn address() -> Address {
     core::net::SocketAddr::from(([127, 0, 0, 1], 80)).into()
 }
 
-/// A shard that connects, with names from `first` on.
-fn connecting(limits: Limits, first: u32, max: usize) -> (Tested, ConnId) {
-    let mut shard = Tested::new(limits, max, 0);
-    shard.number_from(first);
+/// A shard that connects on a lane for at most `max`.
+fn connecting(limits: Limits, max: usize) -> (Tested, LaneId, ConnId) {
+    let mut shard = Tested::new(limits.clone(), 1, 0);
+    let lane = shard.add_outbound(limits, max, encoding());
     shard.begin(Time::ZERO, 0);
-    let id = shard.connect(address(), ()).unwrap();
+    let id = shard.connect(lane, address(), ()).unwrap();
     shard.end();
     let ops = shard.ops();
     assert!(matches!(&ops[..], [Op::Connect { id: of, address: to }] if *of == id && **to == address()));
-    (shard, id)
+    (shard, lane, id)
 }
 
 #[test]
 fn a_connection_that_is_made_receives_once_it_is_there() {
-    let (mut shard, id) = connecting(Limits::default(), 1000, 1);
-    assert_eq!((id.slot(), shard.connect(address(), ())), (1000, None));
+    let (mut shard, lane, id) = connecting(Limits::default(), 1);
+    assert_eq!((shard.lane_of(id), shard.connect(lane, address(), ())), (Some(lane), None));
     shard.begin(at(1), 0);
     shard.complete(Completion::Connected { id, result: Ok(()) });
     assert_eq!(shard.heard(), [Heard::Connected(id)]);
     shard.receive_part(id, &[0, 0]);
     shard.end();
     assert!(shard.take_ops().any(|op| matches!(op, Op::Receive { id: of } if of == id)));
-    assert_eq!(shard.counters().opened, 1);
+    assert_eq!((shard.counters(lane).opened, shard.counters(LaneId::FIRST).opened), (1, 0));
+    assert_eq!((shard.connections(lane), shard.connections(LaneId::FIRST)), (1, 0));
 }
 
 #[test]
 fn connection_that_cannot_be_made_ends_and_frees_its_slot() {
-    let (mut shard, id) = connecting(Limits::default(), 0, 1);
+    let (mut shard, lane, id) = connecting(Limits::default(), 1);
     shard.begin(at(1), 0);
     shard.complete(Completion::Connected { id, result: Err(111) });
     let reason = CloseReason::ConnectFailed(111);
@@ -42,13 +43,13 @@ fn connection_that_cannot_be_made_ends_and_frees_its_slot() {
     let close = shard.take_ops().next();
     assert!(matches!(close, Some(Op::Close { how: CloseHow::Abort, .. })));
     shard.complete(Completion::Closed { id });
-    assert!(shard.connect(address(), ()).is_some());
+    assert!(shard.connect(lane, address(), ()).is_some());
 }
 
 #[test]
 fn connect_that_takes_too_long_is_stopped_then_closed() {
-    let (mut shard, id) =
-        connecting(Limits { connect_timeout: Some(Duration::from_secs(3)), ..Limits::default() }, 70_000, 1);
+    let limits = Limits { connect_timeout: Some(Duration::from_secs(3)), ..Limits::default() };
+    let (mut shard, _, id) = connecting(limits, 1);
     shard.turn(at(2));
     assert_eq!(shard.take_ops().count(), 0);
     shard.begin(at(4), 0);
@@ -64,19 +65,61 @@ fn connect_that_takes_too_long_is_stopped_then_closed() {
 }
 
 #[test]
-fn all_are_closed_and_none_is_made_any_more() {
-    let (mut shard, id) = connecting(Limits::default(), 0, 3);
-    shard.complete(Completion::Connected { id, result: Ok(()) });
-    let second = shard.connect(address(), ()).unwrap();
+fn upstreams_outlive_the_last_accepted_connection_of_a_drain() {
+    let (mut shard, accepted) = with_connection(Limits::default());
+    let lane = shard.add_outbound(Limits::default(), 3, encoding());
+    let first = shard.connect(lane, address(), ()).unwrap();
+    shard.begin(at(1), 0);
+    shard.complete(Completion::Connected { id: first, result: Ok(()) });
+    shard.lane.parks = Some(0);
+    shard.receive(accepted, &[0, 0, 0, 0]);
     shard.end();
+    shard.drain();
+    let listener = 0;
+    shard.complete(Completion::AcceptEnded { listener, end: crate::AcceptEnd::Closed });
+    // Long enough for every look at what arrives, and shorter than the drain limit.
+    (1..100).for_each(|turn| shard.turn(at(1) + Duration::from_millis(10 * turn)));
+    let second = shard.connect(lane, address(), ()).expect("the call that waits may still connect");
     shard.ops();
-    shard.close_all(Time::from_nanos(u64::MAX));
-    assert_eq!(shard.connect(address(), ()), None);
+    shard.heard();
+
+    shard.call_done();
+    shard.turn(at(3));
+    assert!(shard.ops().iter().any(|op| matches!(op, Op::Shutdown { id } if *id == accepted)));
+    for completion in [
+        Completion::ShutDown { id: accepted },
+        Completion::ReceiveEnded { id: accepted, end: crate::ReceiveEnd::Eof },
+        Completion::Closed { id: accepted },
+    ] {
+        assert_eq!(shard.connections(lane), 2, "upstreams are left alone");
+        shard.complete(completion);
+    }
     shard.end();
+    assert_eq!(shard.connect(lane, address(), ()), None);
     let ops = shard.ops();
     let stops = |op: &Op| matches!(op, Op::ConnectStop { id } if *id == second);
-    assert!(ops.iter().any(|op| matches!(op, Op::Shutdown { .. })) && ops.iter().any(stops), "{ops:?}");
-    assert_eq!(shard.counters().closed_for(CloseReason::Shutdown), 2);
+    let shuts = |op: &Op| matches!(op, Op::Shutdown { id } if *id == first);
+    assert!(ops.iter().any(shuts) && ops.iter().any(stops), "{ops:?}");
+    assert_eq!(shard.counters(lane).closed_for(CloseReason::Shutdown), 2);
+    assert!(!shard.is_done());
+    shard.complete(Completion::Connected { id: second, result: Err(125) });
+    shard.complete(Completion::ShutDown { id: first });
+    shard.complete(Completion::ReceiveEnded { id: first, end: crate::ReceiveEnd::Eof });
+    for id in [first, second] {
+        shard.complete(Completion::Closed { id });
+    }
+    assert!(shard.is_done());
+}
+
+#[test]
+fn abort_resets_upstreams_together_with_the_others() {
+    let (mut shard, lane, _) = connecting(Limits::default(), 2);
+    let second = shard.connect(lane, address(), ()).unwrap();
+    shard.complete(Completion::Connected { id: second, result: Ok(()) });
+    shard.force();
+    shard.end();
+    assert_eq!(shard.counters(lane).closed_for(CloseReason::ServerAborted), 2);
+    assert_eq!(shard.connect(lane, address(), ()), None);
 }
 
 #[test]
@@ -90,7 +133,7 @@ fn a_socket_handed_off_leaves_its_place_to_the_next() {
     }
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(0))], "the quota is used up");
     shard.handed_off();
-    assert_eq!((shard.slots_left(), shard.counters().handed_off), (1, 1));
+    assert_eq!((shard.slots_left(), shard.counters(LaneId::FIRST).handed_off), (1, 1));
     shard.dispatch();
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(1))]);
     assert!(shard.admit(Socket(1), None, 0, ()).is_some());

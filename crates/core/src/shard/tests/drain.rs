@@ -32,7 +32,7 @@ fn delayed_drain_accepts_until_its_time_or_force() {
         shard.begin(at(1), 0);
         shard.drain();
         shard.end();
-        assert!(shard.local().is_draining() && !shard.has_stopped());
+        assert!(shard.all_share().is_draining() && !shard.has_stopped());
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 0);
         shard.begin(at(if forced { 5 } else { 11 }), 0);
         if forced {

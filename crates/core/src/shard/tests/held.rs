@@ -44,7 +44,7 @@ fn reply_that_leaves_at_once_ends_the_heaviest_connection() {
     shard.begin(at(2), 0);
     // More than most of those hold that have been holding it, and they go first all the same.
     for id in &ids[9..] {
-        shard.shared(*id).unwrap().outlet.write(&[b'r'; 17_000]);
+        shard.shared(*id).unwrap().write(&[b'r'; 17_000]);
     }
     assert_eq!(ended(&mut shard), [ids[4], ids[0], ids[1], ids[2]]);
 }
@@ -91,8 +91,8 @@ fn half_a_frame_counts_whatever_gives_its_peer_more_time() {
             assert_eq!(ended(&mut shard), []);
             shard.begin(at(5), 0);
         }
-        shard.shared(ids[1]).unwrap().outlet.write(&[b'r'; 60_000]);
-        shard.shared(ids[2]).unwrap().outlet.write(&[b'r'; 40_000]);
+        shard.shared(ids[1]).unwrap().write(&[b'r'; 60_000]);
+        shard.shared(ids[2]).unwrap().write(&[b'r'; 40_000]);
         assert_eq!(ended(&mut shard), [ids[0]], "the others' replies leave at once");
     }
 }
@@ -114,9 +114,9 @@ fn connection_that_closes_is_not_reset_for_what_others_hold() {
     shard.begin(at(1), 0);
     // No one holds so much that it is compared.
     for id in &ids[..34] {
-        shard.shared(*id).unwrap().outlet.write(&[b'r'; 3000]);
+        shard.shared(*id).unwrap().write(&[b'r'; 3000]);
     }
-    shard.shared(ids[39]).unwrap().outlet.close();
+    shard.shared(ids[39]).unwrap().close();
     assert_eq!(ends(&mut shard), [(ids[39], CloseReason::Closed), (ids[33], CloseReason::MemoryLimit)]);
     let ops = shard.ops();
     let aborted = |op: &Op| matches!(op, Op::Close { id, .. } | Op::ShutdownInput { id } if *id == ids[39]);
@@ -127,13 +127,13 @@ fn connection_that_closes_is_not_reset_for_what_others_hold() {
 fn queued_bytes_count_once_they_do_not_leave() {
     let (mut shard, ids) = nearly_full();
     shard.begin(at(2), 0);
-    shard.shared(ids[9]).unwrap().outlet.write(&[b'r'; 9_000]);
+    shard.shared(ids[9]).unwrap().write(&[b'r'; 9_000]);
     assert_eq!(ended(&mut shard), []);
     // Of two in the same list the one that came first goes; this one is in the next.
-    shard.shared(ids[9]).unwrap().outlet.write(&[b'r'; 500]);
+    shard.shared(ids[9]).unwrap().write(&[b'r'; 500]);
     assert_eq!(ended(&mut shard), []);
     shard.begin(at(3), 0);
-    shard.shared(ids[9]).unwrap().outlet.write(&[b'r'; 60_000]);
+    shard.shared(ids[9]).unwrap().write(&[b'r'; 60_000]);
     assert_eq!(ended(&mut shard), [ids[9]], "it does not take what was sent a second ago");
 }
 
@@ -150,7 +150,7 @@ fn heaviest_reply_goes_where_nothing_is_held_for_long() {
     );
     shard.begin(at(1), 0);
     for (n, id) in ids.iter().enumerate() {
-        shard.shared(*id).unwrap().outlet.write(&vec![b'r'; if n == 3 { 60_000 } else { 5_000 }]);
+        shard.shared(*id).unwrap().write(&vec![b'r'; if n == 3 { 60_000 } else { 5_000 }]);
     }
     assert_eq!(ended(&mut shard), [ids[3]]);
 }
@@ -209,7 +209,7 @@ fn a_tiny_frame_behind_other_calls_pins_no_more_than_itself() {
     shard.call_done();
     assert_eq!(shard.handed(), [id]);
     let Call { frame, parked, .. } = &shard.lane.calls[1];
-    assert_eq!((frame.pinned_bytes(), shard.counters().frames_copied), (4, 1));
+    assert_eq!((frame.pinned_bytes(), shard.counters(LaneId::FIRST).frames_copied), (4, 1));
     assert!((1004..1200).contains(&parked.bytes), "{parked:?}");
     shard.end();
 }
@@ -236,7 +236,7 @@ fn the_last_frame_of_a_block_counts_with_all_that_it_pins() {
 fn frames_behind_a_finished_one_do_not_count_it_again() {
     let limits = Limits { calls_in_flight_max: 8, ..Limits::default() };
     let (pool, mut side) = Pool::new(PoolConfig::default()).unwrap();
-    let shard = Shard::new(limits, 1, 1, LengthPrefix::default(), pool, ());
+    let shard = Shard::new(limits, 1, 1, encoding(), pool, ());
     let mut shard = Tested { shard, lane: Recorder::default() };
     shard.begin(Time::ZERO, 1);
     let id = accept(&mut shard, 0);

@@ -15,7 +15,7 @@ fn sent_to(shard: &mut Tested, id: ConnId) -> Option<Box<Batch>> {
 /// it looked, and why and when the connection ended, within five minutes.
 fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, Option<(CloseReason, u64)>) {
     let (mut shard, id) = with_connection(limits);
-    shard.shared(id).unwrap().outlet.write(&[b'r'; 1 << 20]);
+    shard.shared(id).unwrap().write(&[b'r'; 1 << 20]);
     let mut batch = sent_to(&mut shard, id);
     let mut looks = Vec::new();
     for tenths in 1..3000 {

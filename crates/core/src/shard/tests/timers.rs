@@ -6,7 +6,7 @@ use super::*;
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
     shard.begin(at(1), 0);
     shard.receive_part(id, &[0, 0, 0, 9, b'h']);
-    shard.shared(id).unwrap().outlet.reply(Payload::Bytes(&[b'r'; 100]));
+    shard.shared(id).unwrap().reply(Payload::Bytes(&[b'r'; 100]));
     shard.end();
     let sent = |op| if let Op::Send { batch, .. } = op { Some(batch) } else { None };
     let send = shard.ops().into_iter().find_map(sent);
@@ -67,7 +67,7 @@ fn half_frame_is_watched_again_once_its_peer_may_send() {
         shard.turn(at(40) + waited);
     }
     assert!(window.contains(&waited) && shard.shared(id).is_none(), "closed after {waited:?}");
-    assert_eq!(shard.counters().closed_for(crate::CloseReason::ReadTooSlow), 1);
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(crate::CloseReason::ReadTooSlow), 1);
 }
 
 /// Turns and time until the one connection is closed, on a shard whose first turn is at `start` and whose connection comes
@@ -143,11 +143,11 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
         assert!(!frames.is_empty(), "it has another batch");
         handed += frames.len();
         shard.end();
-        assert_eq!(shard.counters().closed_for(CloseReason::IdleTimeout), 0);
+        assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), 0);
     }
     assert_eq!(handed, 40);
     shard.begin(at(61), 0);
-    assert_eq!(shard.counters().closed_for(CloseReason::IdleTimeout), 1);
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), 1);
 }
 
 /// The turns of a shard with probes, as steps of its clock, and how many: for that many connections, all silent since the

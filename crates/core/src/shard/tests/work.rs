@@ -88,7 +88,11 @@ fn an_end_behind_exactly_one_batch_is_heard() {
         }
         let handed = shard.heard().into_iter().filter(|heard| *heard == Heard::Frame(id)).count();
         assert_eq!(handed, frames);
-        assert_eq!(shard.counters().closed_for(CloseReason::PeerClosed), 1, "after {frames} frames");
+        assert_eq!(
+            shard.counters(LaneId::FIRST).closed_for(CloseReason::PeerClosed),
+            1,
+            "after {frames} frames"
+        );
     }
 }
 

@@ -85,14 +85,14 @@ fn holder_of(addr: SocketAddr) -> Option<String> {
             listens.then(|| fields.nth(5).map(str::to_owned))?
         })
     })?;
-    let outlet = format!("socket:[{inode}]");
+    let link = format!("socket:[{inode}]");
     for process in fs::read_dir("/proc").ok()?.flatten() {
         let name = process.file_name();
         let Some(pid) = name.to_str().filter(|name| name.parse::<u32>().is_ok()) else { continue };
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         let holds = descriptors
             .flatten()
-            .any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.to_str() == Some(&outlet)));
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.to_str() == Some(&link)));
         if holds {
             return pid.parse().ok().map(process_name);
         }

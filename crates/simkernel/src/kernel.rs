@@ -1,6 +1,6 @@
 //! One ring: its queues, its buffer ring, its file table, and the enter that submits, posts and waits.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,90 +10,89 @@ use std::time::{Duration, Instant};
 
 use ringserve_buf::KernelSide;
 use ringserve_core::{Address, Batch, CloseHow, ConnId};
+use ringserve_drivers::UringConfig;
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
-use ringserve_drivers::{UringConfig, Waker};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::Timespec;
 
-use super::connection::Side;
-use super::faults::{Fault, Faults};
-use super::state::{Shared, State, UNCONNECTED};
+use crate::alarm::{self, Alarm};
+use crate::connection::Side;
+use crate::faults::{Fault, Injector};
+use crate::state::{Shared, Sleep, State, UNCONNECTED};
 
 /// A completion that was not reaped yet, and the bytes it brings.
-pub(super) struct Posted {
+pub(crate) struct Posted {
     cqe: RawCqe,
     bytes: Vec<u8>,
 }
 
 /// A place of the file table.
 #[derive(Clone, Copy)]
-pub(super) struct File {
-    pub(super) id: ConnId,
-    pub(super) connection: u32,
-    pub(super) side: Side,
+pub(crate) struct File {
+    pub(crate) id: ConnId,
+    pub(crate) connection: u32,
+    pub(crate) side: Side,
 }
 
 /// A send that waits for room.
-pub(super) struct Sending {
-    pub(super) file: File,
-    pub(super) batch: Box<Batch>,
+pub(crate) struct Sending {
+    pub(crate) file: File,
+    pub(crate) batch: Box<Batch>,
     /// Bytes that left.
-    pub(super) sent: usize,
+    pub(crate) sent: usize,
 }
 
-/// The lower half of a shard's driver on a [`Network`](super::Network).
-pub struct MemoryKernel {
-    pub(super) shared: Arc<Shared>,
+/// The lower half of a shard's driver on a [`Network`](crate::Network).
+pub struct SimKernel {
+    pub(crate) shared: Arc<Shared>,
     started: Instant,
-    pub(super) ring: i32,
-    pub(super) faults: Faults,
+    pub(crate) ring: i32,
+    pub(crate) faults: Injector,
     /// Cancels in a row that did not find what lives.
-    pub(super) missed: u8,
-    pub(super) buffer_bytes: usize,
+    pub(crate) missed: u8,
+    pub(crate) buffer_bytes: usize,
     /// Wakes the shard.
-    waker: Waker,
-    /// Rings when something changes in the network.
-    bell: Waker,
+    waker: Alarm,
+    /// Raised when something changes in the network.
+    bell: Alarm,
     submissions_max: usize,
     buffers_max: usize,
-    pub(super) incremental: bool,
+    pub(crate) incremental: bool,
     submissions: VecDeque<RawOp>,
     /// Entries they take.
     submissions_used: usize,
     completions: VecDeque<Posted>,
     /// Sends that fitted, and have no completion.
-    pub(super) quiet: VecDeque<SentQuietly>,
+    pub(crate) quiet: VecDeque<SentQuietly>,
+    /// In virtual time, the end of the wait that goes on, which a quiet send does not end.
+    waits_until: Option<Option<Duration>>,
     /// Provided buffers, and how many bytes of the first are used.
-    pub(super) buffers: VecDeque<u16>,
-    pub(super) head_filled: usize,
+    pub(crate) buffers: VecDeque<u16>,
+    pub(crate) head_filled: usize,
     /// Listeners of the network, and whether an accept is armed on each.
-    pub(super) listeners: Vec<(usize, bool)>,
-    pub(super) files: HashMap<u32, File>,
-    pub(super) receives: Vec<File>,
-    pub(super) sends: Vec<Sending>,
+    pub(crate) listeners: Vec<(usize, bool)>,
+    pub(crate) files: BTreeMap<u32, File>,
+    pub(crate) receives: Vec<File>,
+    pub(crate) sends: Vec<Sending>,
     /// Connects in flight, and where to.
-    pub(super) connects: Vec<(ConnId, SocketAddr)>,
-    pub(super) wake_armed: bool,
+    pub(crate) connects: Vec<(ConnId, SocketAddr)>,
+    pub(crate) wake_armed: bool,
     /// Something is ready, and left for the next enter.
-    pub(super) left_over: bool,
+    pub(crate) left_over: bool,
 }
 
-impl MemoryKernel {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        faults: Option<u64>,
-        shard: usize,
-        config: &UringConfig,
-    ) -> io::Result<MemoryKernel> {
-        let bell = Waker::new()?;
+impl SimKernel {
+    pub(crate) fn new(shared: Arc<Shared>, shard: usize, config: &UringConfig) -> io::Result<SimKernel> {
+        let (bell, waker) = (Alarm::new(shared.stepped)?, Alarm::new(shared.stepped)?);
         let (ring, listeners) = shared.lock().add_ring(shard, bell.clone());
-        Ok(MemoryKernel {
+        let faults = Injector::new(shared.plan.clone(), ring as u64);
+        Ok(SimKernel {
             shared,
             started: Instant::now(),
             ring,
-            faults: Faults::new(faults, shard),
+            faults,
             missed: 0,
             buffer_bytes: config.pool.buffer_bytes,
-            waker: Waker::new()?,
+            waker,
             bell,
             submissions_max: config.submission_entries as usize,
             buffers_max: usize::from(config.buffer_ring_entries()),
@@ -102,10 +101,11 @@ impl MemoryKernel {
             submissions_used: 0,
             completions: VecDeque::new(),
             quiet: VecDeque::new(),
+            waits_until: None,
             buffers: VecDeque::new(),
             head_filled: 0,
             listeners: listeners.into_iter().map(|listener| (listener, false)).collect(),
-            files: HashMap::new(),
+            files: BTreeMap::new(),
             receives: Vec::new(),
             sends: Vec::new(),
             connects: Vec::new(),
@@ -114,11 +114,13 @@ impl MemoryKernel {
         })
     }
 
-    pub(super) fn post(&mut self, cqe: RawCqe) {
+    pub(crate) fn post(&mut self, cqe: RawCqe) {
         self.post_with(cqe, Vec::new());
     }
 
-    pub(super) fn post_with(&mut self, cqe: RawCqe, bytes: Vec<u8>) {
+    pub(crate) fn post_with(&mut self, cqe: RawCqe, bytes: Vec<u8>) {
+        let words = [self.ring as u64, cqe.user_data, cqe.res as u64, cqe.flags.into()];
+        self.shared.note_bytes(&words, &bytes);
         self.completions.push_back(Posted { cqe, bytes });
     }
 
@@ -131,8 +133,8 @@ impl MemoryKernel {
 
     /// Carries out what was submitted and posts what is ready.
     fn step(&mut self) {
-        if is_readable(&self.bell) {
-            take_count(&self.bell);
+        if self.bell.is_raised() {
+            self.bell.take();
             self.bell.seen();
         }
         let shared = self.shared.clone();
@@ -141,8 +143,8 @@ impl MemoryKernel {
             self.carry_out(op, &mut state);
         }
         self.submissions_used = 0;
-        if self.wake_armed && is_readable(&self.waker) {
-            take_count(&self.waker);
+        if self.wake_armed && self.waker.is_raised() {
+            self.waker.take();
             self.wake_armed = false;
             self.post(RawCqe::new(Kind::Wake.with(0), 8, 0));
         }
@@ -163,7 +165,7 @@ impl MemoryKernel {
             match connection.rings[file.side.other() as usize] {
                 Some(ring) if ring == self.ring => self.left_over = true,
                 Some(ring) => state.tell(ring),
-                None => {}
+                None => state.tell_of(file.connection, file.side.other()),
             }
         }
     }
@@ -178,25 +180,70 @@ impl MemoryKernel {
             tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        let mut both = [PollFd::new(&self.bell, PollFlags::IN), PollFd::new(&self.waker, PollFlags::IN)];
-        let until = if self.wake_armed { 2 } else { 1 };
-        // Interrupted or not: the shard looks.
-        let _ = poll(&mut both[..until], timeout.as_ref());
+        let both = [&self.bell, &self.waker];
+        alarm::wait(&both[..if self.wake_armed { 2 } else { 1 }], timeout.as_ref());
         true
+    }
+
+    /// The enter in virtual time, which does not wait: what it would wait for is left for the scheduler.
+    fn enter_stepped(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        let broken = self.shared.lock().broken(self.ring);
+        if broken != 0 {
+            return Err(broken);
+        }
+        if self.faults.strike(Fault::RingBreaks) {
+            self.shared.lock().break_ring(self.ring, libc::EBADF);
+            return Err(libc::EBADF);
+        }
+        let now = self.now();
+        let is_over = self.waits_until.flatten().is_some_and(|until| until <= now);
+        self.step();
+        let (until, result) = match () {
+            () if self.completions.len() >= wait_for as usize => (None, Ok(())),
+            () if self.left_over || self.faults.strike(Fault::EnterInterrupted) => (None, Err(libc::EINTR)),
+            // What the wait before this one held back is told now.
+            () if is_over && !self.quiet.is_empty() => (None, Err(libc::ETIME)),
+            () => (Some(timeout.map(|timeout| now.saturating_add(timeout))), Err(libc::ETIME)),
+        };
+        self.waits_until = until;
+        let alarm = self.wake_armed.then(|| self.waker.clone());
+        self.shared.lock().set_sleep(self.ring, Sleep { until, alarm });
+        result
+    }
+
+    /// Which ring of its network it is.
+    pub fn ring(&self) -> RingId {
+        RingId(self.ring)
+    }
+
+    /// What is held now, by the slots of connections and by operations.
+    fn held(&self, side: &KernelSide) -> Vec<String> {
+        let name = format!("ring {} ended with", self.ring);
+        let of = |what: &str, ids: Vec<ConnId>| {
+            let line = format!("{name} {what} of {ids:?}");
+            (!ids.is_empty()).then_some(line)
+        };
+        let accepts = self.listeners.iter().filter(|(_, armed)| *armed).count();
+        let leased = side.pool().leased();
+        [
+            of("the descriptors", self.files.values().map(|file| file.id).collect()),
+            of("receives", self.receives.iter().map(|file| file.id).collect()),
+            of("sends", self.sends.iter().map(|send| send.file.id).collect()),
+            of("connects", self.connects.iter().map(|(id, _)| *id).collect()),
+            (accepts > 0).then(|| format!("{name} {accepts} accepts in flight")),
+            (leased > 0).then(|| format!("{name} {leased} leased buffers")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 }
 
-fn is_readable(waker: &Waker) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
-}
+/// A ring of a [`Network`](crate::Network).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RingId(pub(crate) i32);
 
-/// Empties its counter, which is not zero.
-fn take_count(waker: &Waker) {
-    let _ = rustix::io::read(waker, &mut [0u8; 8]);
-}
-
-impl Kernel for MemoryKernel {
+impl Kernel for SimKernel {
     type Descriptor = OwnedFd;
 
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
@@ -236,13 +283,16 @@ impl Kernel for MemoryKernel {
     }
 
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
+        if self.shared.stepped {
+            return self.enter_stepped(wait_for, timeout);
+        }
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             self.step();
             if self.completions.len() >= wait_for as usize {
                 return Ok(());
             }
-            if self.faults.strike(Fault::Interrupted) {
+            if self.faults.strike(Fault::EnterInterrupted) {
                 return Err(libc::EINTR);
             }
             if !self.left_over && !self.wait(deadline) {
@@ -263,7 +313,10 @@ impl Kernel for MemoryKernel {
     }
 
     fn reap_quiet(&mut self) -> Option<SentQuietly> {
-        if self.completions.is_empty() { self.quiet.pop_front() } else { None }
+        let sent =
+            if self.completions.is_empty() && self.has_quiet() { self.quiet.pop_front() } else { None }?;
+        self.shared.note(&[self.ring as u64, sent.id.bits(), sent.bytes as u64]);
+        Some(sent)
     }
 
     fn has_completions(&mut self) -> bool {
@@ -271,11 +324,11 @@ impl Kernel for MemoryKernel {
     }
 
     fn has_quiet(&mut self) -> bool {
-        !self.quiet.is_empty()
+        !self.quiet.is_empty() && self.waits_until.is_none()
     }
 
     fn has_task_work(&mut self) -> bool {
-        self.left_over || is_readable(&self.bell) || self.wake_armed && is_readable(&self.waker)
+        self.left_over || self.bell.is_raised() || self.wake_armed && self.waker.is_raised()
     }
 
     fn is_overflowing(&mut self) -> bool {
@@ -286,7 +339,7 @@ impl Kernel for MemoryKernel {
         let mut state = self.shared.lock();
         let number = state.descriptor(fd);
         let connection = state.connection(number);
-        (!connection.is_reset()).then(|| connection.addrs().0)
+        (!connection.is_reset(Side::Server)).then(|| connection.addrs().0)
     }
 
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
@@ -306,7 +359,7 @@ impl Kernel for MemoryKernel {
         if self.faults.strike(Fault::TakeNoDescriptor) {
             return Err(libc::EMFILE);
         }
-        let number = state.listener(listener).backlog.pop_front().ok_or(libc::EAGAIN)?;
+        let number = state.take_queued(listener).ok_or(libc::EAGAIN)?;
         Ok(state.open_descriptor(self.ring, number))
     }
 
@@ -318,7 +371,7 @@ impl Kernel for MemoryKernel {
     }
 
     fn now(&mut self) -> Duration {
-        self.started.elapsed()
+        if self.shared.stepped { self.shared.lock().now() } else { self.started.elapsed() }
     }
 
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
@@ -332,14 +385,14 @@ impl Kernel for MemoryKernel {
         self.waker.to_task()
     }
 
-    /// The descriptor only stands for the socket; if it is closed on the way, the connection goes when its number is used
-    /// again.
+    /// The descriptor only stands for the socket, which is closed after it.
     fn hand_over(&mut self, fd: i32) -> Option<OwnedFd> {
-        let stand_in = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
+        let (stand_in, descriptor) = io::pipe().ok()?;
+        let descriptor = OwnedFd::from(descriptor);
         let mut state = self.shared.lock();
         let number = state.take_descriptor(fd);
-        state.pass(stand_in.as_raw_fd(), number);
-        Some(stand_in)
+        state.pass(descriptor.as_raw_fd(), stand_in, number);
+        Some(descriptor)
     }
 
     fn take_over(&mut self, stand_in: OwnedFd) -> i32 {
@@ -348,6 +401,7 @@ impl Kernel for MemoryKernel {
     }
 
     fn finish(&mut self, side: &mut KernelSide) -> bool {
+        let held = self.held(side);
         self.submissions.clear();
         self.connects.clear();
         self.completions.clear();
@@ -356,9 +410,10 @@ impl Kernel for MemoryKernel {
         self.sends.clear();
         self.buffers.clear();
         let mut state = self.shared.lock();
-        for (_, file) in self.files.drain() {
+        for file in std::mem::take(&mut self.files).into_values() {
             state.close(file.connection, file.side, false);
         }
+        state.left.extend(held);
         state.close_ring(self.ring);
         drop(state);
         self.shared.tell_clients();

@@ -3,17 +3,25 @@
 use ringserve_core::Batch;
 use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
 
-use super::connection::{Connection, Side};
-use super::faults::{Fault, Faults};
-use super::kernel::{File, MemoryKernel};
-use super::state::State;
+use crate::connection::{Connection, Side};
+use crate::faults::{Fault, Injector};
+use crate::kernel::{File, SimKernel};
+use crate::state::State;
 
 /// Completions of one receive in one go, as in Linux: then it is the others' turn.
 const IN_A_ROW: usize = 32;
 
-impl MemoryKernel {
+impl SimKernel {
     /// Posts what is ready.
-    pub(super) fn progress(&mut self, state: &mut State) {
+    pub(crate) fn progress(&mut self, state: &mut State) {
+        if !self.receives.is_empty() && self.faults.strike(Fault::Reorder) {
+            let first = self.faults.below(self.receives.len());
+            self.receives.rotate_left(first);
+        }
+        if !self.sends.is_empty() && self.faults.strike(Fault::Reorder) {
+            let first = self.faults.below(self.sends.len());
+            self.sends.rotate_left(first);
+        }
         self.connect(state);
         for listener in 0..self.listeners.len() {
             self.accept(listener, state);
@@ -33,16 +41,15 @@ impl MemoryKernel {
     fn connect(&mut self, state: &mut State) {
         for (id, addr) in std::mem::take(&mut self.connects) {
             let delayed = self.faults.strike(Fault::Delay);
-            let made = if delayed { Err(libc::EAGAIN) } else { state.connect(addr, None, false) };
+            let made = if delayed { Err(libc::EAGAIN) } else { state.connect_ring(self.ring, addr) };
             let res = match made {
                 Err(libc::EAGAIN) => {
                     self.connects.push((id, addr));
-                    self.left_over = true;
+                    self.left_over |= delayed;
                     continue;
                 }
                 Err(errno) => -errno,
                 Ok(number) => {
-                    state.connection(number).rings[Side::Client as usize] = Some(self.ring);
                     let file = self.files.get_mut(&id.slot()).expect("its socket is installed");
                     file.connection = number;
                     0
@@ -58,7 +65,22 @@ impl MemoryKernel {
         if !armed {
             return;
         }
-        while let Some(number) = state.listener(listener).backlog.pop_front() {
+        while !state.listener(listener).backlog.is_empty() {
+            let lost = [
+                (Fault::AcceptNoDescriptor, libc::EMFILE),
+                (Fault::AcceptNoFile, libc::ENFILE),
+                (Fault::AcceptAborted, libc::ECONNABORTED),
+            ];
+            if let Some((_, errno)) = lost.into_iter().find(|(fault, _)| self.faults.strike(*fault)) {
+                if errno == libc::ECONNABORTED
+                    && let Some(number) = state.take_queued(listener)
+                {
+                    state.close(number, Side::Server, true);
+                }
+                self.listeners[index].1 = false;
+                return self.post(RawCqe::new(user_data, -errno, 0));
+            }
+            let Some(number) = state.take_queued(listener) else { return };
             let fd = state.open_descriptor(self.ring, number);
             if self.faults.strike(Fault::AcceptEnds) {
                 self.listeners[index].1 = false;
@@ -69,7 +91,7 @@ impl MemoryKernel {
     }
 
     /// Receives what is there. True if the receive is still armed.
-    pub(super) fn receive(&mut self, index: usize, state: &mut State) -> bool {
+    pub(crate) fn receive(&mut self, index: usize, state: &mut State) -> bool {
         let side = self.receives[index].side;
         let connection = state.connection(self.receives[index].connection);
         for _ in 0..IN_A_ROW {
@@ -124,14 +146,14 @@ impl MemoryKernel {
     }
 
     /// The last completion of a receive, without bytes. False: it is not armed any more.
-    pub(super) fn end_receive(&mut self, index: usize, errno: i32) -> bool {
+    pub(crate) fn end_receive(&mut self, index: usize, errno: i32) -> bool {
         let file = self.receives.remove(index);
         self.post(RawCqe::new(Kind::Receive.with(file.id.bits()), -errno, 0));
         false
     }
 
     /// Sends what there is room for.
-    pub(super) fn send_rest(&mut self, index: usize, state: &mut State) {
+    pub(crate) fn send_rest(&mut self, index: usize, state: &mut State) {
         let send = &mut self.sends[index];
         let connection = state.connection(send.file.connection);
         while send.sent < send.batch.len() {
@@ -145,7 +167,7 @@ impl MemoryKernel {
     }
 
     /// The completion of a send that waited: what left, or else the error.
-    pub(super) fn end_send(&mut self, index: usize, errno: i32) {
+    pub(crate) fn end_send(&mut self, index: usize, errno: i32) {
         let send = self.sends.swap_remove(index);
         let res = if send.sent > 0 { send.sent as i32 } else { -errno };
         self.post_sent(send.file.id, res, send.batch);
@@ -153,12 +175,12 @@ impl MemoryKernel {
 }
 
 /// Writes what there is room for, from this byte of the batch on. An error only if nothing was written.
-pub(super) fn write(
+pub(crate) fn write(
     connection: &mut Connection,
     side: Side,
     batch: &Batch,
     from: usize,
-    faults: &mut Faults,
+    faults: &mut Injector,
 ) -> Result<usize, i32> {
     let (mut skip, mut left) = (from, faults.shorten(Fault::SendShort, batch.len() - from));
     let mut written = 0;

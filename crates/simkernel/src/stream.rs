@@ -6,13 +6,13 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Side};
-use super::state::Shared;
+use crate::connection::{Connection, Side};
+use crate::state::Shared;
 
 /// A connected client, with what [`TcpStream`](std::net::TcpStream) offers to a test. Clones are the same end; dropping the
 /// last one closes it.
 #[derive(Clone)]
-pub struct MemoryStream {
+pub struct BlockingStream {
     end: Arc<ClientEnd>,
 }
 
@@ -74,9 +74,9 @@ impl ClientEnd {
     }
 }
 
-impl MemoryStream {
-    pub(super) fn new(shared: Arc<Shared>, number: u32, addrs: (SocketAddr, SocketAddr)) -> MemoryStream {
-        MemoryStream { end: Arc::new(ClientEnd { shared, number, addrs, options: Mutex::default() }) }
+impl BlockingStream {
+    pub(crate) fn new(shared: Arc<Shared>, number: u32, addrs: (SocketAddr, SocketAddr)) -> BlockingStream {
+        BlockingStream { end: Arc::new(ClientEnd { shared, number, addrs, options: Mutex::default() }) }
     }
 
     /// Its own address.
@@ -131,13 +131,13 @@ impl MemoryStream {
     }
 }
 
-impl Read for MemoryStream {
+impl Read for BlockingStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.end.until(self.end.options().read_timeout, |connection| connection.read(Side::Client, into))
     }
 }
 
-impl Write for MemoryStream {
+impl Write for BlockingStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.end.until(self.end.options().write_timeout, |connection| connection.write(Side::Client, bytes))
     }
@@ -147,8 +147,8 @@ impl Write for MemoryStream {
     }
 }
 
-impl fmt::Debug for MemoryStream {
+impl fmt::Debug for BlockingStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MemoryStream({} to {})", self.local_addr(), self.peer_addr())
+        write!(f, "BlockingStream({} to {})", self.local_addr(), self.peer_addr())
     }
 }

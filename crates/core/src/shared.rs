@@ -1,6 +1,8 @@
-//! What the connections of one shard share: the list of dirty ones, batches to send, sums, and how replies are encoded.
+//! What connections share with user code: those of a shard the list of dirty ones, batches to send and sums; those of a lane
+//! how replies are encoded, and how many may be queued.
 
 use alloc::boxed::Box;
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
@@ -18,16 +20,20 @@ fn spare_batches_max(limits: &Limits) -> usize {
     (limits.held_bytes_max / 8 / KEPT_BYTES_MAX).clamp(1, 256)
 }
 
-/// What the connections of one shard share.
+/// What the connections of one lane share.
 pub struct LaneShared {
-    queues: RefCell<Queues>,
+    shard: Rc<ShardShared>,
     encoding: Encoding,
     outbox_bytes_high: usize,
     outbox_bytes_max: usize,
-    /// Bytes queued or in flight over all connections.
-    outbox_bytes: Cell<usize>,
-    /// Bytes that services hold for all connections beside that, and whether that grew for one since the turn began.
-    service_bytes: Cell<usize>,
+}
+
+/// What the connections of one shard share.
+pub struct ShardShared {
+    queues: RefCell<Queues>,
+    /// Bytes that all connections hold: in inboxes and outboxes, in flight, by calls that wait, by services.
+    held_bytes: Cell<usize>,
+    /// What a service holds for a connection grew since the turn began.
     service_grew: Cell<bool>,
     spare_batches_max: usize,
     /// False while receive memory is short.
@@ -62,14 +68,41 @@ impl Queues {
 }
 
 impl LaneShared {
-    pub(crate) fn new(encoding: Encoding, limits: &Limits) -> LaneShared {
+    pub(crate) fn new(shard: Rc<ShardShared>, encoding: Encoding, limits: &Limits) -> LaneShared {
         LaneShared {
-            queues: RefCell::default(),
+            shard,
             encoding,
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
-            outbox_bytes: Cell::new(0),
-            service_bytes: Cell::new(0),
+        }
+    }
+
+    /// What all connections of the shard share.
+    #[inline]
+    pub fn shard(&self) -> &ShardShared {
+        &self.shard
+    }
+
+    #[inline]
+    pub(crate) fn encoding(&self) -> &Encoding {
+        &self.encoding
+    }
+
+    #[inline]
+    pub(crate) fn outbox_bytes_high(&self) -> usize {
+        self.outbox_bytes_high
+    }
+
+    pub(crate) fn outbox_bytes_max(&self) -> usize {
+        self.outbox_bytes_max
+    }
+}
+
+impl ShardShared {
+    pub(crate) fn new(limits: &Limits) -> ShardShared {
+        ShardShared {
+            queues: RefCell::default(),
+            held_bytes: Cell::new(0),
             service_grew: Cell::new(false),
             spare_batches_max: spare_batches_max(limits),
             lend: Cell::new(true),
@@ -110,46 +143,30 @@ impl LaneShared {
         self.lend.get()
     }
 
+    /// A connection holds `bytes` more.
     #[inline]
-    pub(crate) fn encoding(&self) -> &Encoding {
-        &self.encoding
+    pub(crate) fn hold(&self, bytes: usize) {
+        self.held_bytes.set(self.held_bytes.get() + bytes);
+    }
+
+    /// A connection holds `bytes` less.
+    #[inline]
+    pub(crate) fn release(&self, bytes: usize) {
+        self.held_bytes.set(self.held_bytes.get() - bytes);
     }
 
     #[inline]
-    pub(crate) fn outbox_bytes_high(&self) -> usize {
-        self.outbox_bytes_high
-    }
-
-    pub(crate) fn outbox_bytes_max(&self) -> usize {
-        self.outbox_bytes_max
-    }
-
-    /// A connection queued `bytes` more.
-    #[inline]
-    pub(crate) fn queued(&self, bytes: usize) {
-        self.outbox_bytes.set(self.outbox_bytes.get() + bytes);
-    }
-
-    /// `bytes` of a connection left, or never will.
-    #[inline]
-    pub(crate) fn unqueued(&self, bytes: usize) {
-        self.outbox_bytes.set(self.outbox_bytes.get() - bytes);
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes.get()
     }
 
     /// A service holds `bytes` for a connection for which it held `before`.
     pub(crate) fn set_service_bytes(&self, before: usize, bytes: usize) {
-        self.service_bytes.set(self.service_bytes.get() - before + bytes);
+        self.release(before);
+        self.hold(bytes);
         if bytes > before {
             self.service_grew.set(true);
         }
-    }
-
-    pub(crate) fn outbox_bytes(&self) -> usize {
-        self.outbox_bytes.get()
-    }
-
-    pub(crate) fn service_bytes(&self) -> usize {
-        self.service_bytes.get()
     }
 
     #[inline]

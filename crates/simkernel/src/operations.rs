@@ -3,17 +3,17 @@
 use ringserve_core::{Batch, CloseHow, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe, RawOp, SendMode, SentQuietly};
 
-use super::connection::Side;
-use super::faults::Fault;
-use super::kernel::{File, MemoryKernel, Sending};
-use super::progress::write;
-use super::state::{State, UNCONNECTED};
+use crate::connection::Side;
+use crate::faults::Fault;
+use crate::kernel::{File, Sending, SimKernel};
+use crate::progress::write;
+use crate::state::{State, UNCONNECTED};
 
 /// Cancels in a row that find nothing though what they are for lives.
 const MISSED_MAX: u8 = 3;
 
-impl MemoryKernel {
-    pub(super) fn carry_out(&mut self, op: RawOp, state: &mut State) {
+impl SimKernel {
+    pub(crate) fn carry_out(&mut self, op: RawOp, state: &mut State) {
         let user_data = op.user_data();
         let cancels = matches!(
             op,
@@ -181,7 +181,7 @@ impl MemoryKernel {
     }
 
     /// The completion of a send.
-    pub(super) fn post_sent(&mut self, id: ConnId, res: i32, batch: Box<Batch>) {
+    pub(crate) fn post_sent(&mut self, id: ConnId, res: i32, batch: Box<Batch>) {
         let mut cqe = RawCqe::new(Kind::Send.with(id.bits()), res, 0);
         cqe.batch = Some(batch);
         self.post(cqe);

@@ -1,0 +1,409 @@
+//! A counted allocation of a head and a body whose type its holders may forget.
+//!
+//! A shard's table holds connections of several services, each with a session of its own type. `Rc<dyn Any>` costs each
+//! holder a second word, and a box around the session costs each connection a second allocation. Here the body's type stands
+//! behind the counts, once, and a holder is one thin pointer.
+//!
+//! ```text
+//!   Counted<H, B>   ─┐      ┌────────┬──────┬──────┬────────┬────────┐
+//!   CountedHead<H>  ─┼────▶ │ strong │ weak │ kind │ head H │ body B │
+//!   WeakHead<H>     ─┘      └────────┴──────┴──────┴────────┴────────┘
+//! ```
+
+use alloc::alloc::{alloc, dealloc};
+use core::alloc::Layout;
+use core::any::TypeId;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+
+/// The type of a block: how it is dropped and freed without its body's type.
+struct Kind {
+    /// Of the body.
+    type_id: fn() -> TypeId,
+    /// Of the block.
+    layout: Layout,
+    /// Drops head and body of a block of this kind.
+    drop: unsafe fn(NonNull<Counts>),
+}
+
+/// The start of each block.
+struct Counts {
+    strong: Cell<u32>,
+    /// Weak holders, and one for all strong ones together.
+    weak: Cell<u32>,
+    kind: &'static Kind,
+}
+
+/// The start of each block whose head is an `H`.
+#[repr(C)]
+struct Headed<H> {
+    counts: Counts,
+    head: H,
+}
+
+#[repr(C)]
+struct Block<H, B> {
+    headed: Headed<H>,
+    body: B,
+}
+
+impl<H: 'static, B: 'static> Block<H, B> {
+    const KIND: &'static Kind =
+        &Kind { type_id: TypeId::of::<B>, layout: Layout::new::<Block<H, B>>(), drop: Self::drop_contents };
+
+    /// # Safety
+    /// `counts` is the start of a block of this type, whose head and body nothing uses from now on.
+    unsafe fn drop_contents(counts: NonNull<Counts>) {
+        let block = counts.cast::<Block<H, B>>().as_ptr();
+        // SAFETY: the caller's promise. The counts are the first field of the first field of a block, both `repr(C)`, so they
+        // have its address, and the pointer was made from the whole allocation.
+        let body = unsafe { &raw mut (*block).body };
+        // SAFETY: as above.
+        let head = unsafe { &raw mut (*block).headed.head };
+        // Head and body are dropped each by itself, since weak holders that the destructors meet look at the counts.
+        let body = DropLater(body);
+        // SAFETY: the caller's promise.
+        unsafe { ptr::drop_in_place(head) }
+        drop(body);
+    }
+}
+
+/// Drops a value in place at the end of its scope, also if that ends by a panic.
+struct DropLater<B>(*mut B);
+
+impl<B> Drop for DropLater<B> {
+    fn drop(&mut self) {
+        // SAFETY: made by `drop_contents` alone, for a body that nothing else drops or uses.
+        unsafe { ptr::drop_in_place(self.0) }
+    }
+}
+
+/// A counted pointer, as `Rc`, to a head with a body behind it, in one allocation. It derefs to the head.
+///
+/// ```
+/// use ringserve_buf::Counted;
+///
+/// let named = Counted::try_new("seven", 7).unwrap();
+/// let hidden = named.clone().hide();
+/// assert_eq!((hidden.len(), *named.body()), (5, 7));
+/// assert_eq!(hidden.downcast_ref::<i32>().map(Counted::body), Some(&7));
+/// assert!(hidden.downcast_ref::<u8>().is_none());
+/// ```
+#[repr(transparent)]
+pub struct Counted<H, B> {
+    head: CountedHead<H>,
+    body: PhantomData<B>,
+}
+
+/// A [`Counted`] whose body's type was forgotten.
+#[repr(transparent)]
+pub struct CountedHead<H> {
+    /// Of a whole [`Block`].
+    block: NonNull<Headed<H>>,
+}
+
+/// Keeps the memory of a [`Counted`] from being freed, and neither head nor body from being dropped.
+pub struct WeakHead<H> {
+    block: NonNull<Headed<H>>,
+}
+
+impl<H: 'static, B: 'static> Counted<H, B> {
+    /// Moves both into a new block: 16 bytes more than they are. `None` if the system has no memory for it; both are dropped
+    /// then.
+    pub fn try_new(head: H, body: B) -> Option<Counted<H, B>> {
+        let kind = Block::<H, B>::KIND;
+        // SAFETY: the layout is not empty, since a block begins with its counts.
+        let memory = unsafe { alloc(kind.layout) };
+        let block = NonNull::new(memory.cast::<Block<H, B>>())?;
+        let counts = Counts { strong: Cell::new(1), weak: Cell::new(1), kind };
+        // SAFETY: the memory was just allocated with the layout of this type, and belongs to this function alone.
+        unsafe { block.write(Block { headed: Headed { counts, head }, body }) };
+        Some(Counted { head: CountedHead { block: block.cast() }, body: PhantomData })
+    }
+
+    /// The body.
+    #[inline]
+    pub fn body(&self) -> &B {
+        let block: NonNull<Block<H, B>> = self.head.block.cast();
+        // SAFETY: this is a strong holder, which keeps the body alive. Its block has a body of type `B`: it was made by
+        // `try_new` with that type, or comes from a head by `downcast_ref`, which checked it. The pointer was made from the whole
+        // allocation.
+        unsafe { &(*block.as_ptr()).body }
+    }
+
+    /// The same holder without the body's type.
+    #[inline]
+    pub fn hide(self) -> CountedHead<H> {
+        self.head
+    }
+}
+
+impl<H, B> Counted<H, B> {
+    /// The same block without its body's type.
+    #[inline]
+    pub fn head(&self) -> &CountedHead<H> {
+        &self.head
+    }
+}
+
+impl<H: 'static> CountedHead<H> {
+    /// The block with its body, if that is of type `B`.
+    #[inline]
+    pub fn downcast_ref<B: 'static>(&self) -> Option<&Counted<H, B>> {
+        let kind = self.counts().kind;
+        // Kinds are equal in address only if they are in content, and each type's function returns another identifier. Kinds of
+        // one type may have several addresses.
+        if !ptr::eq(kind, Block::<H, B>::KIND) && (kind.type_id)() != TypeId::of::<B>() {
+            return None;
+        }
+        // SAFETY: a `Counted` is nothing but a head, which `repr(transparent)` promises, and the block has such a body.
+        Some(unsafe { &*ptr::from_ref(self).cast::<Counted<H, B>>() })
+    }
+}
+
+impl<H> CountedHead<H> {
+    #[inline]
+    fn counts(&self) -> &Counts {
+        // SAFETY: a strong holder keeps the block, and nothing has a unique reference to the counts.
+        unsafe { &(*self.block.as_ptr()).counts }
+    }
+
+    /// A weak holder of the same block.
+    pub fn downgrade(&self) -> WeakHead<H> {
+        let counts = self.counts();
+        counts.weak.set(one_more(counts.weak.get()));
+        WeakHead { block: self.block }
+    }
+
+    /// The last strong holder goes.
+    #[inline(never)]
+    fn end(&mut self) {
+        let kind = self.counts().kind;
+        // The weak holder for all strong ones. Dropped after the contents, also if their destructors panic.
+        let _memory = WeakHead { block: self.block };
+        // SAFETY: the kind is that of this block. No strong holder is left, and weak ones look at the counts alone.
+        unsafe { (kind.drop)(self.block.cast()) }
+    }
+}
+
+/// # Panics
+/// At four billion holders, of which most must have been leaked.
+#[inline]
+fn one_more(count: u32) -> u32 {
+    match count.checked_add(1) {
+        Some(count) => count,
+        None => panic!("more holders of a connection than can be counted"),
+    }
+}
+
+impl<H> Deref for CountedHead<H> {
+    type Target = H;
+
+    #[inline]
+    fn deref(&self) -> &H {
+        // SAFETY: a strong holder keeps the head alive, and nothing has a unique reference to it before the last one went.
+        unsafe { &(*self.block.as_ptr()).head }
+    }
+}
+
+impl<H, B> Deref for Counted<H, B> {
+    type Target = H;
+
+    #[inline]
+    fn deref(&self) -> &H {
+        &self.head
+    }
+}
+
+impl<H> Clone for CountedHead<H> {
+    #[inline]
+    fn clone(&self) -> CountedHead<H> {
+        let counts = self.counts();
+        counts.strong.set(one_more(counts.strong.get()));
+        CountedHead { block: self.block }
+    }
+}
+
+impl<H, B> Clone for Counted<H, B> {
+    #[inline]
+    fn clone(&self) -> Counted<H, B> {
+        Counted { head: self.head.clone(), body: PhantomData }
+    }
+}
+
+impl<H> Drop for CountedHead<H> {
+    #[inline]
+    fn drop(&mut self) {
+        let counts = self.counts();
+        let strong = counts.strong.get() - 1;
+        counts.strong.set(strong);
+        if strong == 0 {
+            self.end();
+        }
+    }
+}
+
+/// By identity.
+impl<H> PartialEq for CountedHead<H> {
+    fn eq(&self, other: &CountedHead<H>) -> bool {
+        self.block == other.block
+    }
+}
+
+impl<H, B> PartialEq for Counted<H, B> {
+    fn eq(&self, other: &Counted<H, B>) -> bool {
+        self.head == other.head
+    }
+}
+
+impl<H> WeakHead<H> {
+    fn counts(&self) -> &Counts {
+        // SAFETY: a weak holder keeps the block, of which the counts are never dropped.
+        unsafe { &(*self.block.as_ptr()).counts }
+    }
+
+    /// A strong holder, as long as there is one.
+    pub fn upgrade(&self) -> Option<CountedHead<H>> {
+        let strong = &self.counts().strong;
+        if strong.get() == 0 {
+            return None;
+        }
+        strong.set(one_more(strong.get()));
+        Some(CountedHead { block: self.block })
+    }
+}
+
+impl<H> Clone for WeakHead<H> {
+    fn clone(&self) -> WeakHead<H> {
+        let weak = &self.counts().weak;
+        weak.set(one_more(weak.get()));
+        WeakHead { block: self.block }
+    }
+}
+
+impl<H> Drop for WeakHead<H> {
+    fn drop(&mut self) {
+        let counts = self.counts();
+        let weak = counts.weak.get() - 1;
+        counts.weak.set(weak);
+        if weak == 0 {
+            let layout = counts.kind.layout;
+            // SAFETY: no holder of any sort is left, the contents are dropped, and this is what the block was allocated with.
+            unsafe { dealloc(self.block.as_ptr().cast(), layout) }
+        }
+    }
+}
+
+/// By identity.
+impl<H> PartialEq for WeakHead<H> {
+    fn eq(&self, other: &WeakHead<H>) -> bool {
+        self.block == other.block
+    }
+}
+
+impl<H: fmt::Debug> fmt::Debug for CountedHead<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<H: fmt::Debug, B> fmt::Debug for Counted<H, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<H> fmt::Debug for WeakHead<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(weak)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::rc::Rc;
+    use std::string::String;
+
+    use super::*;
+
+    /// Counts its drops.
+    struct Noted(Rc<Cell<u32>>);
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    #[test]
+    fn contents_are_dropped_once_with_the_last_strong_holder() {
+        let drops = Rc::new(Cell::new(0));
+        let one = Counted::try_new(Noted(drops.clone()), (Noted(drops.clone()), 7u8)).unwrap();
+        let (two, weak) = (one.clone().hide(), one.head().downgrade());
+        assert!(one.head() == &two && weak == two.downgrade());
+        drop(one);
+        assert_eq!(drops.get(), 0);
+        let three = weak.upgrade().unwrap();
+        drop(two);
+        assert_eq!(three.downcast_ref::<(Noted, u8)>().unwrap().body().1, 7);
+        drop(three);
+        assert_eq!(drops.get(), 2);
+        assert!(weak.upgrade().is_none() && weak.clone().upgrade().is_none());
+    }
+
+    #[test]
+    fn a_body_is_found_by_its_type_alone() {
+        #[repr(align(64))]
+        struct Wide([u8; 64]);
+        let text = Counted::try_new(1u16, String::from("text")).unwrap().hide();
+        let wide = Counted::try_new(2u16, Wide([3; 64])).unwrap().hide();
+        let none = Counted::try_new(4u16, ()).unwrap().hide();
+        assert_eq!(text.downcast_ref::<String>().unwrap().body(), "text");
+        assert!(text.downcast_ref::<Wide>().is_none() && wide.downcast_ref::<()>().is_none());
+        let wide = wide.downcast_ref::<Wide>().unwrap();
+        assert_eq!((wide.body().0[63], ptr::from_ref(wide.body()).addr() % 64), (3, 0));
+        assert_eq!((**wide, *none, none.downcast_ref::<()>().unwrap().body()), (2, 4, &()));
+    }
+
+    #[test]
+    fn memory_is_freed_although_a_destructor_panics() {
+        struct Panics(#[allow(dead_code)] Noted);
+        impl Drop for Panics {
+            fn drop(&mut self) {
+                panic!("planted");
+            }
+        }
+        let drops = Rc::new(Cell::new(0));
+        let counted = Counted::try_new((), Panics(Noted(drops.clone()))).unwrap();
+        let weak = counted.head().downgrade();
+        assert!(catch_unwind(AssertUnwindSafe(|| drop(counted))).is_err());
+        assert_eq!(drops.get(), 1);
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn a_destructor_finds_its_weak_holders_empty() {
+        struct Looks(Rc<Cell<Option<WeakHead<u8>>>>, Rc<Cell<u32>>);
+        impl Drop for Looks {
+            fn drop(&mut self) {
+                let weak = self.0.take().unwrap();
+                self.1.set(1 + u32::from(weak.upgrade().is_some()));
+            }
+        }
+        let (slot, seen) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(0)));
+        let counted = Counted::try_new(1u8, Looks(slot.clone(), seen.clone())).unwrap();
+        slot.set(Some(counted.head().downgrade()));
+        drop(counted);
+        assert_eq!(seen.get(), 1);
+    }
+
+    #[test]
+    fn a_holder_is_one_word_and_a_block_two_more_than_its_contents() {
+        assert_eq!(size_of::<Option<Counted<u64, u64>>>(), size_of::<usize>());
+        assert_eq!(size_of::<Block<u64, u64>>(), 4 * size_of::<usize>());
+    }
+}

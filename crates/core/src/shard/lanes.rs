@@ -1,0 +1,137 @@
+//! Lanes: what the connections of one sort have in common.
+//!
+//! A service is a lane, and so are the connections that the server makes. A connection names its lane by a number, so that one
+//! table, one wheel and one list of dirty connections serve all.
+
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::ops::{Index, IndexMut};
+
+use ringserve_buf::has_room_for;
+
+use super::Shard;
+use crate::conn::{Conn, Times};
+use crate::framing::Encoding;
+use crate::outlet::{ConnShared, Outlet};
+use crate::shared::{LaneShared, ShardShared};
+use crate::{ConnId, ConnStats, Limits, Observer};
+use core::net::SocketAddr;
+
+/// One of a shard's lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneId(u8);
+
+impl LaneId {
+    /// The one whose connections are accepted.
+    pub const FIRST: LaneId = LaneId(0);
+}
+
+/// What a shard knows of a lane.
+pub(super) struct LaneState {
+    pub limits: Limits,
+    pub times: Times,
+    pub shared: Rc<LaneShared>,
+    pub counters: ConnStats,
+    /// The server makes its connections: they stay, in a drain, until no other one is left.
+    pub is_outbound: bool,
+    /// Connections that exist, and how many may.
+    pub connections: usize,
+    pub connections_max: usize,
+}
+
+/// All lanes of a shard. Where the first one is needs no look at a length.
+pub(super) struct Lanes {
+    first: LaneState,
+    others: Vec<LaneState>,
+}
+
+impl Lanes {
+    pub(super) fn new(
+        shared: &Rc<ShardShared>,
+        limits: &Limits,
+        connections_max: usize,
+        encoding: Encoding,
+    ) -> Lanes {
+        let first = LaneState::new(shared, limits.clone(), connections_max, encoding, false);
+        Lanes { first, others: Vec::new() }
+    }
+
+    /// Connections that the server makes.
+    pub(super) fn outbound(&self) -> usize {
+        self.others.iter().filter(|lane| lane.is_outbound).map(|lane| lane.connections).sum()
+    }
+}
+
+impl LaneState {
+    fn new(
+        shared: &Rc<ShardShared>,
+        limits: Limits,
+        connections_max: usize,
+        encoding: Encoding,
+        is_outbound: bool,
+    ) -> LaneState {
+        LaneState {
+            times: Times::new(&limits),
+            shared: Rc::new(LaneShared::new(shared.clone(), encoding, &limits)),
+            limits,
+            counters: ConnStats::default(),
+            is_outbound,
+            connections: 0,
+            connections_max,
+        }
+    }
+}
+
+impl Index<LaneId> for Lanes {
+    type Output = LaneState;
+
+    #[inline]
+    fn index(&self, lane: LaneId) -> &LaneState {
+        match lane.0.checked_sub(1) {
+            None => &self.first,
+            Some(other) => &self.others[usize::from(other)],
+        }
+    }
+}
+
+impl IndexMut<LaneId> for Lanes {
+    #[inline]
+    fn index_mut(&mut self, lane: LaneId) -> &mut LaneState {
+        match lane.0.checked_sub(1) {
+            None => &mut self.first,
+            Some(other) => &mut self.others[usize::from(other)],
+        }
+    }
+}
+
+impl<O: Observer> Shard<O> {
+    /// Adds a lane for connections that the server makes, at most `connections_max` of them. Of its limits those of a connection
+    /// hold; the sums of memory and the times of a drain are the shard's.
+    pub fn add_outbound(&mut self, limits: Limits, connections_max: usize, encoding: Encoding) -> LaneId {
+        let lane = LaneId(1 + self.lanes.others.len() as u8);
+        self.lanes.others.push(LaneState::new(&self.shared, limits, connections_max, encoding, true));
+        lane
+    }
+
+    /// Puts a connection into the table. `None` if there is no memory for it.
+    pub(super) fn insert<S: 'static>(
+        &mut self,
+        lane: LaneId,
+        peer: Option<SocketAddr>,
+        listener: u16,
+        session: S,
+    ) -> Option<ConnId> {
+        // For what goes with it, which cannot fail.
+        if !has_room_for::<Conn>() {
+            return None;
+        }
+        let (state, now) = (&mut self.lanes[lane], self.now);
+        let id = self.conns.try_insert_with(|id| {
+            let shared = ConnShared::try_new(Outlet::new(id, state.shared.clone(), peer, listener), session)?;
+            Some(Conn::new(lane, shared.hide(), now))
+        })?;
+        state.connections += 1;
+        state.counters.opened += 1;
+        Some(id)
+    }
+}

@@ -1,0 +1,279 @@
+//! What a kernel or a network may do at any time and seldom does, drawn by chance.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::rng::Rng;
+
+macro_rules! faults {
+    ($($(#[doc = $doc:literal])+ $name:ident $once_in:literal $harmless:literal,)*) => {
+        /// Something that a kernel or a network does seldom.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Fault { $($(#[doc = $doc])+ $name,)* }
+
+        impl Fault {
+            /// Each fault once.
+            pub const ALL: &[Fault] = &[$(Fault::$name),*];
+
+            /// Of how many occasions [`Faults::all`] spoils one; 0 for none.
+            const ONCE_IN: [u32; Fault::ALL.len()] = [$($once_in),*];
+
+            /// The faults that cost no connection and no shard.
+            const HARMLESS: [bool; Fault::ALL.len()] = [$($harmless),*];
+        }
+    };
+}
+
+// Often enough that every case meets several, and seldom enough that most of what follows a fault goes well.
+// There are few cancels in a case.
+faults! {
+    /// An enter that would wait is interrupted (`EINTR`).
+    EnterInterrupted 16 true,
+    /// A multishot accept ends with a connection.
+    AcceptEnds 8 true,
+    /// A multishot receive ends with bytes, and more are there.
+    ReceiveEnds 8 true,
+    /// A receive brings fewer bytes than it could.
+    ReceiveShort 4 true,
+    /// A receive ends as if there were no buffers (`ENOBUFS`).
+    NoBuffers 16 true,
+    /// A receive ends without a reason (`EINTR`).
+    ReceiveInterrupted 16 true,
+    /// A send takes fewer bytes than it could.
+    SendShort 4 true,
+    /// A send that is not to wait finds no room (`EAGAIN`).
+    NoRoom 16 true,
+    /// What is to be cancelled goes on just before.
+    CancelRace 2 true,
+    /// Connections come though newcomers are turned away.
+    NewcomersLate 2 true,
+    /// There is no descriptor for a connection that is taken out of a listener's queue (`EMFILE`).
+    TakeNoDescriptor 4 true,
+    /// A cancel does not find what is to be cancelled, which lives (`ENOENT`).
+    CancelMisses 2 true,
+    /// A completion is left for the next enter.
+    Delay 8 true,
+    /// Completions of different connections come in another order.
+    Reorder 4 true,
+    /// Bytes, FIN, a reset or a handshake arrive later: in virtual time only.
+    Latency 4 true,
+    /// An accept ends for want of a descriptor (`EMFILE`).
+    AcceptNoDescriptor 32 false,
+    /// An accept ends since the system has too many files (`ENFILE`).
+    AcceptNoFile 32 false,
+    /// An accept ends since the peer left before (`ECONNABORTED`), which finds a reset.
+    AcceptAborted 64 false,
+    /// A connection breaks in the middle of a write: both ends find a reset. In virtual time only.
+    ConnectionResets 512 false,
+    /// An enter fails (`EBADF`), and so does every later one: the shard ends. [`Faults::all`] leaves it out.
+    RingBreaks 0 false,
+}
+
+/// How often each [`Fault`] strikes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Of how many occasions one is spoiled; 0 for none.
+    once_in: [u32; Fault::ALL.len()],
+    latency_max: Duration,
+}
+
+/// As between continents.
+const LATENCY_MAX: Duration = Duration::from_millis(300);
+
+impl Faults {
+    /// Nothing goes wrong.
+    pub fn none() -> Faults {
+        Faults { once_in: [0; Fault::ALL.len()], latency_max: LATENCY_MAX }
+    }
+
+    /// What neither a client nor a service can tell from a slow network: short receives and sends, multishots that end,
+    /// cancels that miss, delays. No connection is lost.
+    pub fn harmless() -> Faults {
+        let mut faults = Faults::all();
+        for fault in Fault::ALL {
+            if !Fault::HARMLESS[*fault as usize] {
+                faults.once_in[*fault as usize] = 0;
+            }
+        }
+        faults
+    }
+
+    /// Everything but [`Fault::RingBreaks`], which ends a shard and has to be asked for.
+    pub fn all() -> Faults {
+        Faults { once_in: Fault::ONCE_IN, ..Faults::none() }
+    }
+
+    /// With this fault at one of `once_in` occasions, or at none with 0.
+    pub fn with(mut self, fault: Fault, once_in: u32) -> Faults {
+        self.once_in[fault as usize] = once_in;
+        self
+    }
+
+    /// Without this fault.
+    pub fn without(self, fault: Fault) -> Faults {
+        self.with(fault, 0)
+    }
+
+    /// With [`Fault::Latency`] of at most this time; 300 ms by default.
+    pub fn latency_max(mut self, time: Duration) -> Faults {
+        self.latency_max = time;
+        self
+    }
+
+    /// Of how many occasions this fault spoils one; 0 for none.
+    pub fn once_in(&self, fault: Fault) -> u32 {
+        self.once_in[fault as usize]
+    }
+
+    /// The mix of one seed: each fault is switched off, or strikes as often as here, or up to 8 times less or more. What is
+    /// off here stays off. One seed in 16 has no faults.
+    pub fn drawn(mut self, seed: u64) -> Faults {
+        let mut rng = Rng::new(seed);
+        let none = rng.one_in(16);
+        let on = rng.range(2, 7);
+        for once_in in self.once_in.iter_mut().filter(|once_in| **once_in > 0) {
+            let (less, more) = (rng.spread(1, 8) as u32, rng.spread(1, 8) as u32);
+            let off = none || rng.below(8) >= on;
+            // One in one would leave no way out.
+            *once_in = if off { 0 } else { once_in.saturating_mul(less).div_ceil(more).max(2) };
+        }
+        self
+    }
+}
+
+impl Default for Faults {
+    fn default() -> Faults {
+        Faults::none()
+    }
+}
+
+/// How often each fault struck.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injected([u64; Fault::ALL.len()]);
+
+impl Injected {
+    /// How often this one struck.
+    pub fn of(&self, fault: Fault) -> u64 {
+        self.0[fault as usize]
+    }
+
+    /// How often any struck.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+impl fmt::Display for Injected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for fault in Fault::ALL.iter().filter(|fault| self.of(**fault) > 0) {
+            writeln!(f, "{:>8} {fault:?}", self.of(*fault))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a network's rings and connections draw from.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) faults: Faults,
+    pub(crate) seed: u64,
+    struck: [AtomicU64; Fault::ALL.len()],
+}
+
+impl Plan {
+    pub(crate) fn new(faults: Faults, seed: u64) -> Plan {
+        Plan { faults, seed, struck: Default::default() }
+    }
+
+    pub(crate) fn has_faults(&self) -> bool {
+        self.faults.once_in.iter().any(|once_in| *once_in > 0)
+    }
+
+    pub(crate) fn injected(&self) -> Injected {
+        Injected(std::array::from_fn(|index| self.struck[index].load(Ordering::Relaxed)))
+    }
+}
+
+/// Draws faults for one ring or one connection.
+#[derive(Debug)]
+pub(crate) struct Injector {
+    plan: Arc<Plan>,
+    rng: Rng,
+}
+
+impl Injector {
+    /// `salt` tells those of one network apart.
+    pub(crate) fn new(plan: Arc<Plan>, salt: u64) -> Injector {
+        let rng = Rng::new(plan.seed.wrapping_add(salt));
+        Injector { plan, rng }
+    }
+
+    /// True if this one strikes now.
+    pub(crate) fn strike(&mut self, fault: Fault) -> bool {
+        let once_in = self.plan.faults.once_in[fault as usize];
+        let strikes = once_in > 0 && self.rng.one_in(once_in.into());
+        if strikes {
+            self.plan.struck[fault as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        strikes
+    }
+
+    /// `len`, or something between 1 and it if this one strikes.
+    pub(crate) fn shorten(&mut self, fault: Fault, len: usize) -> usize {
+        if len <= 1 || !self.strike(fault) {
+            return len;
+        }
+        self.rng.range(1, len as u64) as usize
+    }
+
+    /// How much later something arrives.
+    pub(crate) fn latency(&mut self) -> Duration {
+        if !self.strike(Fault::Latency) {
+            return Duration::ZERO;
+        }
+        let most = self.plan.faults.latency_max.as_nanos() as u64;
+        Duration::from_nanos(self.rng.spread(most.min(10_000), most))
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.rng.below(bound as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn injector(faults: Faults) -> Injector {
+        Injector::new(Arc::new(Plan::new(faults, 1)), 0)
+    }
+
+    #[test]
+    fn faults_strike_as_often_as_they_are_told_to() {
+        for fault in [Fault::SendShort, Fault::Delay, Fault::EnterInterrupted] {
+            let once_in = u64::from(Faults::all().once_in(fault));
+            for (faults, expected) in [(Faults::none(), 0..1), (Faults::all(), 500..2000)] {
+                let mut injector = injector(faults);
+                let struck = (0..1000).filter(|_| injector.strike(fault)).count() as u64;
+                assert!(expected.contains(&(struck * once_in)), "{fault:?}");
+                assert_eq!(injector.plan.injected().of(fault), struck);
+            }
+        }
+        let mut injector = injector(Faults::all());
+        let lens: Vec<usize> = (0..1000).map(|_| injector.shorten(Fault::SendShort, 5)).collect();
+        assert!((1..=5).all(|len| lens.contains(&len)) && lens.iter().all(|len| (1..=5).contains(len)));
+    }
+
+    #[test]
+    fn seed_draws_which_faults_are_on() {
+        let drawn = |seed| Faults::all().drawn(seed);
+        assert_eq!(drawn(7), drawn(7));
+        let on = |fault| (0..100).filter(|seed| drawn(*seed).once_in(fault) > 0).count();
+        assert!((20..80).contains(&on(Fault::SendShort)), "{}", on(Fault::SendShort));
+        assert_eq!(on(Fault::RingBreaks), 0, "what is off stays off");
+    }
+}

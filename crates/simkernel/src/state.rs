@@ -1,0 +1,623 @@
+//! What all ends of a network share, behind one lock.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, PipeReader};
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::alarm::Alarm;
+use crate::connection::{Connection, Direction, Side};
+use crate::faults::{Injector, Plan};
+use crate::rng::Rng;
+
+/// Bytes a socket holds that its peer did not take, in each direction. Linux begins with about as much and goes up to
+/// some MiB; with less, more sends are cut short.
+const SOCKET_BYTES: usize = 128 << 10;
+
+/// Connections that wait to be accepted: as Linux by default.
+const BACKLOG: usize = 4096;
+
+/// Ports of those who connect, above those of those who listen.
+const EPHEMERAL: u16 = 32 << 10;
+
+/// In place of a connection's number, for a socket that has none.
+pub(crate) const UNCONNECTED: u32 = u32::MAX;
+
+/// A time that does not come.
+pub(crate) const NEVER: Duration = Duration::MAX;
+
+/// Salts of what draws faults, beside the numbers of rings: each connection's, and the handshakes'.
+const CONNECTIONS_DRAW: u64 = 1 << 32;
+const HANDSHAKES_DRAW: u64 = 1 << 48;
+
+/// The lock, and what clients wait at.
+pub(crate) struct Shared {
+    /// Time is virtual, and nothing blocks.
+    pub(crate) stepped: bool,
+    pub(crate) plan: Arc<Plan>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Of all that happened, in virtual time.
+    hash: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(stepped: bool, plan: Plan) -> Shared {
+        let plan = Arc::new(plan);
+        let state = Mutex::new(State::new(stepped, plan.clone()));
+        Shared { stepped, plan, state, changed: Condvar::new(), hash: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
+    }
+
+    /// A server did something that clients may wait for.
+    pub(crate) fn tell_clients(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until a server did something, at most until the deadline.
+    pub(crate) fn wait<'a>(&self, mut locked: Locked<'a>, deadline: Option<Instant>) -> Locked<'a> {
+        let state = locked.state.take().expect("it is taken by wait and drop alone");
+        let state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+        };
+        Locked { state: Some(state) }
+    }
+
+    /// Takes an event into the hash.
+    pub(crate) fn note(&self, words: &[u64]) {
+        if self.stepped {
+            let mix =
+                |hash: u64, word: &u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517C_C1B7_2722_0A95);
+            let hash = words.iter().fold(self.hash.load(Ordering::Relaxed), mix);
+            self.hash.store(hash, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`note`](Shared::note), with bytes.
+    pub(crate) fn note_bytes(&self, words: &[u64], bytes: &[u8]) {
+        if self.stepped {
+            self.note(words);
+            let (whole, rest) = bytes.as_chunks();
+            whole.iter().for_each(|word| self.note(&[u64::from_le_bytes(*word)]));
+            rest.iter().for_each(|byte| self.note(&[u64::from(*byte)]));
+        }
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.load(Ordering::Relaxed)
+    }
+}
+
+/// The state under its lock. Wakers are woken once the lock is free: what they drop may be a socket.
+pub(crate) struct Locked<'a> {
+    state: Option<MutexGuard<'a, State>>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state.as_ref().expect("it is taken by wait and drop alone")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state.as_mut().expect("it is taken by wait and drop alone")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let Some(mut state) = self.state.take() else { return };
+        let wakes = mem::take(&mut state.wakes);
+        drop(state);
+        wakes.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Who accepts at a listening socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// A shard whose ring is not made.
+    Shard(usize),
+    Ring(i32),
+    Client,
+}
+
+/// A listening socket: one for each shard.
+pub(crate) struct Listener {
+    addr: SocketAddr,
+    owner: Owner,
+    /// Connections that wait to be accepted.
+    pub(crate) backlog: VecDeque<u32>,
+    pub(crate) closed: bool,
+    /// Of a client that waits to accept.
+    pub(crate) waker: Option<Waker>,
+}
+
+/// A ring as others see it.
+struct Ring {
+    /// Raised when something changes in the network.
+    bell: Alarm,
+    /// The address it connects from.
+    from: IpAddr,
+    sleep: Sleep,
+    /// What its next enter fails with; 0 for nothing.
+    broken: i32,
+}
+
+/// What a ring in virtual time waits for, after its last enter.
+#[derive(Clone, Default)]
+pub(crate) struct Sleep {
+    /// The end of the wait; `None` for a ring that does not wait.
+    pub(crate) until: Option<Option<Duration>>,
+    /// What a wake from elsewhere raises, if it ends the wait.
+    pub(crate) alarm: Option<Alarm>,
+}
+
+/// A connection on its way from one ring to another.
+struct Passed {
+    number: u32,
+    /// Ends when the descriptor that stands for the connection is closed.
+    stand_in: PipeReader,
+}
+
+/// See the module.
+pub(crate) struct State {
+    plan: Arc<Plan>,
+    listeners: Vec<Listener>,
+    rings: BTreeMap<i32, Ring>,
+    connections: BTreeMap<u32, Connection>,
+    /// Accepted connections that have no slot, by descriptor: the ring that holds it, and the connection.
+    descriptors: BTreeMap<i32, (i32, u32)>,
+    /// By the descriptor that stands for each.
+    passed: BTreeMap<RawFd, Passed>,
+    rings_made: i32,
+    connections_made: u32,
+    ports_listened: u16,
+    /// Rings whose connect waits for a place in a backlog, or for the end of a partition.
+    connecting: BTreeSet<i32>,
+    /// Clients that connect, and when to look again.
+    clients_connecting: Vec<(Duration, Waker)>,
+    stepped: bool,
+    /// Virtual time.
+    now: Duration,
+    handshakes: Injector,
+    /// Pairs of hosts between which nothing arrives, the lower address first.
+    partitions: BTreeSet<(IpAddr, IpAddr)>,
+    /// Connections held by hand.
+    held: BTreeSet<u32>,
+    /// Woken when the lock is free.
+    wakes: Vec<Waker>,
+    /// What rings left when they ended.
+    pub(crate) left: Vec<String>,
+}
+
+fn pair(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
+    (a.min(b), a.max(b))
+}
+
+impl State {
+    fn new(stepped: bool, plan: Arc<Plan>) -> State {
+        State {
+            handshakes: Injector::new(plan.clone(), HANDSHAKES_DRAW),
+            plan,
+            listeners: Vec::new(),
+            rings: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            descriptors: BTreeMap::new(),
+            passed: BTreeMap::new(),
+            rings_made: 0,
+            connections_made: 0,
+            ports_listened: 0,
+            connecting: BTreeSet::new(),
+            clients_connecting: Vec::new(),
+            stepped,
+            now: Duration::ZERO,
+            partitions: BTreeSet::new(),
+            held: BTreeSet::new(),
+            wakes: Vec::new(),
+            left: Vec::new(),
+        }
+    }
+
+    /// Listens once for each shard; port 0 finds a free one.
+    pub(crate) fn listen(&mut self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
+        self.listen_as(addr, (0..shards).map(Owner::Shard))
+    }
+
+    /// Listens for a client; returns the listener's number and its address.
+    pub(crate) fn listen_client(&mut self, addr: SocketAddr) -> io::Result<(usize, SocketAddr)> {
+        let addr = self.listen_as(addr, [Owner::Client])?;
+        Ok((self.listeners.len() - 1, addr))
+    }
+
+    fn listen_as(
+        &mut self,
+        mut addr: SocketAddr,
+        owners: impl IntoIterator<Item = Owner>,
+    ) -> io::Result<SocketAddr> {
+        if addr.port() == 0 {
+            self.ports_listened += 1;
+            addr.set_port(self.ports_listened);
+        }
+        if self.listeners.iter().any(|listener| listener.addr == addr && !listener.closed) {
+            return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+        }
+        self.listeners.extend(owners.into_iter().map(|owner| Listener {
+            addr,
+            owner,
+            backlog: VecDeque::new(),
+            closed: false,
+            waker: None,
+        }));
+        Ok(addr)
+    }
+
+    /// A new ring, told by `bell`, and the listeners of its shard, which are its own from now on.
+    pub(crate) fn add_ring(&mut self, shard: usize, bell: Alarm) -> (i32, Vec<usize>) {
+        let ring = self.rings_made;
+        self.rings_made += 1;
+        let of_shard = |listener: &Listener| listener.owner == Owner::Shard(shard);
+        let own: Vec<usize> = (0..self.listeners.len()).filter(|n| of_shard(&self.listeners[*n])).collect();
+        own.iter().for_each(|n| self.listeners[*n].owner = Owner::Ring(ring));
+        let from = own.first().map_or(IpAddr::from([127, 0, 0, 1]), |n| self.listeners[*n].addr.ip());
+        self.rings.insert(ring, Ring { bell, from, sleep: Sleep::default(), broken: 0 });
+        (ring, own)
+    }
+
+    pub(crate) fn listener(&mut self, listener: usize) -> &mut Listener {
+        &mut self.listeners[listener]
+    }
+
+    /// Takes a connection out of a listener's queue, and tells those who wait for the place.
+    pub(crate) fn take_queued(&mut self, listener: usize) -> Option<u32> {
+        let number = self.listeners[listener].backlog.pop_front()?;
+        self.look_again();
+        Some(number)
+    }
+
+    /// Those who wait to connect may look again.
+    fn look_again(&mut self) {
+        for ring in mem::take(&mut self.connecting) {
+            self.tell(ring);
+        }
+        self.wakes.extend(self.clients_connecting.drain(..).map(|(_, waker)| waker));
+    }
+
+    /// As [`connect`](State::connect), for a ring, which is told when to try again.
+    pub(crate) fn connect_ring(&mut self, ring: i32, addr: SocketAddr) -> Result<u32, i32> {
+        let from = self.rings[&ring].from;
+        let from = if self.stepped { from } else { addr.ip() };
+        let connected = self.connect(from, addr, None, false);
+        match connected {
+            Ok(number) => self.connection(number).rings[Side::Client as usize] = Some(ring),
+            Err(libc::EAGAIN) => drop(self.connecting.insert(ring)),
+            Err(_) => {}
+        }
+        connected
+    }
+
+    /// Has a client look again at a connect, at this time or when something changes: [`NEVER`] for the latter alone.
+    pub(crate) fn connect_later(&mut self, at: Duration, waker: &Waker) {
+        if !self.clients_connecting.iter().any(|(then, old)| *then == at && old.will_wake(waker)) {
+            self.clients_connecting.push((at, waker.clone()));
+        }
+    }
+
+    /// How long a handshake takes.
+    pub(crate) fn handshake(&mut self) -> Duration {
+        self.handshakes.latency()
+    }
+
+    /// Connects to one of those who listen at `addr`, whose shard chance decides, as with `SO_REUSEPORT`: `uneven` as for
+    /// peers that all come through a few addresses, when half of them meet at one shard. `EAGAIN` if too many wait there,
+    /// or nothing arrives there.
+    pub(crate) fn connect(
+        &mut self,
+        from: IpAddr,
+        addr: SocketAddr,
+        window: Option<usize>,
+        uneven: bool,
+    ) -> Result<u32, i32> {
+        if self.is_parted(from, addr.ip()) {
+            return Err(libc::EAGAIN);
+        }
+        let listens = |listener: &&mut Listener| listener.addr == addr && !listener.closed;
+        let listening = self.listeners.iter_mut().filter(listens).count() as u64;
+        if listening == 0 {
+            return Err(libc::ECONNREFUSED);
+        }
+        let number = self.connections_made;
+        let mut chance = Rng::new(self.plan.seed.wrapping_add(number.into()));
+        let shard = if uneven && chance.one_in(2) { 0 } else { chance.below(listening) };
+        let chosen = self.listeners.iter_mut().filter(listens).nth(shard as usize);
+        let Some(listener) = chosen.filter(|listener| listener.backlog.len() < BACKLOG) else {
+            return Err(libc::EAGAIN);
+        };
+        let client = SocketAddr::new(from, EPHEMERAL + (number % u32::from(EPHEMERAL)) as u16);
+        let mut connection = Connection::new(client, addr, SOCKET_BYTES, window.unwrap_or(SOCKET_BYTES));
+        if self.stepped {
+            let draws = Injector::new(self.plan.clone(), CONNECTIONS_DRAW + u64::from(number));
+            connection = connection.paced(draws);
+        }
+        listener.backlog.push_back(number);
+        self.wakes.extend(listener.waker.take());
+        let owner = listener.owner;
+        self.connections_made += 1;
+        if let Owner::Ring(ring) = owner {
+            connection.rings[Side::Server as usize] = Some(ring);
+            self.tell(ring);
+        }
+        self.connections.insert(number, connection);
+        Ok(number)
+    }
+
+    /// # Panics
+    /// If both ends of it are closed.
+    pub(crate) fn connection(&mut self, number: u32) -> &mut Connection {
+        let connection = self.connections.get_mut(&number);
+        let connection = connection.expect("a connection is there until both its ends are closed");
+        connection.set_now(self.now);
+        connection
+    }
+
+    /// Something changed that this ring may want to know.
+    pub(crate) fn tell(&self, ring: i32) {
+        if let Some(ring) = self.rings.get(&ring) {
+            ring.bell.raise();
+        }
+    }
+
+    /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection.
+    pub(crate) fn tell_of(&mut self, number: u32, side: Side) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        match connection.rings[side as usize] {
+            Some(ring) => self.tell(ring),
+            None => self.wakes.extend(connection.take_wakers(side)),
+        }
+    }
+
+    /// Has a client's task woken when something changes at its end of a connection.
+    pub(crate) fn wait(&mut self, number: u32, side: Side, direction: Direction, waker: &Waker) {
+        self.connection(number).wait(side, direction, waker);
+    }
+
+    /// Closes one end.
+    pub(crate) fn close(&mut self, number: u32, side: Side, abort: bool) {
+        if number == UNCONNECTED {
+            return;
+        }
+        self.tell_of(number, side.other());
+        let connection = self.connection(number);
+        connection.close(side, abort);
+        if connection.is_gone() {
+            self.connections.remove(&number);
+            self.held.remove(&number);
+        }
+    }
+
+    /// Makes a connection a descriptor of this ring's: the lowest number that is free, so that numbers are used again
+    /// at once.
+    pub(crate) fn open_descriptor(&mut self, ring: i32, number: u32) -> i32 {
+        self.connection(number).rings[Side::Server as usize] = Some(ring);
+        self.add_descriptor(ring, number)
+    }
+
+    /// A descriptor of a socket that is not connected.
+    pub(crate) fn open_socket(&mut self, ring: i32) -> i32 {
+        self.add_descriptor(ring, UNCONNECTED)
+    }
+
+    fn add_descriptor(&mut self, ring: i32, number: u32) -> i32 {
+        let fd = (3..).find(|fd| !self.descriptors.contains_key(fd)).expect("there are 2^31 of them");
+        self.descriptors.insert(fd, (ring, number));
+        fd
+    }
+
+    /// The connection behind an accepted descriptor.
+    pub(crate) fn descriptor(&self, fd: i32) -> u32 {
+        let (_, number) = self.descriptors.get(&fd).unwrap_or_else(|| panic!("descriptor {fd} is not open"));
+        *number
+    }
+
+    pub(crate) fn take_descriptor(&mut self, fd: i32) -> u32 {
+        let number = self.descriptor(fd);
+        self.descriptors.remove(&fd);
+        number
+    }
+
+    /// A connection leaves its ring, and `stand_in` stands for it.
+    pub(crate) fn pass(&mut self, descriptor: RawFd, stand_in: PipeReader, number: u32) {
+        self.close_lost();
+        self.passed.insert(descriptor, Passed { number, stand_in });
+    }
+
+    /// Closes what was passed on and whose descriptor was closed on the way.
+    pub(crate) fn close_lost(&mut self) {
+        let is_lost = |passed: &Passed| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut ended = [PollFd::new(&passed.stand_in, PollFlags::empty())];
+            poll(&mut ended, Some(&now)).is_ok_and(|ended| ended > 0)
+        };
+        let lost: Vec<RawFd> =
+            self.passed.iter().filter(|(_, passed)| is_lost(passed)).map(|(fd, _)| *fd).collect();
+        for fd in lost {
+            if let Some(passed) = self.passed.remove(&fd) {
+                self.close(passed.number, Side::Server, false);
+            }
+        }
+    }
+
+    /// Another ring takes what `stand_in` stands for.
+    pub(crate) fn take_passed(&mut self, ring: i32, stand_in: RawFd) -> i32 {
+        let passed = self.passed.remove(&stand_in).expect("it was passed on by a ring of this network");
+        self.open_descriptor(ring, passed.number)
+    }
+
+    /// Closes a listening socket, with a reset for what waits there.
+    pub(crate) fn close_listener(&mut self, listener: usize) {
+        self.listeners[listener].closed = true;
+        self.look_again();
+        for number in std::mem::take(&mut self.listeners[listener].backlog) {
+            self.close(number, Side::Server, true);
+        }
+    }
+
+    /// Closes what a ring holds but its slots: listeners, with a reset for who waits there, and descriptors.
+    pub(crate) fn close_ring(&mut self, ring: i32) {
+        self.rings.remove(&ring);
+        for index in 0..self.listeners.len() {
+            if self.listeners[index].owner == Owner::Ring(ring) {
+                self.close_listener(index);
+            }
+        }
+        let held: Vec<u32> =
+            self.descriptors.values().filter(|held| held.0 == ring).map(|held| held.1).collect();
+        self.descriptors.retain(|_, held| held.0 != ring);
+        held.into_iter().for_each(|number| self.close(number, Side::Server, false));
+    }
+    /// Puts down what a ring waits for.
+    pub(crate) fn set_sleep(&mut self, ring: i32, sleep: Sleep) {
+        if let Some(ring) = self.rings.get_mut(&ring) {
+            ring.sleep = sleep;
+        }
+    }
+
+    /// When a ring has something to do: at once, at a time, or `None` while nothing happens.
+    pub(crate) fn wakes_at(&self, ring: i32) -> Option<Duration> {
+        let ring = self.rings.get(&ring)?;
+        let raised = ring.bell.is_raised() || ring.sleep.alarm.as_ref().is_some_and(Alarm::is_raised);
+        match ring.sleep.until {
+            Some(until) if !raised && ring.broken == 0 => until.map(|until| until.max(self.now)),
+            _ => Some(self.now),
+        }
+    }
+
+    pub(crate) fn break_ring(&mut self, ring: i32, errno: i32) {
+        if let Some(ring) = self.rings.get_mut(&ring) {
+            ring.broken = errno;
+        }
+    }
+
+    /// What an enter of this ring fails with; 0 for nothing.
+    pub(crate) fn broken(&self, ring: i32) -> i32 {
+        self.rings.get(&ring).map_or(0, |ring| ring.broken)
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Sets the clock, and has what is due arrive.
+    pub(crate) fn set_now(&mut self, now: Duration) {
+        assert!(now >= self.now, "time goes back from {:?} to {now:?}", self.now);
+        self.now = now;
+        let due =
+            |(_, connection): (&u32, &Connection)| connection.next_arrival().is_some_and(|at| at <= now);
+        let due: Vec<u32> =
+            self.connections.iter().filter(|entry| due(*entry)).map(|(number, _)| *number).collect();
+        due.into_iter().for_each(|number| self.deliver(number));
+        for (_, waker) in self.clients_connecting.extract_if(.., |(at, _)| *at <= now) {
+            self.wakes.push(waker);
+        }
+    }
+
+    fn deliver(&mut self, number: u32) {
+        let told = self.connection(number).deliver();
+        for side in [Side::Client, Side::Server] {
+            if told[side as usize] {
+                self.tell_of(number, side);
+            }
+        }
+    }
+
+    /// When something arrives by itself.
+    pub(crate) fn next_event_at(&self) -> Option<Duration> {
+        let arrivals = self.connections.values().filter_map(Connection::next_arrival);
+        let handshakes = self.clients_connecting.iter().map(|(at, _)| *at).filter(|at| *at != NEVER);
+        arrivals.chain(handshakes).min()
+    }
+
+    fn is_parted(&self, a: IpAddr, b: IpAddr) -> bool {
+        !self.partitions.is_empty() && self.partitions.contains(&pair(a, b))
+    }
+
+    pub(crate) fn set_partition(&mut self, a: IpAddr, b: IpAddr, parted: bool) {
+        if parted {
+            self.partitions.insert(pair(a, b))
+        } else {
+            self.partitions.remove(&pair(a, b))
+        };
+        self.hold_all();
+        self.look_again();
+    }
+
+    pub(crate) fn set_held(&mut self, number: u32, held: bool) {
+        if held {
+            self.held.insert(number)
+        } else {
+            self.held.remove(&number)
+        };
+        self.hold_all();
+    }
+
+    /// Holds what is held by hand or by a partition, and lets the rest go.
+    fn hold_all(&mut self) {
+        for number in self.connections.keys().copied().collect::<Vec<_>>() {
+            let (client, server) = self.connections[&number].addrs();
+            let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
+            self.connection(number).hold(held);
+            self.deliver(number);
+        }
+    }
+
+    /// Breaks a connection between its ends.
+    pub(crate) fn break_off(&mut self, number: u32) {
+        if self.connections.contains_key(&number) {
+            self.connection(number).break_off();
+            [Side::Client, Side::Server].into_iter().for_each(|side| self.tell_of(number, side));
+        }
+    }
+
+    /// Each connection, with its client's address and its server's.
+    pub(crate) fn connections(&self) -> impl Iterator<Item = (u32, (SocketAddr, SocketAddr))> {
+        self.connections.iter().map(|(number, connection)| (*number, connection.addrs()))
+    }
+
+    /// What is open.
+    pub(crate) fn open(&self) -> Vec<String> {
+        let mut open = self.left.clone();
+        open.extend(self.rings.keys().map(|ring| format!("ring {ring} is there")));
+        let listening = self.listeners.iter().filter(|listener| !listener.closed);
+        open.extend(listening.map(|listener| format!("a listener at {} is open", listener.addr)));
+        open.extend(
+            self.passed
+                .values()
+                .map(|passed| format!("connection {} was passed on and is held by no ring", passed.number)),
+        );
+        for (number, connection) in &self.connections {
+            let (client, server) = connection.addrs();
+            for (side, name) in [(Side::Client, "client's"), (Side::Server, "server's")] {
+                if !connection.is_closed(side) {
+                    let end = format!("the {name} end of connection {number}");
+                    open.push(format!("{end}, from {client} to {server}, is open"));
+                }
+            }
+        }
+        open
+    }
+}
