@@ -34,7 +34,8 @@
 //! A violation is a panic, of an oracle or of the code itself. It is printed with its seed, the last lines of
 //! the trace, and the command that does it again.
 //!
-//! Beside all this, `ringserve-simkernel` is a second, plain kernel, for tests with clients of their own.
+//! All this is one shard with scripted peers, and a kernel that does everything wrong. [`servers`] runs whole servers, with several
+//! shards and the services' own loop, on the plain kernel of `ringserve-simkernel`.
 
 pub mod bytes;
 pub mod clocks;
@@ -45,6 +46,7 @@ pub mod protocol;
 pub mod pushes;
 pub use ringserve_simkernel::rng;
 pub mod run;
+pub mod servers;
 pub mod service;
 pub mod sock;
 pub mod tasks;

@@ -42,7 +42,9 @@ where
         let (needs, moved) = self.in_use(core);
         self.spare.note(self.now, needs, moved);
         match self.spare.step() {
-            Step::None if self.command != Command::Serve || !self.spare.is_due(self.now) => {}
+            Step::None if !self.spare.is_due(self.now) => {}
+            // A shard that ends gives all of it back. A look that stayed due would keep the shard from waiting.
+            Step::None if self.command != Command::Serve => self.spare.look_later(self.now, moved),
             Step::None if !self.spare.begins(self.now, needs, moved) => {}
             // Receives that are stopped in this turn are found so in the next.
             Step::None => {
