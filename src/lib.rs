@@ -129,10 +129,10 @@
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
 pub use ringserve_server::http;
-#[cfg(feature = "runtime-tokio-uring")]
-pub use ringserve_server::tokio_uring;
 #[cfg(feature = "testing")]
 pub use ringserve_server::testing;
+#[cfg(feature = "runtime-tokio-uring")]
+pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{

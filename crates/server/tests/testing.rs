@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
@@ -119,6 +120,33 @@ fn silent_day_takes_few_steps() {
             Ok(())
         });
         sim.run_for(24 * HOUR);
+    });
+}
+
+#[test]
+fn upstream_that_is_silent_for_an_hour_is_not_idle() {
+    Sim::seeds(1).run(|sim| {
+        sim.client("upstream", async |net| {
+            let mut server = net.listen("10.0.0.9:80")?.accept().await;
+            net.sleep(HOUR).await;
+            server.send("late").await?;
+            assert_eq!(server.closed().await?, b"heard");
+            Ok(())
+        });
+        // The upstream listens.
+        sim.run_for(SECOND);
+        let limits = Limits::default().first_frame_timeout(Some(SECOND)).idle_timeout(Some(SECOND));
+        sim.serve(lines().shards(1).limits(limits), |shard| {
+            let own = shard.clone();
+            shard.spawn(async move {
+                let mut upstream = own.connect(SocketAddr::from(([10, 0, 0, 9], 80))).await.unwrap();
+                let bytes = upstream.read_frame().await.unwrap().expect("it is open");
+                assert_eq!(&*bytes, b"late");
+                upstream.write_all(b"heard").await.unwrap();
+            });
+            Echo
+        });
+        sim.run_until_done();
     });
 }
 

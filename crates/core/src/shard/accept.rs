@@ -7,9 +7,9 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 
+use super::Shard;
 use super::turn::Event;
-use super::{LaneId, Shard};
-use crate::{AcceptEnd, CloseReason, ConnId, Observer, Op, Socket, Time};
+use crate::{AcceptEnd, CloseReason, ConnId, LaneId, Observer, Op, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
 /// and cost nothing.
@@ -337,7 +337,9 @@ impl<O: Observer> Shard<O> {
 
     /// Closes a connection that `open` refused, after what it was told.
     pub fn refused(&mut self, id: ConnId) {
-        self.lanes[LaneId::FIRST].counters.refused += 1;
+        if let Some(lane) = self.lane_of(id) {
+            self.lanes[lane].counters.refused += 1;
+        }
         self.finish(id, CloseReason::Refused);
     }
 }

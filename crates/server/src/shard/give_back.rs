@@ -5,10 +5,11 @@ use std::rc::Rc;
 use ringserve_core::{Driver, LaneId};
 use ringserve_drivers::trim_heap;
 
+use super::Core;
 use super::calls::Job;
 use super::inbox::Command;
 use super::spare::{InUse, Step};
-use super::state::{Core, ServiceLane};
+use super::state::ServiceLane;
 use crate::service::Service;
 
 /// Chunks that are given back in one turn: half a millisecond.
