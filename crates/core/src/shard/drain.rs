@@ -21,7 +21,7 @@
 //! * Connections that the server made stay until the last accepted one is gone, since that one may need them. Then what is
 //!   queued for them leaves, and they are closed.
 //! * *Aborted*, when [`Limits::drain_timeout`](crate::Limits::drain_timeout) is over or at the order: every connection is reset.
-//! * What is there [`GIVE_UP`] later is left behind: a completion of the driver did not come.
+//! * What is there [`GIVE_UP`] and [`LAST_LOOKS`] later is left behind: a completion of the driver did not come.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -42,9 +42,11 @@ const CONNECTIONS_A_LOOK: u32 = 8;
 /// receive has to be armed. Together with what it takes to close a listener it is answered or closed within 100 ms.
 const NEWCOMER: Duration = Duration::from_millis(30);
 
-/// How long the driver may take to end what was aborted: what is left of the 30 s after which Kubernetes kills, with the
+/// How long the driver may take to end what was aborted, and how much longer once the shard has looked at what came in that
+/// time: a machine that slept finds all of it there. Together what is left of the 30 s after which Kubernetes kills, with the
 /// default of `Limits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
-const GIVE_UP: Duration = Duration::from_secs(5);
+const GIVE_UP: Duration = Duration::from_secs(4);
+const LAST_LOOKS: Duration = Duration::from_secs(1);
 
 /// The shard shuts down.
 pub(super) struct Drain {
@@ -74,6 +76,8 @@ enum Stage {
     Aborted {
         /// When what is left is left behind.
         until: Time,
+        /// The driver had its time, and brings what ended meanwhile.
+        last_looks: bool,
     },
     GivenUp,
 }
@@ -91,7 +95,7 @@ impl Drain {
     /// When it has something to do.
     pub(super) fn next(&self) -> Option<Time> {
         let stage = match self.stage {
-            Stage::Delayed { until } | Stage::Aborted { until } => Some(until),
+            Stage::Delayed { until } | Stage::Aborted { until, .. } => Some(until),
             Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
             Stage::GivenUp => None,
         };
@@ -193,7 +197,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    pub(super) fn step_drain(&mut self) {
+    /// Takes the drain on, in a turn that brings `completions` completions.
+    pub(super) fn step_drain(&mut self, completions: usize) {
         let Some(drain) = &mut self.drain else { return };
         let now = self.now;
         match &mut drain.stage {
@@ -202,9 +207,12 @@ impl<O: Observer> Shard<O> {
             Stage::Looking { deadline, .. } | Stage::Finishing { deadline } if now >= *deadline => {
                 return self.abort_all(CloseReason::DrainTimeout);
             }
-            Stage::Aborted { until } => {
+            Stage::Aborted { until, last_looks } => {
                 if now >= *until {
-                    drain.stage = Stage::GivenUp;
+                    match completions > 0 || !*last_looks {
+                        true => (*until, *last_looks) = (now + LAST_LOOKS, true),
+                        false => drain.stage = Stage::GivenUp,
+                    }
                 }
                 return;
             }
@@ -276,7 +284,7 @@ impl<O: Observer> Shard<O> {
             && !matches!(drain.stage, Stage::Aborted { .. } | Stage::GivenUp)
         {
             // Once is enough: what is left is with the driver.
-            drain.stage = Stage::Aborted { until: self.now + GIVE_UP };
+            drain.stage = Stage::Aborted { until: self.now + GIVE_UP, last_looks: false };
             drain.newcomers.clear();
             drain.outbound_closed = true;
         }

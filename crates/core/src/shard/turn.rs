@@ -215,7 +215,7 @@ impl<O: Observer> Shard<O> {
             self.take_up(completions >= most || received >= bytes);
         }
         if self.drain.is_some() {
-            self.step_drain();
+            self.step_drain(completions);
         }
         self.check_accepting();
     }

@@ -25,6 +25,30 @@ fn operation_that_never_ends_is_left_behind_in_time() {
 }
 
 #[test]
+fn shard_that_stood_still_takes_what_its_driver_ended_meanwhile() {
+    let (mut shard, id) = with_connection(Limits::default());
+    shard.begin(at(1), 0);
+    shard.force();
+    shard.end();
+    // The machine slept, and all that was awaited came meanwhile.
+    let ends = [
+        Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Stopped },
+        Completion::AcceptEnded { listener: 0, end: crate::AcceptEnd::Closed },
+        Completion::Closed { id },
+    ];
+    let mut now = at(600);
+    for completion in ends {
+        assert!(!shard.is_done(), "given up, and {completion:?} was there");
+        shard.begin(now, 1);
+        shard.complete(completion);
+        shard.end();
+        now = now + Duration::from_millis(10);
+    }
+    assert!(shard.is_done());
+    assert_eq!(shard.left_behind(), 0);
+}
+
+#[test]
 fn delayed_drain_accepts_until_its_time_or_force() {
     for forced in [false, true] {
         let (mut shard, id) =
