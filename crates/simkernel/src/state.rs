@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::alarm::Alarm;
-use crate::connection::{Connection, Direction, Side};
+use crate::connection::{Agenda, Connection, Direction, Side};
 use crate::faults::{Injector, Plan};
 use crate::rng::Rng;
 
@@ -190,8 +190,9 @@ pub(crate) struct State {
     ports_listened: u16,
     /// Rings whose connect waits for a place in a backlog, or for the end of a partition.
     connecting: BTreeSet<i32>,
-    /// Clients that connect, and when to look again.
-    clients_connecting: Vec<(Duration, Waker)>,
+    /// Clients that connect, by when to look again.
+    clients_connecting: BTreeMap<Duration, Vec<Waker>>,
+    agenda: Agenda,
     stepped: bool,
     /// Virtual time.
     now: Duration,
@@ -224,7 +225,8 @@ impl State {
             connections_made: 0,
             ports_listened: 0,
             connecting: BTreeSet::new(),
-            clients_connecting: Vec::new(),
+            clients_connecting: BTreeMap::new(),
+            agenda: Agenda::default(),
             stepped,
             now: Duration::ZERO,
             partitions: BTreeSet::new(),
@@ -295,7 +297,7 @@ impl State {
         for ring in mem::take(&mut self.connecting) {
             self.tell(ring);
         }
-        self.wakes.extend(self.clients_connecting.drain(..).map(|(_, waker)| waker));
+        self.wakes.extend(mem::take(&mut self.clients_connecting).into_values().flatten());
     }
 
     /// As [`connect`](State::connect), for a ring, which is told when to try again.
@@ -313,8 +315,9 @@ impl State {
 
     /// Has a client look again at a connect, at this time or when something changes: [`NEVER`] for the latter alone.
     pub(crate) fn connect_later(&mut self, at: Duration, waker: &Waker) {
-        if !self.clients_connecting.iter().any(|(then, old)| *then == at && old.will_wake(waker)) {
-            self.clients_connecting.push((at, waker.clone()));
+        let wakers = self.clients_connecting.entry(at).or_default();
+        if !wakers.iter().any(|old| old.will_wake(waker)) {
+            wakers.push(waker.clone());
         }
     }
 
@@ -352,7 +355,7 @@ impl State {
         let mut connection = Connection::new(client, addr, SOCKET_BYTES, window.unwrap_or(SOCKET_BYTES));
         if self.stepped {
             let draws = Injector::new(self.plan.clone(), CONNECTIONS_DRAW + u64::from(number));
-            connection = connection.paced(draws);
+            connection = connection.paced(number, self.agenda.clone(), draws);
         }
         listener.backlog.push_back(number);
         self.wakes.extend(listener.waker.take());
@@ -526,14 +529,28 @@ impl State {
     pub(crate) fn set_now(&mut self, now: Duration) {
         assert!(now >= self.now, "time goes back from {:?} to {now:?}", self.now);
         self.now = now;
-        let due =
-            |(_, connection): (&u32, &Connection)| connection.next_arrival().is_some_and(|at| at <= now);
-        let due: Vec<u32> =
-            self.connections.iter().filter(|entry| due(*entry)).map(|(number, _)| *number).collect();
-        due.into_iter().for_each(|number| self.deliver(number));
-        for (_, waker) in self.clients_connecting.extract_if(.., |(at, _)| *at <= now) {
-            self.wakes.push(waker);
+        while let Some((at, number)) = self.next_arrival()
+            && at <= now
+        {
+            self.deliver(number);
         }
+        while let Some(clients) = self.clients_connecting.first_entry()
+            && *clients.key() <= now
+        {
+            self.wakes.extend(clients.remove());
+        }
+    }
+
+    /// What arrives first, and where.
+    fn next_arrival(&mut self) -> Option<(Duration, u32)> {
+        let mut agenda = self.agenda.lock();
+        while let Some((at, number)) = agenda.first().copied() {
+            if self.connections.get(&number).and_then(Connection::next_arrival) == Some(at) {
+                return Some((at, number));
+            }
+            agenda.pop_first();
+        }
+        None
     }
 
     fn deliver(&mut self, number: u32) {
@@ -546,10 +563,9 @@ impl State {
     }
 
     /// When something arrives by itself.
-    pub(crate) fn next_event_at(&self) -> Option<Duration> {
-        let arrivals = self.connections.values().filter_map(Connection::next_arrival);
-        let handshakes = self.clients_connecting.iter().map(|(at, _)| *at).filter(|at| *at != NEVER);
-        arrivals.chain(handshakes).min()
+    pub(crate) fn next_event_at(&mut self) -> Option<Duration> {
+        let handshake = self.clients_connecting.keys().next().copied().filter(|at| *at != NEVER);
+        self.next_arrival().map(|(at, _)| at).into_iter().chain(handshake).min()
     }
 
     fn is_parted(&self, a: IpAddr, b: IpAddr) -> bool {
@@ -562,7 +578,9 @@ impl State {
         } else {
             self.partitions.remove(&pair(a, b))
         };
-        self.hold_all();
+        for number in self.connections.keys().copied().collect::<Vec<_>>() {
+            self.hold_or_release(number);
+        }
         self.look_again();
     }
 
@@ -572,17 +590,17 @@ impl State {
         } else {
             self.held.remove(&number)
         };
-        self.hold_all();
+        if self.connections.contains_key(&number) {
+            self.hold_or_release(number);
+        }
     }
 
-    /// Holds what is held by hand or by a partition, and lets the rest go.
-    fn hold_all(&mut self) {
-        for number in self.connections.keys().copied().collect::<Vec<_>>() {
-            let (client, server) = self.connections[&number].addrs();
-            let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
-            self.connection(number).hold(held);
-            self.deliver(number);
-        }
+    /// Holds a connection that is held by hand or by a partition, and lets another go on.
+    fn hold_or_release(&mut self, number: u32) {
+        let (client, server) = self.connections[&number].addrs();
+        let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
+        self.connection(number).hold(held);
+        self.deliver(number);
     }
 
     /// Breaks a connection between its ends.
