@@ -51,6 +51,7 @@ mod faults;
 mod kernel;
 mod operations;
 mod progress;
+pub mod ring;
 pub mod rng;
 mod socket;
 mod state;

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::alarm::Alarm;
 use crate::connection::{Agenda, Connection, Direction, Side};
 use crate::faults::{Injector, Plan};
+use crate::ring::Descriptors;
 use crate::rng::Rng;
 
 /// Bytes a socket holds that its peer did not take, in each direction. Linux begins with about as much and goes up to
@@ -181,8 +182,8 @@ pub(crate) struct State {
     listeners: Vec<Listener>,
     rings: BTreeMap<i32, Ring>,
     connections: BTreeMap<u32, Connection>,
-    /// Accepted connections that have no slot, by descriptor: the ring that holds it, and the connection.
-    descriptors: BTreeMap<i32, (i32, u32)>,
+    /// Accepted connections that have no slot: the ring that holds each, and the connection.
+    descriptors: Descriptors<(i32, u32)>,
     /// By the descriptor that stands for each.
     passed: BTreeMap<RawFd, Passed>,
     rings_made: i32,
@@ -219,7 +220,7 @@ impl State {
             listeners: Vec::new(),
             rings: BTreeMap::new(),
             connections: BTreeMap::new(),
-            descriptors: BTreeMap::new(),
+            descriptors: Descriptors::default(),
             passed: BTreeMap::new(),
             rings_made: 0,
             connections_made: 0,
@@ -413,34 +414,24 @@ impl State {
         }
     }
 
-    /// Makes a connection a descriptor of this ring's: the lowest number that is free, so that numbers are used again
-    /// at once.
+    /// Makes a connection a descriptor of this ring's.
     pub(crate) fn open_descriptor(&mut self, ring: i32, number: u32) -> i32 {
         self.connection(number).rings[Side::Server as usize] = Some(ring);
-        self.add_descriptor(ring, number)
+        self.descriptors.open((ring, number))
     }
 
     /// A descriptor of a socket that is not connected.
     pub(crate) fn open_socket(&mut self, ring: i32) -> i32 {
-        self.add_descriptor(ring, UNCONNECTED)
-    }
-
-    fn add_descriptor(&mut self, ring: i32, number: u32) -> i32 {
-        let fd = (3..).find(|fd| !self.descriptors.contains_key(fd)).expect("there are 2^31 of them");
-        self.descriptors.insert(fd, (ring, number));
-        fd
+        self.descriptors.open((ring, UNCONNECTED))
     }
 
     /// The connection behind an accepted descriptor.
     pub(crate) fn descriptor(&self, fd: i32) -> u32 {
-        let (_, number) = self.descriptors.get(&fd).unwrap_or_else(|| panic!("descriptor {fd} is not open"));
-        *number
+        self.descriptors.get(fd).1
     }
 
     pub(crate) fn take_descriptor(&mut self, fd: i32) -> u32 {
-        let number = self.descriptor(fd);
-        self.descriptors.remove(&fd);
-        number
+        self.descriptors.take(fd).1
     }
 
     /// A connection leaves its ring, and `stand_in` stands for it.
@@ -488,11 +479,11 @@ impl State {
                 self.close_listener(index);
             }
         }
-        let held: Vec<u32> =
-            self.descriptors.values().filter(|held| held.0 == ring).map(|held| held.1).collect();
-        self.descriptors.retain(|_, held| held.0 != ring);
-        held.into_iter().for_each(|number| self.close(number, Side::Server, false));
+        for (_, number) in self.descriptors.take_if(|held| held.0 == ring) {
+            self.close(number, Side::Server, false);
+        }
     }
+
     /// Puts down what a ring waits for.
     pub(crate) fn set_sleep(&mut self, ring: i32, sleep: Sleep) {
         if let Some(ring) = self.rings.get_mut(&ring) {

@@ -1,0 +1,191 @@
+//! One model of a ring, for kernels that are simulated above it: submission and completion queue, buffer ring, file
+//! table, and what is in flight. Sockets, time and faults are those of what stands above it.
+//!
+//! ```text
+//!   kernel in this crate        a network, real or virtual time, faults that a network has
+//!   kernel of a campaign        scripted peers, oracles, every fault that io_uring may show
+//!   ────────────────────        what is ready, what goes wrong, when
+//!   Ring                        what may be asked, what is in flight, what an answer says
+//! ```
+//!
+//! What no driver may ask for is a panic: a slot installed twice, two receives or two sends of one connection, a close under
+//! either, a buffer that is provided twice or not lent, a buffer ring replaced under a receive.
+
+mod buffers;
+mod files;
+mod operations;
+mod queues;
+
+pub use buffers::Buffers;
+pub use files::{Descriptors, Files};
+pub use operations::{Cancels, Operation, Operations, Sending};
+pub use queues::{Completions, Posted, Submissions};
+
+use ringserve_core::{Batch, ConnId};
+use ringserve_drivers::kernel::{Kind, RawOp};
+
+/// A ring whose file table holds `F`, whose completions carry a note `N` until they are reaped, and whose receives and
+/// connects keep `R` and `C` while they are in flight.
+#[derive(Debug)]
+pub struct Ring<F, N, R, C> {
+    /// What the next enter submits.
+    pub submissions: Submissions,
+    /// What was not reaped.
+    pub completions: Completions<N>,
+    /// Provided buffers.
+    pub buffers: Buffers,
+    /// Connections, by slot.
+    pub files: Files<F>,
+    /// Receives that are armed.
+    pub receives: Operations<F, R>,
+    /// Sends that wait for room.
+    pub sends: Operations<F, Sending>,
+    /// Connects that wait for their peer.
+    pub connects: Operations<F, C>,
+    /// By listener, `Some` while an accept is armed there.
+    pub accepts: Vec<Option<Cancels>>,
+    wake_armed: bool,
+}
+
+impl<F: Copy, N, R, C> Ring<F, N, R, C> {
+    /// A ring with nothing in flight, of these parts and as many listeners.
+    pub fn new(
+        submissions: Submissions,
+        completions: Completions<N>,
+        buffers: Buffers,
+        files: Files<F>,
+        listeners: usize,
+    ) -> Ring<F, N, R, C> {
+        Ring {
+            submissions,
+            completions,
+            buffers,
+            files,
+            receives: Operations::default(),
+            sends: Operations::default(),
+            connects: Operations::default(),
+            accepts: vec![None; listeners],
+            wake_armed: false,
+        }
+    }
+
+    /// Arms an accept.
+    ///
+    /// # Panics
+    /// If one is armed there.
+    pub fn arm_accept(&mut self, listener: u16) {
+        let old = self.accepts[usize::from(listener)].replace(Cancels::default());
+        assert!(old.is_none(), "a listener has two accepts");
+    }
+
+    /// Arms a receive, behind the others. False for a connection that has no file: `EBADF`.
+    ///
+    /// # Panics
+    /// If one is armed for it.
+    pub fn arm_receive(&mut self, id: ConnId, of: R) -> bool {
+        assert!(self.receives.find(id).is_none(), "two receives on {id}");
+        let file = self.files.get(id);
+        file.inspect(|file| self.receives.add(id, *file, of)).is_some()
+    }
+
+    /// The file that a send goes to. `None` for a connection that has none: `EBADF`.
+    ///
+    /// # Panics
+    /// If a send of it waits, or there is nothing to send.
+    pub fn begin_send(&self, id: ConnId, batch: &Batch) -> Option<F> {
+        assert!(!batch.is_empty(), "an empty send on {id}");
+        assert!(self.sends.find(id).is_none(), "two sends in flight on {id}");
+        self.files.get(id)
+    }
+
+    /// Takes a connection out of the file table. `None` if it was not in it: `EBADF`.
+    ///
+    /// # Panics
+    /// If a receive or a send of it is in flight.
+    pub fn close(&mut self, id: ConnId) -> Option<F> {
+        assert!(self.receives.find(id).is_none(), "{id} is closed under its receive");
+        assert!(self.sends.find(id).is_none(), "{id} is closed under its send");
+        self.files.take(id)
+    }
+
+    /// Arms the read of the wake-up.
+    ///
+    /// # Panics
+    /// If it is armed.
+    pub fn arm_wake(&mut self) {
+        assert!(!self.wake_armed, "the wake-up is read twice");
+        self.wake_armed = true;
+    }
+
+    /// True while the read of the wake-up is armed.
+    pub fn is_wake_armed(&self) -> bool {
+        self.wake_armed
+    }
+
+    /// Ends the read of the wake-up, if this shard was woken and it is armed. True if it ended.
+    pub fn end_wake(&mut self, woken: bool) -> bool {
+        woken && std::mem::take(&mut self.wake_armed)
+    }
+
+    /// What a cancel with this `user_data` is for, if it is in flight.
+    ///
+    /// # Panics
+    /// If it is not the `user_data` of a cancel.
+    pub fn cancelled(&mut self, user_data: u64) -> Option<&mut Cancels> {
+        let id = ConnId::from_bits(user_data);
+        match Kind::of(user_data) {
+            Some(Kind::CancelAccept) => self.accepts[usize::from(user_data as u16)].as_mut(),
+            Some(Kind::CancelReceive) => self.receives.cancels(id),
+            Some(Kind::CancelSend) => self.sends.cancels(id),
+            Some(Kind::CancelConnect) => self.connects.cancels(id),
+            kind => panic!("{kind:?} is no cancel"),
+        }
+    }
+
+    /// True if what a cancel answered `EALREADY` for has not ended.
+    pub fn is_ending_something(&self) -> bool {
+        self.receives.iter().any(|receive| receive.cancels.is_ending())
+            || self.sends.iter().any(|send| send.cancels.is_ending())
+            || self.connects.iter().any(|connect| connect.cancels.is_ending())
+            || self.accepts.iter().flatten().any(Cancels::is_ending)
+    }
+
+    /// Checks that the buffer ring may be replaced.
+    ///
+    /// # Panics
+    /// If a receive is armed or submitted, or a buffer of the old ring waits to be reaped.
+    pub fn check_renewable(&self) {
+        let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. });
+        let armed = !self.receives.is_empty() || self.submissions.iter().any(is_receive);
+        assert!(!armed, "the buffer ring is replaced while a receive is in flight");
+        let used = self.completions.iter().any(|posted| posted.cqe.buffer().is_some());
+        assert!(!used, "the buffer ring is replaced before what it brought was reaped");
+    }
+
+    /// What is open or in flight, one line each, without the wake-up.
+    pub fn held(&self) -> Vec<String> {
+        let of = |what: &str, ids: Vec<ConnId>| (!ids.is_empty()).then(|| format!("{what} of {ids:?}"));
+        let accepts = self.accepts.iter().flatten().count();
+        [
+            of("the descriptors", self.files.iter().map(|(id, _)| id).collect()),
+            of("receives", self.receives.ids()),
+            of("sends", self.sends.ids()),
+            of("connects", self.connects.ids()),
+            (accepts > 0).then(|| format!("{accepts} accepts in flight")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// Ends everything, without completions.
+    pub fn clear(&mut self) {
+        self.submissions.clear();
+        self.completions.clear();
+        self.buffers.clear();
+        self.files.clear();
+        self.receives.clear();
+        self.sends.clear();
+        self.connects.clear();
+    }
+}

@@ -1,0 +1,105 @@
+//! Operations in flight, and the cancels that look for them.
+
+use std::ops::{Deref, DerefMut};
+
+use ringserve_core::{Batch, ConnId};
+
+/// Cancels in a row that find nothing though what they are for lives: it is between two states.
+const MISSED_MAX: u8 = 3;
+
+/// What cancels did to an operation in flight.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cancels {
+    /// How many answered `ENOENT` though it lives. The driver makes another.
+    pub missed: u8,
+    /// True once one found it.
+    pub found: bool,
+    /// After one that answered `EALREADY`, the number of looks at which it ends by itself; else 0.
+    pub looks_left: u8,
+}
+
+impl Cancels {
+    /// True if the next one may miss it too.
+    pub fn may_miss(&self) -> bool {
+        self.missed < MISSED_MAX
+    }
+
+    /// True if it will end by itself.
+    pub fn is_ending(&self) -> bool {
+        self.looks_left > 0
+    }
+
+    /// Looks at it. True if it is to end now.
+    pub fn look(&mut self) -> bool {
+        let ends = self.looks_left == 1;
+        self.looks_left = self.looks_left.saturating_sub(1);
+        ends
+    }
+}
+
+/// One of a connection.
+#[derive(Debug)]
+pub struct Operation<F, T> {
+    /// The connection.
+    pub id: ConnId,
+    /// What it works on: the file stays open while it is in flight.
+    pub file: F,
+    /// What cancels did to it.
+    pub cancels: Cancels,
+    /// What is special about its kind.
+    pub of: T,
+}
+
+/// A send: its batch, and how many bytes of it left.
+#[derive(Debug)]
+pub struct Sending {
+    /// What was given.
+    pub batch: Box<Batch>,
+    /// Bytes that left.
+    pub sent: usize,
+}
+
+/// All of one kind.
+#[derive(Debug)]
+pub struct Operations<F, T>(Vec<Operation<F, T>>);
+
+impl<F, T> Operations<F, T> {
+    /// Adds one behind the others.
+    pub fn add(&mut self, id: ConnId, file: F, of: T) {
+        self.0.push(Operation { id, file, cancels: Cancels::default(), of });
+    }
+
+    /// The index of a connection's.
+    pub fn find(&self, id: ConnId) -> Option<usize> {
+        self.0.iter().position(|operation| operation.id == id)
+    }
+
+    pub(super) fn cancels(&mut self, id: ConnId) -> Option<&mut Cancels> {
+        let index = self.find(id)?;
+        Some(&mut self.0[index].cancels)
+    }
+
+    pub(super) fn ids(&self) -> Vec<ConnId> {
+        self.0.iter().map(|operation| operation.id).collect()
+    }
+}
+
+impl<F, T> Default for Operations<F, T> {
+    fn default() -> Operations<F, T> {
+        Operations(Vec::new())
+    }
+}
+
+impl<F, T> Deref for Operations<F, T> {
+    type Target = Vec<Operation<F, T>>;
+
+    fn deref(&self) -> &Vec<Operation<F, T>> {
+        &self.0
+    }
+}
+
+impl<F, T> DerefMut for Operations<F, T> {
+    fn deref_mut(&mut self) -> &mut Vec<Operation<F, T>> {
+        &mut self.0
+    }
+}
