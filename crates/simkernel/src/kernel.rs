@@ -16,7 +16,7 @@ use rustix::event::Timespec;
 use crate::alarm::{self, Alarm};
 use crate::connection::Side;
 use crate::faults::{Fault, Injector};
-use crate::ring::{Buffers, Completions, Files, Posted, Ring, Submissions};
+use crate::ring::{Posted, Ring, Sizes};
 use crate::state::{Shared, Sleep, State, UNCONNECTED};
 
 /// A place of the file table: an end of a connection.
@@ -52,14 +52,15 @@ impl SimKernel {
         let (bell, waker) = (Alarm::new(shared.stepped)?, Alarm::new(shared.stepped)?);
         let (number, listeners) = shared.lock().add_ring(shard, bell.clone());
         let faults = Injector::new(shared.plan.clone(), number as u64);
-        let entries_max = usize::from(config.buffer_ring_entries());
-        let ring = Ring::new(
-            Submissions::new(config.submission_entries as usize),
-            Completions::new(usize::MAX),
-            Buffers::new(entries_max, config.pool.buffer_bytes, config.incremental),
-            Files::new(config.connections as usize),
-            listeners.len(),
-        );
+        let ring = Ring::new(Sizes {
+            submissions: config.submission_entries as usize,
+            completions: usize::MAX,
+            buffers: config.buffer_ring_entries().into(),
+            buffer_bytes: config.pool.buffer_bytes,
+            incremental: config.incremental,
+            slots: config.connections as usize,
+            listeners: listeners.len(),
+        });
         Ok(SimKernel {
             shared,
             started: Instant::now(),
@@ -95,8 +96,9 @@ impl SimKernel {
         while let Some(op) = self.ring.submissions.pop() {
             self.carry_out(op, &mut state);
         }
-        if self.ring.end_wake(self.waker.is_raised()) {
+        if self.ring.wake_armed && self.waker.is_raised() {
             self.waker.take();
+            self.ring.wake_armed = false;
             self.post(RawCqe::new(Kind::Wake.with(0), 8, 0));
         }
         self.left_over = false;
@@ -132,7 +134,7 @@ impl SimKernel {
             tv_nsec: left.subsec_nanos().into(),
         });
         let both = [&self.bell, &self.waker];
-        alarm::wait(&both[..if self.ring.is_wake_armed() { 2 } else { 1 }], timeout.as_ref());
+        alarm::wait(&both[..if self.ring.wake_armed { 2 } else { 1 }], timeout.as_ref());
         true
     }
 
@@ -157,7 +159,7 @@ impl SimKernel {
             () => (Some(timeout.map(|timeout| now.saturating_add(timeout))), Err(libc::ETIME)),
         };
         self.waits_until = until;
-        let alarm = self.ring.is_wake_armed().then(|| self.waker.clone());
+        let alarm = self.ring.wake_armed.then(|| self.waker.clone());
         self.shared.lock().set_sleep(self.number, Sleep { until, alarm });
         result
     }
@@ -194,11 +196,11 @@ impl Kernel for SimKernel {
     }
 
     fn is_incremental(&self) -> bool {
-        self.ring.buffers.is_incremental()
+        self.ring.sizes().incremental
     }
 
     fn buffer_ring_entries(&self) -> usize {
-        self.ring.buffers.entries_max()
+        self.ring.sizes().buffers
     }
 
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
@@ -246,7 +248,7 @@ impl Kernel for SimKernel {
     }
 
     fn has_task_work(&mut self) -> bool {
-        self.left_over || self.bell.is_raised() || self.ring.is_wake_armed() && self.waker.is_raised()
+        self.left_over || self.bell.is_raised() || self.ring.wake_armed && self.waker.is_raised()
     }
 
     fn is_overflowing(&mut self) -> bool {
@@ -326,15 +328,10 @@ impl Kernel for SimKernel {
         let mut state = self.shared.lock();
         state.left.extend(held.iter().map(|held| format!("ring {} ended with {held}", self.number)));
         self.ring.files.iter().for_each(|(_, file)| state.close(file.connection, file.side, false));
-        self.ring.clear();
         state.close_ring(self.number);
         drop(state);
         self.shared.tell_clients();
-        for buffer in 0..side.pool().buffers_max() as u16 {
-            if side.is_lent(buffer) {
-                side.take_back(buffer);
-            }
-        }
+        self.ring.finish(side);
         true
     }
 }

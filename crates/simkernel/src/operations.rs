@@ -13,7 +13,6 @@ use crate::state::{State, UNCONNECTED};
 impl SimKernel {
     pub(crate) fn carry_out(&mut self, op: RawOp, state: &mut State) {
         let user_data = op.user_data();
-        let done = |res: i32| RawCqe::new(user_data, res, 0);
         match op {
             RawOp::Accept { listener } => self.ring.arm_accept(listener),
             RawOp::Install { id, fd } => {
@@ -30,96 +29,96 @@ impl SimKernel {
                 let addr = address.as_ip().expect("its socket was made for an IP address");
                 match self.ring.files.get(id) {
                     Some(file) => self.ring.connects.add(id, file, addr),
-                    None => self.post(done(-libc::EBADF)),
+                    None => self.answer(user_data, Err(libc::EBADF)),
                 }
             }
             RawOp::Receive { id } => {
                 if !self.ring.arm_receive(id, ()) {
-                    self.post(done(-libc::EBADF));
+                    self.answer(user_data, Err(libc::EBADF));
                 }
             }
             RawOp::Probe { id } => {
-                let found = match self.ring.files.get(id) {
-                    Some(file) => state.connection(file.connection).peek(file.side, &mut [0]),
-                    None => Err(libc::EBADF),
-                };
-                self.post(done(found.map_or_else(|errno| -errno, |bytes| bytes as i32)));
+                let file = self.ring.files.get(id).ok_or(libc::EBADF);
+                let found = file.and_then(|file| state.connection(file.connection).peek(file.side, &mut [0]));
+                self.answer(user_data, found.map(|bytes| bytes as i32));
             }
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode, state),
             RawOp::Shutdown { id } => {
                 assert!(self.ring.sends.find(id).is_none(), "{id} is shut down under its send");
-                let shut = match self.ring.files.get(id) {
-                    Some(file) => state.connection(file.connection).shut_down(file.side),
-                    None => Err(libc::EBADF),
-                };
-                self.post(done(shut.map_or_else(|errno| -errno, |()| 0)));
+                let file = self.ring.files.get(id).ok_or(libc::EBADF);
+                let shut = file.and_then(|file| state.connection(file.connection).shut_down(file.side));
+                self.answer(user_data, shut.map(|()| 0));
             }
             RawOp::ShutdownInput { id } => {
                 if let Some(index) = self.ring.receives.find(id) {
                     self.end_receive(index, 0);
                 }
-                let known = self.ring.files.get(id).is_some();
-                self.post(done(if known { 0 } else { -libc::EBADF }));
+                self.answer(user_data, self.ring.files.get(id).map(|_| 0).ok_or(libc::EBADF));
             }
             RawOp::Close { id, how } => {
-                let Some(file) = self.ring.close(id) else { return self.post(done(-libc::EBADF)) };
-                state.close(file.connection, file.side, how == CloseHow::Abort);
-                self.post(done(0));
+                let file = self.ring.close(id).ok_or(libc::EBADF);
+                let close = |file: File| state.close(file.connection, file.side, how == CloseHow::Abort);
+                self.answer(user_data, file.map(close).map(|()| 0));
             }
             RawOp::CancelAccept { .. }
             | RawOp::CancelConnect { .. }
             | RawOp::CancelReceive { .. }
-            | RawOp::CancelSend { .. } => self.cancel(op, state),
+            | RawOp::CancelSend { .. } => self.cancel(&op, state),
             RawOp::ReadWake => self.ring.arm_wake(),
         }
     }
 
-    fn cancel(&mut self, op: RawOp, state: &mut State) {
+    /// The one completion of what is done at once.
+    fn answer(&mut self, user_data: u64, result: Result<i32, i32>) {
+        self.post(RawCqe::new(user_data, result.unwrap_or_else(|errno| -errno), 0));
+    }
+
+    fn cancel(&mut self, op: &RawOp, state: &mut State) {
         let user_data = op.user_data();
-        let answer = |res: i32| RawCqe::new(user_data, res, 0);
         if let Some(cancels) = self.ring.cancelled(user_data)
             && cancels.may_miss()
             && self.faults.strike(Fault::CancelMisses)
         {
             cancels.missed += 1;
-            return self.post(answer(-libc::ENOENT));
+            return self.answer(user_data, Err(libc::ENOENT));
         }
-        let gone = |kernel: &mut SimKernel| kernel.post(answer(-libc::ENOENT));
+        // It may go on just before.
         match op {
-            RawOp::CancelAccept { listener } => {
-                if self.ring.accepts[usize::from(listener)].is_none() {
-                    return gone(self);
-                }
-                self.post(answer(0));
-                self.end_accept(listener, -libc::ECANCELED);
-            }
-            RawOp::CancelConnect { id } => {
-                let Some(index) = self.ring.connects.find(id) else { return gone(self) };
-                self.ring.connects.remove(index);
-                self.post(answer(0));
-                self.post(RawCqe::new(Kind::Connect.with(id.bits()), -libc::ECANCELED, 0));
-            }
             RawOp::CancelReceive { id } => {
-                if let Some(index) = self.ring.receives.find(id)
-                    && self.faults.strike(Fault::CancelRace)
+                if let Some(index) =
+                    self.ring.receives.find(*id).filter(|_| self.faults.strike(Fault::CancelRace))
                 {
                     self.receive(index, state);
                 }
-                let Some(index) = self.ring.receives.find(id) else { return gone(self) };
-                self.post(answer(0));
-                self.end_receive(index, libc::ECANCELED);
             }
             RawOp::CancelSend { id } => {
-                if let Some(index) = self.ring.sends.find(id)
-                    && self.faults.strike(Fault::CancelRace)
+                if let Some(index) =
+                    self.ring.sends.find(*id).filter(|_| self.faults.strike(Fault::CancelRace))
                 {
                     self.send_rest(index, state);
                 }
-                let Some(index) = self.ring.sends.find(id) else { return gone(self) };
-                self.post(answer(0));
-                self.end_send(index, libc::ECANCELED);
             }
-            _ => unreachable!("it is a cancel"),
+            _ => {}
+        }
+        let found = self.ring.cancelled(user_data).map(|_| 0).ok_or(libc::ENOENT);
+        self.answer(user_data, found);
+        match op {
+            RawOp::CancelAccept { listener } if found.is_ok() => self.end_accept(*listener, -libc::ECANCELED),
+            RawOp::CancelConnect { id } if found.is_ok() => {
+                self.ring.connects.retain(|connect| connect.id != *id);
+                self.answer(Kind::Connect.with(id.bits()), Err(libc::ECANCELED));
+            }
+            RawOp::CancelReceive { id } => {
+                if let Some(index) = self.ring.receives.find(*id) {
+                    self.end_receive(index, libc::ECANCELED);
+                }
+            }
+            RawOp::CancelSend { id } => {
+                if let Some(index) = self.ring.sends.find(*id) {
+                    self.end_send(index, libc::ECANCELED);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -134,9 +133,11 @@ impl SimKernel {
         if self.faults.strike(Fault::NoRoom) {
             return self.post_sent(id, -libc::EAGAIN, batch);
         }
-        let len = batch.len();
-        match write(state.connection(file.connection), file.side, &batch, 0, &mut self.faults) {
-            Ok(sent) if sent == len && mode == SendMode::TryQuietly => {
+        let send = Sending { batch, sent: 0 };
+        let written = write(state.connection(file.connection), file.side, &send, &mut self.faults);
+        let batch = send.batch;
+        match written {
+            Ok(sent) if sent == batch.len() && mode == SendMode::TryQuietly => {
                 self.ring.completions.post_quietly(SentQuietly { id, bytes: sent as i32, batch });
             }
             Ok(sent) => self.post_sent(id, sent as i32, batch),

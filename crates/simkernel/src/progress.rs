@@ -1,6 +1,5 @@
 //! What becomes ready: connections to accept, bytes to receive, room to send.
 
-use ringserve_core::Batch;
 use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
 use crate::connection::{Connection, Side};
@@ -54,7 +53,8 @@ impl SimKernel {
                 }
                 Err(errno) => -errno,
                 Ok(connection) => {
-                    self.ring.files.replace(id, File { connection, ..file });
+                    self.ring.files.take(id);
+                    self.ring.files.install(id, File { connection, ..file });
                     0
                 }
             };
@@ -147,7 +147,7 @@ impl SimKernel {
         let Operation { file, of: send, .. } = &mut self.ring.sends[index];
         let connection = state.connection(file.connection);
         while send.sent < send.batch.len() {
-            match write(connection, file.side, &send.batch, send.sent, &mut self.faults) {
+            match write(connection, file.side, send, &mut self.faults) {
                 Ok(more) => send.sent += more,
                 Err(libc::EAGAIN) => return,
                 Err(errno) => return self.end_send(index, errno),
@@ -164,28 +164,19 @@ impl SimKernel {
     }
 }
 
-/// Writes what there is room for, from this byte of the batch on. An error only if nothing was written.
+/// Writes the next bytes of a send, as many as there is room for. An error only if nothing was written.
 pub(crate) fn write(
     connection: &mut Connection,
     side: Side,
-    batch: &Batch,
-    from: usize,
+    send: &Sending,
     faults: &mut Injector,
 ) -> Result<usize, i32> {
-    let (mut skip, mut left) = (from, faults.shorten(Fault::SendShort, batch.len() - from));
+    let len = faults.shorten(Fault::SendShort, send.batch.len() - send.sent);
     let mut written = 0;
-    for piece in batch.pieces() {
-        let skipped = skip.min(piece.len());
-        skip -= skipped;
-        let piece = &piece[skipped..];
-        let piece = &piece[..piece.len().min(left)];
-        if piece.is_empty() {
-            continue;
-        }
+    for piece in send.next_pieces(len).filter(|piece| !piece.is_empty()) {
         match connection.write(side, piece) {
             Ok(len) => {
                 written += len;
-                left -= len;
                 if len < piece.len() {
                     break;
                 }

@@ -179,7 +179,7 @@ impl State {
 
     /// The connection behind a descriptor.
     pub fn descriptor(&self, fd: i32) -> usize {
-        *self.descriptors.get(fd)
+        self.descriptors.get(fd)
     }
 
     pub(super) fn close_descriptor(&mut self, fd: i32) {

@@ -26,8 +26,8 @@ impl State {
             }
         }
         self.wake_due |= self.woken.0.swap(false, Ordering::Acquire);
-        if self.ring.end_wake(self.wake_due) {
-            self.wake_due = false;
+        if self.wake_due && self.ring.wake_armed {
+            (self.wake_due, self.ring.wake_armed) = (false, false);
             self.post(RawCqe::new(Kind::Wake.with(0), 8, 0), Arm::Wake);
         }
         self.work_connects();
@@ -130,7 +130,7 @@ impl State {
     /// True if an enter would bring a completion.
     pub(super) fn has_work(&self) -> bool {
         self.late.iter().any(|(due, _)| *due <= self.now)
-            || (self.wake_due && self.ring.is_wake_armed())
+            || (self.wake_due && self.ring.wake_armed)
             || self
                 .listeners
                 .iter()

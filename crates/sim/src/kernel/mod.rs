@@ -30,7 +30,7 @@ use std::time::Duration;
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, ConnId, Socket};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
-use ringserve_simkernel::ring::{Buffers, Completions, Descriptors, Files, Posted, Ring, Submissions};
+use ringserve_simkernel::ring::{Descriptors, Posted, Ring, Sizes};
 
 use crate::faults::Canary;
 use crate::faults::{Arm, Coverage, Fault};
@@ -159,13 +159,15 @@ pub fn address_of(tag: usize) -> SocketAddr {
 impl State {
     /// Nothing has happened yet.
     pub fn new(rng: Rng, plan: Plan, pool: Pool) -> State {
-        let ring = Ring::new(
-            Submissions::new(plan.submissions),
-            Completions::new(plan.completions),
-            Buffers::new(plan.ring_entries, plan.limits.receive_buffer_bytes, plan.incremental),
-            Files::new(plan.slots()),
-            plan.listeners.into(),
-        );
+        let ring = Ring::new(Sizes {
+            submissions: plan.submissions,
+            completions: plan.completions,
+            buffers: plan.ring_entries,
+            buffer_bytes: plan.limits.receive_buffer_bytes,
+            incremental: plan.incremental,
+            slots: plan.slots(),
+            listeners: plan.listeners.into(),
+        });
         State {
             rng,
             now: 0,
@@ -271,7 +273,7 @@ impl Kernel for SimKernel {
     }
 
     fn buffer_ring_entries(&self) -> usize {
-        self.state.borrow().ring.buffers.entries_max()
+        self.state.borrow().ring.sizes().buffers
     }
 
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
@@ -347,14 +349,10 @@ impl Kernel for SimKernel {
 
     fn finish(&mut self, side: &mut KernelSide) -> bool {
         // Also while a violation unwinds.
-        if let Ok(mut state) = self.state.try_borrow_mut() {
-            state.end_everything();
-        }
-        for buffer in 0..side.pool().buffers_max() as u16 {
-            if side.is_lent(buffer) {
-                side.take_back(buffer);
-            }
-        }
+        let Ok(mut state) = self.state.try_borrow_mut() else { return false };
+        state.ring.finish(side);
+        state.late.clear();
+        state.descriptors = Descriptors::default();
         true
     }
 }
@@ -369,12 +367,6 @@ impl State {
         self.cover.fault(Fault::RingRenewed);
         self.ring.buffers.clear();
         true
-    }
-
-    fn end_everything(&mut self) {
-        self.ring.clear();
-        self.late.clear();
-        self.descriptors = Descriptors::default();
     }
 
     /// Panics unless the kernel is at rest: nothing but the wake-up in flight, nothing open.

@@ -76,17 +76,9 @@ impl State {
         if len == 0 {
             return;
         }
-        let (mut skip, mut wanted) = (send.sent, len);
         let sock = &mut self.socks[tag];
-        for piece in send.batch.pieces() {
-            let from = skip.min(piece.len());
-            skip -= from;
-            let part = &piece[from..];
-            let part = &part[..part.len().min(wanted)];
-            wanted -= part.len();
-            if !part.is_empty() {
-                sock.take(part, self.now);
-            }
+        for piece in send.next_pieces(len).filter(|piece| !piece.is_empty()) {
+            sock.take(piece, self.now);
         }
         send.sent += len;
         if self.plan.rates.of(Fault::Delay) == 0 || self.rng.one_in(2) {

@@ -17,26 +17,11 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// A ring of up to `entries_max` buffers of `buffer_bytes` each. If `incremental`, one buffer takes the bytes of several
-    /// receives.
-    pub fn new(entries_max: usize, buffer_bytes: usize, incremental: bool) -> Buffers {
+    pub(super) fn new(entries_max: usize, buffer_bytes: usize, incremental: bool) -> Buffers {
         Buffers { ring: VecDeque::new(), used: 0, entries_max, buffer_bytes, incremental }
     }
 
-    /// How many buffers it holds at most.
-    pub fn entries_max(&self) -> usize {
-        self.entries_max
-    }
-
-    /// True if one buffer takes the bytes of several receives.
-    pub fn is_incremental(&self) -> bool {
-        self.incremental
-    }
-
     /// Puts a buffer behind the others.
-    ///
-    /// # Panics
-    /// If it is not lent or is in the ring, or the ring is full.
     pub fn provide(&mut self, side: &KernelSide, buffer: u16) {
         assert!(side.is_lent(buffer), "buffer {buffer} is provided but not lent");
         assert!(!self.ring.contains(&buffer), "buffer {buffer} is provided twice");
@@ -60,9 +45,6 @@ impl Buffers {
     }
 
     /// Selects the first one for up to [`room`](Buffers::room) bytes, and returns the flags of their completion.
-    ///
-    /// # Panics
-    /// If there is none.
     pub fn select(&mut self, bytes: usize) -> u32 {
         self.used += bytes;
         self.take_first(self.incremental && self.used < self.buffer_bytes)
@@ -70,9 +52,6 @@ impl Buffers {
 
     /// Selects the first one for no bytes, as an error may do, and returns the flags of the completion. The ring is done with
     /// it unless it `goes_on`.
-    ///
-    /// # Panics
-    /// If there is none.
     pub fn select_for_nothing(&mut self, goes_on: bool) -> u32 {
         self.take_first(goes_on)
     }

@@ -11,15 +11,11 @@ pub struct Files<F> {
 }
 
 impl<F: Copy> Files<F> {
-    /// An empty one of so many slots.
-    pub fn new(slots: usize) -> Files<F> {
+    pub(super) fn new(slots: usize) -> Files<F> {
         Files { files: Vec::new(), slots }
     }
 
     /// Puts a connection into its slot.
-    ///
-    /// # Panics
-    /// If the slot is used, or beyond the table.
     pub fn install(&mut self, id: ConnId, file: F) {
         let slot = id.slot() as usize;
         assert!(slot < self.slots, "slot {slot} is beyond the file table");
@@ -31,28 +27,13 @@ impl<F: Copy> Files<F> {
     }
 
     /// What a connection has there. `None` if its slot is empty.
-    ///
-    /// # Panics
-    /// If its slot is another connection's.
     pub fn get(&self, id: ConnId) -> Option<F> {
         let (holder, file) = self.at(id.slot())?;
         assert_eq!(holder, id, "operation for a connection whose slot is another's");
         Some(file)
     }
 
-    /// Replaces what a connection has there.
-    ///
-    /// # Panics
-    /// If it has nothing there.
-    pub fn replace(&mut self, id: ConnId, file: F) {
-        assert!(self.take(id).is_some(), "{id} has no file");
-        self.install(id, file);
-    }
-
     /// Empties a connection's slot.
-    ///
-    /// # Panics
-    /// If it is another connection's.
     pub fn take(&mut self, id: ConnId) -> Option<F> {
         let file = self.get(id)?;
         self.files[id.slot() as usize] = None;
@@ -68,23 +49,13 @@ impl<F: Copy> Files<F> {
     pub fn iter(&self) -> impl Iterator<Item = (ConnId, F)> {
         self.files.iter().copied().flatten()
     }
-
-    pub(super) fn clear(&mut self) {
-        self.files.clear();
-    }
 }
 
 /// The descriptors of a process, from 3 on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Descriptors<D>(Vec<Option<D>>);
 
-impl<D> Default for Descriptors<D> {
-    fn default() -> Descriptors<D> {
-        Descriptors(Vec::new())
-    }
-}
-
-impl<D> Descriptors<D> {
+impl<D: Copy> Descriptors<D> {
     /// Opens the lowest number that is free, so that numbers are used again at once.
     pub fn open(&mut self, of: D) -> i32 {
         let place = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
@@ -95,22 +66,17 @@ impl<D> Descriptors<D> {
         place as i32 + 3
     }
 
-    /// What a descriptor names.
-    ///
-    /// # Panics
-    /// If it is not open.
-    pub fn get(&self, fd: i32) -> &D {
-        let open = usize::try_from(fd - 3).ok().and_then(|place| self.0.get(place)?.as_ref());
+    /// What a descriptor names. It is open.
+    pub fn get(&self, fd: i32) -> D {
+        let open = usize::try_from(fd - 3).ok().and_then(|place| *self.0.get(place)?);
         open.unwrap_or_else(|| panic!("descriptor {fd} is not open"))
     }
 
-    /// Closes a descriptor.
-    ///
-    /// # Panics
-    /// If it is not open.
+    /// Closes a descriptor, and returns what it named.
     pub fn take(&mut self, fd: i32) -> D {
-        let place = usize::try_from(fd - 3).ok().and_then(|place| self.0.get_mut(place)?.take());
-        place.unwrap_or_else(|| panic!("descriptor {fd} is not open"))
+        let of = self.get(fd);
+        self.0[fd as usize - 3] = None;
+        of
     }
 
     /// Closes those of which this is true, and returns what they named.

@@ -21,13 +21,34 @@ pub use files::{Descriptors, Files};
 pub use operations::{Cancels, Operation, Operations, Sending};
 pub use queues::{Completions, Posted, Submissions};
 
+use ringserve_buf::KernelSide;
 use ringserve_core::{Batch, ConnId};
 use ringserve_drivers::kernel::{Kind, RawOp};
+
+/// How large a ring is.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Entries of the submission queue.
+    pub submissions: usize,
+    /// Entries of the completion queue, beyond which it overflows.
+    pub completions: usize,
+    /// Entries of the buffer ring.
+    pub buffers: usize,
+    /// Bytes of each provided buffer.
+    pub buffer_bytes: usize,
+    /// One buffer takes the bytes of several receives.
+    pub incremental: bool,
+    /// Slots of the file table.
+    pub slots: usize,
+    /// Listeners.
+    pub listeners: usize,
+}
 
 /// A ring whose file table holds `F`, whose completions carry a note `N` until they are reaped, and whose receives and
 /// connects keep `R` and `C` while they are in flight.
 #[derive(Debug)]
 pub struct Ring<F, N, R, C> {
+    sizes: Sizes,
     /// What the next enter submits.
     pub submissions: Submissions,
     /// What was not reaped.
@@ -44,44 +65,39 @@ pub struct Ring<F, N, R, C> {
     pub connects: Operations<F, C>,
     /// By listener, `Some` while an accept is armed there.
     pub accepts: Vec<Option<Cancels>>,
-    wake_armed: bool,
+    /// True while the read of the wake-up is armed.
+    pub wake_armed: bool,
 }
 
 impl<F: Copy, N, R, C> Ring<F, N, R, C> {
-    /// A ring with nothing in flight, of these parts and as many listeners.
-    pub fn new(
-        submissions: Submissions,
-        completions: Completions<N>,
-        buffers: Buffers,
-        files: Files<F>,
-        listeners: usize,
-    ) -> Ring<F, N, R, C> {
+    /// A ring with nothing in flight.
+    pub fn new(sizes: Sizes) -> Ring<F, N, R, C> {
         Ring {
-            submissions,
-            completions,
-            buffers,
-            files,
+            sizes,
+            submissions: Submissions::new(sizes.submissions),
+            completions: Completions::new(sizes.completions),
+            buffers: Buffers::new(sizes.buffers, sizes.buffer_bytes, sizes.incremental),
+            files: Files::new(sizes.slots),
             receives: Operations::default(),
             sends: Operations::default(),
             connects: Operations::default(),
-            accepts: vec![None; listeners],
+            accepts: vec![None; sizes.listeners],
             wake_armed: false,
         }
     }
 
+    /// How large it is.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
     /// Arms an accept.
-    ///
-    /// # Panics
-    /// If one is armed there.
     pub fn arm_accept(&mut self, listener: u16) {
         let old = self.accepts[usize::from(listener)].replace(Cancels::default());
         assert!(old.is_none(), "a listener has two accepts");
     }
 
     /// Arms a receive, behind the others. False for a connection that has no file: `EBADF`.
-    ///
-    /// # Panics
-    /// If one is armed for it.
     pub fn arm_receive(&mut self, id: ConnId, of: R) -> bool {
         assert!(self.receives.find(id).is_none(), "two receives on {id}");
         let file = self.files.get(id);
@@ -89,9 +105,6 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
     }
 
     /// The file that a send goes to. `None` for a connection that has none: `EBADF`.
-    ///
-    /// # Panics
-    /// If a send of it waits, or there is nothing to send.
     pub fn begin_send(&self, id: ConnId, batch: &Batch) -> Option<F> {
         assert!(!batch.is_empty(), "an empty send on {id}");
         assert!(self.sends.find(id).is_none(), "two sends in flight on {id}");
@@ -99,9 +112,6 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
     }
 
     /// Takes a connection out of the file table. `None` if it was not in it: `EBADF`.
-    ///
-    /// # Panics
-    /// If a receive or a send of it is in flight.
     pub fn close(&mut self, id: ConnId) -> Option<F> {
         assert!(self.receives.find(id).is_none(), "{id} is closed under its receive");
         assert!(self.sends.find(id).is_none(), "{id} is closed under its send");
@@ -109,28 +119,12 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
     }
 
     /// Arms the read of the wake-up.
-    ///
-    /// # Panics
-    /// If it is armed.
     pub fn arm_wake(&mut self) {
         assert!(!self.wake_armed, "the wake-up is read twice");
         self.wake_armed = true;
     }
 
-    /// True while the read of the wake-up is armed.
-    pub fn is_wake_armed(&self) -> bool {
-        self.wake_armed
-    }
-
-    /// Ends the read of the wake-up, if this shard was woken and it is armed. True if it ended.
-    pub fn end_wake(&mut self, woken: bool) -> bool {
-        woken && std::mem::take(&mut self.wake_armed)
-    }
-
-    /// What a cancel with this `user_data` is for, if it is in flight.
-    ///
-    /// # Panics
-    /// If it is not the `user_data` of a cancel.
+    /// What earlier cancels did to what a cancel with this `user_data` is for, if that is in flight.
     pub fn cancelled(&mut self, user_data: u64) -> Option<&mut Cancels> {
         let id = ConnId::from_bits(user_data);
         match Kind::of(user_data) {
@@ -150,10 +144,8 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
             || self.accepts.iter().flatten().any(Cancels::is_ending)
     }
 
-    /// Checks that the buffer ring may be replaced.
-    ///
-    /// # Panics
-    /// If a receive is armed or submitted, or a buffer of the old ring waits to be reaped.
+    /// Checks that the buffer ring may be replaced: no receive is armed or submitted, and no completion with a buffer waits to
+    /// be reaped.
     pub fn check_renewable(&self) {
         let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. });
         let armed = !self.receives.is_empty() || self.submissions.iter().any(is_receive);
@@ -178,14 +170,13 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         .collect()
     }
 
-    /// Ends everything, without completions.
-    pub fn clear(&mut self) {
-        self.submissions.clear();
-        self.completions.clear();
-        self.buffers.clear();
-        self.files.clear();
-        self.receives.clear();
-        self.sends.clear();
-        self.connects.clear();
+    /// Ends everything, without completions, and takes every buffer back.
+    pub fn finish(&mut self, side: &mut KernelSide) {
+        *self = Ring::new(self.sizes);
+        for buffer in 0..side.pool().buffers_max() as u16 {
+            if side.is_lent(buffer) {
+                side.take_back(buffer);
+            }
+        }
     }
 }

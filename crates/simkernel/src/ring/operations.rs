@@ -59,6 +59,19 @@ pub struct Sending {
     pub sent: usize,
 }
 
+impl Sending {
+    /// The next `len` bytes, in pieces.
+    pub fn next_pieces(&self, len: usize) -> impl Iterator<Item = &[u8]> {
+        let (mut skip, mut wanted) = (self.sent, len);
+        self.batch.pieces().map(move |piece| {
+            let from = skip.min(piece.len());
+            let to = piece.len().min(from + wanted);
+            (skip, wanted) = (skip - from, wanted - (to - from));
+            &piece[from..to]
+        })
+    }
+}
+
 /// All of one kind.
 #[derive(Debug)]
 pub struct Operations<F, T>(Vec<Operation<F, T>>);

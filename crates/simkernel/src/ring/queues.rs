@@ -15,8 +15,7 @@ pub struct Submissions {
 }
 
 impl Submissions {
-    /// One of so many entries.
-    pub fn new(entries_max: usize) -> Submissions {
+    pub(super) fn new(entries_max: usize) -> Submissions {
         Submissions { ops: VecDeque::new(), entries: 0, entries_max }
     }
 
@@ -67,11 +66,6 @@ impl Submissions {
     pub fn iter(&self) -> impl Iterator<Item = &RawOp> {
         self.ops.iter()
     }
-
-    pub(super) fn clear(&mut self) {
-        self.ops.clear();
-        self.entries = 0;
-    }
 }
 
 /// A completion that was not reaped, and what its kernel keeps with it.
@@ -93,8 +87,7 @@ pub struct Completions<N> {
 }
 
 impl<N> Completions<N> {
-    /// A queue of so many entries.
-    pub fn new(max: usize) -> Completions<N> {
+    pub(super) fn new(max: usize) -> Completions<N> {
         Completions { ready: VecDeque::new(), overflow: VecDeque::new(), quiet: VecDeque::new(), max }
     }
 
@@ -155,11 +148,5 @@ impl<N> Completions<N> {
     /// The sends that fitted and were not told of.
     pub fn quiet(&self) -> impl ExactSizeIterator<Item = &SentQuietly> {
         self.quiet.iter()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.ready.clear();
-        self.overflow.clear();
-        self.quiet.clear();
     }
 }
