@@ -17,10 +17,10 @@ use crate::alarm::{self, Alarm};
 use crate::connection::Side;
 use crate::faults::{Fault, Injector};
 use crate::ring::{Posted, Ring, Sizes};
-use crate::state::{Shared, Sleep, State, UNCONNECTED};
+use crate::state::{Shared, Sleep, State};
 
 /// A place of the file table: an end of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct File {
     pub(crate) connection: u32,
     pub(crate) side: Side,
@@ -33,8 +33,10 @@ pub struct SimKernel {
     /// Its number in the network.
     pub(crate) number: i32,
     pub(crate) faults: Injector,
-    /// Completions carry the bytes they bring, connects where to.
-    pub(crate) ring: Ring<File, Vec<u8>, (), SocketAddr>,
+    /// Completions carry the bytes they bring, receives whether something may be there for them, connects where to.
+    pub(crate) ring: Ring<File, Vec<u8>, bool, SocketAddr>,
+    /// Where this enter wrote, read or sent FIN.
+    pub(crate) touched: Vec<File>,
     /// Wakes the shard.
     waker: Alarm,
     /// Raised when something changes in the network.
@@ -67,6 +69,7 @@ impl SimKernel {
             number,
             faults,
             ring,
+            touched: Vec::new(),
             waker,
             bell,
             waits_until: None,
@@ -93,6 +96,9 @@ impl SimKernel {
         }
         let shared = self.shared.clone();
         let mut state = shared.lock();
+        for file in state.take_news(self.number) {
+            self.look_again(file);
+        }
         while let Some(op) = self.ring.submissions.pop() {
             self.carry_out(op, &mut state);
         }
@@ -108,17 +114,24 @@ impl SimKernel {
         shared.tell_clients();
     }
 
-    /// Tells the rings at the other ends of connections what changed.
+    /// Something may be there for the receive of this end.
+    fn look_again(&mut self, file: File) {
+        if let Some(receive) = self.ring.receives.iter_mut().find(|receive| receive.file == file) {
+            receive.of = true;
+        }
+    }
+
+    /// This end wrote, read or sent FIN: the other one is told at the end of this enter. A write may have found a reset.
+    pub(crate) fn touch(&mut self, file: File) {
+        self.touched.push(file);
+        self.look_again(file);
+    }
+
+    /// Tells the other ends of connections what changed.
     fn tell_others(&mut self, state: &mut State) {
-        for (_, file) in self.ring.files.iter().filter(|(_, file)| file.connection != UNCONNECTED) {
-            let connection = state.connection(file.connection);
-            if !connection.take_changed(file.side) {
-                continue;
-            }
-            match connection.rings[file.side.other() as usize] {
-                Some(ring) if ring == self.number => self.left_over = true,
-                Some(ring) => state.tell(ring),
-                None => state.tell_of(file.connection, file.side.other()),
+        for file in self.touched.drain(..) {
+            if let Some(ring) = state.tell_of_change(file) {
+                self.left_over |= ring == self.number;
             }
         }
     }

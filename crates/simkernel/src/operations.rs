@@ -33,7 +33,7 @@ impl SimKernel {
                 }
             }
             RawOp::Receive { id } => {
-                if !self.ring.arm_receive(id, ()) {
+                if !self.ring.arm_receive(id, true) {
                     self.answer(user_data, Err(libc::EBADF));
                 }
             }
@@ -46,6 +46,7 @@ impl SimKernel {
             RawOp::Shutdown { id } => {
                 assert!(self.ring.sends.find(id).is_none(), "{id} is shut down under its send");
                 let file = self.ring.files.get(id).ok_or(libc::EBADF);
+                file.iter().for_each(|file| self.touch(*file));
                 let shut = file.and_then(|file| state.connection(file.connection).shut_down(file.side));
                 self.answer(user_data, shut.map(|()| 0));
             }
@@ -136,6 +137,7 @@ impl SimKernel {
         let send = Sending { batch, sent: 0 };
         let written = write(state.connection(file.connection), file.side, &send, &mut self.faults);
         let batch = send.batch;
+        self.touch(file);
         match written {
             Ok(sent) if sent == batch.len() && mode == SendMode::TryQuietly => {
                 self.ring.completions.post_quietly(SentQuietly { id, bytes: sent as i32, batch });

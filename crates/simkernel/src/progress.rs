@@ -33,8 +33,8 @@ impl SimKernel {
         }
         // In the order in which they were armed, so that none is always the last to find a buffer.
         let mut index = 0;
-        while index < self.ring.receives.len() {
-            index += usize::from(self.receive(index, state));
+        while let Some(receive) = self.ring.receives.get(index) {
+            index += usize::from(!receive.of || self.receive(index, state));
         }
     }
 
@@ -103,6 +103,7 @@ impl SimKernel {
         let connection = state.connection(connection);
         for _ in 0..IN_A_ROW {
             if !connection.is_readable(side) {
+                self.ring.receives[index].of = false;
                 return true;
             }
             if self.faults.strike(Fault::Delay) {
@@ -117,6 +118,7 @@ impl SimKernel {
             }
             let most = connection.unread(side).min(self.ring.buffers.room());
             let mut bytes = vec![0; self.faults.shorten(Fault::ReceiveShort, most)];
+            self.touched.push(self.ring.receives[index].file);
             match connection.read(side, &mut bytes) {
                 Ok(0) => return self.end_receive(index, 0),
                 Err(errno) => return self.end_receive(index, errno),
@@ -144,6 +146,7 @@ impl SimKernel {
 
     /// Sends what there is room for.
     pub(crate) fn send_rest(&mut self, index: usize, state: &mut State) {
+        self.touch(self.ring.sends[index].file);
         let Operation { file, of: send, .. } = &mut self.ring.sends[index];
         let connection = state.connection(file.connection);
         while send.sent < send.batch.len() {

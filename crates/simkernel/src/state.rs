@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::alarm::Alarm;
 use crate::connection::{Agenda, Connection, Direction, Side};
 use crate::faults::{Injector, Plan};
+use crate::kernel::File;
 use crate::ring::Descriptors;
 use crate::rng::Rng;
 
@@ -153,6 +154,8 @@ pub(crate) struct Listener {
 struct Ring {
     /// Raised when something changes in the network.
     bell: Alarm,
+    /// Where, as far as it was on one of its connections.
+    news: Vec<File>,
     /// The address it connects from.
     from: IpAddr,
     sleep: Sleep,
@@ -278,7 +281,7 @@ impl State {
         let own: Vec<usize> = (0..self.listeners.len()).filter(|n| of_shard(&self.listeners[*n])).collect();
         own.iter().for_each(|n| self.listeners[*n].owner = Owner::Ring(ring));
         let from = own.first().map_or(IpAddr::from([127, 0, 0, 1]), |n| self.listeners[*n].addr.ip());
-        self.rings.insert(ring, Ring { bell, from, sleep: Sleep::default(), broken: 0 });
+        self.rings.insert(ring, Ring { bell, news: Vec::new(), from, sleep: Sleep::default(), broken: 0 });
         (ring, own)
     }
 
@@ -386,13 +389,29 @@ impl State {
         }
     }
 
-    /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection.
-    pub(crate) fn tell_of(&mut self, number: u32, side: Side) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
-        match connection.rings[side as usize] {
-            Some(ring) => self.tell(ring),
+    /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection. Returns the ring.
+    pub(crate) fn tell_of(&mut self, number: u32, side: Side) -> Option<i32> {
+        let connection = self.connections.get_mut(&number)?;
+        let holder = connection.rings[side as usize];
+        match holder.and_then(|ring| self.rings.get_mut(&ring)) {
+            Some(ring) => {
+                ring.news.push(File { connection: number, side });
+                ring.bell.raise();
+            }
             None => self.wakes.extend(connection.take_wakers(side)),
         }
+        holder
+    }
+
+    /// Tells the other end, if this one changed something. Returns its ring.
+    pub(crate) fn tell_of_change(&mut self, file: File) -> Option<i32> {
+        let changed = self.connections.get_mut(&file.connection)?.take_changed(file.side);
+        if changed { self.tell_of(file.connection, file.side.other()) } else { None }
+    }
+
+    /// Takes the ends of this ring at which something changed.
+    pub(crate) fn take_news(&mut self, ring: i32) -> Vec<File> {
+        self.rings.get_mut(&ring).map_or_else(Vec::new, |ring| mem::take(&mut ring.news))
     }
 
     /// Has a client's task woken when something changes at its end of a connection.
@@ -598,7 +617,9 @@ impl State {
     pub(crate) fn break_off(&mut self, number: u32) {
         if self.connections.contains_key(&number) {
             self.connection(number).break_off();
-            [Side::Client, Side::Server].into_iter().for_each(|side| self.tell_of(number, side));
+            for side in [Side::Client, Side::Server] {
+                self.tell_of(number, side);
+            }
         }
     }
 
