@@ -165,10 +165,10 @@ impl SimKernel {
         let is_over = self.waits_until.flatten().is_some_and(|until| until <= now);
         self.step();
         let (until, result) = match () {
-            () if self.ring.completions.len() >= wait_for as usize => (None, Ok(())),
+            () if self.ring.completions.ready.len() >= wait_for as usize => (None, Ok(())),
             () if self.left_over || self.faults.strike(Fault::EnterInterrupted) => (None, Err(libc::EINTR)),
             // What the wait before this one held back is told now.
-            () if is_over && self.ring.completions.quiet().len() > 0 => (None, Err(libc::ETIME)),
+            () if is_over && !self.ring.completions.quiet.is_empty() => (None, Err(libc::ETIME)),
             () => (Some(timeout.map(|timeout| now.saturating_add(timeout))), Err(libc::ETIME)),
         };
         self.waits_until = until;
@@ -223,7 +223,7 @@ impl Kernel for SimKernel {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             self.step();
-            if self.ring.completions.len() >= wait_for as usize {
+            if self.ring.completions.ready.len() >= wait_for as usize {
                 return Ok(());
             }
             if self.faults.strike(Fault::EnterInterrupted) {
@@ -236,7 +236,7 @@ impl Kernel for SimKernel {
     }
 
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
-        let Posted { cqe, note: bytes } = self.ring.completions.pop()?;
+        let Posted { cqe, note: bytes } = self.ring.completions.ready.pop_front()?;
         if let Some(buffer) = cqe.buffer() {
             side.spare(buffer)[..bytes.len()].copy_from_slice(&bytes);
         }
@@ -253,11 +253,11 @@ impl Kernel for SimKernel {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.ring.completions.is_empty()
+        !self.ring.completions.ready.is_empty()
     }
 
     fn has_quiet(&mut self) -> bool {
-        self.ring.completions.quiet().len() > 0 && self.waits_until.is_none()
+        !self.ring.completions.quiet.is_empty() && self.waits_until.is_none()
     }
 
     fn has_task_work(&mut self) -> bool {
@@ -265,7 +265,7 @@ impl Kernel for SimKernel {
     }
 
     fn is_overflowing(&mut self) -> bool {
-        self.ring.completions.is_overflowing()
+        !self.ring.completions.overflow.is_empty()
     }
 
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {

@@ -7,7 +7,7 @@ use crate::connection::Side;
 use crate::faults::Fault;
 use crate::kernel::{File, SimKernel};
 use crate::progress::write;
-use crate::ring::Sending;
+use crate::ring::{Operation, Sending, find};
 use crate::state::{State, UNCONNECTED};
 
 impl SimKernel {
@@ -28,7 +28,7 @@ impl SimKernel {
                 // It is made with what is ready, in this enter.
                 let addr = address.as_ip().expect("its socket was made for an IP address");
                 match self.ring.files.get(id) {
-                    Some(file) => self.ring.connects.add(id, file, addr),
+                    Some(file) => self.ring.connects.push(Operation::new(id, file, addr)),
                     None => self.answer(user_data, Err(libc::EBADF)),
                 }
             }
@@ -44,16 +44,14 @@ impl SimKernel {
             }
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode, state),
             RawOp::Shutdown { id } => {
-                assert!(self.ring.sends.find(id).is_none(), "{id} is shut down under its send");
+                assert!(find(&self.ring.sends, id).is_none(), "{id} is shut down under its send");
                 let file = self.ring.files.get(id).ok_or(libc::EBADF);
                 file.iter().for_each(|file| self.touch(*file));
                 let shut = file.and_then(|file| state.connection(file.connection).shut_down(file.side));
                 self.answer(user_data, shut.map(|()| 0));
             }
             RawOp::ShutdownInput { id } => {
-                if let Some(index) = self.ring.receives.find(id) {
-                    self.end_receive(index, 0);
-                }
+                self.end_receive(id, 0);
                 self.answer(user_data, self.ring.files.get(id).map(|_| 0).ok_or(libc::EBADF));
             }
             RawOp::Close { id, how } => {
@@ -83,43 +81,34 @@ impl SimKernel {
             cancels.missed += 1;
             return self.answer(user_data, Err(libc::ENOENT));
         }
-        // It may go on just before.
-        match op {
-            RawOp::CancelReceive { id } => {
-                if let Some(index) =
-                    self.ring.receives.find(*id).filter(|_| self.faults.strike(Fault::CancelRace))
-                {
-                    self.receive(index, state);
-                }
-            }
-            RawOp::CancelSend { id } => {
-                if let Some(index) =
-                    self.ring.sends.find(*id).filter(|_| self.faults.strike(Fault::CancelRace))
-                {
-                    self.send_rest(index, state);
-                }
-            }
-            _ => {}
+        // What it is for may go on just before.
+        let races = matches!(op, RawOp::CancelReceive { .. } | RawOp::CancelSend { .. })
+            && self.ring.cancelled(user_data).is_some()
+            && self.faults.strike(Fault::CancelRace);
+        if let RawOp::CancelReceive { id } = op
+            && let Some(index) = find(&self.ring.receives, *id).filter(|_| races)
+        {
+            self.receive(index, state);
+        }
+        if let RawOp::CancelSend { id } = op
+            && let Some(index) = find(&self.ring.sends, *id).filter(|_| races)
+        {
+            self.send_rest(index, state);
         }
         let found = self.ring.cancelled(user_data).map(|_| 0).ok_or(libc::ENOENT);
         self.answer(user_data, found);
+        if found.is_err() {
+            return;
+        }
         match op {
-            RawOp::CancelAccept { listener } if found.is_ok() => self.end_accept(*listener, -libc::ECANCELED),
-            RawOp::CancelConnect { id } if found.is_ok() => {
+            RawOp::CancelAccept { listener } => self.end_accept(*listener, -libc::ECANCELED),
+            RawOp::CancelConnect { id } => {
                 self.ring.connects.retain(|connect| connect.id != *id);
                 self.answer(Kind::Connect.with(id.bits()), Err(libc::ECANCELED));
             }
-            RawOp::CancelReceive { id } => {
-                if let Some(index) = self.ring.receives.find(*id) {
-                    self.end_receive(index, libc::ECANCELED);
-                }
-            }
-            RawOp::CancelSend { id } => {
-                if let Some(index) = self.ring.sends.find(*id) {
-                    self.end_send(index, libc::ECANCELED);
-                }
-            }
-            _ => {}
+            RawOp::CancelReceive { id } => drop(self.end_receive(*id, libc::ECANCELED)),
+            RawOp::CancelSend { id } => self.end_send(*id, libc::ECANCELED),
+            other => unreachable!("{other:?} is no cancel"),
         }
     }
 
@@ -129,7 +118,7 @@ impl SimKernel {
         };
         if mode == SendMode::All {
             // It gets its bytes with the others that wait, in this enter.
-            return self.ring.sends.add(id, file, Sending { batch, sent: 0 });
+            return self.ring.sends.push(Operation::new(id, file, Sending { batch, sent: 0 }));
         }
         if self.faults.strike(Fault::NoRoom) {
             return self.post_sent(id, -libc::EAGAIN, batch);
@@ -140,7 +129,7 @@ impl SimKernel {
         self.touch(file);
         match written {
             Ok(sent) if sent == batch.len() && mode == SendMode::TryQuietly => {
-                self.ring.completions.post_quietly(SentQuietly { id, bytes: sent as i32, batch });
+                self.ring.completions.quiet.push_back(SentQuietly { id, bytes: sent as i32, batch });
             }
             Ok(sent) => self.post_sent(id, sent as i32, batch),
             Err(errno) => self.post_sent(id, -errno, batch),

@@ -1,11 +1,12 @@
 //! What becomes ready: connections to accept, bytes to receive, room to send.
 
+use ringserve_core::ConnId;
 use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
 use crate::connection::{Connection, Side};
 use crate::faults::{Fault, Injector};
 use crate::kernel::{File, SimKernel};
-use crate::ring::{Operation, Ring, Sending};
+use crate::ring::{Operation, Ring, Sending, find};
 use crate::state::State;
 
 /// Completions of one receive in one go, as in Linux: then it is the others' turn.
@@ -111,17 +112,17 @@ impl SimKernel {
             }
             // The buffer is chosen before anybody looks what there is to receive.
             if self.ring.buffers.is_empty() || self.faults.strike(Fault::NoBuffers) {
-                return self.end_receive(index, libc::ENOBUFS);
+                return self.end_receive(id, libc::ENOBUFS);
             }
             if self.faults.strike(Fault::ReceiveInterrupted) {
-                return self.end_receive(index, libc::EINTR);
+                return self.end_receive(id, libc::EINTR);
             }
             let most = connection.unread(side).min(self.ring.buffers.room());
             let mut bytes = vec![0; self.faults.shorten(Fault::ReceiveShort, most)];
             self.touched.push(self.ring.receives[index].file);
             match connection.read(side, &mut bytes) {
-                Ok(0) => return self.end_receive(index, 0),
-                Err(errno) => return self.end_receive(index, errno),
+                Ok(0) => return self.end_receive(id, 0),
+                Err(errno) => return self.end_receive(id, errno),
                 Ok(_) => {}
             }
             let ends = self.faults.strike(Fault::ReceiveEnds);
@@ -137,31 +138,35 @@ impl SimKernel {
         true
     }
 
-    /// The last completion of a receive, without bytes. False: it is not armed any more.
-    pub(crate) fn end_receive(&mut self, index: usize, errno: i32) -> bool {
-        let receive = self.ring.receives.remove(index);
-        self.post(RawCqe::new(Kind::Receive.with(receive.id.bits()), -errno, 0));
+    /// The last completion of a receive, without bytes, if it is armed. False: it is not armed any more.
+    pub(crate) fn end_receive(&mut self, id: ConnId, errno: i32) -> bool {
+        if let Some(index) = find(&self.ring.receives, id) {
+            self.ring.receives.remove(index);
+            self.post(RawCqe::new(Kind::Receive.with(id.bits()), -errno, 0));
+        }
         false
     }
 
     /// Sends what there is room for.
     pub(crate) fn send_rest(&mut self, index: usize, state: &mut State) {
         self.touch(self.ring.sends[index].file);
-        let Operation { file, of: send, .. } = &mut self.ring.sends[index];
+        let Operation { id, file, of: send, .. } = &mut self.ring.sends[index];
+        let id = *id;
         let connection = state.connection(file.connection);
         while send.sent < send.batch.len() {
             match write(connection, file.side, send, &mut self.faults) {
                 Ok(more) => send.sent += more,
                 Err(libc::EAGAIN) => return,
-                Err(errno) => return self.end_send(index, errno),
+                Err(errno) => return self.end_send(id, errno),
             }
         }
-        self.end_send(index, 0);
+        self.end_send(id, 0);
     }
 
-    /// The completion of a send that waited: what left, or else the error.
-    pub(crate) fn end_send(&mut self, index: usize, errno: i32) {
-        let Operation { id, of: Sending { batch, sent }, .. } = self.ring.sends.swap_remove(index);
+    /// The completion of a send that waited, if one does: what left, or else the error.
+    pub(crate) fn end_send(&mut self, id: ConnId, errno: i32) {
+        let Some(index) = find(&self.ring.sends, id) else { return };
+        let Sending { batch, sent } = self.ring.sends.swap_remove(index).of;
         let res = if sent > 0 { sent as i32 } else { -errno };
         self.post_sent(id, res, batch);
     }

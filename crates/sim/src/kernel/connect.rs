@@ -2,7 +2,7 @@
 
 use ringserve_core::{Address, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe};
-use ringserve_simkernel::ring::Operation;
+use ringserve_simkernel::ring::{Operation, find};
 
 use super::State;
 use crate::faults::{Arm, Fault};
@@ -60,7 +60,7 @@ impl State {
         } else {
             0
         };
-        self.ring.connects.add(id, tag, Answer { due, errno });
+        self.ring.connects.push(Operation::new(id, tag, Answer { due, errno }));
     }
 
     /// Posts what upstreams answered.
@@ -81,7 +81,7 @@ impl State {
 
     /// Ends a connect that a cancel found, if `raced` with what its upstream was to answer.
     pub(super) fn stop_connect(&mut self, id: ConnId, raced: bool) {
-        if let Some(index) = self.ring.connects.find(id) {
+        if let Some(index) = find(&self.ring.connects, id) {
             let errno = if raced { self.ring.connects[index].of.errno } else { libc::ECANCELED };
             self.end_connect(index, errno);
         }

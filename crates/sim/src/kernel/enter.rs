@@ -53,7 +53,7 @@ impl State {
         for looks in 0u32.. {
             assert!(looks < LOOKS_MAX, "peers keep busy for ever while the shard sleeps");
             self.work(true);
-            if !self.ring.completions.is_empty() {
+            if !self.ring.completions.ready.is_empty() {
                 return Ok(());
             }
             if self.strikes(Fault::EnterInterrupted) {
@@ -72,7 +72,7 @@ impl State {
                 let passed = deadline.saturating_sub(self.now);
                 self.pass(passed);
                 self.work(true);
-                if !self.ring.completions.is_empty() {
+                if !self.ring.completions.ready.is_empty() {
                     return Ok(());
                 }
                 self.cover.arm(Arm::Timeout);
@@ -99,7 +99,7 @@ impl State {
     pub(super) fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
         self.cut_short = true;
         self.log(|| format!("enter, wait for {wait_for}, {timeout:?}"));
-        if self.ring.completions.is_overflowing() && self.strikes(Fault::EnterBusy) {
+        if !self.ring.completions.overflow.is_empty() && self.strikes(Fault::EnterBusy) {
             return Err(libc::EBUSY);
         }
         if !self.ring.submissions.is_empty() && self.strikes(Fault::EnterAgain) {
@@ -120,7 +120,7 @@ impl State {
             return Ok(());
         }
         self.cut_short = false;
-        if self.ring.completions.is_empty() {
+        if self.ring.completions.ready.is_empty() {
             let deadline = timeout.map_or(NEVER, |time| self.now + time.as_nanos() as u64);
             return self.block(deadline);
         }

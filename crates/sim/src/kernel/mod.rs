@@ -289,12 +289,12 @@ impl Kernel for SimKernel {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.state.borrow().ring.completions.is_empty()
+        !self.state.borrow().ring.completions.ready.is_empty()
     }
 
     fn has_quiet(&mut self) -> bool {
         let completions = &self.state.borrow().ring.completions;
-        completions.quiet().len() > 0 && !completions.is_overflowing()
+        !completions.quiet.is_empty() && completions.overflow.is_empty()
     }
 
     fn has_task_work(&mut self) -> bool {
@@ -302,7 +302,7 @@ impl Kernel for SimKernel {
     }
 
     fn is_overflowing(&mut self) -> bool {
-        self.state.borrow().ring.completions.is_overflowing()
+        !self.state.borrow().ring.completions.overflow.is_empty()
     }
 
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
@@ -372,7 +372,7 @@ impl State {
     /// Panics unless the kernel is at rest: nothing but the wake-up in flight, nothing open.
     pub fn check_rest(&self) {
         assert_eq!(self.ring.held(), [""; 0], "something is left");
-        assert_eq!(self.ring.completions.quiet().len(), 0, "the completion of a send is left");
+        assert_eq!(self.ring.completions.quiet.len(), 0, "the completion of a send is left");
         assert!(self.ring.submissions.is_empty(), "operations are left: {:?}", self.ring.submissions);
         assert_eq!(self.descriptors.count(), 0, "a descriptor leaked");
         let placed = self.socks.iter().find(|sock| matches!(sock.place, Place::Descriptor | Place::Table));

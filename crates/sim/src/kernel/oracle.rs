@@ -64,7 +64,7 @@ impl State {
             return;
         }
         if sock.untold {
-            let comes = self.ring.completions.quiet().any(|sent| self.is_at(sent.id, tag));
+            let comes = self.ring.completions.quiet.iter().any(|sent| self.is_at(sent.id, tag));
             assert!(comes, "connection {tag}: a send is over and the shard was not told, all sleep");
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
             let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);

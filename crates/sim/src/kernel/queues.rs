@@ -68,7 +68,7 @@ impl State {
     }
 
     pub(super) fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
-        let Posted { cqe, note: Note { bytes, arm } } = self.ring.completions.pop()?;
+        let Posted { cqe, note: Note { bytes, arm } } = self.ring.completions.ready.pop_front()?;
         self.cover.arm(arm);
         self.hash = (self.hash ^ cqe.user_data ^ (cqe.res as u64) << 32 ^ self.now)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)

@@ -2,7 +2,7 @@
 
 use ringserve_core::ConnId;
 use ringserve_drivers::kernel::{F_BUF_MORE, F_MORE, Kind, RawCqe};
-use ringserve_simkernel::ring::{Cancels, Operation, Posted};
+use ringserve_simkernel::ring::{Cancels, Operation, Posted, find};
 
 use super::{Note, State};
 use crate::faults::{Arm, Fault};
@@ -48,7 +48,7 @@ impl State {
 
     /// Something happens to a receive right before it is cancelled. True if it is still armed.
     pub(super) fn race_cancel(&mut self, id: ConnId) -> bool {
-        let Some(index) = self.ring.receives.find(id) else { return false };
+        let Some(index) = find(&self.ring.receives, id) else { return false };
         let tag = self.ring.receives[index].file;
         match self.rng.below(12) {
             0..=3 if self.socks[tag].unread() > 0 && !self.ring.buffers.is_empty() => {
@@ -76,14 +76,14 @@ impl State {
 
     /// Ends a receive that a cancel found.
     pub(super) fn stop_receive(&mut self, id: ConnId) {
-        if let Some(index) = self.ring.receives.find(id) {
+        if let Some(index) = find(&self.ring.receives, id) {
             self.end_receive(index, libc::ECANCELED);
         }
     }
 
     /// The connection's input is shut down: what is there is received, then the end.
     pub(super) fn end_receive_of(&mut self, id: ConnId) {
-        let Some(index) = self.ring.receives.find(id) else { return };
+        let Some(index) = find(&self.ring.receives, id) else { return };
         if !self.strikes(Fault::InputEndUnheard) && self.receive_some(index) {
             self.end_receive(index, 0);
         }

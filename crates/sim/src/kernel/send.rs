@@ -2,7 +2,7 @@
 
 use ringserve_core::{Batch, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe, SendMode, SentQuietly};
-use ringserve_simkernel::ring::{Operation, Sending};
+use ringserve_simkernel::ring::{Operation, Sending, find};
 
 use super::State;
 use crate::faults::{Arm, Fault};
@@ -21,7 +21,7 @@ impl State {
         }
         let mut send = Sending { batch, sent: 0 };
         if mode == SendMode::All {
-            self.ring.sends.add(id, sock, send);
+            self.ring.sends.push(Operation::new(id, sock, send));
             return self.work_send(self.ring.sends.len() - 1);
         }
         self.push_bytes(sock, &mut send);
@@ -30,7 +30,7 @@ impl State {
             _ if sent == 0 => self.end_send(id, Some(sock), batch, -libc::EAGAIN, Arm::SendFull),
             _ if sent < batch.len() => self.end_send(id, Some(sock), batch, sent as i32, Arm::SentPart),
             SendMode::TryQuietly => {
-                self.ring.completions.post_quietly(SentQuietly { id, bytes: sent as i32, batch });
+                self.ring.completions.quiet.push_back(SentQuietly { id, bytes: sent as i32, batch });
             }
             _ => self.end_send(id, Some(sock), batch, sent as i32, Arm::SentAll),
         }
@@ -145,7 +145,7 @@ impl State {
 
     /// A send that a cancel found has its last chance.
     pub(super) fn take_for_cancel(&mut self, id: ConnId) -> Send {
-        let index = self.ring.sends.find(id).expect("a cancel found it");
+        let index = find(&self.ring.sends, id).expect("a cancel found it");
         let mut send = self.ring.sends.swap_remove(index);
         if self.strikes(Fault::CancelRace) && !self.socks[send.file].reset {
             // The kernel finds more room at the last moment.

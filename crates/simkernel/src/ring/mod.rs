@@ -18,7 +18,7 @@ mod queues;
 
 pub use buffers::Buffers;
 pub use files::{Descriptors, Files};
-pub use operations::{Cancels, Operation, Operations, Sending};
+pub use operations::{Cancels, Operation, Operations, Sending, find};
 pub use queues::{Completions, Posted, Submissions};
 
 use ringserve_buf::KernelSide;
@@ -78,9 +78,9 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
             completions: Completions::new(sizes.completions),
             buffers: Buffers::new(sizes.buffers, sizes.buffer_bytes, sizes.incremental),
             files: Files::new(sizes.slots),
-            receives: Operations::default(),
-            sends: Operations::default(),
-            connects: Operations::default(),
+            receives: Vec::new(),
+            sends: Vec::new(),
+            connects: Vec::new(),
             accepts: vec![None; sizes.listeners],
             wake_armed: false,
         }
@@ -99,22 +99,22 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
 
     /// Arms a receive, behind the others. False for a connection that has no file: `EBADF`.
     pub fn arm_receive(&mut self, id: ConnId, of: R) -> bool {
-        assert!(self.receives.find(id).is_none(), "two receives on {id}");
+        assert!(find(&self.receives, id).is_none(), "two receives on {id}");
         let file = self.files.get(id);
-        file.inspect(|file| self.receives.add(id, *file, of)).is_some()
+        file.inspect(|file| self.receives.push(Operation::new(id, *file, of))).is_some()
     }
 
     /// The file that a send goes to. `None` for a connection that has none: `EBADF`.
     pub fn begin_send(&self, id: ConnId, batch: &Batch) -> Option<F> {
         assert!(!batch.is_empty(), "an empty send on {id}");
-        assert!(self.sends.find(id).is_none(), "two sends in flight on {id}");
+        assert!(find(&self.sends, id).is_none(), "two sends in flight on {id}");
         self.files.get(id)
     }
 
     /// Takes a connection out of the file table. `None` if it was not in it: `EBADF`.
     pub fn close(&mut self, id: ConnId) -> Option<F> {
-        assert!(self.receives.find(id).is_none(), "{id} is closed under its receive");
-        assert!(self.sends.find(id).is_none(), "{id} is closed under its send");
+        assert!(find(&self.receives, id).is_none(), "{id} is closed under its receive");
+        assert!(find(&self.sends, id).is_none(), "{id} is closed under its send");
         self.files.take(id)
     }
 
@@ -126,12 +126,15 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
 
     /// What earlier cancels did to what a cancel with this `user_data` is for, if that is in flight.
     pub fn cancelled(&mut self, user_data: u64) -> Option<&mut Cancels> {
-        let id = ConnId::from_bits(user_data);
+        fn of<F, T>(operations: &mut Operations<F, T>, user_data: u64) -> Option<&mut Cancels> {
+            let index = find(operations, ConnId::from_bits(user_data))?;
+            Some(&mut operations[index].cancels)
+        }
         match Kind::of(user_data) {
             Some(Kind::CancelAccept) => self.accepts[usize::from(user_data as u16)].as_mut(),
-            Some(Kind::CancelReceive) => self.receives.cancels(id),
-            Some(Kind::CancelSend) => self.sends.cancels(id),
-            Some(Kind::CancelConnect) => self.connects.cancels(id),
+            Some(Kind::CancelReceive) => of(&mut self.receives, user_data),
+            Some(Kind::CancelSend) => of(&mut self.sends, user_data),
+            Some(Kind::CancelConnect) => of(&mut self.connects, user_data),
             kind => panic!("{kind:?} is no cancel"),
         }
     }
@@ -160,9 +163,9 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         let accepts = self.accepts.iter().flatten().count();
         [
             of("the descriptors", self.files.iter().map(|(id, _)| id).collect()),
-            of("receives", self.receives.ids()),
-            of("sends", self.sends.ids()),
-            of("connects", self.connects.ids()),
+            of("receives", self.receives.iter().map(|receive| receive.id).collect()),
+            of("sends", self.sends.iter().map(|send| send.id).collect()),
+            of("connects", self.connects.iter().map(|connect| connect.id).collect()),
             (accepts > 0).then(|| format!("{accepts} accepts in flight")),
         ]
         .into_iter()

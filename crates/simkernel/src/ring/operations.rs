@@ -1,7 +1,5 @@
 //! Operations in flight, and the cancels that look for them.
 
-use std::ops::{Deref, DerefMut};
-
 use ringserve_core::{Batch, ConnId};
 
 /// Cancels in a row that find nothing though what they are for lives: it is between two states.
@@ -50,6 +48,13 @@ pub struct Operation<F, T> {
     pub of: T,
 }
 
+impl<F, T> Operation<F, T> {
+    /// One that no cancel looked for.
+    pub fn new(id: ConnId, file: F, of: T) -> Operation<F, T> {
+        Operation { id, file, cancels: Cancels::default(), of }
+    }
+}
+
 /// A send: its batch, and how many bytes of it left.
 #[derive(Debug)]
 pub struct Sending {
@@ -72,47 +77,10 @@ impl Sending {
     }
 }
 
-/// All of one kind.
-#[derive(Debug)]
-pub struct Operations<F, T>(Vec<Operation<F, T>>);
+/// All of one kind, in the order in which they were armed unless a front end changes it.
+pub type Operations<F, T> = Vec<Operation<F, T>>;
 
-impl<F, T> Operations<F, T> {
-    /// Adds one behind the others.
-    pub fn add(&mut self, id: ConnId, file: F, of: T) {
-        self.0.push(Operation { id, file, cancels: Cancels::default(), of });
-    }
-
-    /// The index of a connection's.
-    pub fn find(&self, id: ConnId) -> Option<usize> {
-        self.0.iter().position(|operation| operation.id == id)
-    }
-
-    pub(super) fn cancels(&mut self, id: ConnId) -> Option<&mut Cancels> {
-        let index = self.find(id)?;
-        Some(&mut self.0[index].cancels)
-    }
-
-    pub(super) fn ids(&self) -> Vec<ConnId> {
-        self.0.iter().map(|operation| operation.id).collect()
-    }
-}
-
-impl<F, T> Default for Operations<F, T> {
-    fn default() -> Operations<F, T> {
-        Operations(Vec::new())
-    }
-}
-
-impl<F, T> Deref for Operations<F, T> {
-    type Target = Vec<Operation<F, T>>;
-
-    fn deref(&self) -> &Vec<Operation<F, T>> {
-        &self.0
-    }
-}
-
-impl<F, T> DerefMut for Operations<F, T> {
-    fn deref_mut(&mut self) -> &mut Vec<Operation<F, T>> {
-        &mut self.0
-    }
+/// The index of a connection's.
+pub fn find<F, T>(operations: &[Operation<F, T>], id: ConnId) -> Option<usize> {
+    operations.iter().position(|operation| operation.id == id)
 }

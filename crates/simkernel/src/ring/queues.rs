@@ -1,6 +1,7 @@
 //! Submission and completion queue.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 
 use ringserve_core::CloseHow;
 use ringserve_drivers::kernel::{RawCqe, RawOp, SentQuietly};
@@ -51,20 +52,13 @@ impl Submissions {
     pub fn entries(&self) -> usize {
         self.entries
     }
+}
 
-    /// How many operations are queued.
-    pub fn len(&self) -> usize {
-        self.ops.len()
-    }
+impl Deref for Submissions {
+    type Target = VecDeque<RawOp>;
 
-    /// True if none is queued.
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
-    }
-
-    /// What is queued.
-    pub fn iter(&self) -> impl Iterator<Item = &RawOp> {
-        self.ops.iter()
+    fn deref(&self) -> &VecDeque<RawOp> {
+        &self.ops
     }
 }
 
@@ -77,12 +71,15 @@ pub struct Posted<N> {
     pub note: N,
 }
 
-/// The completion queue, what overflowed it, and sends that fitted and have no completion.
+/// The completion queue.
 #[derive(Debug)]
 pub struct Completions<N> {
-    ready: VecDeque<Posted<N>>,
-    overflow: VecDeque<Posted<N>>,
-    quiet: VecDeque<SentQuietly>,
+    /// What is in the queue.
+    pub ready: VecDeque<Posted<N>>,
+    /// What waits for room in it.
+    pub overflow: VecDeque<Posted<N>>,
+    /// Sends that fitted, and are told of once every completion was reaped.
+    pub quiet: VecDeque<SentQuietly>,
     max: usize,
 }
 
@@ -105,29 +102,9 @@ impl<N> Completions<N> {
         self.ready.extend(self.overflow.drain(..room.min(self.overflow.len())));
     }
 
-    /// Takes the oldest one that is in the queue.
-    pub fn pop(&mut self) -> Option<Posted<N>> {
-        self.ready.pop_front()
-    }
-
-    /// How many are in the queue.
-    pub fn len(&self) -> usize {
-        self.ready.len()
-    }
-
-    /// True if none is in the queue.
-    pub fn is_empty(&self) -> bool {
-        self.ready.is_empty()
-    }
-
     /// True if the next one overflows.
     pub fn is_full(&self) -> bool {
-        self.ready.len() >= self.max || self.is_overflowing()
-    }
-
-    /// True if some wait for room.
-    pub fn is_overflowing(&self) -> bool {
-        !self.overflow.is_empty()
+        self.ready.len() >= self.max || !self.overflow.is_empty()
     }
 
     /// All that were not reaped, in order.
@@ -135,18 +112,8 @@ impl<N> Completions<N> {
         self.ready.iter().chain(&self.overflow)
     }
 
-    /// Notes a send that fitted and whose completion waits for another.
-    pub fn post_quietly(&mut self, sent: SentQuietly) {
-        self.quiet.push_back(sent);
-    }
-
-    /// Takes the oldest of those, once every completion was reaped.
+    /// Takes the oldest send that fitted, once every completion was reaped.
     pub fn pop_quiet(&mut self) -> Option<SentQuietly> {
         if self.ready.is_empty() && self.overflow.is_empty() { self.quiet.pop_front() } else { None }
-    }
-
-    /// The sends that fitted and were not told of.
-    pub fn quiet(&self) -> impl ExactSizeIterator<Item = &SentQuietly> {
-        self.quiet.iter()
     }
 }
