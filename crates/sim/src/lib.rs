@@ -6,7 +6,8 @@
 //!   ringserve-core         the real state machine of a shard
 //!   ringserve-drivers      the real bookkeeping half of the io_uring driver
 //!   ─ kernel interface ─   operations out; user_data, res, flags in
-//!   kernel                 simulated: queues, buffer rings, file table, sockets
+//!   kernel                 simulated: what is ready, when it completes, and every fault, above the
+//!                          queues, buffer ring and file table of ringserve-simkernel's model of a ring
 //!   peers                  scripted
 //! ```
 //!
@@ -34,7 +35,8 @@
 //! A violation is a panic, of an oracle or of the code itself. It is printed with its seed, the last lines of
 //! the trace, and the command that does it again.
 //!
-//! Beside all this, `ringserve-simkernel` is a second, plain kernel, for tests with clients of their own.
+//! The kernel of `ringserve-simkernel` stands above the same model, with a network in place of scripted peers, for tests with
+//! clients of their own.
 
 pub mod bytes;
 pub mod clocks;

@@ -1,4 +1,4 @@
-//! One ring: its queues, its buffer ring, its file table, and the enter that submits, posts and waits.
+//! One ring of a network: the enter that submits, posts and waits.
 
 use std::io;
 use std::net::SocketAddr;
