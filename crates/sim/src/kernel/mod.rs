@@ -273,6 +273,10 @@ impl Kernel for SimKernel {
         self.state.borrow_mut().renew_buffer_ring()
     }
 
+    fn is_incremental(&self) -> bool {
+        self.state.borrow().ring.sizes().incremental
+    }
+
     fn buffer_ring_entries(&self) -> usize {
         self.state.borrow().ring.sizes().buffers
     }

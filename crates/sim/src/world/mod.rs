@@ -160,6 +160,9 @@ impl World {
             Relieved::default(),
         );
         let lane = core.add_outbound(plan.limits.clone(), plan.upstreams_max(), framing.encoding());
+        if !driver.may_lend_beyond_turn() {
+            core.copy_frames();
+        }
         if let Some((calls, batch)) = plan.calls {
             core.bound_turn(calls, batch);
         }
