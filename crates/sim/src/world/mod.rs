@@ -160,11 +160,11 @@ impl World {
             Relieved::default(),
         );
         let lane = core.add_outbound(plan.limits.clone(), plan.upstreams_max(), framing.encoding());
-        if !driver.may_lend_beyond_turn() {
-            core.copy_frames();
-        }
         if let Some((calls, batch)) = plan.calls {
             core.bound_turn(calls, batch);
+        }
+        if !driver.may_lend_beyond_turn() {
+            core.copy_frames();
         }
         let elsewhere = plan.elsewhere.map(|elsewhere| {
             let (other, quota) = Elsewhere::new(elsewhere, plan.framing, pool.clone());
