@@ -99,6 +99,7 @@
 //! |---|---|
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
+//! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
 //! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
@@ -115,8 +116,8 @@
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`stats`] | what a server counts and holds |
 //! | [`sync`] | messages between shards, the begin of a drain |
-//! | [`time`] | the futures of [`Cx::sleep`] and [`Cx::timeout`] |
-//! | `codec`, `http`, `tower` | with the feature of that name |
+//! | [`time`] | the time on a shard's clock, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
+//! | `codec`, `http`, `testing`, `tower` | with the feature of that name |
 //!
 //! # What it does not do
 //!
@@ -128,6 +129,8 @@
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
 pub use ringserve_server::http;
+#[cfg(feature = "testing")]
+pub use ringserve_server::testing;
 #[cfg(feature = "runtime-tokio-uring")]
 pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
@@ -140,7 +143,11 @@ pub use ringserve_server::{
 pub use ringserve_server::{framing, limits, middleware, net, stats, sync, time};
 
 #[doc = include_str!("../docs/FRAMING.md")]
-pub mod guide {}
+pub mod guide {
+    #[cfg(feature = "testing")]
+    #[doc = include_str!("../docs/SIMULATING.md")]
+    pub mod testing {}
+}
 
 /// The program of the README is one that compiles.
 #[cfg(doctest)]

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use ringserve::CloseReason;
 use ringserve::framing::LengthPrefix;
 
-use crate::common::client::End;
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits};
+use ringserve_tests::client::End;
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
 
 pub fn a_peer_is_accepted_and_greeted(on: On) {
     let lab = Lab::on(on, no_time_limits());
@@ -19,7 +19,7 @@ fn address_is_right(on: On, at: &str) {
     let lab = Lab::of(on.site_at(at, no_time_limits()).framing(LengthPrefix::default()));
     for _ in 0..10 {
         let mut client = lab.client();
-        assert_eq!(client.ask("e"), b"e");
+        client.echoes("");
         assert_eq!(lab.shared.peers.lock().unwrap().pop(), Some(Some(client.local_addr())));
     }
     lab.finish();
@@ -36,8 +36,8 @@ pub fn the_peers_address_is_right_on_ipv6(on: On) {
 pub fn many_at_once_are_all_accepted(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut clients: Vec<Client> = (0..300).map(|_| lab.client()).collect();
-    clients.iter_mut().for_each(|client| client.send("e"));
-    clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
+    clients.iter_mut().for_each(|client| client.send(order::echo("")));
+    clients.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("")));
     lab.holds(300);
     drop(clients);
     lab.holds(0);
@@ -47,7 +47,7 @@ pub fn many_at_once_are_all_accepted(on: On) {
 pub fn peer_gone_before_accept_leaks_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
     (0..100).for_each(|_| lab.client().reset());
-    assert_eq!(lab.client().ask("e"), b"e");
+    lab.client().echoes("");
     lab.holds(0);
     lab.finish();
 }
@@ -59,9 +59,9 @@ fn at_most(on: On, connections_max: usize) -> Lab {
 pub fn peers_beyond_the_limit_wait(on: On) {
     let lab = at_most(on, 4);
     let mut first: Vec<Client> = (0..4).map(|_| lab.client()).collect();
-    first.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    first.iter_mut().for_each(|client| client.echoes(""));
     let mut waiting: Vec<Client> = (0..8).map(|_| lab.client()).collect();
-    waiting.iter_mut().for_each(|client| client.send("c"));
+    waiting.iter_mut().for_each(|client| client.send(order::close()));
     eventually("accepting pauses", SOON, || lab.stats().counters.accept_paused >= 1);
     assert!(waiting.iter().all(Client::is_silent));
     assert_eq!(lab.stats().connections, 4);
@@ -78,12 +78,12 @@ pub fn peers_beyond_the_limit_wait(on: On) {
 pub fn peer_that_gives_up_waiting_leaves_nothing(on: On) {
     let lab = at_most(on, 1);
     let mut first = lab.client();
-    assert_eq!(first.ask("e"), b"e");
+    first.echoes("");
     (0..10).for_each(|_| lab.client().reset());
     let mut last = lab.client();
-    last.send("e");
+    last.send(order::echo(""));
     drop(first);
-    assert_eq!(last.recv(), b"e");
+    assert_eq!(last.recv(), order::echo(""));
     drop(last);
     lab.holds(0);
     lab.finish();
@@ -111,7 +111,7 @@ pub fn refused_peer_hears_why(on: On) {
 pub fn newcomers_after_a_shutdown_see_an_end_at_once(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut waits = lab.client();
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
     lab.running.shutdown();
     // It may be queued still, and sees an end, while the server waits for a call.
@@ -120,7 +120,7 @@ pub fn newcomers_after_a_shutdown_see_an_end_at_once(on: On) {
     }
     assert!(waits.is_silent());
     lab.shared.gate.open();
-    assert_eq!((waits.recv(), waits.end()), (b"p".to_vec(), End::Fin));
+    assert_eq!((waits.recv(), waits.end()), (order::gate(""), End::Fin));
     drop(waits);
     let (net, addr) = (lab.net.clone(), lab.addr());
     assert!(lab.ended().counters.opened <= 2);

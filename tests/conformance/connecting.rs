@@ -11,8 +11,8 @@ use ringserve::net::{CopySide, copy_bidirectional};
 use ringserve::stats::ServerStats;
 use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service, Stream, stream};
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, Net, On, SOON, Site, eventually, no_time_limits, pattern, watch};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, Net, On, SOON, Site, eventually, no_time_limits, order, pattern, watch};
 
 /// A server between clients and `upstream`.
 struct Between {
@@ -75,12 +75,12 @@ pub fn bytes_go_both_ways_through_a_proxy(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client();
     for len in [0, 1, 100, 5000, 100_000] {
-        let payload = [b"e", &pattern(len)[..]].concat();
+        let payload = order::echo(pattern(len));
         assert!(client.ask(&payload) == payload, "{len} bytes");
     }
-    client.send("r100,100000");
+    client.send(order::replies(100, 100_000));
     (0..100).for_each(|_| assert!(client.recv() == pattern(100_000)));
-    client.send("c");
+    client.send(order::close());
     assert_eq!((client.recv(), client.end()), (b"bye".to_vec(), End::Fin));
     drop(client);
     lab.closed_for(CloseReason::Closed, 1);
@@ -93,10 +93,10 @@ pub fn bytes_go_both_ways_through_a_proxy(on: On) {
 pub fn half_closes_pass_through(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client();
-    client.write(&[frame(b"r20,100000"), frame(b"elast")].concat());
+    client.write(&[frame(order::replies(20, 100_000)), frame(order::echo("last"))].concat());
     client.finish_writing();
     (0..20).for_each(|_| assert!(client.recv() == pattern(100_000)));
-    assert_eq!((client.recv(), client.end()), (b"elast".to_vec(), End::Fin));
+    assert_eq!((client.recv(), client.end()), (order::echo("last"), End::Fin));
     lab.closed_for(CloseReason::PeerClosed, 1);
     lab.finish();
     proxy.finish();
@@ -120,8 +120,8 @@ pub fn an_upstream_that_refuses(on: On) {
 pub fn an_upstream_that_resets(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client();
-    assert_eq!(client.ask("e"), b"e");
-    client.send("a");
+    client.echoes("");
+    client.send(order::abort());
     assert_eq!(client.end(), End::Reset);
     watch::closed_for(&proxy.running, CloseReason::UpstreamFailed, 1);
     watch::upstreams_closed_for(&proxy.running, CloseReason::PeerReset, 1);
@@ -132,7 +132,7 @@ pub fn an_upstream_that_resets(on: On) {
 pub fn a_client_that_resets(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     client.reset();
     watch::closed_for(&proxy.running, CloseReason::PeerReset, 1);
     lab.closed_for(CloseReason::PeerClosed, 1);
@@ -145,7 +145,7 @@ pub fn a_slow_reader_holds_its_upstream_back(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client_with_small_window();
     // More than all sockets and outboxes on the way hold.
-    client.send("s64000000");
+    client.send(order::stream(64_000_000));
     let mut before = 0;
     eventually("the upstream is held back", SOON, || {
         std::thread::park_timeout(std::time::Duration::from_millis(100));
@@ -163,9 +163,9 @@ pub fn a_slow_upstream_holds_its_client_back(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client();
     // It takes no more before its gate opens, and neither does the proxy then.
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
-    let rest = frame(&[b"e", &pattern(60_000)[..]].concat()).repeat(800);
+    let rest = frame(order::echo(pattern(60_000))).repeat(800);
     std::thread::scope(|scope| {
         let mut writer = Client::of(client.stream.try_clone().unwrap());
         scope.spawn({
@@ -180,7 +180,7 @@ pub fn a_slow_upstream_holds_its_client_back(on: On) {
         });
         assert!(before < 32_000_000, "{before} bytes received for an upstream that takes nothing");
         lab.shared.gate.open();
-        assert_eq!(client.recv(), b"p");
+        assert_eq!(client.recv(), order::gate(""));
         for _ in 0..800 {
             assert_eq!(client.recv().len(), 60_001);
         }
@@ -195,10 +195,10 @@ pub fn many_at_once_and_slots_used_again(on: On) {
     for round in 0..5 {
         let mut clients: Vec<Client> = (0..40).map(|_| proxy.client()).collect();
         for (n, client) in clients.iter_mut().enumerate() {
-            client.send(format!("e{round}.{n}"));
+            client.send(order::echo(format!("{round}.{n}")));
         }
         for (n, client) in clients.iter_mut().enumerate() {
-            assert_eq!(client.recv(), format!("e{round}.{n}").as_bytes());
+            assert_eq!(client.recv(), order::echo(format!("{round}.{n}")));
         }
         drop(clients);
         watch::holds(&proxy.running, 0);
@@ -211,14 +211,14 @@ pub fn many_at_once_and_slots_used_again(on: On) {
 pub fn no_more_upstreams_than_may_be(on: On) {
     let (lab, proxy) = pair(on, no_time_limits().upstreams_max(2));
     let mut two = [proxy.client(), proxy.client()];
-    two.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+    two.iter_mut().for_each(|client| client.echoes(""));
     assert_eq!(proxy.client().end(), End::Fin);
     watch::closed_for(&proxy.running, CloseReason::UpstreamFailed, 1);
     let [first, mut second] = two;
     drop(first);
     watch::holds_upstreams(&proxy.running, 1);
-    assert_eq!(proxy.client().ask("e"), b"e");
-    assert_eq!(second.ask("e"), b"e");
+    proxy.client().echoes("");
+    second.echoes("");
     drop(second);
     lab.finish();
     assert_eq!(proxy.finish().upstreams.counters.opened, 3);
@@ -227,12 +227,12 @@ pub fn no_more_upstreams_than_may_be(on: On) {
 pub fn a_shutdown_lets_both_ends_finish(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client();
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
     proxy.running.shutdown();
     lab.shared.gate.open();
-    assert_eq!(client.recv(), b"p");
-    assert_eq!(client.ask("elater"), b"elater");
+    assert_eq!(client.recv(), order::gate(""));
+    client.echoes("later");
     client.finish_writing();
     assert_eq!(client.end(), End::Fin);
     let report = watch::ended(proxy.running);
@@ -267,7 +267,7 @@ pub fn a_shutdown_does_not_wait_for_idle_upstreams(on: On) {
 pub fn forced_with_upstreams(on: On) {
     let (lab, proxy) = pair(on, no_time_limits());
     let mut client = proxy.client();
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
     proxy.running.abort();
     assert_eq!(client.end(), End::Reset);
@@ -307,7 +307,7 @@ pub fn a_service_of_frames_asks_an_upstream(on: On) {
     let running = site.start(move |_| Asks { to }).expect("the server starts");
     let mut client = Client::of(net.connect(running.local_addrs()[0]).unwrap());
     for n in 0..20 {
-        let question = [b"e", &pattern(n * 1000)[..]].concat();
+        let question = order::echo(pattern(n * 1000));
         assert!(client.ask(&question) == question);
     }
     drop(client);
@@ -326,7 +326,7 @@ pub fn a_thread_closes_an_upstream(on: On) {
         let (connecting, given) = (shard.connect(to), given.clone());
         shard.spawn(async move {
             let mut upstream = connecting.await.expect("the upstream accepts");
-            upstream.queue(&frame(b"elast"));
+            upstream.queue(&frame(order::echo("last")));
             *given.lock().unwrap() = Some(upstream.handle());
             while upstream.read_frame().await.is_ok_and(|frame| frame.is_some()) {}
         });
@@ -342,7 +342,7 @@ pub fn a_thread_closes_an_upstream(on: On) {
     lab.closed_for(CloseReason::PeerClosed, 1);
     lab.finish();
     let sent = watch::finish(running).upstreams.counters.bytes_sent;
-    assert_eq!(sent, frame(b"elast").len() as u64, "what was queued left before the end");
+    assert_eq!(sent, frame(order::echo("last")).len() as u64, "what was queued left before the end");
 }
 
 pub fn an_attempt_that_is_given_up(on: On) {

@@ -5,8 +5,8 @@ use std::thread;
 use ringserve::framing::{FrameError, LengthPrefix, Lines, Raw};
 use ringserve::{CloseReason, Limits};
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, On, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, On, no_time_limits, order, pattern};
 
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 
@@ -15,7 +15,7 @@ fn small_buffers() -> Limits {
 }
 
 fn echo(bytes: usize) -> Vec<u8> {
-    [&b"e"[..], &pattern(bytes)].concat()
+    order::echo(pattern(bytes))
 }
 
 pub fn every_size_around_small_buffers(on: On) {
@@ -64,7 +64,7 @@ pub fn a_megabyte_at_once(on: On) {
 pub fn one_byte_at_a_time(on: On) {
     let lab = Lab::on(on, small_buffers());
     let mut client = lab.client();
-    let wire: Vec<u8> = (0..10).flat_map(|n| frame(&echo(n * 9))).collect();
+    let wire: Vec<u8> = (0..10).flat_map(|n| frame(echo(n * 9))).collect();
     wire.iter().for_each(|byte| client.write(&[*byte]));
     assert_eq!(client.read(wire.len()), wire);
     lab.finish();
@@ -81,7 +81,7 @@ pub fn empty_frames(on: On) {
 pub fn pipelined_in_one_write(on: On) {
     let lab = Lab::on(on, small_buffers());
     let mut client = lab.client();
-    let wire: Vec<u8> = (0..500).flat_map(|n| frame(&echo(n % 150))).collect();
+    let wire: Vec<u8> = (0..500).flat_map(|n| frame(echo(n % 150))).collect();
     // Many times, since whether replies queue behind others is a matter of time.
     for _ in 0..20 {
         client.write(&wire);
@@ -94,7 +94,7 @@ pub fn pipelined_both_ways_at_once(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
     let mut writer = Client::of(client.stream.try_clone().unwrap());
-    let wire: Vec<u8> = (0..1000).flat_map(|n| frame(&echo(n * 37 % 20_000))).collect();
+    let wire: Vec<u8> = (0..1000).flat_map(|n| frame(echo(n * 37 % 20_000))).collect();
     thread::scope(|scope| {
         scope.spawn(|| {
             writer.write(&wire);
@@ -148,11 +148,11 @@ pub fn an_endless_line(on: On) {
 pub fn two_connections_in_turns(on: On) {
     let lab = Lab::of(on.site(small_buffers()).framing(LengthPrefix::default()));
     let (mut one, mut other) = (lab.client(), lab.client());
-    let wire = frame(&echo(300));
+    let wire = frame(echo(300));
     for (byte, n) in wire.iter().zip(0..) {
         one.write(&[*byte]);
-        let text = format!("e{n}");
-        assert_eq!(other.ask_text(&text), text);
+        let text = order::echo(n.to_string());
+        other.gets_back(text);
     }
     assert_eq!(one.recv(), echo(300));
     lab.finish();

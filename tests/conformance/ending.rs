@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use ringserve::CloseReason;
 
-use crate::common::client::{End, frame, frames};
-use crate::common::{Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame, frames};
+use ringserve_tests::{Lab, On, SOON, eventually, no_time_limits, order, pattern};
 
 pub fn half_closed_after_a_request(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.send("e");
+    client.send(order::echo(""));
     client.finish_writing();
-    assert_eq!((client.recv(), client.end()), (b"e".to_vec(), End::Fin));
+    assert_eq!((client.recv(), client.end()), (order::echo(""), End::Fin));
     lab.closed_for(CloseReason::PeerClosed, 1);
     lab.finish();
 }
@@ -21,10 +21,10 @@ pub fn half_closed_after_a_request(on: On) {
 pub fn half_closed_with_much_queued(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    client.write(&[frame(b"r100,100000"), frame(b"elast")].concat());
+    client.write(&[frame(order::replies(100, 100_000)), frame(order::echo("last"))].concat());
     client.finish_writing();
     (0..100).for_each(|_| assert!(client.recv() == pattern(100_000)));
-    assert_eq!((client.recv(), client.end()), (b"elast".to_vec(), End::Fin));
+    assert_eq!((client.recv(), client.end()), (order::echo("last"), End::Fin));
     lab.closed_for(CloseReason::PeerClosed, 1);
     lab.finish();
 }
@@ -32,9 +32,9 @@ pub fn half_closed_with_much_queued(on: On) {
 pub fn half_closed_in_the_middle_of_a_frame(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.write(&[frame(b"e"), frame(b"e")[..3].to_vec()].concat());
+    client.write(&[frame(order::echo("")), frame(order::echo(""))[..3].to_vec()].concat());
     client.finish_writing();
-    assert_eq!((client.recv(), client.end()), (b"e".to_vec(), End::Fin));
+    assert_eq!((client.recv(), client.end()), (order::echo(""), End::Fin));
     lab.closed_for(CloseReason::PeerClosedMidFrame, 1);
     lab.finish();
 }
@@ -51,7 +51,7 @@ pub fn half_closed_without_a_word(on: On) {
 pub fn fin_comes_after_all_bytes(on: On) {
     let lab = Lab::on(on, no_time_limits().linger_timeout(SOON));
     let mut client = lab.client_with_small_window();
-    client.write(&[frame(b"r100,100000"), frame(b"c")].concat());
+    client.write(&[frame(order::replies(100, 100_000)), frame(order::close())].concat());
     let (wire, end) = client.read_to_end();
     assert_eq!((frames(&wire).len(), end), (101, End::Fin));
     drop(client);
@@ -63,7 +63,7 @@ pub fn fin_comes_after_all_bytes(on: On) {
 pub fn bytes_after_a_close_destroy_no_reply(on: On) {
     let lab = Lab::on(on, no_time_limits().linger_timeout(SOON));
     let mut client = lab.client_with_small_window();
-    client.write(&[frame(b"r5,20000"), frame(b"c")].concat());
+    client.write(&[frame(order::replies(5, 20_000)), frame(order::close())].concat());
     lab.closed_for(CloseReason::Closed, 1);
     // The kernel holds most of the replies still.
     client.write(&[0; 500_000]);
@@ -77,7 +77,7 @@ pub fn bytes_after_a_close_destroy_no_reply(on: On) {
 pub fn a_peer_that_stays_is_let_go(on: On) {
     let lab = Lab::on(on, no_time_limits().linger_timeout(Duration::from_millis(50)));
     let mut client = lab.client();
-    assert_eq!((client.ask("c"), client.end()), (b"bye".to_vec(), End::Fin));
+    assert_eq!((client.ask(order::close()), client.end()), (b"bye".to_vec(), End::Fin));
     lab.holds(0);
     lab.closed_for(CloseReason::Closed, 1);
     lab.finish();
@@ -86,7 +86,7 @@ pub fn a_peer_that_stays_is_let_go(on: On) {
 pub fn reset_while_idle(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     client.reset();
     lab.closed_for(CloseReason::PeerReset, 1);
     lab.holds(0);
@@ -96,7 +96,7 @@ pub fn reset_while_idle(on: On) {
 pub fn reset_in_the_middle_of_a_frame(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.write(&frame(&[b'e'; 100_000])[..60_000]);
+    client.write(&frame(order::echo_of(100_000))[..60_000]);
     eventually("it arrives", SOON, || lab.stats().counters.bytes_received == 60_000);
     client.reset();
     lab.closed_for(CloseReason::PeerReset, 1);
@@ -106,7 +106,7 @@ pub fn reset_in_the_middle_of_a_frame(on: On) {
 pub fn reset_with_replies_queued(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    client.send("r100,100000");
+    client.send(order::replies(100, 100_000));
     assert!(client.recv() == pattern(100_000));
     client.reset();
     lab.closed_for(CloseReason::PeerReset, 1);
@@ -117,7 +117,7 @@ pub fn reset_with_replies_queued(on: On) {
 pub fn reset_while_a_call_waits(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
     client.reset();
     lab.closed_for(CloseReason::PeerReset, 1);
@@ -129,7 +129,7 @@ pub fn reset_while_a_call_waits(on: On) {
 pub fn closed_with_replies_unread(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    client.send("r100,100000");
+    client.send(order::replies(100, 100_000));
     assert!(client.recv() == pattern(100_000));
     drop(client);
     lab.closed_for(CloseReason::PeerReset, 1);
@@ -139,7 +139,7 @@ pub fn closed_with_replies_unread(on: On) {
 pub fn aborted_by_the_service(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.send("a");
+    client.send(order::abort());
     assert_eq!(client.end(), End::Reset);
     lab.closed_for(CloseReason::Aborted, 1);
     lab.finish();
@@ -148,10 +148,10 @@ pub fn aborted_by_the_service(on: On) {
 pub fn closed_twice(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    assert_eq!(client.ask("htarget"), b"named");
+    assert_eq!(client.ask(order::name("target")), b"named");
     let mut other = lab.client();
     // The second wish finds it closing, the third one gone.
-    other.write(&frame(b"!target").repeat(3));
+    other.write(&frame(order::close_named("target")).repeat(3));
     (0..3).for_each(|_| assert_eq!(other.recv(), b"closed"));
     assert_eq!(client.end(), End::Fin);
     drop(client);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ringserve::{CloseReason, Limits};
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, pattern};
 
 fn four_buffers() -> Limits {
     no_time_limits().receive_buffer_bytes(64).receive_bytes_max(4 * 64)
@@ -16,7 +16,7 @@ fn four_buffers() -> Limits {
 pub fn few_buffers_serve_many(on: On) {
     let lab = Lab::on(on, four_buffers());
     let mut clients: Vec<Client> = (0..50).map(|_| lab.client()).collect();
-    let payload = |n: usize| [&b"e"[..], &pattern(n * 11)].concat();
+    let payload = |n: usize| order::echo(pattern(n * 11));
     for _ in 0..5 {
         clients.iter_mut().enumerate().for_each(|(n, client)| client.send(payload(n)));
         clients.iter_mut().enumerate().for_each(|(n, client)| assert_eq!(client.recv(), payload(n)));
@@ -30,7 +30,7 @@ pub fn kept_frames_exhaust_no_buffers(on: On) {
     let lab = Lab::on(on, four_buffers());
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
     for _ in 0..5 {
-        clients.iter_mut().for_each(|client| client.send("k"));
+        clients.iter_mut().for_each(|client| client.send(order::keep("")));
         clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"1"));
     }
     drop(clients);
@@ -41,7 +41,7 @@ pub fn kept_frames_exhaust_no_buffers(on: On) {
 pub fn a_slow_reader_gets_every_byte(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    let wire = frame(&[&b"e"[..], &pattern(5_000)].concat()).repeat(4_000);
+    let wire = frame(order::echo(pattern(5_000))).repeat(4_000);
     let written = client.write_until_stuck(&wire, Duration::from_millis(100));
     assert!(written < wire.len(), "the server took everything of a peer that reads nothing");
     let mut writer = Client::of(client.stream.try_clone().unwrap());
@@ -60,11 +60,11 @@ pub fn a_slow_reader_gets_every_byte(on: On) {
 pub fn slow_reader_holds_up_no_other(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut slow = lab.client_with_small_window();
-    slow.send("b30000000");
+    slow.send(order::reply(30_000_000));
     let mut other = lab.client();
     for n in 0..300 {
-        let text = format!("e{n}");
-        assert_eq!(other.ask_text(&text), text);
+        let text = order::echo(n.to_string());
+        other.gets_back(text);
     }
     assert!(slow.recv() == pattern(30_000_000));
     lab.finish();
@@ -73,7 +73,7 @@ pub fn slow_reader_holds_up_no_other(on: On) {
 pub fn a_stream_waits_for_room(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    client.send("s20000000");
+    client.send(order::stream(20_000_000));
     client.finish_writing();
     assert!(client.read_to_end() == (pattern(20_000_000), End::Fin));
     let most = lab.shared.outbox_most.load(SeqCst);
@@ -84,9 +84,9 @@ pub fn a_stream_waits_for_room(on: On) {
 pub fn bytes_behind_a_call_are_bounded(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
-    let wire = frame(&[b'e'; 9_996]).repeat(3_200);
+    let wire = frame(order::echo_of(9_996)).repeat(3_200);
     let written = client.write_until_stuck(&wire, Duration::from_millis(100));
     assert!(written < wire.len());
     let received = lab.stats().counters.bytes_received;
@@ -100,7 +100,7 @@ pub fn bytes_behind_a_call_are_bounded(on: On) {
 pub fn an_outbox_has_a_most(on: On) {
     let lab = Lab::on(on, no_time_limits().outbox_bytes_max(1 << 20));
     let mut client = lab.client();
-    client.send("b2000000");
+    client.send(order::reply(2_000_000));
     assert_eq!(client.end_after_all(), End::Reset);
     lab.closed_for(CloseReason::OutboxFull, 1);
     lab.finish();
@@ -111,10 +111,10 @@ pub fn a_shard_has_a_most(on: On) {
     let lab = Lab::on(on, limits);
     // It needs nothing meanwhile, so it is not among those that need what is not there.
     let mut quiet = lab.client();
-    assert_eq!(quiet.ask("e"), b"e");
+    quiet.echoes("");
     // Each holds most of a frame that never ends.
     let mut clients: Vec<Client> = (0..8).map(|_| lab.client()).collect();
-    let part = &frame(&[b'e'; 900_000])[..800_000];
+    let part = &frame(order::echo_of(900_000))[..800_000];
     for client in &mut clients {
         // A peer that needs what is not there is reset while it writes.
         let _ = std::io::Write::write_all(&mut client.stream, part);
@@ -122,7 +122,7 @@ pub fn a_shard_has_a_most(on: On) {
     eventually("some are closed", SOON, || lab.stats().counters.closed_for(CloseReason::MemoryLimit) >= 4);
     drop(clients);
     lab.holds(1);
-    assert_eq!(quiet.ask("e"), b"e");
+    quiet.echoes("");
     lab.finish();
 }
 
@@ -131,12 +131,12 @@ const SHORT: Option<Duration> = Some(Duration::from_millis(100));
 pub fn first_frame_limit(on: On) {
     let lab = Lab::on(on, no_time_limits().first_frame_timeout(SHORT));
     let mut served = lab.client();
-    assert_eq!(served.ask("e"), b"e");
+    served.echoes("");
     let mut silent = lab.client();
     let mut slow = lab.client();
     slow.write(&frame(b"hello")[..6]);
     assert_eq!((silent.end(), slow.end()), (End::Fin, End::Fin));
-    assert_eq!(served.ask("e"), b"e");
+    served.echoes("");
     drop((silent, slow));
     lab.closed_for(CloseReason::FirstFrameTimeout, 2);
     lab.finish();
@@ -145,21 +145,21 @@ pub fn first_frame_limit(on: On) {
 pub fn idle_limit(on: On) {
     let lab = Lab::on(on, no_time_limits().idle_timeout(SHORT));
     let mut waits = lab.client();
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
     let mut idle = lab.client();
-    assert_eq!((idle.ask("e"), idle.end()), (b"e".to_vec(), End::Fin));
+    assert_eq!((idle.ask(order::echo("")), idle.end()), (order::echo(""), End::Fin));
     drop(idle);
     lab.closed_for(CloseReason::IdleTimeout, 1);
     lab.shared.gate.open();
-    assert_eq!(waits.recv(), b"p", "a call that waits is not idle");
+    assert_eq!(waits.recv(), order::gate(""), "a call that waits is not idle");
     lab.finish();
 }
 
 pub fn write_limit(on: On) {
     let lab = Lab::on(on, no_time_limits().write_stall_timeout(SHORT));
     let mut client = lab.client_with_small_window();
-    client.send("b20000000");
+    client.send(order::reply(20_000_000));
     lab.closed_for(CloseReason::WriteStallTimeout, 1);
     assert_eq!(client.end_after_all(), End::Reset);
     lab.finish();
@@ -168,12 +168,12 @@ pub fn write_limit(on: On) {
 pub fn handler_limit(on: On) {
     let lab = Lab::on(on, no_time_limits().handler_timeout(SHORT));
     let mut client = lab.client_with_small_window();
-    assert_eq!(client.ask("Hit"), b"reached");
+    assert_eq!(client.ask(order::reach("it")), b"reached");
     let handle = lab.shared.handle("it");
-    client.send("B3000000");
+    client.send(order::reply_then_gate(3_000_000));
     eventually("the limit is over", SOON, || handle.is_gone());
     let (wire, end) = client.read_to_end();
-    assert!(wire == frame(&pattern(3_000_000)), "what was queued leaves, whole");
+    assert!(wire == frame(pattern(3_000_000)), "what was queued leaves, whole");
     assert_eq!(end, End::Fin);
     drop(client);
     lab.closed_for(CloseReason::HandlerTimeout, 1);
@@ -185,7 +185,7 @@ pub fn heartbeats_without_an_answer(on: On) {
     let limits = no_time_limits().heartbeat_interval(SHORT).heartbeats_missed_max(3);
     let lab = Lab::on(on, limits);
     let (mut mute, mut waits) = (lab.client(), lab.client());
-    waits.send("p");
+    waits.send(order::gate(""));
     for client in [&mut mute, &mut waits] {
         assert_eq!(client.read_to_end(), (frame(b"beat").repeat(3), End::Fin));
     }

@@ -7,8 +7,8 @@ use ringserve::framing::LengthPrefix;
 use ringserve::sync::Mesh;
 use ringserve::{CloseReason, ConnHandle, Limits, PushError};
 
-use crate::common::client::End;
-use crate::common::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::End;
+use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, order, pattern};
 
 fn on_shards(on: On, shards: usize, limits: Limits) -> Lab {
     Lab::of(on.site(limits).shards(shards).framing(LengthPrefix::default()))
@@ -47,13 +47,13 @@ pub fn pushes_from_a_thread(on: On) {
 pub fn pushes_from_another_shard(on: On) {
     let lab = on_shards(on, 2, no_time_limits());
     let mut target = lab.reached("target");
-    let here = target.ask("i");
+    let here = target.ask(order::shard());
     let mut other = lab.client();
-    while other.ask("i") == here {
+    while other.ask(order::shard()) == here {
         other = lab.client();
     }
     for n in 0..100 {
-        assert_eq!(other.ask(format!("@target:{n}")), b"ok");
+        assert_eq!(other.ask(order::push_through("target", n.to_string())), b"ok");
         assert_eq!(target.recv(), n.to_string().as_bytes());
     }
     drop((target, other));
@@ -76,7 +76,7 @@ pub fn a_push_beyond_the_high_mark(on: On) {
 pub fn push_from_a_thread_to_a_peer_that_reads_nothing(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    assert_eq!(client.ask("Hit"), b"reached");
+    assert_eq!(client.ask(order::reach("it")), b"reached");
     let handle = lab.shared.handle("it");
     let text = pattern(10_000);
     for _ in 0..3 {
@@ -112,15 +112,15 @@ pub fn pushes_to_a_slot_that_was_used_again(on: On) {
             drop(old)
         }
         let mut next = lab.client();
-        next.send("e");
+        next.send(order::echo(""));
         // While the old one ends and the new one takes its place.
         while next.is_silent() {
             let _ = handle.push("stray");
         }
         handle.close();
         handle.abort();
-        assert_eq!((next.recv(), handle.push("stray")), (b"e".to_vec(), Err(PushError::Gone)));
-        assert_eq!(next.ask("estill"), b"estill");
+        assert_eq!((next.recv(), handle.push("stray")), (order::echo(""), Err(PushError::Gone)));
+        next.echoes("still");
     }
     lab.finish();
 }
@@ -128,8 +128,8 @@ pub fn pushes_to_a_slot_that_was_used_again(on: On) {
 pub fn closed_from_a_thread(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (mut closed, mut aborted) = (lab.reached("closed"), lab.reached("aborted"));
-    closed.send("p");
-    aborted.send("p");
+    closed.send(order::gate(""));
+    aborted.send(order::gate(""));
     lab.parked(2);
     lab.shared.handle("closed").push("last").unwrap();
     lab.shared.handle("closed").close();
@@ -160,21 +160,21 @@ pub fn messages_between_shards(on: On) {
     let running = running.unwrap();
     shards.send(0, 1_000).unwrap();
     end.recv_timeout(SOON).expect("it goes round and comes to its end");
-    crate::common::finish(running);
+    ringserve_tests::finish(running);
 }
 
 pub fn more_than_one_shard_holds(on: On) {
     let lab = on_shards(on, 16, no_time_limits().connections_max(16));
     for _ in 0..3 {
         let mut clients: Vec<Client> = (0..16).map(|_| lab.client()).collect();
-        clients.iter_mut().for_each(|client| client.send("e"));
-        clients.iter_mut().for_each(|client| assert_eq!(client.recv(), b"e"));
+        clients.iter_mut().for_each(|client| client.send(order::echo("")));
+        clients.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("")));
         let mut waits = lab.client();
-        waits.send("e");
-        clients.iter_mut().for_each(|client| assert_eq!(client.ask("e"), b"e"));
+        waits.send(order::echo(""));
+        clients.iter_mut().for_each(|client| client.echoes(""));
         assert!(waits.is_silent());
         drop(clients.pop());
-        assert_eq!(waits.recv(), b"e");
+        assert_eq!(waits.recv(), order::echo(""));
         drop((clients, waits));
         lab.holds(0);
     }

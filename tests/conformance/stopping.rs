@@ -6,8 +6,8 @@ use std::time::Duration;
 use ringserve::CloseReason;
 use ringserve::stats::ServerStats;
 
-use crate::common::client::{End, frame};
-use crate::common::{Client, Lab, On, SOON, eventually, no_time_limits, pattern};
+use ringserve_tests::client::{End, frame};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, pattern};
 
 #[track_caller]
 fn ended_for(report: &ServerStats, reason: CloseReason, count: u64) {
@@ -17,7 +17,7 @@ fn ended_for(report: &ServerStats, reason: CloseReason, count: u64) {
 fn receiving(on: On) -> (Lab, Client) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     (lab, client)
 }
 
@@ -25,7 +25,7 @@ fn receiving(on: On) -> (Lab, Client) {
 fn sending(on: On) -> (Lab, Client) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client_with_small_window();
-    client.send("b20000000");
+    client.send(order::reply(20_000_000));
     eventually("the reply is under way", SOON, || lab.stats().counters.sends > 0);
     (lab, client)
 }
@@ -33,7 +33,7 @@ fn sending(on: On) -> (Lab, Client) {
 fn waiting(on: On) -> (Lab, Client) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.send("p");
+    client.send(order::gate(""));
     lab.parked(1);
     (lab, client)
 }
@@ -41,7 +41,7 @@ fn waiting(on: On) -> (Lab, Client) {
 fn lingering(on: On, linger: Duration) -> (Lab, Client) {
     let lab = Lab::on(on, no_time_limits().linger_timeout(linger));
     let mut client = lab.client();
-    assert_eq!((client.ask("c"), client.end()), (b"bye".to_vec(), End::Fin));
+    assert_eq!((client.ask(order::close()), client.end()), (b"bye".to_vec(), End::Fin));
     assert_eq!(lab.stats().connections, 1);
     (lab, client)
 }
@@ -57,10 +57,10 @@ pub fn shutdown_while_receiving(on: On) {
 pub fn shutdown_in_the_middle_of_a_frame(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut client = lab.client();
-    client.write(&[frame(b"ewhole"), frame(b"ehello")[..7].to_vec()].concat());
+    client.write(&[frame(order::echo("whole")), frame(order::echo("hello"))[..7].to_vec()].concat());
     eventually("it arrives", SOON, || lab.stats().counters.bytes_received == 17);
     lab.running.shutdown();
-    assert_eq!((client.recv(), client.end()), (b"ewhole".to_vec(), End::Fin));
+    assert_eq!((client.recv(), client.end()), (order::echo("whole"), End::Fin));
     drop(client);
     ended_for(&lab.ended(), CloseReason::Shutdown, 1);
 }
@@ -79,7 +79,7 @@ pub fn shutdown_while_a_call_waits(on: On) {
     lab.running.shutdown();
     assert!(client.is_silent());
     lab.shared.gate.open();
-    assert_eq!((client.recv(), client.end()), (b"p".to_vec(), End::Fin));
+    assert_eq!((client.recv(), client.end()), (order::gate(""), End::Fin));
     drop(client);
     ended_for(&lab.ended(), CloseReason::Shutdown, 1);
 }
@@ -94,7 +94,7 @@ pub fn shutdown_while_lingering(on: On) {
 pub fn shutdown_while_others_wait_for_a_slot(on: On) {
     let lab = Lab::on(on, no_time_limits().connections_max(1));
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     let mut others: Vec<Client> = (0..10).map(|_| lab.client()).collect();
     lab.running.shutdown();
     assert_eq!(client.end(), End::Fin);
@@ -109,10 +109,10 @@ pub fn shutdown_with_requests_on_the_way(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let mut clients: Vec<Client> = (0..30).map(|_| lab.client()).collect();
     lab.holds(30);
-    clients.iter_mut().for_each(|client| client.write(&frame(b"e").repeat(10)));
+    clients.iter_mut().for_each(|client| client.write(&frame(order::echo("")).repeat(10)));
     lab.running.shutdown();
     for mut client in clients {
-        (0..10).for_each(|_| assert_eq!(client.recv(), b"e"));
+        (0..10).for_each(|_| assert_eq!(client.recv(), order::echo("")));
         assert_eq!(client.end(), End::Fin);
     }
     ended_for(&lab.ended(), CloseReason::Shutdown, 30);
@@ -122,17 +122,17 @@ pub fn shutdown_while_a_client_asks_on_and_on(on: On) {
     let limits = no_time_limits().calls_in_flight_max(4).linger_timeout(SOON);
     let lab = Lab::on(on, limits);
     let (mut client, mut quiet) = (lab.client(), lab.client());
-    client.write(&[frame(b"p1"), frame(b"p2")].concat());
+    client.write(&[frame(order::gate("1")), frame(order::gate("2"))].concat());
     lab.parked(2);
-    assert_eq!(quiet.ask("e"), b"e");
+    quiet.echoes("");
     lab.running.shutdown();
     // A quiet connection is closed once the shard has taken in what had arrived. What comes later begins no call.
     assert_eq!(quiet.end(), End::Fin);
-    client.write(&frame(b"elate").repeat(200));
+    client.write(&frame(order::echo("late")).repeat(200));
     lab.shared.gate.open();
-    assert_eq!([client.recv(), client.recv()], [b"p1".to_vec(), b"p2".to_vec()]);
+    assert_eq!([client.recv(), client.recv()], [order::gate("1"), order::gate("2")]);
     assert_eq!(client.end(), End::Fin);
-    client.write(&frame(b"elate").repeat(200));
+    client.write(&frame(order::echo("late")).repeat(200));
     drop((client, quiet));
     ended_for(&lab.ended(), CloseReason::Shutdown, 2);
 }
@@ -140,26 +140,26 @@ pub fn shutdown_while_a_client_asks_on_and_on(on: On) {
 pub fn shutdown_turns_newcomers_away_and_answers_those_queued(on: On) {
     let lab = Lab::on(on, no_time_limits());
     let (mut busy, mut waits) = (lab.client(), lab.client());
-    waits.send("p");
+    waits.send(order::gate(""));
     lab.parked(1);
-    busy.send("|");
+    busy.send(order::block());
     eventually("the shard is blocked", SOON, || lab.shared.block.came() == 1);
     // They connect, and ask, while the shard does not look.
     let mut queued: Vec<Client> = (0..5).map(|_| lab.client()).collect();
-    queued.iter_mut().for_each(|client| client.send("equeued"));
+    queued.iter_mut().for_each(|client| client.send(order::echo("queued")));
     let mut silent = lab.client();
     lab.running.shutdown();
     lab.shared.block.end();
     assert_eq!((busy.recv(), busy.end()), (b"|".to_vec(), End::Fin));
     for client in &mut queued {
-        assert_eq!((client.recv(), client.end()), (b"equeued".to_vec(), End::Fin));
+        assert_eq!((client.recv(), client.end()), (order::echo("queued"), End::Fin));
     }
     assert_eq!(silent.end(), End::Fin);
     // Long before the call that waits is done, and the server is.
     eventually("newcomers are turned away", SOON, || lab.client_that_may_fail().is_none());
     assert!(waits.is_silent());
     lab.shared.gate.open();
-    assert_eq!((waits.recv(), waits.end()), (b"p".to_vec(), End::Fin));
+    assert_eq!((waits.recv(), waits.end()), (order::gate(""), End::Fin));
     drop((busy, queued, silent, waits));
     ended_for(&lab.ended(), CloseReason::Shutdown, 8);
 }
@@ -169,13 +169,16 @@ pub fn shutdown_after_a_delay(on: On) {
     let drain_delay = Duration::from_secs(2);
     let lab = Lab::on(on, no_time_limits().drain_delay(drain_delay));
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     let started = std::time::Instant::now();
     lab.running.shutdown();
     // The server goes on, and knows that it shuts down.
-    eventually("the shard hears of it", SOON, || client.ask("q") == b"draining");
+    eventually("the shard hears of it", SOON, || client.ask(order::draining()) == b"draining");
     let mut newcomer = lab.client();
-    assert_eq!((newcomer.ask("e"), client.ask("e")), (b"e".to_vec(), b"e".to_vec()));
+    assert_eq!(
+        (newcomer.ask(order::echo("")), client.ask(order::echo(""))),
+        (order::echo(""), order::echo(""))
+    );
     assert_eq!((client.end(), newcomer.end()), (End::Fin, End::Fin));
     assert!(started.elapsed() >= drain_delay, "the delay is cut short");
     drop((client, newcomer));
@@ -185,9 +188,9 @@ pub fn shutdown_after_a_delay(on: On) {
 pub fn force_in_a_delay(on: On) {
     let lab = Lab::on(on, no_time_limits().drain_delay(Duration::from_secs(3600)));
     let mut client = lab.client();
-    assert_eq!(client.ask("e"), b"e");
+    client.echoes("");
     lab.running.shutdown();
-    eventually("the shard hears of it", SOON, || client.ask("q") == b"draining");
+    eventually("the shard hears of it", SOON, || client.ask(order::draining()) == b"draining");
     lab.running.abort();
     assert_eq!(client.end(), End::Reset);
     ended_for(&lab.ended(), CloseReason::ServerAborted, 1);
@@ -238,9 +241,9 @@ pub fn force_while_short_of_buffers(on: On) {
     let lab = Lab::on(on, limits);
     let mut clients: Vec<Client> = (0..20).map(|_| lab.client()).collect();
     for client in &mut clients {
-        client.send("kept");
+        client.send(order::keep("ept"));
         assert_eq!(client.recv(), b"4");
-        client.write_until_stuck(&frame(&[b'e'; 1000]).repeat(20), Duration::from_millis(10));
+        client.write_until_stuck(&frame(order::echo_of(1000)).repeat(20), Duration::from_millis(10));
     }
     lab.running.abort();
     clients.iter_mut().for_each(|client| assert_eq!(client.end_after_all(), End::Reset));
@@ -259,7 +262,7 @@ pub fn force_in_a_drain(on: On) {
 pub fn dropped_while_busy(on: On) {
     let (lab, mut client) = sending(on);
     let mut other = lab.client();
-    assert_eq!(other.ask("e"), b"e");
+    other.echoes("");
     drop(lab.running);
     assert_eq!((client.end_after_all(), other.end()), (End::Reset, End::Reset));
     assert_eq!(lab.shared.opened.load(SeqCst), lab.shared.closed.load(SeqCst));

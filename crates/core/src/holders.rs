@@ -54,18 +54,11 @@ pub(crate) struct Holders {
     heads: [u32; LISTS],
     /// Bit n is set exactly when list n has a connection.
     occupied: u64,
-    /// Bytes of all calls that wait.
-    call_bytes: usize,
 }
 
 impl Holders {
     pub(crate) fn new() -> Holders {
-        Holders { nodes: Chunked::new(), heads: [NONE; LISTS], occupied: 0, call_bytes: 0 }
-    }
-
-    /// Bytes of all calls that wait.
-    pub(crate) fn call_bytes(&self) -> usize {
-        self.call_bytes
+        Holders { nodes: Chunked::new(), heads: [NONE; LISTS], occupied: 0 }
     }
 
     /// Bytes of the calls of one connection that wait.
@@ -80,7 +73,6 @@ impl Holders {
         }
         let Some(node) = self.nodes.get_mut(index) else { return false };
         node.call_bytes += bytes;
-        self.call_bytes += bytes;
         true
     }
 
@@ -89,7 +81,6 @@ impl Holders {
         let Some(node) = self.nodes.get_mut(index) else { return };
         debug_assert!(bytes <= node.call_bytes, "more is given back than was taken");
         node.call_bytes -= bytes;
-        self.call_bytes -= bytes;
     }
 
     /// The list that a connection is in.
@@ -114,10 +105,10 @@ impl Holders {
         true
     }
 
-    /// The connection ended: its calls are counted no longer, and it is in no list.
-    pub(crate) fn forget(&mut self, index: u32) {
+    /// The connection ended: it is in no list, and its calls hold nothing any more. Returns how much they held.
+    pub(crate) fn forget(&mut self, index: u32) -> usize {
         self.unlist(index);
-        self.remove_call(index, self.call_bytes_of(index));
+        self.nodes.get_mut(index).map_or(0, |node| core::mem::take(&mut node.call_bytes))
     }
 
     /// The oldest one of the heaviest list that has any. It may hold less by now.
@@ -218,16 +209,12 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_counted_for_each_connection_and_together() {
+    fn calls_are_counted_for_each_connection() {
         let mut holders = Holders::new();
         assert!(holders.add_call(3, 400) && holders.add_call(3, 500) && holders.add_call(700, 1));
         holders.remove_call(3, 400);
-        assert_eq!(
-            (holders.call_bytes_of(3), holders.call_bytes_of(700), holders.call_bytes()),
-            (500, 1, 501)
-        );
-        holders.forget(3);
-        holders.forget(5000);
-        assert_eq!((holders.call_bytes_of(3), holders.call_bytes()), (0, 1));
+        assert_eq!((holders.call_bytes_of(3), holders.call_bytes_of(700)), (500, 1));
+        assert_eq!((holders.forget(3), holders.forget(5000)), (500, 0));
+        assert_eq!(holders.call_bytes_of(3), 0);
     }
 }

@@ -4,6 +4,7 @@
 //! argument) or spawns; it is `no_std` with `alloc`, which proves it.
 
 #![no_std]
+#![deny(clippy::disallowed_methods)]
 
 extern crate alloc;
 #[cfg(test)]

@@ -170,7 +170,7 @@ impl Outlet {
         let len = batch.len();
         drop(pending);
         core::mem::forget(unfinished);
-        shard.queued(len - before);
+        shard.hold(len - before);
         if len + self.in_flight.get() as usize > lane.outbox_bytes_high() {
             self.set(OVER_HIGH);
         }
@@ -450,7 +450,7 @@ impl Outlet {
     /// `bytes` that were in flight were sent, or will never be.
     pub(crate) fn left(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - bytes as u32);
-        self.lane.shard().unqueued(bytes);
+        self.lane.shard().release(bytes);
         if self.has(OVER_HIGH) && !self.is_full() {
             self.clear(OVER_HIGH);
         }
@@ -469,7 +469,7 @@ impl Outlet {
         self.lane.shard().set_service_bytes(self.service_bytes(), 0);
         self.left(self.in_flight.get() as usize);
         if let Some(batch) = self.pending.take() {
-            self.lane.shard().unqueued(batch.len());
+            self.lane.shard().release(batch.len());
             self.lane.shard().recycle(batch);
         }
     }
@@ -513,7 +513,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn all_sent(&self) -> usize {
         let bytes = self.in_flight.replace(0) as usize;
-        self.lane.shard().unqueued(bytes);
+        self.lane.shard().release(bytes);
         bytes
     }
 

@@ -31,10 +31,9 @@ pub struct LaneShared {
 /// What the connections of one shard share.
 pub struct ShardShared {
     queues: RefCell<Queues>,
-    /// Bytes queued or in flight over all connections.
-    outbox_bytes: Cell<usize>,
-    /// Bytes that services hold for all connections beside that, and whether that grew for one since the turn began.
-    service_bytes: Cell<usize>,
+    /// Bytes that all connections hold: in inboxes and outboxes, in flight, by calls that wait, by services.
+    held_bytes: Cell<usize>,
+    /// What a service holds for a connection grew since the turn began.
     service_grew: Cell<bool>,
     spare_batches_max: usize,
     /// False while receive memory is short.
@@ -103,8 +102,7 @@ impl ShardShared {
     pub(crate) fn new(limits: &Limits) -> ShardShared {
         ShardShared {
             queues: RefCell::default(),
-            outbox_bytes: Cell::new(0),
-            service_bytes: Cell::new(0),
+            held_bytes: Cell::new(0),
             service_grew: Cell::new(false),
             spare_batches_max: spare_batches_max(limits),
             lend: Cell::new(true),
@@ -145,32 +143,30 @@ impl ShardShared {
         self.lend.get()
     }
 
-    /// A connection queued `bytes` more.
+    /// A connection holds `bytes` more.
     #[inline]
-    pub(crate) fn queued(&self, bytes: usize) {
-        self.outbox_bytes.set(self.outbox_bytes.get() + bytes);
+    pub(crate) fn hold(&self, bytes: usize) {
+        self.held_bytes.set(self.held_bytes.get() + bytes);
     }
 
-    /// `bytes` of a connection left, or never will.
+    /// A connection holds `bytes` less.
     #[inline]
-    pub(crate) fn unqueued(&self, bytes: usize) {
-        self.outbox_bytes.set(self.outbox_bytes.get() - bytes);
+    pub(crate) fn release(&self, bytes: usize) {
+        self.held_bytes.set(self.held_bytes.get() - bytes);
+    }
+
+    #[inline]
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes.get()
     }
 
     /// A service holds `bytes` for a connection for which it held `before`.
     pub(crate) fn set_service_bytes(&self, before: usize, bytes: usize) {
-        self.service_bytes.set(self.service_bytes.get() - before + bytes);
+        self.release(before);
+        self.hold(bytes);
         if bytes > before {
             self.service_grew.set(true);
         }
-    }
-
-    pub(crate) fn outbox_bytes(&self) -> usize {
-        self.outbox_bytes.get()
-    }
-
-    pub(crate) fn service_bytes(&self) -> usize {
-        self.service_bytes.get()
     }
 
     #[inline]

@@ -3,13 +3,13 @@
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// Nanoseconds since the shard started, on a clock that never goes back. `core` never reads a clock: its
-/// caller passes the time.
+/// A point in time on a shard's clock, which never goes back: nanoseconds since its server started. Two of them are
+/// subtracted, and a [`Duration`] is added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
 impl Time {
-    /// The shard's start.
+    /// The server's start.
     pub const ZERO: Time = Time(0);
 
     /// `nanos` after the start.

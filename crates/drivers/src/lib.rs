@@ -4,6 +4,7 @@
 //! [`SystemKernel`] is the real one. [`probe()`] tells whether io_uring works here, by doing.
 
 #![warn(missing_docs)]
+#![deny(clippy::disallowed_methods)]
 
 mod epoll;
 mod shared;

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use common::{Rig, small};
-use ringserve_core::{CloseHow, Completion, Driver, Op, ReceiveEnd, SendEnd};
+use ringserve_core::{CloseHow, Completion, Driver, Op, ReceiveEnd, SendEnd, Wait};
 
 #[test]
 fn what_a_client_sends_comes_back() {
@@ -34,6 +34,29 @@ fn what_a_client_sends_comes_back() {
     assert_eq!(rest, "after your end");
     assert!(rig.ring.stats().receives_armed < 5, "{:?}", rig.ring.stats());
     rig.settled();
+}
+
+#[test]
+fn peer_address_costs_one_call_and_is_left_out_on_demand() {
+    let calls = [true, false].map(|peer_addresses| {
+        let mut rig = Rig::accepting(&ringserve_drivers::UringConfig { peer_addresses, ..small() });
+        // The accept is armed.
+        rig.turn(Wait::No);
+        let before = rig.ring.stats().calls;
+        let _client = TcpStream::connect(rig.address).unwrap();
+        let accepted = |event: &Completion| match event {
+            Completion::Accepted { socket, peer, .. } => Some((*socket, *peer)),
+            _ => None,
+        };
+        let (socket, peer) = rig.wait_for("Accepted", accepted);
+        assert_eq!(peer.is_some(), peer_addresses);
+        let calls = rig.ring.stats().calls - before;
+        let id = rig.adopt(0, socket);
+        rig.close(id, CloseHow::Orderly);
+        rig.settled();
+        calls
+    });
+    assert_eq!(calls, [1, 0]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports this crate.
 
+#![deny(clippy::disallowed_methods)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "codec")]
@@ -17,6 +18,8 @@ mod service;
 mod shard;
 pub mod stats;
 mod stream;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "tower")]
 pub mod tower;
 
@@ -70,9 +73,10 @@ pub mod sync {
     pub use crate::shard::messages::{Mesh, SendError};
 }
 
-/// The futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
+/// The time on the shards' clock, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
     pub use crate::shard::timers::{Elapsed, Sleep, Timeout};
+    pub use ringserve_core::Time;
 }
 
 /// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for

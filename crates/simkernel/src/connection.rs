@@ -34,6 +34,13 @@ impl Side {
     }
 }
 
+/// An end of a connection, as the file table of a ring holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct File {
+    pub(crate) connection: u32,
+    pub(crate) side: Side,
+}
+
 /// What an end tells the other.
 #[derive(Clone, Copy, Debug)]
 enum News {

@@ -60,6 +60,8 @@ faults! {
     Reorder 4 true,
     /// Bytes, FIN, a reset or a handshake arrive later: in virtual time only.
     Latency 4 true,
+    /// A shard does not run for a while, as on a busy machine: for what steps shards in virtual time to draw.
+    ShardStalls 1024 true,
     /// An accept ends for want of a descriptor (`EMFILE`).
     AcceptNoDescriptor 32 false,
     /// An accept ends since the system has too many files (`ENFILE`).

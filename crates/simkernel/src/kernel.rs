@@ -14,17 +14,10 @@ use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use rustix::event::Timespec;
 
 use crate::alarm::{self, Alarm};
-use crate::connection::Side;
+use crate::connection::{File, Side};
 use crate::faults::{Fault, Injector};
 use crate::ring::{Posted, Ring, Sizes};
 use crate::state::{Shared, Sleep, State};
-
-/// A place of the file table: an end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct File {
-    pub(crate) connection: u32,
-    pub(crate) side: Side,
-}
 
 /// The lower half of a shard's driver on a [`Network`](crate::Network).
 pub struct SimKernel {

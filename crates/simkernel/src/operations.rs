@@ -3,9 +3,9 @@
 use ringserve_core::{Batch, CloseHow, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe, RawOp, SendMode, SentQuietly};
 
-use crate::connection::Side;
+use crate::connection::{File, Side};
 use crate::faults::Fault;
-use crate::kernel::{File, SimKernel};
+use crate::kernel::SimKernel;
 use crate::progress::write;
 use crate::ring::{Operation, Sending, find};
 use crate::state::{State, UNCONNECTED};

@@ -3,9 +3,9 @@
 use ringserve_core::ConnId;
 use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
-use crate::connection::{Connection, Side};
+use crate::connection::{Connection, File, Side};
 use crate::faults::{Fault, Injector};
-use crate::kernel::{File, SimKernel};
+use crate::kernel::SimKernel;
 use crate::ring::{Operation, Ring, Sending, find};
 use crate::state::State;
 

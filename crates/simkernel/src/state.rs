@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::alarm::Alarm;
-use crate::connection::{Agenda, Connection, Direction, Side};
+use crate::connection::{Agenda, Connection, Direction, File, Side};
 use crate::faults::{Injector, Plan};
-use crate::kernel::File;
 use crate::ring::Descriptors;
 use crate::rng::Rng;
 
@@ -179,12 +178,45 @@ struct Passed {
     stand_in: PipeReader,
 }
 
+/// Connections by number, counted from 0 and never used twice. Each operation on one looks it up.
+#[derive(Default)]
+struct Connections {
+    /// From `first` on; those that are gone are `None`.
+    all: VecDeque<Option<Connection>>,
+    first: u32,
+}
+
+impl Connections {
+    /// The next number is this one's.
+    fn push(&mut self, connection: Connection) {
+        self.all.push_back(Some(connection));
+    }
+
+    fn get_mut(&mut self, number: u32) -> Option<&mut Connection> {
+        self.all.get_mut(number.checked_sub(self.first)? as usize)?.as_mut()
+    }
+
+    fn remove(&mut self, number: u32) {
+        if let Some(place) = self.all.get_mut((number - self.first) as usize) {
+            *place = None;
+        }
+        while let Some(None) = self.all.front() {
+            self.all.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, &Connection)> {
+        (self.first..).zip(&self.all).filter_map(|(number, connection)| Some((number, connection.as_ref()?)))
+    }
+}
+
 /// See the module.
 pub(crate) struct State {
     plan: Arc<Plan>,
     listeners: Vec<Listener>,
     rings: BTreeMap<i32, Ring>,
-    connections: BTreeMap<u32, Connection>,
+    connections: Connections,
     /// Accepted connections that have no slot: the ring that holds each, and the connection.
     descriptors: Descriptors<(i32, u32)>,
     /// By the descriptor that stands for each.
@@ -222,7 +254,7 @@ impl State {
             plan,
             listeners: Vec::new(),
             rings: BTreeMap::new(),
-            connections: BTreeMap::new(),
+            connections: Connections::default(),
             descriptors: Descriptors::default(),
             passed: BTreeMap::new(),
             rings_made: 0,
@@ -369,14 +401,14 @@ impl State {
             connection.rings[Side::Server as usize] = Some(ring);
             self.tell(ring);
         }
-        self.connections.insert(number, connection);
+        self.connections.push(connection);
         Ok(number)
     }
 
     /// # Panics
     /// If both ends of it are closed.
     pub(crate) fn connection(&mut self, number: u32) -> &mut Connection {
-        let connection = self.connections.get_mut(&number);
+        let connection = self.connections.get_mut(number);
         let connection = connection.expect("a connection is there until both its ends are closed");
         connection.set_now(self.now);
         connection
@@ -391,7 +423,7 @@ impl State {
 
     /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection. Returns the ring.
     pub(crate) fn tell_of(&mut self, number: u32, side: Side) -> Option<i32> {
-        let connection = self.connections.get_mut(&number)?;
+        let connection = self.connections.get_mut(number)?;
         let holder = connection.rings[side as usize];
         match holder.and_then(|ring| self.rings.get_mut(&ring)) {
             Some(ring) => {
@@ -405,7 +437,7 @@ impl State {
 
     /// Tells the other end, if this one changed something. Returns its ring.
     pub(crate) fn tell_of_change(&mut self, file: File) -> Option<i32> {
-        let changed = self.connections.get_mut(&file.connection)?.take_changed(file.side);
+        let changed = self.connections.get_mut(file.connection)?.take_changed(file.side);
         if changed { self.tell_of(file.connection, file.side.other()) } else { None }
     }
 
@@ -428,7 +460,7 @@ impl State {
         let connection = self.connection(number);
         connection.close(side, abort);
         if connection.is_gone() {
-            self.connections.remove(&number);
+            self.connections.remove(number);
             self.held.remove(&number);
         }
     }
@@ -555,7 +587,7 @@ impl State {
     fn next_arrival(&mut self) -> Option<(Duration, u32)> {
         let mut agenda = self.agenda.lock();
         while let Some((at, number)) = agenda.first().copied() {
-            if self.connections.get(&number).and_then(Connection::next_arrival) == Some(at) {
+            if self.connections.get_mut(number).and_then(|connection| connection.next_arrival()) == Some(at) {
                 return Some((at, number));
             }
             agenda.pop_first();
@@ -588,7 +620,7 @@ impl State {
         } else {
             self.partitions.remove(&pair(a, b))
         };
-        for number in self.connections.keys().copied().collect::<Vec<_>>() {
+        for (number, _) in self.connections().collect::<Vec<_>>() {
             self.hold_or_release(number);
         }
         self.look_again();
@@ -600,14 +632,13 @@ impl State {
         } else {
             self.held.remove(&number)
         };
-        if self.connections.contains_key(&number) {
-            self.hold_or_release(number);
-        }
+        self.hold_or_release(number);
     }
 
     /// Holds a connection that is held by hand or by a partition, and lets another go on.
     fn hold_or_release(&mut self, number: u32) {
-        let (client, server) = self.connections[&number].addrs();
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        let (client, server) = connection.addrs();
         let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
         self.connection(number).hold(held);
         self.deliver(number);
@@ -615,7 +646,7 @@ impl State {
 
     /// Breaks a connection between its ends.
     pub(crate) fn break_off(&mut self, number: u32) {
-        if self.connections.contains_key(&number) {
+        if self.connections.get_mut(number).is_some() {
             self.connection(number).break_off();
             for side in [Side::Client, Side::Server] {
                 self.tell_of(number, side);
@@ -625,7 +656,7 @@ impl State {
 
     /// Each connection, with its client's address and its server's.
     pub(crate) fn connections(&self) -> impl Iterator<Item = (u32, (SocketAddr, SocketAddr))> {
-        self.connections.iter().map(|(number, connection)| (*number, connection.addrs()))
+        self.connections.iter().map(|(number, connection)| (number, connection.addrs()))
     }
 
     /// What is open.
@@ -639,7 +670,7 @@ impl State {
                 .values()
                 .map(|passed| format!("connection {} was passed on and is held by no ring", passed.number)),
         );
-        for (number, connection) in &self.connections {
+        for (number, connection) in self.connections.iter() {
             let (client, server) = connection.addrs();
             for (side, name) in [(Side::Client, "client's"), (Side::Server, "server's")] {
                 if !connection.is_closed(side) {

@@ -67,8 +67,8 @@ fn harmless_faults_cost_time_and_no_connection() {
         assert!(took < Duration::from_secs(60), "seed {seed}: {took:?}");
         Fault::ALL.iter().for_each(|fault| struck[*fault as usize] += injected.of(*fault));
     }
-    // There is nothing here to cancel.
-    let seldom = [Fault::CancelRace, Fault::CancelMisses, Fault::TakeNoDescriptor];
+    // There is nothing here to cancel, and no shard.
+    let seldom = [Fault::ShardStalls, Fault::CancelRace, Fault::CancelMisses, Fault::TakeNoDescriptor];
     for fault in Fault::ALL {
         let expected = Faults::harmless().once_in(*fault) > 0;
         assert!(seldom.contains(fault) || (struck[*fault as usize] > 0) == expected, "{fault:?}");

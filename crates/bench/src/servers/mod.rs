@@ -68,6 +68,11 @@ pub(crate) const SERVERS: &[Server] = &[
     Server { name: "tokio", speaks: Speaks::Raw, run: Run::On(tokio_echo::run) },
     Server { name: "ringserve", speaks: Speaks::Raw, run: Run::Sized(product::raw) },
     Server { name: "ringserve-epoll", speaks: Speaks::Raw, run: Run::Itself(product::raw_on_epoll) },
+    Server {
+        name: "ringserve-no-addresses",
+        speaks: Speaks::Raw,
+        run: Run::Sized(product::raw_without_addresses),
+    },
     Server { name: "ringserve-stream", speaks: Speaks::Raw, run: Run::Sized(product::stream) },
     Server { name: "ringserve-awaits", speaks: Speaks::Raw, run: Run::Sized(product::awaits) },
     Server {

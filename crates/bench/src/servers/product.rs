@@ -57,6 +57,13 @@ pub(crate) fn raw(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Raw, Driver::IoUring, |_| Echo)
 }
 
+/// Echoes raw bytes on io_uring, and asks for no peer's address.
+pub(crate) fn raw_without_addresses(address: SocketAddr, shards: usize) -> io::Result<()> {
+    let server = Server::bind(address).driver(Driver::IoUring).limits(limits(shards));
+    let server = server.sockets(sockets().peer_address(false)).shards(shards).pin(false);
+    wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
+}
+
 /// Echoes lines on io_uring.
 pub(crate) fn lines(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Lines::default(), Driver::IoUring, |_| Echo)

@@ -37,6 +37,7 @@ impl<O: Observer> Shard<O> {
             bytes = 0;
             self.abort(id, CloseReason::MemoryLimit);
         } else {
+            self.shared.hold(bytes);
             self.check_held(id);
         }
         if self.is_tight()
@@ -54,6 +55,7 @@ impl<O: Observer> Shard<O> {
         let index = id.slot();
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
         self.holders.remove_call(index, bytes);
+        self.shared.release(bytes);
         if conn.handler == handler {
             conn.handler = next.unwrap_or(NO_HANDLER);
         }

@@ -67,7 +67,7 @@ impl<O: Observer> Shard<O> {
     fn begin_close(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = conn.shared.take() else { return };
-        self.holders.forget(id.slot());
+        self.shared.release(self.holders.forget(id.slot()));
         let Some(conn) = self.conns.get_mut(id) else { return };
         // What waits for room may be a task, which is not dropped with the connection.
         shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));

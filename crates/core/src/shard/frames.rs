@@ -181,9 +181,9 @@ impl<'a, O: Observer> Frames<'a, O> {
             let found = match conn.inbox.take_if(|inbox| inbox.has_partial()) {
                 // Neither there nor counted while the framing runs: a panic in it leaves the accounts right.
                 Some(mut inbox) => {
-                    shard.inbox_bytes -= inbox.held_bytes();
+                    shard.shared.release(inbox.held_bytes());
                     let found = inbox.finish(framing, &mut self.lease, max);
-                    shard.inbox_bytes += inbox.held_bytes();
+                    shard.shared.hold(inbox.held_bytes());
                     conn.inbox = Some(inbox);
                     (self.weighs, finished) = (true, true);
                     found
@@ -252,7 +252,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         };
         let before = inbox.held_bytes();
         let taken = inbox.take();
-        self.shard.inbox_bytes -= before - inbox.held_bytes();
+        self.shard.shared.release(before - inbox.held_bytes());
         (self.lease, self.weighs) = (taken.unwrap_or_default(), true);
         !self.lease.is_empty()
     }
@@ -304,7 +304,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         if !inbox.has_partial() {
             let before = inbox.held_bytes();
             let begun = inbox.begin(&lease, missing, shard.stamp);
-            shard.inbox_bytes = shard.inbox_bytes + inbox.held_bytes() - before;
+            shard.shared.hold(inbox.held_bytes() - before);
             if begun.is_err() {
                 return shard.abort(id, CloseReason::MemoryLimit);
             }

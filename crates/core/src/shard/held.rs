@@ -22,10 +22,7 @@ const AT_ONCE: u32 = 0;
 impl<O: Observer> Shard<O> {
     /// Bytes that all connections hold.
     pub fn held_bytes(&self) -> usize {
-        self.inbox_bytes
-            + self.holders.call_bytes()
-            + self.shared.outbox_bytes()
-            + self.shared.service_bytes()
+        self.shared.held_bytes()
     }
 
     /// Bytes that one connection holds, without half a frame and what is queued where these are there for fewer than `steps`
@@ -156,7 +153,7 @@ impl<O: Observer> Shard<O> {
             let index = self.holders.heaviest()?;
             let Some(id) = self.conns.id_at(index) else {
                 debug_assert!(false, "a slot that is free is listed");
-                self.holders.forget(index);
+                self.shared.release(self.holders.forget(index));
                 continue;
             };
             let bytes = self.held_bytes_of(id, steps);

@@ -4,7 +4,6 @@
 //! table, one wheel and one list of dirty connections serve all.
 
 use alloc::rc::Rc;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
@@ -40,8 +39,11 @@ pub(super) struct LaneState {
     pub connections_max: usize,
 }
 
-/// All lanes of a shard.
-pub(super) struct Lanes(Vec<LaneState>);
+/// All lanes of a shard. Where the first one is needs no look at a length.
+pub(super) struct Lanes {
+    first: LaneState,
+    others: Vec<LaneState>,
+}
 
 impl Lanes {
     pub(super) fn new(
@@ -50,12 +52,13 @@ impl Lanes {
         connections_max: usize,
         encoding: Encoding,
     ) -> Lanes {
-        Lanes(vec![LaneState::new(shared, limits.clone(), connections_max, encoding, false)])
+        let first = LaneState::new(shared, limits.clone(), connections_max, encoding, false);
+        Lanes { first, others: Vec::new() }
     }
 
     /// Connections that the server makes.
     pub(super) fn outbound(&self) -> usize {
-        self.0.iter().filter(|lane| lane.is_outbound).map(|lane| lane.connections).sum()
+        self.others.iter().filter(|lane| lane.is_outbound).map(|lane| lane.connections).sum()
     }
 }
 
@@ -84,14 +87,20 @@ impl Index<LaneId> for Lanes {
 
     #[inline]
     fn index(&self, lane: LaneId) -> &LaneState {
-        &self.0[usize::from(lane.0)]
+        match lane.0.checked_sub(1) {
+            None => &self.first,
+            Some(other) => &self.others[usize::from(other)],
+        }
     }
 }
 
 impl IndexMut<LaneId> for Lanes {
     #[inline]
     fn index_mut(&mut self, lane: LaneId) -> &mut LaneState {
-        &mut self.0[usize::from(lane.0)]
+        match lane.0.checked_sub(1) {
+            None => &mut self.first,
+            Some(other) => &mut self.others[usize::from(other)],
+        }
     }
 }
 
@@ -99,8 +108,8 @@ impl<O: Observer> Shard<O> {
     /// Adds a lane for connections that the server makes, at most `connections_max` of them. Of its limits those of a connection
     /// hold; the sums of memory and the times of a drain are the shard's.
     pub fn add_outbound(&mut self, limits: Limits, connections_max: usize, encoding: Encoding) -> LaneId {
-        let lane = LaneId(self.lanes.0.len() as u8);
-        self.lanes.0.push(LaneState::new(&self.shared, limits, connections_max, encoding, true));
+        let lane = LaneId(1 + self.lanes.others.len() as u8);
+        self.lanes.others.push(LaneState::new(&self.shared, limits, connections_max, encoding, true));
         lane
     }
 

@@ -77,8 +77,6 @@ pub struct Shard<O: Observer = ()> {
     runnable: VecDeque<ConnId>,
     /// Those of them that had a batch in this turn: they come after all that had none.
     served: VecDeque<ConnId>,
-    /// Memory in inboxes.
-    inbox_bytes: usize,
     holders: Holders,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
@@ -125,7 +123,6 @@ impl<O: Observer> Shard<O> {
             work: Work::default(),
             runnable: VecDeque::new(),
             served: VecDeque::new(),
-            inbox_bytes: 0,
             holders: Holders::new(),
             held_in_turn_max: usize::MAX,
             watched: VecDeque::new(),

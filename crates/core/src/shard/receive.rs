@@ -134,7 +134,7 @@ impl<O: Observer> Shard<O> {
         let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();
         let kept = if front { inbox.put_back(lease) } else { inbox.put(lease) };
-        self.inbox_bytes = self.inbox_bytes + inbox.held_bytes() - before;
+        self.shared.hold(inbox.held_bytes() - before);
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
         }
@@ -155,7 +155,7 @@ impl<O: Observer> Shard<O> {
         if let Some(conn) = self.conns.get_mut(id)
             && let Some(inbox) = conn.inbox.take()
         {
-            self.inbox_bytes -= inbox.held_bytes();
+            self.shared.release(inbox.held_bytes());
         }
     }
 

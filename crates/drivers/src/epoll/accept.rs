@@ -200,7 +200,11 @@ impl Epoll {
                     emptying.went_on();
                 }
                 let socket = self.accepted.put(socket);
-                return Some(Completion::Accepted { listener, socket, peer: peer.as_socket() });
+                return Some(Completion::Accepted {
+                    listener,
+                    socket,
+                    peer: peer.as_socket().filter(|_| self.peer_addresses),
+                });
             }
             Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
         };

@@ -14,6 +14,8 @@ pub struct EpollConfig {
     pub connections: u32,
     /// Receive memory. A connection uses a buffer only while there are bytes in it.
     pub pool: PoolConfig,
+    /// Tells the peer's address of each accepted connection. Accepting brings it anyway. On by default.
+    pub peer_addresses: bool,
     /// What is done to a socket before it connects.
     pub before_connect: BeforeConnect,
 }
@@ -24,6 +26,7 @@ impl Default for EpollConfig {
         EpollConfig {
             connections: 16 * 1024,
             pool: PoolConfig::default(),
+            peer_addresses: true,
             before_connect: BeforeConnect::default(),
         }
     }

@@ -97,6 +97,8 @@ pub struct Epoll {
     more_events: bool,
     before_connect: BeforeConnect,
     connections_max: u32,
+    /// Accepted connections come with their peer's address.
+    peer_addresses: bool,
     stats: DriverStats,
 }
 
@@ -156,6 +158,7 @@ impl Epoll {
             more_events: false,
             before_connect: config.before_connect.clone(),
             connections_max: config.connections,
+            peer_addresses: config.peer_addresses,
             stats: DriverStats::default(),
         })
     }

@@ -2,11 +2,12 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringserve_core::{Batch, Budget, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Wait};
 
 use crate::shared::report::SetupError;
+use crate::shared::wait::now;
 
 /// Each step takes microseconds; a machine so busy that one takes this long gets epoll.
 const STEP_TIME: Duration = Duration::from_secs(2);
@@ -43,9 +44,9 @@ impl<D: Driver> Trial<D> {
 
     /// Turns until there is a completion, within the bound.
     pub(crate) fn next(&mut self, step: &'static str) -> Result<Completion, SetupError> {
-        let deadline = Instant::now() + STEP_TIME;
+        let deadline = now() + STEP_TIME;
         while self.seen.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_sub(now());
             if left.is_zero() {
                 return Err(SetupError::Trial { step, seen: "nothing".into() });
             }

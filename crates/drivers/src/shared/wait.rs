@@ -96,6 +96,7 @@ const SLACK: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The monotonic clock's time.
+#[expect(clippy::disallowed_methods, reason = "drivers wait in real time, and read its clock here")]
 pub(crate) fn now() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -162,6 +163,7 @@ impl Timer {
 /// Nanoseconds on the system's monotonic clock.
 ///
 /// A third of the instructions of `Instant`, which keeps seconds and nanoseconds apart: a shard reads the clock every turn.
+#[expect(clippy::disallowed_methods, reason = "what the shard's clock stands on")]
 #[inline]
 pub fn monotonic_nanos() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

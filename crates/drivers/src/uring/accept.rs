@@ -128,8 +128,12 @@ impl<K: Kernel> Uring<K> {
     }
 
     fn accepted(&mut self, listener: u16, fd: i32, sink: &mut Sink<'_>) {
-        self.stats.calls += 1;
-        let peer = self.kernel.peer_of(fd);
+        let peer = if self.peer_addresses {
+            self.stats.calls += 1;
+            self.kernel.peer_of(fd)
+        } else {
+            None
+        };
         self.tell(Completion::Accepted { listener, socket: Socket(fd as u64), peer }, sink);
     }
 

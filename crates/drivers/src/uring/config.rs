@@ -33,6 +33,8 @@ pub struct UringConfig {
     /// for every older operation on the table, so one idle connection's receive holds back the FIN of all
     /// others (liburing#1192). [`probe`](crate::probe()) finds out.
     pub plain_descriptors: bool,
+    /// Asks for the peer's address of each accepted connection, which is a system call of its own here. On by default.
+    pub peer_addresses: bool,
     /// What is done to a socket before it connects.
     pub before_connect: BeforeConnect,
 }
@@ -47,6 +49,7 @@ impl Default for UringConfig {
             incremental: false,
             restrict: true,
             plain_descriptors: false,
+            peer_addresses: true,
             before_connect: BeforeConnect::default(),
         }
     }

@@ -79,6 +79,8 @@ pub struct Uring<K: Kernel> {
     /// True while the completion queue overflows, so that each time counts once.
     overflowing: bool,
     connections_max: u32,
+    /// Each accepted connection is asked for its peer's address.
+    peer_addresses: bool,
     stats: DriverStats,
     anomalies: Anomalies,
 }
@@ -148,6 +150,7 @@ impl<K: Kernel> Uring<K> {
             quiet: false,
             overflowing: false,
             connections_max,
+            peer_addresses: true,
             stats: DriverStats::default(),
             anomalies: Anomalies::default(),
         }

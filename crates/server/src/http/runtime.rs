@@ -71,7 +71,7 @@ impl ShardTimer {
     /// Timers on `shard`, where a task looks after them from now on.
     pub fn new(shard: &Shard) -> ShardTimer {
         let state = State { alarms: Alarms::new(), looks_at: None, task: None };
-        let inner = Arc::new(Inner { clock: Clock::start(), state: Mutex::new(state) });
+        let inner = Arc::new(Inner { clock: shard.timers().clock().clone(), state: Mutex::new(state) });
         shard.spawn(look_after(inner.clone(), shard.clone()));
         ShardTimer { inner }
     }
@@ -85,7 +85,7 @@ impl ShardTimer {
 impl Inner {
     fn time(&self, instant: Instant) -> Time {
         // The clock is read last, so that the time is never early.
-        let left = instant.saturating_duration_since(Instant::now());
+        let left = instant.saturating_duration_since(self.clock.instant());
         self.now() + left
     }
 
@@ -134,7 +134,11 @@ async fn look_after(inner: Arc<Inner>, shard: Shard) {
 
 impl Timer for ShardTimer {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
-        self.sleep_until(Instant::now() + duration)
+        Box::pin(self.after(duration))
+    }
+
+    fn now(&self) -> Instant {
+        self.inner.clock.instant()
     }
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {

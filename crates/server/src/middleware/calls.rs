@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{Level, debug, enabled, trace, warn};
 
@@ -12,7 +12,7 @@ use super::observe::{CallEnd, CallObserver};
 use crate::cx::Cx;
 use crate::log::LineLimit;
 use crate::service::Service;
-use ringserve_core::Frame;
+use ringserve_core::{Frame, Time};
 
 /// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones are the same: one is kept to be read,
 /// from any thread at any time, one goes into the factory.
@@ -171,29 +171,29 @@ fn add(counter: &AtomicU64, n: u64) {
 /// What is remembered of a call under way.
 #[derive(Debug)]
 pub struct Times {
-    begun: Option<Instant>,
-    waits_since: Option<Instant>,
+    begun: Option<Time>,
+    waits_since: Option<Time>,
 }
 
 impl<S: Service> CallObserver<S> for ShardCalls {
     type Call = Times;
 
     #[inline]
-    fn begins(&self, _cx: &Cx<'_, S::Session>, _frame: &Frame) -> Times {
+    fn begins(&self, cx: &Cx<'_, S::Session>, _frame: &Frame) -> Times {
         add(&self.counters.begun, 1);
         let mut begun = None;
         if self.one_in > 0 {
             let left = self.until_timed.get() - 1;
             self.until_timed.set(if left == 0 { self.one_in } else { left });
-            begun = (left == 0).then(Instant::now);
+            begun = (left == 0).then(|| cx.shard().now());
         }
         Times { begun, waits_since: None }
     }
 
-    fn waits(&self, _cx: &Cx<'_, S::Session>, call: &mut Times) {
+    fn waits(&self, cx: &Cx<'_, S::Session>, call: &mut Times) {
         add(&self.counters.waited, 1);
         if self.slower_than.is_some() {
-            call.waits_since = Some(Instant::now());
+            call.waits_since = Some(cx.shard().now());
         }
     }
 
@@ -219,7 +219,7 @@ impl<S: Service> CallObserver<S> for ShardCalls {
 impl ShardCalls {
     #[cold]
     fn took_time<T: 'static>(&self, cx: &Cx<'_, T>, call: &Times) {
-        let now = Instant::now();
+        let now = cx.shard().now();
         if let Some(begun) = call.begun {
             let nanos = u64::try_from((now - begun).as_nanos()).unwrap_or(u64::MAX);
             add(&self.counters.timed_nanos, nanos);
@@ -228,7 +228,7 @@ impl ShardCalls {
         let Some(waited) = call.waits_since.map(|since| now - since) else { return };
         if self.slower_than.is_some_and(|slower_than| waited > slower_than) {
             add(&self.counters.slow, 1);
-            if self.lines.borrow_mut().allows(cx.shard().timers().now()) {
+            if self.lines.borrow_mut().allows(now) {
                 warn!(shard = cx.shard().index(), id = %cx.id(), ?waited, "slow call");
             }
         }

@@ -7,10 +7,11 @@ use std::thread;
 
 use super::driver::{Driver, Wanted};
 use super::error::Error;
-use super::launch::{Plan, announce, cpus_to_pin, descriptors};
+use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::Binds;
 use super::listen::sockets::Listen;
 use super::memory;
+use super::plan::Plan;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::signals::StopSignals;
@@ -20,13 +21,15 @@ use crate::guard::guard;
 use crate::log;
 use crate::peer::Peer;
 use crate::service::IntoService;
+use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
+use crate::shard::random::Random;
 use crate::shard::state::Admit;
-use ringserve_core::Limits;
 use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::{Address, Limits};
 
 /// Shards at most: beyond, something is wrong with the number.
-pub(super) const SHARDS_MAX: usize = 1024;
+const SHARDS_MAX: usize = 1024;
 
 /// A server to be. `F` is the framing of all its connections.
 ///
@@ -66,12 +69,12 @@ impl Server<Raw> {
     /// A server on `addr`, on every address it resolves to. Port 0 finds a free port, the same for all shards.
     /// An address that cannot be resolved is reported at the start. See [`listen`](Server::listen).
     pub fn bind(addr: impl ToSocketAddrs) -> Server<Raw> {
-        Server::on(Binds::new().ip(addr))
+        Server::on(Binds::default().ip(addr))
     }
 
     /// A server on a Unix socket. See [`listen_unix`](Server::listen_unix).
     pub fn bind_unix(path: impl Into<PathBuf>) -> Server<Raw> {
-        Server::on(Binds::new().unix(path))
+        Server::on(Binds::default().unix(path))
     }
 
     fn on(binds: Binds) -> Server<Raw> {
@@ -254,15 +257,8 @@ impl<F: Framing + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        let addrs = self.binds.all().map_err(Error::Address)?;
-        Make::adjust(&mut self.limits);
-        self.limits.check().map_err(Error::Limits)?;
-        self.sockets.check().map_err(Error::SocketOption)?;
-        let parallelism = thread::available_parallelism().map_or(1, usize::from);
-        let shards = self.shards.unwrap_or(parallelism);
-        if !(1..=SHARDS_MAX).contains(&shards) {
-            return Err(Error::Shards(shards));
-        }
+        let parallelism = || thread::available_parallelism().map_or(1, usize::from);
+        let (addrs, shards) = self.check::<Make>(parallelism)?;
         self.runtime.check()?;
         let limits = memory::fit(self.limits, self.limits_given, shards);
         let descriptors = descriptors(shards, addrs.len())?;
@@ -288,8 +284,40 @@ impl<F: Framing + Clone + Send> Server<F> {
             runtime: self.runtime,
             factory: Arc::new(factory),
             shards,
+            clock: Clock::start(),
+            seed: Random::system_seed(),
         };
         let (remotes, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
         Ok(ServerHandle::new(listening, remotes, threads))
+    }
+}
+
+impl<F> Server<F> {
+    /// Checks what the program set, for a service that `Make` becomes. Returns where the server listens, and with how many
+    /// shards: `by_default` if the program does not say.
+    pub(super) fn check<Make: IntoService<F>>(
+        &mut self,
+        by_default: impl FnOnce() -> usize,
+    ) -> Result<(Vec<Address>, usize), Error> {
+        let addrs = std::mem::take(&mut self.binds).all().map_err(Error::Address)?;
+        Make::adjust(&mut self.limits);
+        self.limits.check().map_err(Error::Limits)?;
+        self.sockets.check().map_err(Error::SocketOption)?;
+        let shards = self.shards.unwrap_or_else(by_default);
+        if !(1..=SHARDS_MAX).contains(&shards) {
+            return Err(Error::Shards(shards));
+        }
+        Ok((addrs, shards))
+    }
+
+    /// A simulation steps shards, and no runtime's loop.
+    #[cfg(feature = "testing")]
+    pub(super) fn refuse_runtime(&self) -> Result<(), Error> {
+        if self.runtime == Runtime::Own {
+            return Ok(());
+        }
+        let error =
+            std::io::Error::other("a runtime around shards is not simulated: leave Server::runtime out");
+        Err(Error::Runtime { shard: 0, error })
     }
 }

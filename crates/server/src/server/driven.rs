@@ -9,16 +9,19 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
-use super::builder::{SHARDS_MAX, Server};
+use super::builder::Server;
 use super::driver::Wanted;
 use super::error::Error;
-use super::launch::{OneShard, Plan, give_up};
+use super::launch::give_up;
 use super::listen::sockets::Listening;
+use super::plan::{OneShard, Plan};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::starting::Starting;
 use crate::service::IntoService;
+use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
+use crate::shard::random::Random;
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {
@@ -45,7 +48,7 @@ pub trait Drivers: Send + Sync + 'static {
 /// # Errors
 /// Those of [`Server::start`], and the drivers'.
 pub fn start_on<D, F, Make>(
-    mut server: Server<F>,
+    server: Server<F>,
     drivers: D,
     factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
 ) -> Result<ServerHandle, Error>
@@ -54,40 +57,10 @@ where
     F: Framing + Clone + Send,
     Make: IntoService<F>,
 {
-    let addrs = server.binds.all().map_err(Error::Address)?;
-    Make::adjust(&mut server.limits);
-    server.limits.check().map_err(Error::Limits)?;
-    let shards = server.shards.unwrap_or(1);
-    if !(1..=SHARDS_MAX).contains(&shards) {
-        return Err(Error::Shards(shards));
-    }
-    let wanted = Wanted {
-        driver: server.driver,
-        incremental: server.incremental,
-        shards,
-        descriptors: u64::MAX,
-        limits: &server.limits,
-        sockets: &server.sockets,
-    };
-    let (config, chosen) = wanted.driven();
-    let listen = |addr: &Address| match addr {
-        Address::Ip(ip) => drivers.listen(*ip, shards).map(Address::Ip),
-        _ => Err(io::ErrorKind::Unsupported.into()),
-    };
-    let listen = |addr| listen(&addr).map_err(|error| Error::Listen { addr, error });
-    let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
-    let listening = Listening::new(addrs, Vec::new(), Vec::new());
-    let plan = Plan {
-        framing: server.framing,
-        limits: server.limits,
-        chosen,
-        admit: server.admit,
-        runtime: Runtime::Own,
-        factory: Arc::new(factory),
-        shards,
-    };
+    let (config, listening, plan) =
+        planned(server, &|addr, shards| drivers.listen(addr, shards), u64::MAX, factory)?;
     let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
-    let no_sockets = (0..shards).map(|_| Vec::new()).collect();
+    let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
     let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_, _>, ready| {
         match drivers.make(shard.index, &config) {
             Ok(driver) => shard.run_on(driver, listeners, ready),
@@ -96,4 +69,46 @@ where
     });
     let (remotes, threads) = launched?;
     Ok(ServerHandle::new(listening, remotes, threads))
+}
+
+/// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.
+pub(super) fn planned<F, Factory, Make>(
+    mut server: Server<F>,
+    listen: &dyn Fn(SocketAddr, usize) -> io::Result<SocketAddr>,
+    descriptors: u64,
+    factory: Factory,
+) -> Result<(UringConfig, Listening, Plan<F, Factory>), Error>
+where
+    F: Framing + Clone + Send,
+    Factory: Fn(&Shard) -> Make,
+    Make: IntoService<F>,
+{
+    let (addrs, shards) = server.check::<Make>(|| 1)?;
+    let wanted = Wanted {
+        driver: server.driver,
+        incremental: server.incremental,
+        shards,
+        descriptors,
+        limits: &server.limits,
+        sockets: &server.sockets,
+    };
+    let (config, chosen) = wanted.driven();
+    let listen = |addr: &Address| match addr {
+        Address::Ip(ip) => listen(*ip, shards).map(Address::Ip),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    };
+    let listen = |addr| listen(&addr).map_err(|error| Error::Listen { addr, error });
+    let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
+    let plan = Plan {
+        framing: server.framing,
+        limits: server.limits,
+        chosen,
+        admit: server.admit,
+        runtime: Runtime::Own,
+        factory: Arc::new(factory),
+        shards,
+        clock: Clock::start(),
+        seed: Random::system_seed(),
+    };
+    Ok((config, Listening::new(addrs, Vec::new(), Vec::new()), plan))
 }

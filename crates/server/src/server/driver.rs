@@ -152,6 +152,7 @@ impl Wanted<'_> {
             pool: self.pool(),
             plain_descriptors: !direct_descriptors,
             incremental: self.incremental,
+            peer_addresses: self.sockets.peer_address,
             ..UringConfig::default()
         };
         (config, sizes)
@@ -203,7 +204,8 @@ impl Wanted<'_> {
         probe_epoll()?;
         let sizes = self.in_descriptors();
         let (connections, before_connect) = (sizes.slots(), self.before_connect());
-        let config = EpollConfig { connections, pool: self.pool(), before_connect };
+        let peer_addresses = self.sockets.peer_address;
+        let config = EpollConfig { connections, pool: self.pool(), peer_addresses, before_connect };
         let reason = format!(
             "epoll ({why}); each connection costs a descriptor, so RLIMIT_NOFILE, {}, bounds them",
             self.descriptors

@@ -1,15 +1,14 @@
-//! From a plan to running shards: threads, drivers, services, and the wait until all are ready.
+//! From a plan to running shards: a thread and a driver for each, and the wait until all are ready.
 
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Driver, Limits, Quota};
+use ringserve_core::{Driver, Limits};
 use ringserve_drivers::{Epoll, Uring};
 use socket2::SockRef;
 use tracing::{error, info, warn};
@@ -18,34 +17,23 @@ use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use super::error::Error;
 use super::listen::sockets::Listening;
+use super::plan::{OneShard, Plan};
 use super::running::{ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::starting::{Heard, Ready, Starting};
-use crate::guard::{guard, message_of};
-use crate::log::{LogObserver, guarded};
+use crate::guard::message_of;
+use crate::log::guarded;
 use crate::service::IntoService;
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
-use crate::shard::state::{Admit, Parts, ShardLoop};
-use crate::shard::upstreams::add_upstreams;
+use crate::shard::state::{Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
 
 /// The shards that run, as seen from outside and as threads.
 pub(super) type Launched = (Vec<Arc<RemoteShard>>, Vec<thread::JoinHandle<ShardEnd>>);
-
-/// What all shards are made from.
-pub(super) struct Plan<F, Factory> {
-    pub(super) framing: F,
-    pub(super) limits: Limits,
-    pub(super) chosen: Chosen,
-    pub(super) admit: Option<Admit>,
-    pub(super) runtime: Runtime,
-    pub(super) factory: Arc<Factory>,
-    pub(super) shards: usize,
-}
 
 impl<F, Factory, Make> Plan<F, Factory>
 where
@@ -61,29 +49,13 @@ where
         cpus: &[usize],
         run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd + Clone + Send + 'static,
     ) -> Result<Launched, Error> {
-        let remotes: Arc<[Arc<RemoteShard>]> = (0..self.shards).map(|_| RemoteShard::new()).collect();
-        let quota = Arc::new(Quota::new(self.chosen.connections_max()));
-        let gate = Arc::new(Gate::default());
         let mut threads = Vec::new();
-        let mut started = Ok(());
         // So that nothing listens any more after a start that failed, whatever a factory still waits for.
         let listeners: Vec<OwnedFd> = sockets.iter().flatten().filter_map(|fd| fd.try_clone().ok()).collect();
-        for (index, sockets) in sockets.into_iter().enumerate() {
-            let shard = OneShard {
-                index,
-                shards: self.shards,
-                cpu: cpus.get(index).copied(),
-                framing: self.framing.clone(),
-                limits: self.limits.clone(),
-                chosen: self.chosen.clone(),
-                admit: self.admit.clone(),
-                runtime: self.runtime,
-                factory: self.factory.clone(),
-                remotes: remotes.clone(),
-                quota: quota.clone(),
-                gate: gate.clone(),
-                sockets,
-            };
+        let shards = self.shards(sockets, cpus);
+        let (count, remotes) = (shards.len(), shards[0].remotes.clone());
+        for shard in shards {
+            let index = shard.index;
             let (ready, run) = (starting.ready(index), run.clone());
             let thread = thread::Builder::new()
                 .name(format!("ringserve-{index}"))
@@ -96,22 +68,22 @@ where
                 }
             }
         }
-        if let Err((error, heard)) = starting.wait(self.shards) {
-            started = Err(error);
+        let gate = starting.gate();
+        let ready = starting.wait(count);
+        if let Err((_, heard)) = &ready {
             for listener in &listeners {
                 let _ = SockRef::from(listener).shutdown(Shutdown::Both);
             }
             for remote in remotes.iter() {
                 remote.command(Command::Force);
             }
-            threads = of_those_heard(threads, &heard);
+            threads = of_those_heard(threads, heard);
         }
         gate.open();
-        let launched = (remotes.to_vec(), threads);
-        match started {
-            Ok(()) => Ok(launched),
-            Err(error) => {
-                drop(ServerHandle::new(Listening::default(), launched.0, launched.1));
+        match ready {
+            Ok(()) => Ok((remotes.to_vec(), threads)),
+            Err((error, _)) => {
+                drop(ServerHandle::new(Listening::default(), remotes.to_vec(), threads));
                 Err(error)
             }
         }
@@ -134,55 +106,24 @@ fn to_the_end<F, Factory>(
 ) -> ShardEnd {
     enter_shard();
     let (index, remotes, not_ready) = (shard.index, shard.remotes.clone(), ready.again());
-    let ran = catch_unwind(AssertUnwindSafe(|| run(shard, ready)));
+    let end = ended(index, &remotes, catch_unwind(AssertUnwindSafe(|| run(shard, ready))));
+    if let Err(death) = &end {
+        not_ready.failed(death.error(index));
+    }
+    end
+}
+
+/// How a shard ended, which the others learn too.
+pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Result<ShardEnd>) -> ShardEnd {
     let end = ran.unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic))));
     // Also where the loop never began.
     remotes[index].close();
     if let Err(death) = &end {
         let cause = death.error(index);
         guarded(|| error!(shard = index, "{cause}; the other shards drain and the server ends"));
-        not_ready.failed(cause);
         remotes.iter().for_each(|remote| remote.command(Command::Drain));
     }
     end
-}
-
-/// Holds every shard back until all are ready: the first message finds everybody there.
-#[derive(Default)]
-struct Gate {
-    is_open: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl Gate {
-    fn open(&self) {
-        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.opened.notify_all();
-    }
-
-    fn pass(&self) {
-        let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*is_open {
-            is_open = self.opened.wait(is_open).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-/// One shard before it runs.
-pub(super) struct OneShard<F, Factory> {
-    pub(super) index: usize,
-    shards: usize,
-    cpu: Option<usize>,
-    framing: F,
-    limits: Limits,
-    chosen: Chosen,
-    admit: Option<Admit>,
-    runtime: Runtime,
-    factory: Arc<Factory>,
-    remotes: Arc<[Arc<RemoteShard>]>,
-    quota: Arc<Quota>,
-    gate: Arc<Gate>,
-    sockets: Vec<OwnedFd>,
 }
 
 impl<F, Factory, Make> OneShard<F, Factory>
@@ -259,47 +200,23 @@ where
         }
     }
 
-    /// Makes the service, says so, and waits until all others have theirs. `None` if there is none.
+    /// Makes the shard, says so, and waits until all others are made. `None` if it cannot be.
     fn prepare<D: Driver<Descriptor = OwnedFd>>(
         self,
         driver: D,
         listeners: u16,
         ready: Ready,
     ) -> Option<Parts<Make::Service, F, D>> {
-        let remote = self.remotes[self.index].clone();
-        remote.set_driver(driver.waker());
-        let shard = Shard::new(self.index, self.shards, remote);
-        let service = match guard(|| (self.factory)(&shard).into_service(&shard)) {
-            Ok(Ok(service)) => service,
-            Ok(Err(error)) => {
-                let factory = |error| Error::Factory { shard: self.index, error };
-                ready.failed(error.downcast().map_or_else(factory, |limit| Error::Limits(*limit)));
-                return None;
+        match self.make(driver, listeners) {
+            Ok(parts) => {
+                ready.succeeded();
+                Some(parts)
             }
-            Err(_panicked) => {
-                ready.failed(Error::FactoryPanicked { shard: self.index });
-                return None;
+            Err(error) => {
+                ready.failed(error);
+                None
             }
-        };
-        let framing = Rc::new(self.framing);
-        let mut core = ringserve_core::Shard::new(
-            self.limits.clone(),
-            self.chosen.connections(),
-            listeners,
-            framing.encoding(),
-            driver.pool().clone(),
-            LogObserver::new(self.index),
-        );
-        let others = (self.shards > 1).then(|| self.remotes.clone());
-        if others.is_some() {
-            core.share_quota(self.quota);
         }
-        // Others may give connections away before this shard's first turn.
-        self.remotes[self.index].set_room(core.slots_left());
-        ready.succeeded();
-        self.gate.pass();
-        let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
-        Some(Parts { shard, core, framing, driver, service, admit: self.admit, others, upstreams })
     }
 }
 

@@ -9,8 +9,11 @@ pub(crate) mod error;
 mod launch;
 pub(crate) mod listen;
 pub(crate) mod memory;
+mod plan;
 pub(crate) mod running;
 pub(crate) mod runtime;
 mod signals;
 pub(crate) mod socket_options;
 mod starting;
+#[cfg(feature = "testing")]
+pub(crate) mod stepped;

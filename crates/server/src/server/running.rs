@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringserve_core::Address;
 
@@ -14,6 +14,7 @@ use super::error::Error;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
+use crate::shard::clock::Deadline;
 use crate::shard::inbox::{Command, RemoteShard};
 use crate::stats::{ServerStats, ShardStats};
 
@@ -113,7 +114,7 @@ impl ServerHandle {
     /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
     /// ones there are. Called again a moment later it returns those that were asked for.
     pub fn stats(&self) -> ServerStats {
-        let deadline = Instant::now() + REPORT_WITHIN;
+        let deadline = Deadline::within(REPORT_WITHIN);
         let mut report = ServerStats::default();
         let asked: Vec<u64> = self.remotes.iter().map(|remote| remote.ask_report()).collect();
         for (remote, number) in self.remotes.iter().zip(asked) {

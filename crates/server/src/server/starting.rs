@@ -1,6 +1,7 @@
-//! From the first shard's thread to the last one that is ready: who says so, and what ends the wait before that.
+//! From the first shard's thread to the last one that is ready: how each says so, and what ends the wait before that.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::error::Error;
 
@@ -18,12 +19,14 @@ enum Progress {
 pub(super) struct Starting {
     sender: Sender<Progress>,
     receiver: Receiver<Progress>,
+    gate: Arc<Gate>,
 }
 
 /// One shard's side of it.
 pub(super) struct Ready {
     shard: usize,
     sender: Sender<Progress>,
+    gate: Arc<Gate>,
 }
 
 /// Ends the wait from another thread.
@@ -38,11 +41,16 @@ pub(super) struct Heard(Vec<bool>);
 impl Starting {
     pub(super) fn new() -> Starting {
         let (sender, receiver) = channel();
-        Starting { sender, receiver }
+        Starting { sender, receiver, gate: Arc::default() }
     }
 
     pub(super) fn ready(&self, shard: usize) -> Ready {
-        Ready { shard, sender: self.sender.clone() }
+        Ready { shard, sender: self.sender.clone(), gate: self.gate.clone() }
+    }
+
+    /// To be opened once the wait is over, whatever came of it.
+    pub(super) fn gate(&self) -> Arc<Gate> {
+        self.gate.clone()
     }
 
     pub(super) fn interrupter(&self) -> Interrupter {
@@ -70,6 +78,27 @@ impl Starting {
     }
 }
 
+/// Holds every shard back until all are ready: the first message finds everybody there.
+#[derive(Default)]
+pub(super) struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    pub(super) fn open(&self) {
+        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_open {
+            is_open = self.opened.wait(is_open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
 impl Heard {
     /// True if this shard's thread ends once it is told to.
     pub(super) fn of(&self, shard: usize) -> bool {
@@ -80,11 +109,13 @@ impl Heard {
 impl Ready {
     /// Another one for the same shard.
     pub(super) fn again(&self) -> Ready {
-        Ready { shard: self.shard, sender: self.sender.clone() }
+        Ready { shard: self.shard, sender: self.sender.clone(), gate: self.gate.clone() }
     }
 
+    /// Returns once the gate is open.
     pub(super) fn succeeded(self) {
         let _ = self.sender.send(Progress::Ready(self.shard));
+        self.gate.pass();
     }
 
     /// Nothing happens if the shard was ready before.

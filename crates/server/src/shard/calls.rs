@@ -69,7 +69,8 @@ pub(crate) struct Tasks<S: Service, Make, Fut> {
     shard: Shard,
 }
 
-struct Slot<S: Service, Fut> {
+/// A call, or room for one.
+pub(crate) struct Slot<S: Service, Fut> {
     future: Pin<Box<Fut>>,
     job: Rc<Job<S>>,
     wake: Arc<TaskWaker>,
@@ -93,32 +94,27 @@ where
         Tasks { service, make, slots: Vec::new(), free: Vec::new(), shard }
     }
 
-    /// Calls the service. `Err` with the slot's number if the call waits, or with `None` if the system has no memory for it.
-    ///
-    /// # Panics
-    /// If the call does; [`recover`](Tasks::recover) must be called then.
+    /// A slot without a call, and its number. `None` if the system has no memory for one.
     #[inline(always)]
-    pub(crate) fn start(
-        &mut self,
-        id: ConnId,
-        shared: &ConnShared<S::Session>,
-        frame: Frame,
-    ) -> Result<Result<(), S::Error>, Option<u32>> {
+    pub(crate) fn idle(&mut self) -> Option<(u32, &mut Slot<S, Fut>)> {
         let task = match self.free.last() {
             Some(task) => *task,
-            None => self.grow().ok_or(None)?,
+            None => self.grow()?,
         };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
-            empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task).ok_or(None)?),
+            empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task)?),
         };
-        slot.job.frame.set(frame);
-        slot.job.shared.set(Some(shared.clone()));
-        slot.poll().ok_or_else(|| {
+        Some((task, slot))
+    }
+
+    /// The call that began in the [idle](Tasks::idle) slot waits.
+    pub(crate) fn waits(&mut self, task: u32, id: ConnId) {
+        debug_assert_eq!(self.free.last(), Some(&task), "another slot is used next");
+        self.free.pop();
+        if let Some(slot) = self.slot(task) {
             slot.id = Some(id);
-            self.free.pop();
-            Some(task)
-        })
+        }
     }
 
     /// Bytes of memory that a call holds while it waits, beside its frame.
@@ -273,6 +269,21 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
         let waker = wake.waker();
         let future = Box::into_pin(try_box(make(service.clone(), job.clone()))?);
         Some(Slot { future, job, wake, waker, id: None, bytes: 0, prev: None, next: None })
+    }
+
+    /// Calls the service. `None` if the call waits.
+    ///
+    /// # Panics
+    /// If the call does; [`recover`](Tasks::recover) must be called then.
+    #[inline(always)]
+    pub(crate) fn call(
+        &mut self,
+        shared: &ConnShared<S::Session>,
+        frame: Frame,
+    ) -> Option<Result<(), S::Error>> {
+        self.job.frame.set(frame);
+        self.job.shared.set(Some(shared.clone()));
+        self.poll()
     }
 
     /// The result, if the call is done.

@@ -1,28 +1,66 @@
-//! The clock of a shard.
+//! The one place that reads the time and waits for it. `clippy.toml` refuses both everywhere else.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Condvar, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ringserve_core::Time;
 use ringserve_drivers::monotonic_nanos;
 
-/// How long ago the clocks of new shards started, in nanoseconds. For tests.
+/// How long ago the clocks of new servers started, in nanoseconds. For tests.
 static AGE: AtomicU64 = AtomicU64::new(0);
 
-/// From now on new shards find their clocks at `age`, as if they had run that long. For tests of what happens after
-/// months.
+/// From now on the shards of new servers find their clocks at `age`, as if they had run that long. For tests of what
+/// happens after months.
 #[doc(hidden)]
 pub fn age_new_shards(age: Duration) {
     AGE.store(nanos(age), Ordering::SeqCst);
 }
 
-/// Counts the nanoseconds since it was started, on the system's monotonic clock.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
-    /// When it was at zero, by the system's clock; before that clock's own start, as a number that wrapped.
-    zero: u64,
+/// The clock of a server's shards: nanoseconds since it was started. Clones are the same clock.
+#[derive(Clone, Debug)]
+pub(crate) enum Clock {
+    /// The system's monotonic clock.
+    Real {
+        /// When this one was at zero, by the system's clock; before that clock's own start, as a number that wrapped.
+        zero: u64,
+    },
+    /// A simulation's.
+    #[cfg(feature = "testing")]
+    Simulated {
+        time: VirtualTime,
+        /// What this clock shows when that one is at zero.
+        age: Duration,
+    },
 }
 
+/// The time of a simulation, which passes when it is set. Clones are the same time.
+#[cfg(feature = "testing")]
+#[derive(Clone, Debug)]
+pub(crate) struct VirtualTime {
+    nanos: std::sync::Arc<AtomicU64>,
+    /// What stands for its zero where instants of the standard library are asked for.
+    zero: Instant,
+}
+
+#[cfg(feature = "testing")]
+#[expect(clippy::disallowed_methods, reason = "instants begin somewhere; only their differences are seen")]
+impl VirtualTime {
+    pub(crate) fn start() -> VirtualTime {
+        VirtualTime { nanos: std::sync::Arc::default(), zero: Instant::now() }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, now: Duration) {
+        self.nanos.store(nanos(now), Ordering::Relaxed);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "it is the clock")]
 impl Clock {
     /// A clock that starts now.
     pub(crate) fn start() -> Clock {
@@ -31,15 +69,61 @@ impl Clock {
 
     /// A clock that started this long ago.
     pub(crate) fn of_age(age: Duration) -> Clock {
-        Clock { zero: monotonic_nanos().wrapping_sub(nanos(age)) }
+        Clock::Real { zero: monotonic_nanos().wrapping_sub(nanos(age)) }
     }
 
     #[inline]
-    pub(crate) fn now(self) -> Time {
-        Time::from_nanos(monotonic_nanos().wrapping_sub(self.zero))
+    pub(crate) fn now(&self) -> Time {
+        match self {
+            Clock::Real { zero } => Time::from_nanos(monotonic_nanos().wrapping_sub(*zero)),
+            #[cfg(feature = "testing")]
+            Clock::Simulated { time, age } => Time::from_nanos(nanos(time.now() + *age)),
+        }
+    }
+
+    /// The same moment for code that counts in instants of the standard library.
+    #[cfg(feature = "http")]
+    pub(crate) fn instant(&self) -> Instant {
+        match self {
+            Clock::Real { .. } => Instant::now(),
+            #[cfg(feature = "testing")]
+            Clock::Simulated { time, .. } => time.zero + time.now(),
+        }
     }
 }
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A point in time by which a thread that is no shard's waits no longer: one that starts a server, or asks how it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline(Instant);
+
+#[expect(clippy::disallowed_methods, reason = "such a thread waits in real time")]
+impl Deadline {
+    /// In `time` from now.
+    pub(crate) fn within(time: Duration) -> Deadline {
+        Deadline(Instant::now() + time)
+    }
+
+    /// Sleeps for `time`. False at once if the deadline is over.
+    pub(crate) fn pauses(self, time: Duration) -> bool {
+        let waits = Instant::now() < self.0;
+        if waits {
+            thread::sleep(time);
+        }
+        waits
+    }
+
+    /// Waits while `waits` says so, which is asked at each notification, until the deadline is over.
+    pub(crate) fn wait_while<'a, T>(
+        self,
+        notified: &Condvar,
+        guard: MutexGuard<'a, T>,
+        waits: impl FnMut(&mut T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        let left = self.0.saturating_duration_since(Instant::now());
+        notified.wait_timeout_while(guard, left, waits).unwrap_or_else(PoisonError::into_inner).0
+    }
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::Waker;
 
-use ringserve_core::framing::Framing;
+use ringserve_core::framing::{FrameError, Framing};
 use ringserve_core::{CloseReason, ConnId, ConnShared, Driver, Ended, Frames, Lane, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
@@ -40,27 +40,39 @@ where
     fn call_for_each_frame(&mut self, frames: &mut Frames<'_, LogObserver>) {
         let Some(shared) = frames.shared().downcast_ref::<S::Session>() else { return };
         loop {
-            match frames.next_frame(&*self.framing) {
-                Next::Frame(frame) => match self.tasks.start(frames.id(), shared, frame) {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => {
-                        let id = frames.id();
-                        return self.failed(frames.shard(), id, error);
-                    }
-                    Err(None) => return frames.abort(CloseReason::MemoryLimit),
-                    Err(Some(task)) => {
-                        let parked = frames.park(task, self.tasks.call_bytes());
-                        self.tasks.list(task, parked);
-                    }
-                },
-                Next::Nothing => return,
-                Next::Bad(error) => {
-                    guarded(|| debug!(shard = self.shard.index(), id = %frames.id(), %error, "bad frame"));
-                    self.service.malformed(&Cx::new(shared, &self.shard), &error);
-                    return frames.finish(CloseReason::BadFrame(error));
+            let Some((task, slot)) = self.tasks.idle() else { return frames.abort(CloseReason::MemoryLimit) };
+            // The slot is free for the next call as long as none waits.
+            let failed = loop {
+                match frames.next_frame(&*self.framing) {
+                    Next::Frame(frame) => match slot.call(shared, frame) {
+                        Some(Ok(())) => {}
+                        Some(Err(error)) => break Some(error),
+                        None => break None,
+                    },
+                    Next::Nothing => return,
+                    Next::Bad(error) => return self.malformed(frames, shared, error),
                 }
+            };
+            let id = frames.id();
+            if let Some(error) = failed {
+                return self.failed(frames.shard(), id, error);
             }
+            self.tasks.waits(task, id);
+            let parked = frames.park(task, self.tasks.call_bytes());
+            self.tasks.list(task, parked);
         }
+    }
+
+    #[cold]
+    fn malformed(
+        &mut self,
+        frames: &mut Frames<'_, LogObserver>,
+        shared: &ConnShared<S::Session>,
+        error: FrameError,
+    ) {
+        guarded(|| debug!(shard = self.shard.index(), id = %frames.id(), %error, "bad frame"));
+        self.service.malformed(&Cx::new(shared, &self.shard), &error);
+        frames.finish(CloseReason::BadFrame(error));
     }
 
     /// A connection of the service, until it ended.

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempts::Requests;
+use super::clock::Clock;
 use super::draining::{DrainFlag, Draining};
 use super::inbox::RemoteShard;
+use super::random::Random;
 use super::spawned::LocalTasks;
+use ringserve_core::Time;
+
 use super::timers::{Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
 
@@ -26,6 +30,7 @@ struct Inner {
     count: usize,
     tasks: LocalTasks,
     timers: Timers,
+    random: Random,
     remote: Arc<RemoteShard>,
     mailboxes: RefCell<Vec<ReadMailbox>>,
     draining: DrainFlag,
@@ -35,13 +40,20 @@ struct Inner {
 }
 
 impl Shard {
-    pub(crate) fn new(index: usize, count: usize, remote: Arc<RemoteShard>) -> Shard {
-        let timers = Timers::new();
+    pub(crate) fn new(
+        index: usize,
+        count: usize,
+        remote: Arc<RemoteShard>,
+        clock: Clock,
+        random: Random,
+    ) -> Shard {
+        let timers = Timers::new(clock);
         let inner = Inner {
             index,
             count,
             tasks: LocalTasks::new(index, remote.clone(), timers.clone()),
             timers,
+            random,
             remote,
             mailboxes: RefCell::default(),
             draining: DrainFlag::default(),
@@ -69,6 +81,31 @@ impl Shard {
 
     pub(crate) fn upstream_requests(&self) -> &Requests {
         &self.inner.upstreams
+    }
+
+    /// The time now on the clock of this server's shards, which all of them share. It costs a look at the system's
+    /// clock, 20 ns or so.
+    ///
+    /// A service that measures or expires by this clock runs in a simulation too, where time jumps; one that asks
+    /// [`std::time::Instant`] does not.
+    ///
+    /// ```
+    /// # use ringserve::{Shard, time::Time};
+    /// # use std::time::Duration;
+    /// fn is_stale(shard: &Shard, written: Time) -> bool {
+    ///     shard.now() - written > Duration::from_secs(60)
+    /// }
+    /// ```
+    pub fn now(&self) -> Time {
+        self.inner.timers.now()
+    }
+
+    /// A random number, of which all 64 bits are as likely set as not. It costs some nanoseconds and no system call. Not for
+    /// keys and other secrets: who sees one number can tell the next.
+    ///
+    /// Each shard has numbers of its own. In a simulation the seed decides them.
+    pub fn random(&self) -> u64 {
+        self.inner.random.next()
     }
 
     /// Sleeps for at least `time`; may overshoot by about 1 ms.

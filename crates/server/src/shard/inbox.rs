@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
-use std::time::Instant;
 
 use bytes::Bytes;
 use ringserve_core::{ConnId, RemoteGate};
 
+use super::clock::Deadline;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
 use crate::stats::ShardStats;
@@ -23,6 +23,12 @@ thread_local! {
 /// This thread is a shard's from now on.
 pub(crate) fn enter_shard() {
     IS_SHARD.set(true);
+}
+
+/// This thread is no shard's any more.
+#[cfg(feature = "testing")]
+pub(crate) fn leave_shard() {
+    IS_SHARD.set(false);
 }
 
 /// True on the thread of a shard, of any server: it must not be blocked.
@@ -130,13 +136,11 @@ impl RemoteShard {
 
     /// A report made after that number was asked for, if it comes before the deadline; else the last one there is, marked
     /// as stale. A shard's own thread does not wait for it.
-    pub(crate) fn latest_report(&self, number: u64, deadline: Instant) -> ShardStats {
-        let mut reports = self.reports();
+    pub(crate) fn latest_report(&self, number: u64, deadline: Deadline) -> ShardStats {
         let waits = !is_on_shard();
-        while waits && reports.answered < number && !reports.ended {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
-            reports = self.reported.wait_timeout(reports, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let reports = deadline.wait_while(&self.reported, self.reports(), |reports| {
+            waits && reports.answered < number && !reports.ended
+        });
         ShardStats { stale: reports.answered < number, ..reports.last.clone() }
     }
 

@@ -13,10 +13,13 @@ mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod messages;
 mod passing;
+pub(crate) mod random;
 pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;
 pub(crate) mod state;
+#[cfg(feature = "testing")]
+pub(crate) mod stepped;
 mod sync;
 pub(crate) mod timers;
 pub(crate) mod turns;

@@ -196,11 +196,12 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shard::clock::Clock;
     use std::cell::Cell;
     use std::future::{pending, poll_fn};
 
     fn tasks() -> LocalTasks {
-        LocalTasks::new(0, RemoteShard::new(), Timers::new())
+        LocalTasks::new(0, RemoteShard::new(), Timers::new(Clock::start()))
     }
 
     /// Counts its drops.

@@ -47,19 +47,20 @@ struct Inner {
 }
 
 impl Timers {
-    pub(crate) fn new() -> Timers {
-        Timers::by(Clock::start())
-    }
-
-    fn by(clock: Clock) -> Timers {
+    pub(crate) fn new(clock: Clock) -> Timers {
         let state = RefCell::new(Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None });
         Timers { inner: Rc::new(Shared { next: Cell::new(None), state }), clock }
     }
 
-    /// The time since the shard's start, from the clock.
+    /// The time on the shard's clock, which is read.
     #[inline]
     pub(crate) fn now(&self) -> Time {
         self.clock.now()
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// From now on this one is woken when a task begins to sleep: for a shard whose user code also runs outside of its turns.
@@ -307,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_sleep_is_woken_once_it_is_over_and_not_before() {
-        let timers = Timers::new();
+        let timers = Timers::new(Clock::start());
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
         let mut task = Context::from_waker(&waker);
@@ -329,7 +330,7 @@ mod tests {
         for age in ages {
             // A second, and a time that is over after the next wrap.
             for time in [second, second * 2, second * 3600, day * 60, day * 900] {
-                let timers = Timers::by(Clock::of_age(age));
+                let timers = Timers::new(Clock::of_age(age));
                 assert!(timers.now() >= Time::ZERO + age);
                 let woken = Arc::new(Woken::default());
                 let waker = Waker::from(woken.clone());
@@ -353,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_keeps_no_other_from_being_woken() {
-        let timers = Timers::new();
+        let timers = Timers::new(Clock::start());
         let woken = Arc::new(Woken::default());
         let (good, bad) = (Waker::from(woken.clone()), crate::guard::tests::bomb());
         let mut sleeps: Vec<Sleep> = (0..6).map(|_| timers.sleep(Duration::from_secs(1))).collect();
@@ -368,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_sleep_for_ever_is_no_reason_to_wake() {
-        let timers = Timers::by(Clock::of_age(Duration::ZERO));
+        let timers = Timers::new(Clock::of_age(Duration::ZERO));
         let mut sleep = timers.sleep(Duration::MAX);
         assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
         assert_eq!(timers.next(), Some(Time::from_nanos(u64::MAX)));
@@ -376,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_dropped_sleep_leaves_no_timer_and_its_number_is_used_again() {
-        let timers = Timers::new();
+        let timers = Timers::new(Clock::start());
         for _ in 0..3 {
             let mut sleep = timers.sleep(Duration::from_secs(3600));
             assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -8,8 +8,10 @@ use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, Time, Wait};
 use tracing::{debug, error};
 
 use super::calls::{Job, calls};
+use super::clock::Clock;
 use super::handle::Shard;
 use super::inbox::RemoteShard;
+use super::random::Random;
 use super::state::{Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
@@ -32,18 +34,31 @@ where
     pub(crate) fn run(mut self) -> Result<ShardStats, i32> {
         let mut completions = Vec::new();
         loop {
-            self.lane.now = self.lane.shard.timers().now();
-            self.turn(&mut completions);
-            if self.is_done() {
-                break;
-            }
-            let wait = self.wait();
-            if let Err(errno) = self.lane.driver.turn(wait, Budget::default(), &mut completions) {
-                self.broken();
-                return Err(errno);
+            if let Some(end) = self.round(&mut completions) {
+                return end;
             }
         }
-        Ok(self.ended())
+    }
+
+    /// One round of the loop: a turn, and the driver's, which waits for what the next one works off.
+    #[inline]
+    pub(crate) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<Result<ShardStats, i32>> {
+        self.lane.now = self.lane.shard.timers().now();
+        self.turn(completions);
+        if self.is_done() {
+            return Some(Ok(self.ended()));
+        }
+        let wait = self.wait();
+        self.drive(wait, completions).err().map(Err)
+    }
+
+    #[inline]
+    pub(super) fn drive(&mut self, wait: Wait, completions: &mut Vec<Completion>) -> Result<(), i32> {
+        let turned = self.lane.driver.turn(wait, Budget::default(), completions);
+        if turned.is_err() {
+            self.broken();
+        }
+        turned
     }
 
     /// The driver broke: no completion comes any more. The service hears of the end of each connection.
@@ -151,7 +166,8 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         driver.pool().clone(),
         LogObserver::new(0),
     );
-    let shard = Shard::new(0, 1, remote);
+    let random = Random::of_shard(Random::system_seed(), 0);
+    let shard = Shard::new(0, 1, remote, Clock::start(), random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let (admit, others) = (None, None);

@@ -19,8 +19,9 @@ impl Shard {
     ///
     /// An address is an IP address with a port, or [`Address::unix`]; names are not resolved, since that blocks. Socket
     /// options are those of accepted connections ([`SocketOptions`](crate::net::SocketOptions)). Of the
-    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and `linger_timeout` hold, with bounds and
-    /// counters of their own; there is no limit on how long an upstream may be silent.
+    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and `linger_timeout` hold for each, with
+    /// counters of their own, and `held_bytes_max` for all connections of the shard together; there is no limit on how long an
+    /// upstream may be silent.
     ///
     /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued
     /// for them leaves, and they are closed.

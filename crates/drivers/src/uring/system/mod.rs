@@ -119,7 +119,9 @@ impl Uring<SystemKernel> {
         config.check()?;
         let (_, side) = Pool::new(config.pool)?;
         let kernel = SystemKernel::new(config, listeners)?;
-        Ok(Uring::with_kernel(kernel, side, config.connections))
+        let mut driver = Uring::with_kernel(kernel, side, config.connections);
+        driver.peer_addresses = config.peer_addresses;
+        Ok(driver)
     }
 
     /// What the ring runs with, in a line for the log.

@@ -158,6 +158,7 @@ fn register(ring: &IoUring, buffers: &BufferRing, group: u16, flags: u16) -> io:
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "a ring is made before its shard runs")]
 fn retried<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..MEMORY_TRIES {
         match attempt() {

@@ -1,12 +1,13 @@
 //! The end of a ring: nothing may be freed that the kernel can still write to or read from.
 
 use std::mem;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringserve_buf::KernelSide;
 
 use super::{SystemKernel, encode};
 use crate::shared::report::log;
+use crate::shared::wait::now;
 use crate::uring::kernel::{Kernel, Kind};
 
 /// How long and how often the kernel is asked to end everything. Each round cancels all there is; two are enough
@@ -17,10 +18,10 @@ const FINISH_ROUNDS: usize = 1000;
 impl SystemKernel {
     /// Cancels everything, waits for it within the bound, and gives the buffers back. False if something is left.
     pub(super) fn finish_all(&mut self, side: &mut KernelSide) -> bool {
-        let deadline = Instant::now() + FINISH_TIME;
+        let deadline = now() + FINISH_TIME;
         for _ in 0..FINISH_ROUNDS {
             self.drain(side);
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_sub(now());
             if self.in_flight == 0 && self.queued() == 0 || left.is_zero() {
                 break;
             }

@@ -11,7 +11,7 @@ use ringserve_core::Address;
 const LISTENERS_MAX: usize = 1024;
 
 /// What the program asked for, in its order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Binds {
     addrs: Vec<Address>,
     /// The first one that cannot be resolved.
@@ -19,10 +19,6 @@ pub(crate) struct Binds {
 }
 
 impl Binds {
-    pub(crate) fn new() -> Binds {
-        Binds { addrs: Vec::new(), failed: None }
-    }
-
     pub(crate) fn ip(mut self, addr: impl ToSocketAddrs) -> Binds {
         match addr.to_socket_addrs() {
             Ok(found) => {
@@ -79,12 +75,12 @@ mod tests {
 
     #[test]
     fn an_address_given_twice_is_named_and_free_ports_are_not() {
-        let twice = Binds::new().ip("127.0.0.1:7").unix("a").ip("127.0.0.1:7").all().unwrap_err();
+        let twice = Binds::default().ip("127.0.0.1:7").unix("a").ip("127.0.0.1:7").all().unwrap_err();
         assert!(twice.to_string().ends_with("127.0.0.1:7 is given twice"), "{twice}");
-        let twice = Binds::new().unix("a").unix("a").all().unwrap_err();
+        let twice = Binds::default().unix("a").unix("a").all().unwrap_err();
         assert!(twice.to_string().ends_with("unix:a is given twice"), "{twice}");
-        assert_eq!(Binds::new().ip("127.0.0.1:0").ip("127.0.0.1:0").all().unwrap().len(), 2);
-        let none = Binds::new().ip(&[][..]).all().unwrap_err();
+        assert_eq!(Binds::default().ip("127.0.0.1:0").ip("127.0.0.1:0").all().unwrap().len(), 2);
+        let none = Binds::default().ip(&[][..]).all().unwrap_err();
         assert!(none.to_string().ends_with("it resolves to no address"), "{none}");
     }
 }

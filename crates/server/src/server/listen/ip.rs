@@ -3,12 +3,12 @@
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::server::error::Error;
+use crate::shard::clock::Deadline;
 
 /// How long a port may stay taken by a process that was just killed: with 1000 connections 8 ms were seen.
 pub(super) const RETRY_FOR: Duration = Duration::from_millis(250);
@@ -17,7 +17,7 @@ pub(super) const RETRY_EVERY: Duration = Duration::from_millis(10);
 /// `SO_REUSEPORT` lets a second server bind the same port without a word and take half of the connections. A
 /// bind without it fails if anybody listens there.
 pub(super) fn refuse_second_instance(addr: SocketAddr, v6_only: bool) -> Result<(), Error> {
-    let started = Instant::now();
+    let deadline = Deadline::within(RETRY_FOR);
     loop {
         let bound = stream_socket(addr, v6_only).and_then(|socket| {
             socket.bind(&SockAddr::from(addr))?;
@@ -29,7 +29,7 @@ pub(super) fn refuse_second_instance(addr: SocketAddr, v6_only: bool) -> Result<
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                 return Err(Error::Listen { addr: addr.into(), error });
             }
-            Err(_) if started.elapsed() < RETRY_FOR => sleep(RETRY_EVERY),
+            Err(_) if deadline.pauses(RETRY_EVERY) => {}
             Err(_) => return Err(Error::AddressInUse { addr: addr.into(), holder: holder_of(addr) }),
         }
     }

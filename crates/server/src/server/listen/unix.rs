@@ -10,8 +10,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringserve_core::Address;
 use ringserve_drivers::peer_process;
@@ -25,6 +24,7 @@ use super::ip::{RETRY_FOR, process_name};
 use crate::server::error::Error;
 use crate::server::socket_options::apply::Warnings;
 use crate::server::socket_options::options::SocketOptions;
+use crate::shard::clock::Deadline;
 
 /// Bytes of a path, or of an abstract name, at most: `sun_path` has 108, one of which is a zero.
 const NAME_BYTES_MAX: usize = 107;
@@ -122,12 +122,12 @@ impl Place<'_> {
 
     /// Binds an abstract name, which is gone with its last socket.
     fn bind_name(&self, socket: &Socket, addr: &SockAddr) -> Result<(), Error> {
-        let started = Instant::now();
+        let deadline = Deadline::within(RETRY_FOR);
         loop {
             match socket.bind(addr) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() != ErrorKind::AddrInUse => return Err(self.failed(error)),
-                Err(_) if started.elapsed() < RETRY_FOR => sleep(LOOK_EVERY),
+                Err(_) if deadline.pauses(LOOK_EVERY) => {}
                 Err(_) => {
                     let holder = match who_is_at(addr) {
                         Ok(Found::Somebody(holder)) => holder,
@@ -141,7 +141,7 @@ impl Place<'_> {
 
     /// Removes the file of a server that is gone, and nothing else.
     fn make_room(&self, addr: &SockAddr) -> Result<(), Error> {
-        let started = Instant::now();
+        let deadline = Deadline::within(RETRY_FOR);
         loop {
             match fs::symlink_metadata(self.path) {
                 // If its directory is not there either, the bind will say so.
@@ -168,7 +168,7 @@ impl Place<'_> {
                         }
                     };
                 }
-                Ok(Found::Somebody(_)) if started.elapsed() < RETRY_FOR => sleep(LOOK_EVERY),
+                Ok(Found::Somebody(_)) if deadline.pauses(LOOK_EVERY) => {}
                 Ok(Found::Somebody(holder)) => return Err(self.in_use(holder)),
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
                 Err(error) => return Err(self.failed(self.explained(error))),
@@ -218,11 +218,11 @@ fn directory(path: &Path) -> &Path {
 /// know locks.
 fn lock(dir: &Path) -> Option<File> {
     let file = File::open(dir).ok()?;
-    let started = Instant::now();
+    let deadline = Deadline::within(LOCK_WITHIN);
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(file),
-            Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_WITHIN => sleep(Duration::from_millis(1)),
+            Err(Errno::WOULDBLOCK) if deadline.pauses(Duration::from_millis(1)) => {}
             Err(_) => return None,
         }
     }

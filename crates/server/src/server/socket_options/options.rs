@@ -25,6 +25,10 @@ pub struct SocketOptions {
     /// `TCP_NODELAY`: small replies leave at once. Replies leave in batches already, so waiting for more would only add
     /// delay. Default on.
     pub no_delay: bool,
+    /// Asks for the peer's address of each accepted connection. Off, [`Peer::addr`](crate::Peer::addr) and the log know none, and
+    /// with io_uring a connection costs one system call less (`getpeername`): for servers behind a proxy or a load balancer, whose
+    /// address says nothing. On by default.
+    pub peer_address: bool,
     /// `SO_KEEPALIVE`: the kernel asks silent peers for a sign of life, so that one that vanished without a FIN is
     /// noticed even where the idle limit is off. Default as [`KeepAlive::default`].
     pub keep_alive: Option<KeepAlive>,
@@ -95,6 +99,7 @@ impl Default for SocketOptions {
         SocketOptions {
             backlog: 4096,
             no_delay: true,
+            peer_address: true,
             keep_alive: Some(KeepAlive::default()),
             user_timeout: Some(Duration::from_secs(180)),
             not_sent_bytes_max: Some(128 << 10),
@@ -112,7 +117,7 @@ impl Default for SocketOptions {
 impl SocketOptions {
     ringserve_core::setters! {
         values {
-            backlog: u32, no_delay: bool, incoming_cpu: bool,
+            backlog: u32, no_delay: bool, peer_address: bool, incoming_cpu: bool,
         }
         options {
             keep_alive: KeepAlive, user_timeout: Duration, not_sent_bytes_max: u32, send_buffer_bytes: u32,

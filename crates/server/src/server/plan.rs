@@ -1,0 +1,122 @@
+//! What a server's shards are made from, and the making of one: the same for threads and for a simulation.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringserve_core::framing::Framing;
+use ringserve_core::{Driver, Limits, Quota};
+
+use super::driver::Chosen;
+use super::error::Error;
+use super::runtime::Runtime;
+use crate::guard::guard;
+use crate::log::LogObserver;
+use crate::service::IntoService;
+use crate::shard::clock::Clock;
+use crate::shard::handle::Shard;
+use crate::shard::inbox::RemoteShard;
+use crate::shard::random::Random;
+use crate::shard::state::{Admit, Others, Parts};
+use crate::shard::upstreams::add_upstreams;
+
+/// What all shards are made from.
+pub(super) struct Plan<F, Factory> {
+    pub(super) framing: F,
+    pub(super) limits: Limits,
+    pub(super) chosen: Chosen,
+    pub(super) admit: Option<Admit>,
+    pub(super) runtime: Runtime,
+    pub(super) factory: Arc<Factory>,
+    pub(super) shards: usize,
+    pub(super) clock: Clock,
+    /// Of the shards' random numbers.
+    pub(super) seed: u64,
+}
+
+impl<F: Clone, Factory> Plan<F, Factory> {
+    /// Each shard, before it is made, with its listeners.
+    pub(super) fn shards(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Vec<OneShard<F, Factory>> {
+        let remotes: Others = (0..self.shards).map(|_| RemoteShard::new()).collect();
+        let quota = Arc::new(Quota::new(self.chosen.connections_max()));
+        let one = |(index, sockets)| OneShard {
+            index,
+            shards: self.shards,
+            cpu: cpus.get(index).copied(),
+            framing: self.framing.clone(),
+            limits: self.limits.clone(),
+            chosen: self.chosen.clone(),
+            admit: self.admit.clone(),
+            runtime: self.runtime,
+            factory: self.factory.clone(),
+            clock: self.clock.clone(),
+            seed: self.seed,
+            remotes: remotes.clone(),
+            quota: quota.clone(),
+            sockets,
+        };
+        sockets.into_iter().enumerate().map(one).collect()
+    }
+}
+
+/// One shard before it runs.
+pub(super) struct OneShard<F, Factory> {
+    pub(super) index: usize,
+    shards: usize,
+    pub(super) cpu: Option<usize>,
+    framing: F,
+    limits: Limits,
+    pub(super) chosen: Chosen,
+    admit: Option<Admit>,
+    pub(super) runtime: Runtime,
+    factory: Arc<Factory>,
+    clock: Clock,
+    seed: u64,
+    pub(super) remotes: Arc<[Arc<RemoteShard>]>,
+    quota: Arc<Quota>,
+    pub(super) sockets: Vec<OwnedFd>,
+}
+
+impl<F, Factory, Make> OneShard<F, Factory>
+where
+    F: Framing + Clone,
+    Factory: Fn(&Shard) -> Make,
+    Make: IntoService<F>,
+{
+    /// On the shard's own thread: makes the service and what lies below it.
+    pub(super) fn make<D: Driver<Descriptor = OwnedFd>>(
+        self,
+        driver: D,
+        listeners: u16,
+    ) -> Result<Parts<Make::Service, F, D>, Error> {
+        let remote = self.remotes[self.index].clone();
+        remote.set_driver(driver.waker());
+        let random = Random::of_shard(self.seed, self.index);
+        let shard = Shard::new(self.index, self.shards, remote, self.clock, random);
+        let service = match guard(|| (self.factory)(&shard).into_service(&shard)) {
+            Ok(Ok(service)) => service,
+            Ok(Err(error)) => {
+                let factory = |error| Error::Factory { shard: self.index, error };
+                return Err(error.downcast().map_or_else(factory, |limit| Error::Limits(*limit)));
+            }
+            Err(_panicked) => return Err(Error::FactoryPanicked { shard: self.index }),
+        };
+        let framing = Rc::new(self.framing);
+        let mut core = ringserve_core::Shard::new(
+            self.limits.clone(),
+            self.chosen.connections(),
+            listeners,
+            framing.encoding(),
+            driver.pool().clone(),
+            LogObserver::new(self.index),
+        );
+        let others = (self.shards > 1).then(|| self.remotes.clone());
+        if others.is_some() {
+            core.share_quota(self.quota);
+        }
+        // Others may give connections away before this shard's first turn.
+        self.remotes[self.index].set_room(core.slots_left());
+        let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
+        Ok(Parts { shard, core, framing, driver, service, admit: self.admit, others, upstreams })
+    }
+}

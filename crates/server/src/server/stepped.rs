@@ -1,0 +1,174 @@
+//! A server without threads, for simulations: the same making of its shards, which are stepped by one thread.
+
+use std::net::SocketAddr;
+use std::task::Waker;
+
+use ringserve_core::framing::Framing;
+use ringserve_core::{Driver as _, Limits};
+use ringserve_simkernel::{Network, RingId};
+
+use super::builder::Server;
+use super::driven::planned;
+use super::error::Error;
+use super::launch::ended;
+use super::plan::Plan;
+use super::running::{ShardDeath, ShardEnd};
+use crate::service::IntoService;
+use crate::shard::calls::calls;
+use crate::shard::clock::Clock;
+use crate::shard::handle::Shard;
+use crate::shard::inbox::Command;
+use crate::shard::state::{Others, ShardLoop};
+use crate::shard::stepped::{Stepped, SteppedShard};
+use crate::stats::{ServerStats, ShardStats};
+
+/// A server whose shards are stepped, on a simulated network, by one thread.
+pub(crate) struct SteppedServer {
+    pub(crate) addrs: Vec<SocketAddr>,
+    pub(crate) limits: Limits,
+    remotes: Others,
+    shards: Vec<Box<dyn Stepped>>,
+    ends: Vec<Option<ShardEnd>>,
+}
+
+/// Descriptors of a simulated process: tables that cost little to make.
+const SIMULATED_DESCRIPTORS: u64 = 20_000;
+
+/// Rounds in which shards end that are told to do so at once, before their first connection.
+const ROUNDS_TO_END: usize = 1000;
+
+impl SteppedServer {
+    /// As [`Server::start`], on this network, with one shard by default. The shards take clock and chance as told, and the
+    /// waker of their ring goes through `waker`. What the server was told of its driver, of sockets and of pinning is ignored.
+    pub(crate) fn start<F, Factory, Make>(
+        server: Server<F>,
+        network: &Network,
+        (clock, seed): (Clock, u64),
+        waker: &dyn Fn(Waker) -> Waker,
+        factory: Factory,
+    ) -> Result<SteppedServer, Error>
+    where
+        F: Framing + Clone + Send,
+        Factory: Fn(&Shard) -> Make,
+        Make: IntoService<F>,
+    {
+        server.refuse_runtime()?;
+        let listen = |addr, shards| network.listen(addr, shards);
+        let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS, factory)?;
+        let (limits, listeners) = (plan.limits.clone(), listening.addrs.len() as u16);
+        let plan = Plan { clock, seed, ..plan };
+        let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
+        let parts = plan.shards(no_sockets, &[]);
+        let mut server = SteppedServer {
+            addrs: listening.ips.clone(),
+            limits,
+            remotes: parts[0].remotes.clone(),
+            shards: Vec::new(),
+            ends: Vec::new(),
+        };
+        for shard in parts {
+            let (index, remote) = (shard.index, shard.remotes[shard.index].clone());
+            let made = network
+                .driver(index, &config)
+                .map_err(|error| Error::Broken { shard: index, error })
+                .and_then(|driver| {
+                    remote.set_driver(waker(driver.waker()));
+                    shard.make(driver, listeners)
+                });
+            match made {
+                Ok(parts) => {
+                    let shard = ShardLoop::new(parts, calls::<Make::Service>);
+                    server.shards.push(Box::new(SteppedShard::new(shard)));
+                    server.ends.push(None);
+                }
+                Err(error) => {
+                    server.give_up();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(server)
+    }
+
+    /// The start failed: those that were made end.
+    fn give_up(&mut self) {
+        self.command(Command::Force);
+        for shard in 0..self.shards.len() {
+            (0..ROUNDS_TO_END).any(|_| self.step(shard).is_some());
+        }
+    }
+
+    /// How many shards it has.
+    pub(crate) fn count(&self) -> usize {
+        self.shards.len()
+    }
+
+    pub(crate) fn ring(&self, shard: usize) -> RingId {
+        self.shards[shard].ring()
+    }
+
+    /// One round of a shard's loop. Its end, if that was the last one.
+    pub(crate) fn step(&mut self, shard: usize) -> Option<&ShardEnd> {
+        let ran = self.shards[shard].step()?;
+        let ran = ran.map(|end| end.map_err(ShardDeath::Driver));
+        Some(self.ends[shard].insert(ended(shard, &self.remotes, ran)))
+    }
+
+    /// How a shard ended; `None` while it runs.
+    pub(crate) fn end(&self, shard: usize) -> Option<&ShardEnd> {
+        self.ends[shard].as_ref()
+    }
+
+    pub(crate) fn command(&self, command: Command) {
+        self.remotes.iter().for_each(|remote| remote.command(command));
+    }
+
+    /// A shard keeps its bounds.
+    pub(crate) fn check(&self, shard: usize) -> Result<(), String> {
+        let stats = self.shards[shard].stats();
+        let connections: usize = self.shards.iter().map(|shard| shard.stats().connections).sum();
+        let (connections_max, buffers_max) = (self.limits.connections_max, self.limits.receive_buffers_max());
+        if connections > connections_max {
+            return Err(format!(
+                "there are {connections} connections, and connections_max is {connections_max}"
+            ));
+        }
+        if stats.buffers.total > buffers_max {
+            let total = stats.buffers.total;
+            return Err(format!("shard {shard} has {total} receive buffers of {buffers_max} at most"));
+        }
+        Ok(())
+    }
+
+    /// A shard that ended in order left nothing, and its counters add up.
+    pub(crate) fn check_end(&self, shard: usize) -> Result<(), String> {
+        let Some(Ok(stats)) = &self.ends[shard] else { return Ok(()) };
+        let (counters, upstreams, buffers) = (&stats.counters, &stats.upstreams.counters, stats.buffers);
+        let by_reason: u64 = counters.reasons().map(|(_, count)| count).sum();
+        let left = stats.connections + stats.upstreams.connections;
+        for (holds, rule) in [
+            (left == 0, "no connection is left"),
+            (counters.opened == counters.closed, "each connection that was opened is closed"),
+            (by_reason == counters.closed, "each close has one reason"),
+            (upstreams.opened == upstreams.closed, "each connection to an upstream is closed"),
+            (buffers.leased == 0, "no receive buffer is leased"),
+            (buffers.total == buffers.free + buffers.with_kernel, "receive buffers add up"),
+        ] {
+            if !holds {
+                return Err(format!("at the end of shard {shard} it is not so that {rule}: {stats:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn shard_stats(&self, shard: usize) -> ShardStats {
+        self.shards[shard].stats()
+    }
+
+    /// What all shards did and hold, as they are.
+    pub(crate) fn stats(&self) -> ServerStats {
+        let mut stats = ServerStats::default();
+        self.shards.iter().for_each(|shard| stats.add(shard.stats()));
+        stats
+    }
+}

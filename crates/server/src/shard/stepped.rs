@@ -1,0 +1,101 @@
+//! A shard's loop as a simulation takes it: one round at a time, on a simulated kernel.
+//!
+//! ```text
+//!   a real shard     round ──▶ driver waits ──────────────────────────▶ round ──▶ ..
+//!   a stepped one    round ──▶ driver says until when it would wait     round ──▶ ..
+//!                                      └──▶ scheduler, others run ──▶ brings ──┘
+//! ```
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::thread;
+
+use ringserve_core::framing::Framing;
+use ringserve_core::{Completion, Wait};
+use ringserve_drivers::Uring;
+use ringserve_simkernel::{RingId, SimKernel};
+
+use super::calls::Job;
+use super::inbox::{enter_shard, leave_shard};
+use super::state::ShardLoop;
+use crate::service::Service;
+use crate::stats::ShardStats;
+
+/// A shard of a simulated server, whatever its service.
+pub(crate) trait Stepped {
+    /// One round of its loop, and the end of the shard if that was the last one: what it did, or its driver's `errno`. `Err`
+    /// if its loop panicked.
+    fn step(&mut self) -> Option<thread::Result<Result<ShardStats, i32>>>;
+
+    /// The ring below it.
+    fn ring(&self) -> RingId;
+
+    /// What it did so far and what it holds.
+    fn stats(&self) -> ShardStats;
+}
+
+/// A shard's loop between its rounds.
+pub(crate) struct SteppedShard<S: Service, F: Framing, Make, Fut> {
+    /// Until it ended.
+    shard: Option<ShardLoop<S, F, Uring<SimKernel>, Make, Fut>>,
+    completions: Vec<Completion>,
+    ring: RingId,
+    last: ShardStats,
+}
+
+impl<S, F, Make, Fut> SteppedShard<S, F, Make, Fut>
+where
+    S: Service,
+    F: Framing,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    pub(crate) fn new(shard: ShardLoop<S, F, Uring<SimKernel>, Make, Fut>) -> Self {
+        let ring = shard.lane.driver.kernel().ring();
+        SteppedShard { shard: Some(shard), completions: Vec::new(), ring, last: ShardStats::default() }
+    }
+
+    fn round(&mut self) -> Option<Result<ShardStats, i32>> {
+        let shard = self.shard.as_mut()?;
+        if self.completions.is_empty()
+            && let Err(errno) = shard.drive(Wait::No, &mut self.completions)
+        {
+            return Some(Err(errno));
+        }
+        shard.round(&mut self.completions)
+    }
+}
+
+impl<S, F, Make, Fut> Stepped for SteppedShard<S, F, Make, Fut>
+where
+    S: Service,
+    F: Framing,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    fn step(&mut self) -> Option<thread::Result<Result<ShardStats, i32>>> {
+        enter_shard();
+        let stepped = catch_unwind(AssertUnwindSafe(|| {
+            let end = self.round();
+            if end.is_some() {
+                // As at the end of its thread: service, sessions and driver are dropped.
+                self.last = self.stats();
+                self.shard = None;
+            }
+            end
+        }));
+        leave_shard();
+        match stepped {
+            Ok(end) => end.map(Ok),
+            Err(panic) => Some(Err(panic)),
+        }
+    }
+
+    fn ring(&self) -> RingId {
+        self.ring
+    }
+
+    fn stats(&self) -> ShardStats {
+        self.shard.as_ref().map_or_else(|| self.last.clone(), |shard| shard.report())
+    }
+}

@@ -1,0 +1,48 @@
+//! Panics of a run: they are kept, with their place, and are no output.
+
+use std::cell::{Cell, RefCell};
+use std::panic;
+use std::sync::Once;
+
+thread_local! {
+    /// True exactly while this thread runs a seed.
+    static IN_A_SEED: Cell<bool> = const { Cell::new(false) };
+    /// What the panics of this thread said, and where, since it was asked last.
+    static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While it lives, panics of this thread are kept.
+pub(crate) struct Kept(());
+
+impl Kept {
+    pub(crate) fn begin() -> Kept {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let others = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                if !IN_A_SEED.get() {
+                    return others(info);
+                }
+                let place = info.location().map_or_else(String::new, |place| format!(" ({place})"));
+                let payload = info.payload();
+                let said = payload.downcast_ref::<String>().map(String::as_str);
+                let said = said.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                SAID.with_borrow_mut(|all| all.push(format!("{said}{place}")));
+            }));
+        });
+        SAID.take();
+        IN_A_SEED.set(true);
+        Kept(())
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        IN_A_SEED.set(false);
+    }
+}
+
+/// What was said since this was called last.
+pub(crate) fn take() -> Vec<String> {
+    SAID.take()
+}

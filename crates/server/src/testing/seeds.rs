@@ -1,0 +1,249 @@
+//! Many seeds of one test: what each draws, what is checked, and how a failure is told.
+
+use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::thread;
+use std::time::Duration;
+
+use ringserve_simkernel::rng::Rng;
+use ringserve_simkernel::{Faults, Injected};
+
+use super::panics;
+use super::sim::Sim;
+use super::trace::{Keeps, Trace};
+use super::world::{SeedFailed, Settings, World};
+use crate::guard::message_of;
+use crate::shard::clock::VirtualTime;
+
+/// The environment variable by which one seed is run again, with its trace.
+const VARIABLE: &str = "RINGSERVE_SEED";
+
+/// Of as many seeds one is run twice, and must do the same.
+const TWICE_EVERY: u64 = 100;
+
+/// Steps of a run at most: some seconds of real time, and a thousand times what most tests take.
+const STEPS_MAX: u64 = 5_000_000;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+impl Sim {
+    /// A test of the seeds from 0, this many of them.
+    pub fn seeds(count: u64) -> Seeds {
+        Seeds {
+            from: 0,
+            count,
+            faults: Faults::none(),
+            age: None,
+            steps_max: STEPS_MAX,
+            allowed: Rc::new(|_| false),
+        }
+    }
+}
+
+/// A test that is run with many seeds. See the [module](crate::testing).
+#[must_use = "no seed runs until `run` is called"]
+#[derive(Clone)]
+pub struct Seeds {
+    from: u64,
+    count: u64,
+    faults: Faults,
+    age: Option<Duration>,
+    steps_max: u64,
+    allowed: Rc<dyn Fn(&str) -> bool>,
+}
+
+/// What a seed that held did.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct SeedOutcome {
+    /// Equal for two runs of a seed.
+    pub hash: u64,
+    pub steps: u64,
+    pub time: Duration,
+    pub injected: Injected,
+    clients: (u64, u64),
+}
+
+/// Which rule a seed broke, and the last events.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct SeedFailure {
+    pub what: String,
+    pub chart: String,
+}
+
+impl Seeds {
+    /// What goes wrong, by rate: nothing by default. Each seed draws a mix of its own from these
+    /// ([`Faults::drawn`]). One in 16 has none.
+    pub fn faults(self, faults: Faults) -> Seeds {
+        Seeds { faults, ..self }
+    }
+
+    /// The first seed; 0 by default.
+    pub fn from(self, from: u64) -> Seeds {
+        Seeds { from, ..self }
+    }
+
+    /// What the servers' clocks show at the start. By default each seed draws it: zero, some time after 30 days, or a second
+    /// before a timer wheel wraps.
+    pub fn clock_at(self, age: Duration) -> Seeds {
+        Seeds { age: Some(age), ..self }
+    }
+
+    /// Steps of a run at most, where a step is a round of a shard's loop or a poll of a client. A run of more fails, as one
+    /// that never ends. 5 million by default, some seconds of real time.
+    pub fn steps_max(self, steps: u64) -> Seeds {
+        Seeds { steps_max: steps, ..self }
+    }
+
+    /// Panics of user code in shards that are a part of the test: those whose message satisfies `allowed`. Any other one fails
+    /// the run.
+    pub fn allow_panics(self, allowed: impl Fn(&str) -> bool + 'static) -> Seeds {
+        Seeds { allowed: Rc::new(allowed), ..self }
+    }
+
+    /// Runs the test once for each seed, and each hundredth seed twice. With the environment variable `RINGSERVE_SEED` only
+    /// that seed is run, and every event is printed.
+    ///
+    /// At the end of each run the servers are [drained](Sim::finish).
+    ///
+    /// # Panics
+    /// At the first seed that fails, with what it broke, its last events and the command that runs it again.
+    #[track_caller]
+    pub fn run(self, test: impl Fn(&Sim)) {
+        if let Ok(seed) = env::var(VARIABLE) {
+            let seed = seed.parse().unwrap_or_else(|_| panic!("{VARIABLE}={seed} is no number"));
+            return match self.run_seed(seed, Keeps::Prints, &test) {
+                Ok(outcome) => {
+                    println!(
+                        "seed {seed} held: {} steps, {:?}\n{}",
+                        outcome.steps, outcome.time, outcome.injected
+                    );
+                }
+                Err(failure) => fail(seed, &failure),
+            };
+        }
+        let (mut clients, mut good) = (0, 0);
+        for seed in self.from..self.from.saturating_add(self.count) {
+            match self.check(seed, &test) {
+                Ok(outcome) => (clients, good) = (clients + outcome.clients.0, good + outcome.clients.1),
+                Err(failure) => fail(seed, &failure),
+            }
+        }
+        assert!(
+            clients == 0 || good > 0,
+            "no client of any seed came to a good end: with these faults the test shows nothing"
+        );
+    }
+
+    /// Runs one seed; each hundredth twice, and one that fails again, to tell what led there.
+    #[doc(hidden)]
+    pub fn check(&self, seed: u64, test: &dyn Fn(&Sim)) -> Result<SeedOutcome, SeedFailure> {
+        let first = match self.run_seed(seed, Keeps::Hash, test) {
+            Ok(outcome) => outcome,
+            Err(first) => {
+                return Err(match self.run_seed(seed, Keeps::Events, test) {
+                    Err(again) if again.what == first.what => again,
+                    Err(again) => {
+                        SeedFailure { what: format!("{}\n{}", first.what, unlike(&again.what)), ..again }
+                    }
+                    Ok(_) => {
+                        SeedFailure { what: format!("{}\n{}", first.what, unlike("nothing failed")), ..first }
+                    }
+                });
+            }
+        };
+        if seed.is_multiple_of(TWICE_EVERY) {
+            let again = self.run_seed(seed, Keeps::Hash, test)?;
+            if (first.hash, first.steps) != (again.hash, again.steps) {
+                let differ = format!("{} steps after {} in the first run", again.steps, first.steps);
+                return Err(SeedFailure { what: unlike(&differ), chart: String::new() });
+            }
+        }
+        Ok(first)
+    }
+
+    fn run_seed(&self, seed: u64, keeps: Keeps, test: &dyn Fn(&Sim)) -> Result<SeedOutcome, SeedFailure> {
+        let _kept = panics::Kept::begin();
+        let time = VirtualTime::start();
+        let faults = self.faults.clone().drawn(seed);
+        let settings = Settings { seed, faults, steps_max: self.steps_max, allowed: self.allowed.clone() };
+        let world = Rc::new(World::new(settings, time.clone(), Trace::new(time, keeps)));
+        let sim = Sim::new(world.clone(), self.age.unwrap_or_else(|| drawn_age(seed)));
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            test(&sim);
+            sim.finish();
+            close(&world);
+        }));
+        let Err(panic) = ran else {
+            return Ok(SeedOutcome {
+                hash: world.hash(),
+                steps: world.steps(),
+                time: world.now(),
+                injected: world.network.injected(),
+                clients: world.clients(),
+            });
+        };
+        let what = match panic.downcast::<SeedFailed>() {
+            Ok(failed) => failed.0,
+            Err(panic) => panics::take().pop().unwrap_or_else(|| message_of(panic)),
+        };
+        let chart = world.trace.chart();
+        // Whatever is left may panic once more.
+        let _ = catch_unwind(AssertUnwindSafe(|| world.drop_clients()));
+        let _ = catch_unwind(AssertUnwindSafe(|| world.drop_servers()));
+        Err(SeedFailure { what, chart })
+    }
+}
+
+/// Drops everything, and sees that nothing is left.
+fn close(world: &World) {
+    world.drop_clients();
+    world.drop_servers();
+    world.check_panics("a drop");
+    if let Some(broken) = world.trace.take_broken() {
+        world.fail(broken);
+    }
+    let mut leaks = world.network.leaks();
+    if world.has_broken_driver() {
+        leaks.retain(|leak| !leak.starts_with("ring "));
+    }
+    if !leaks.is_empty() {
+        world.fail(format!("something is left at the end:\n  {}", leaks.join("\n  ")));
+    }
+}
+
+/// What two runs of a seed that differ most likely come from.
+fn unlike(differ: &str) -> String {
+    format!(
+        "a second run of the same seed did something else ({differ}): what the test or the service does depends on more \
+         than the seed, most likely on the order of a hash map, on the system's clock (ask Shard::now and Net::now), on \
+         chance of its own (ask Shard::random and Net::random) or on a thread"
+    )
+}
+
+#[track_caller]
+fn fail(seed: u64, failure: &SeedFailure) -> ! {
+    let SeedFailure { what, chart } = failure;
+    // The harness names a test's thread by the test.
+    let name = thread::current().name().filter(|name| *name != "main").map(|name| format!(" {name}"));
+    let name = name.unwrap_or_default();
+    panic!("seed {seed}: {what}\n{chart}again: {VARIABLE}={seed} cargo test{name}");
+}
+
+/// What a seed's clocks show at the start.
+fn drawn_age(seed: u64) -> Duration {
+    let mut rng = Rng::new(seed ^ 0x6167_6521);
+    match rng.below(4) {
+        0 | 1 => Duration::ZERO,
+        2 => 30 * DAY + Duration::from_nanos(rng.below(DAY.as_nanos() as u64)),
+        _ => {
+            // A wheel has steps of 2^20 or 2^24 ns and levels of 64 buckets; the last one is of 2.28 years, in which the
+            // steps that a connection keeps wrap.
+            let wrap = rng.pick(&[20, 24]) + 6 * rng.range(2, 5) as u32;
+            let wrap = if rng.one_in(8) { 56 } else { wrap };
+            Duration::from_nanos(1 << wrap).saturating_sub(Duration::from_secs(1))
+        }
+    }
+}

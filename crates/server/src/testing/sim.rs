@@ -1,0 +1,297 @@
+//! What a test has of the world: servers, clients, time, and what it does to them by hand.
+
+use std::cell::Cell;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use ringserve_core::framing::Framing;
+
+use super::client::{ClientResult, Net};
+use super::watch::Watch;
+use super::world::{Ran, World};
+use crate::server::builder::Server;
+use crate::server::error::Error;
+use crate::server::stepped::SteppedServer;
+use crate::service::IntoService;
+use crate::shard::clock::Clock;
+use crate::shard::handle::Shard;
+use crate::shard::inbox::Command;
+use crate::stats::ServerStats;
+
+/// The most virtual time in which clients and servers have to come to their end.
+const ENDS_WITHIN: Duration = Duration::from_secs(400 * 24 * 3600);
+
+/// One run: a network, a clock, servers and clients, all on the test's thread. See the [module](crate::testing).
+pub struct Sim {
+    world: Rc<World>,
+    /// What the servers' clocks show at the start.
+    age: Duration,
+    clients: Cell<u32>,
+}
+
+impl Sim {
+    pub(crate) fn new(world: Rc<World>, age: Duration) -> Sim {
+        Sim { world, age, clients: Cell::new(0) }
+    }
+
+    /// Starts a server, with one shard unless it says how many, and returns the first address at which it listens.
+    ///
+    /// What the server was told of its driver, of socket options and of pinning has no effect. Unix sockets and
+    /// [runtimes](crate::Server::runtime) are not simulated.
+    ///
+    /// # Panics
+    /// If it does not start. [`start`](Sim::start) returns the error.
+    #[track_caller]
+    pub fn serve<F, Make>(&self, server: Server<F>, factory: impl Fn(&Shard) -> Make + 'static) -> SocketAddr
+    where
+        F: Framing + Clone + Send,
+        Make: IntoService<F>,
+    {
+        match self.start(server, factory) {
+            Ok(server) => server.addr(),
+            Err(error) => panic!("the server does not start: {error}"),
+        }
+    }
+
+    /// As [`serve`](Sim::serve), for more than its address.
+    ///
+    /// # Errors
+    /// Those of [`Server::start`](crate::Server::start).
+    pub fn start<F, Make>(
+        &self,
+        server: Server<F>,
+        factory: impl Fn(&Shard) -> Make + 'static,
+    ) -> Result<SimServer, Error>
+    where
+        F: Framing + Clone + Send,
+        Make: IntoService<F>,
+    {
+        let world = &self.world;
+        let number = world.servers() as u64;
+        let clock = Clock::Simulated { time: world.time.clone(), age: self.age };
+        let trace = world.trace.clone();
+        let watched = move |shard: &Shard| Watch { made: factory(shard), trace: trace.clone() };
+        let seed = world.seed ^ number << 48;
+        let server =
+            SteppedServer::start(server, &world.network, (clock, seed), &|ring| world.watched(ring), watched);
+        world.check_panics("a factory");
+        let server = server?;
+        let addrs = server.addrs.clone();
+        world.event(|| format!("server {number} listens at {addrs:?} with {} shards", server.count()));
+        let number = world.add_server(server);
+        Ok(SimServer { world: world.clone(), number, addrs })
+    }
+
+    /// Starts a client: code that runs beside the servers and all other clients, on a host with an address of its own,
+    /// which is returned. The run waits for its end.
+    ///
+    /// A client that panics fails the run. One that ends with an error fails it too, unless the run has faults that cost
+    /// connections, or the test did something by hand that does.
+    pub fn client<C>(&self, name: impl AsRef<str>, code: C) -> IpAddr
+    where
+        C: AsyncFnOnce(Net) -> ClientResult + 'static,
+    {
+        self.add_client(name.as_ref(), true, code)
+    }
+
+    /// As [`client`](Sim::client), for one that may run for ever, such as an upstream: it is dropped at the end.
+    pub fn background<C>(&self, name: impl AsRef<str>, code: C) -> IpAddr
+    where
+        C: AsyncFnOnce(Net) -> ClientResult + 'static,
+    {
+        self.add_client(name.as_ref(), false, code)
+    }
+
+    fn add_client<C>(&self, name: &str, counts: bool, code: C) -> IpAddr
+    where
+        C: AsyncFnOnce(Net) -> ClientResult + 'static,
+    {
+        let number = self.clients.get();
+        self.clients.set(number + 1);
+        let [_, high, middle, low] = number.to_be_bytes();
+        let host = IpAddr::V4(Ipv4Addr::new(10, 128 | high, middle, low));
+        Net::run(&self.world, name, host, counts, counts, code);
+        host
+    }
+
+    /// Lets `time` pass.
+    pub fn run_for(&self, time: Duration) {
+        let until = self.world.now().saturating_add(time);
+        self.world.run(Some(until), |_| false);
+    }
+
+    /// Lets time pass until every client came to its end. Fails if nothing can happen any more and one still waits.
+    pub fn run_until_done(&self) {
+        self.run_until_or_fail("a client still waits", World::all_clients_done);
+    }
+
+    /// Lets time pass until `over` says so, `time` at most. True if it did.
+    pub fn run_until(&self, time: Duration, over: impl Fn() -> bool) -> bool {
+        let until = self.world.now().saturating_add(time);
+        self.world.run(Some(until), |_| over()) == Ran::Over
+    }
+
+    fn run_until_or_fail(&self, otherwise: &str, over: impl Fn(&World) -> bool) {
+        let until = self.world.now().saturating_add(ENDS_WITHIN);
+        // Without an end, so that a world in which nothing can happen is told from a long wait.
+        let ran = self.world.run(None, |world| world.now() > until || over(world));
+        let why = match ran {
+            Ran::Over if self.world.now() > until => {
+                format!("after {ENDS_WITHIN:?} of virtual time {otherwise}")
+            }
+            Ran::Over | Ran::TimeIsUp => return,
+            Ran::Stuck => format!(
+                "nothing can happen any more, and {otherwise} (threads and runtimes of the program are not simulated)"
+            ),
+        };
+        let waiting = self.world.waiting();
+        self.world.fail(format!("{why}:{waiting}"));
+    }
+
+    /// Begins to shut all servers down, as SIGTERM does. Returns at once.
+    pub fn drain(&self) {
+        self.command(Command::Drain);
+    }
+
+    /// Stops all servers at once, with resets. Returns at once.
+    pub fn abort(&self) {
+        self.command(Command::Force);
+    }
+
+    fn command(&self, command: Command) {
+        for server in 0..self.world.servers() {
+            self.world.command(server, command);
+        }
+    }
+
+    /// Shuts all servers down and lets time pass until all shards and all clients came to their end. The end of the test
+    /// does this too.
+    pub fn finish(&self) {
+        self.drain();
+        self.run_until_or_fail("a shard still runs", World::all_shards_ended);
+        self.run_until_or_fail("a client still waits", World::all_clients_done);
+    }
+
+    /// The virtual time since the start of the run.
+    pub fn now(&self) -> Duration {
+        self.world.now()
+    }
+
+    /// The seed of this run.
+    pub fn seed(&self) -> u64 {
+        self.world.seed
+    }
+
+    /// A number that the seed decides.
+    pub fn random(&self) -> u64 {
+        self.world.random()
+    }
+
+    /// Stops the clock's observers, as when a machine sleeps: nothing runs, and then the clock is `time` later.
+    pub fn suspend(&self, time: Duration) {
+        self.world.event(|| format!("the machine sleeps for {time:?}"));
+        self.world.jump(self.world.now().saturating_add(time));
+    }
+
+    /// Has nothing arrive between two hosts, until they are [healed](Sim::heal). Connections live on.
+    pub fn partition(&self, a: IpAddr, b: IpAddr) {
+        self.world.event(|| format!("{a} and {b} are parted"));
+        self.world.is_disturbed.set(true);
+        self.world.network.partition(a, b);
+    }
+
+    /// Ends a partition. What was on the way arrives.
+    pub fn heal(&self, a: IpAddr, b: IpAddr) {
+        self.world.event(|| format!("{a} and {b} are healed"));
+        self.world.network.heal(a, b);
+    }
+
+    /// Breaks all connections from or to a host, as a middlebox that restarts does: both ends find a reset.
+    pub fn reset(&self, host: IpAddr) {
+        self.world.event(|| format!("the connections of {host} break"));
+        self.world.is_disturbed.set(true);
+        for (connection, client, server) in self.world.network.connections() {
+            if client.ip() == host || server.ip() == host {
+                self.world.network.reset(connection);
+            }
+        }
+    }
+
+    /// Writes a line into the trace of the run.
+    pub fn note(&self, what: impl fmt::Display) {
+        self.world.event(|| what.to_string());
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sim(seed {}, at {:?})", self.world.seed, self.world.now())
+    }
+}
+
+/// A server that runs in a simulation. Dropping it does nothing: the end of the test stops the server.
+#[derive(Clone)]
+pub struct SimServer {
+    world: Rc<World>,
+    number: usize,
+    addrs: Vec<SocketAddr>,
+}
+
+impl SimServer {
+    /// The first address at which it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addrs[0]
+    }
+
+    /// Where it listens, with the real ports.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.addrs
+    }
+
+    /// What it did so far and what it holds, as it is.
+    pub fn stats(&self) -> ServerStats {
+        self.world.with_server(self.number, SteppedServer::stats)
+    }
+
+    /// Begins to shut it down, as SIGTERM does. Returns at once.
+    pub fn drain(&self) {
+        self.world.command(self.number, Command::Drain);
+    }
+
+    /// Stops it at once, with resets. Returns at once.
+    pub fn abort(&self) {
+        self.world.command(self.number, Command::Force);
+    }
+
+    /// True once every shard ended.
+    pub fn is_done(&self) -> bool {
+        self.world
+            .with_server(self.number, |server| (0..server.count()).all(|shard| server.end(shard).is_some()))
+    }
+
+    /// Keeps a shard from running for `time`, as a busy machine does.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn stall(&self, shard: usize, time: Duration) {
+        self.world.event(|| format!("shard {shard} does not run for {time:?}"));
+        self.world.stall(self.number, shard, time);
+    }
+
+    /// Breaks a shard's driver: the shard ends, and the others drain.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn break_driver(&self, shard: usize) {
+        self.world.event(|| format!("the driver of shard {shard} breaks"));
+        self.world.break_driver(self.number, shard);
+    }
+}
+
+impl fmt::Debug for SimServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimServer({:?})", self.addrs)
+    }
+}

@@ -1,0 +1,326 @@
+//! Calls of a service, one at a time, without a network to be seen.
+
+use std::cell::{Cell, RefCell};
+use std::error::Error;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use ringserve_buf::Lease;
+use ringserve_core::framing::{Decode, EncodeError, FrameError, Framing, Payload};
+use ringserve_core::{CloseReason, Frame, Limits, Outbox};
+use ringserve_simkernel::{Faults, Socket};
+
+use super::panics;
+use super::sim::Sim;
+use super::trace::{Keeps, Trace};
+use super::world::{Ran, SeedFailed, Settings, World};
+use crate::cx::Cx;
+use crate::guard::message_of;
+use crate::server::builder::Server;
+use crate::service::{IntoService, Refusal, Service};
+use crate::shard::clock::VirtualTime;
+use crate::shard::handle::Shard;
+
+/// A frame with these bytes as its payload: for tests of code that takes frames.
+///
+/// ```
+/// let frame = ringserve::testing::frame(b"hello");
+/// assert_eq!(&frame[..], b"hello");
+/// ```
+pub fn frame(payload: impl AsRef<[u8]>) -> Frame {
+    let payload = payload.as_ref();
+    Frame::new(Lease::copy_of(payload), 0, payload.len())
+}
+
+/// A connection to a service, whose calls are made one at a time, for plain unit tests.
+///
+/// A call may wait: for [`Cx::sleep`](crate::Cx::sleep), whose time passes at once, for tasks that it spawns, for anything
+/// on its shard.
+///
+/// ```
+/// use ringserve::testing::TestConn;
+/// # use ringserve::{Cx, Frame, Service};
+/// # struct Echo;
+/// # impl Service for Echo {
+/// #     type Session = ();
+/// #     type Error = std::convert::Infallible;
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #         cx.reply(frame);
+/// #         Ok(())
+/// #     }
+/// # }
+///
+/// let mut conn = TestConn::open(|_shard| Echo);
+/// let called = conn.call("hello");
+/// assert_eq!(called.result, Ok(()));
+/// assert_eq!(called.replies, [b"hello"]);
+/// assert!(!conn.is_closed());
+/// ```
+pub struct TestConn<S: Service> {
+    world: Rc<World>,
+    socket: Option<Socket>,
+    seen: Rc<Seen<S>>,
+    received: Vec<u8>,
+}
+
+/// What a call came to.
+#[derive(Debug)]
+pub struct Called<E> {
+    /// What it returned.
+    pub result: Result<(), E>,
+    /// Each [`reply`](crate::Cx::reply) since the last call, and bytes [written](crate::Cx::write) as they are: those between two
+    /// replies are one.
+    pub replies: Vec<Vec<u8>>,
+}
+
+/// What a service did.
+struct Seen<S: Service> {
+    opened: Cell<bool>,
+    result: RefCell<Option<Result<(), S::Error>>>,
+    closed: Cell<Option<CloseReason>>,
+}
+
+impl<S: Service> TestConn<S> {
+    /// Opens a connection to the service that the factory makes, and greets it with nothing.
+    ///
+    /// # Panics
+    /// If the factory fails, or the service panics.
+    pub fn open<Make>(factory: impl Fn(&Shard) -> Make + 'static) -> TestConn<S>
+    where
+        Make: IntoService<Replies, Service = S>,
+    {
+        /// The first port, as of any server.
+        const ADDR: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 0, 0, 1), 7000);
+        let time = VirtualTime::start();
+        let trace = Trace::new(time.clone(), Keeps::Events);
+        let settings =
+            Settings { seed: 0, faults: Faults::none(), steps_max: 1_000_000, allowed: Rc::new(|_| false) };
+        let world = Rc::new(World::new(settings, time, trace));
+        let seen =
+            Rc::new(Seen { opened: Cell::new(false), result: RefCell::new(None), closed: Cell::new(None) });
+        let recorded = seen.clone();
+        let mut conn = TestConn { world: world.clone(), socket: None, seen, received: Vec::new() };
+        conn.guarded(|conn| {
+            let sim = Sim::new(conn.world.clone(), Duration::ZERO);
+            let factory = move |shard: &Shard| Record { made: factory(shard), seen: recorded.clone() };
+            let addr = sim.serve(Server::bind(ADDR).framing(Replies), factory);
+            let mut socket = conn.world.network.socket(IpAddr::V4(Ipv4Addr::new(10, 128, 0, 0)), addr);
+            let connected = socket.poll_connect(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(connected, Poll::Ready(Ok(()))), "nothing is in the way");
+            conn.socket = Some(socket);
+            conn.settle();
+        });
+        conn
+    }
+
+    /// Hands a frame to the service and waits until its call is done.
+    ///
+    /// # Panics
+    /// If the service panics, the connection is closed already, or the call waits and nothing can happen any more.
+    pub fn call(&mut self, frame: impl AsRef<[u8]>) -> Called<S::Error> {
+        self.guarded(|conn| {
+            assert!(!conn.is_closed(), "the connection is closed");
+            let payload = frame.as_ref();
+            let mut bytes = (payload.len() as u32).to_be_bytes().to_vec();
+            bytes.extend_from_slice(payload);
+            let mut bytes = &bytes[..];
+            while !bytes.is_empty() {
+                let Some(socket) = &mut conn.socket else { break };
+                match socket.poll_write(&mut Context::from_waker(Waker::noop()), bytes) {
+                    Poll::Ready(Ok(sent)) => bytes = &bytes[sent..],
+                    Poll::Ready(Err(error)) => panic!("the connection is gone: {error}"),
+                    Poll::Pending => {}
+                }
+                conn.settle();
+            }
+            let seen = conn.seen.clone();
+            let over = |_: &World| seen.result.borrow().is_some() || seen.closed.get().is_some();
+            let ran = conn.world.run(None, over);
+            let result = conn.seen.result.borrow_mut().take();
+            match (ran, result) {
+                (Ran::Over, Some(result)) => {
+                    conn.settle();
+                    Called { result, replies: conn.replies() }
+                }
+                (Ran::Over, None) => {
+                    panic!("the call was dropped: {}", conn.close_reason().expect("it is closed"))
+                }
+                _ => panic!("the call waits, and nothing can happen any more"),
+            }
+        })
+    }
+
+    /// Replies since the last look: those of [`open`](Service::open), of tasks, of other connections.
+    pub fn replies(&mut self) -> Vec<Vec<u8>> {
+        let mut bytes = [0; 4096];
+        while let Some(socket) = &mut self.socket {
+            match socket.poll_read(&mut Context::from_waker(Waker::noop()), &mut bytes) {
+                Poll::Ready(Ok(len @ 1..)) => self.received.extend_from_slice(&bytes[..len]),
+                _ => break,
+            }
+        }
+        split(&std::mem::take(&mut self.received))
+    }
+
+    /// Lets virtual time pass.
+    ///
+    /// # Panics
+    /// If the service panics.
+    pub fn pass(&mut self, time: Duration) {
+        self.guarded(|conn| {
+            let until = conn.world.now().saturating_add(time);
+            conn.world.run(Some(until), |_| false);
+        });
+    }
+
+    /// True if the service, or a limit, closed the connection.
+    pub fn is_closed(&self) -> bool {
+        self.seen.closed.get().is_some() || !self.seen.opened.get()
+    }
+
+    /// Why it is closed; `None` while it is open, and if [`open`](Service::open) refused it.
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.seen.closed.get()
+    }
+
+    /// Runs what is due now.
+    fn settle(&self) {
+        let now = self.world.now();
+        self.world.run(Some(now), |_| false);
+    }
+
+    /// Has a panic of the service be one of the test.
+    fn guarded<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        let kept = panics::Kept::begin();
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| act(self)));
+        let said = panics::take().pop();
+        drop(kept);
+        match done {
+            Ok(done) => done,
+            Err(panic) => match panic.downcast::<SeedFailed>() {
+                Ok(failed) => panic!("{}", failed.0),
+                Err(panic) => panic!("{}", said.unwrap_or_else(|| message_of(panic))),
+            },
+        }
+    }
+}
+
+impl<S: Service> Drop for TestConn<S> {
+    fn drop(&mut self) {
+        drop(self.socket.take());
+        // What the service says at its end is no longer of interest.
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.world.drop_servers()));
+    }
+}
+
+impl<S: Service> fmt::Debug for TestConn<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestConn").field("closed", &self.seen.closed.get()).finish_non_exhaustive()
+    }
+}
+
+/// What stands before each reply: bytes that no service writes by chance.
+const MARK: [u8; 8] = [0xF7, 0x1C, 0xE2, 0x93, 0x0B, 0xD8, 0x65, 0xAA];
+
+/// The framing below a [`TestConn`]: each reply can be told from what was written beside it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Replies;
+
+impl Framing for Replies {
+    fn decode(&self, bytes: &[u8], _scanned: usize) -> Result<Decode, FrameError> {
+        let Some(len) = bytes.first_chunk::<4>() else { return Ok(Decode::More(4 - bytes.len())) };
+        let consumed = 4 + u32::from_be_bytes(*len) as usize;
+        match consumed.checked_sub(bytes.len()) {
+            None | Some(0) => Ok(Decode::Frame { skip: 4, len: consumed - 4, consumed }),
+            Some(missing) => Ok(Decode::More(missing)),
+        }
+    }
+
+    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        out.put(&MARK);
+        out.put(&(payload.len() as u32).to_be_bytes());
+        out.payload(payload);
+        Ok(())
+    }
+}
+
+/// What a service wrote, reply by reply.
+fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut replies = Vec::new();
+    while !bytes.is_empty() {
+        let marked = bytes.windows(MARK.len()).position(|window| window == MARK);
+        let (written, rest) = bytes.split_at(marked.unwrap_or(bytes.len()));
+        if !written.is_empty() {
+            replies.push(written.to_vec());
+        }
+        let Some(rest) = rest.get(MARK.len()..) else { break };
+        let Some((len, rest)) = rest.split_first_chunk::<4>() else { break };
+        let len = (u32::from_be_bytes(*len) as usize).min(rest.len());
+        replies.push(rest[..len].to_vec());
+        bytes = &rest[len..];
+    }
+    replies
+}
+
+/// What the factory of a [`TestConn`] returns.
+struct Record<M, S: Service> {
+    made: M,
+    seen: Rc<Seen<S>>,
+}
+
+impl<F, S: Service, M: IntoService<F, Service = S>> IntoService<F> for Record<M, S> {
+    type Service = Recorded<S>;
+
+    fn into_service(self, shard: &Shard) -> Result<Recorded<S>, Box<dyn Error + Send + Sync>> {
+        Ok(Recorded { service: self.made.into_service(shard)?, seen: self.seen })
+    }
+
+    fn adjust(limits: &mut Limits) {
+        M::adjust(limits);
+    }
+}
+
+/// A service that remembers what its calls returned.
+struct Recorded<S: Service> {
+    service: S,
+    seen: Rc<Seen<S>>,
+}
+
+impl<S: Service> Service for Recorded<S> {
+    type Session = S::Session;
+    type Error = &'static str;
+
+    fn open(&self, cx: &Cx<'_, S::Session>) -> Result<(), Refusal> {
+        let opened = self.service.open(cx);
+        self.seen.opened.set(opened.is_ok());
+        opened
+    }
+
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), &'static str> {
+        let result = self.service.call(cx, frame).await;
+        let failed = result.is_err();
+        self.seen.result.replace(Some(result));
+        if failed { Err("the call failed") } else { Ok(()) }
+    }
+
+    fn malformed(&self, cx: &Cx<'_, S::Session>, error: &FrameError) {
+        self.service.malformed(cx, error);
+    }
+
+    fn heartbeat(&self, cx: &Cx<'_, S::Session>) {
+        self.service.heartbeat(cx);
+    }
+
+    fn input_ended(&self, cx: &Cx<'_, S::Session>) {
+        self.service.input_ended(cx);
+    }
+
+    fn close(&self, session: &S::Session, reason: CloseReason) {
+        self.seen.closed.set(Some(reason));
+        self.service.close(session, reason);
+    }
+}

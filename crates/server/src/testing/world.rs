@@ -1,0 +1,594 @@
+//! The scheduler: shards and clients on one thread, on one simulated network, by one clock that jumps.
+//!
+//! ```text
+//!            ┌── a shard whose ring has something, or whose wait is over ──▶ one round of its loop
+//!   draw one ┤
+//!            └── a task of a client that was woken ──▶ polled
+//!   nothing to draw ──▶ the clock jumps to the next time anything waits for
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Wake, Waker};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use ringserve_simkernel::rng::Rng;
+use ringserve_simkernel::{Fault, Faults, Network};
+
+use super::panics;
+use super::trace::{Place, Trace};
+use crate::guard::message_of;
+use crate::server::running::ShardDeath;
+use crate::server::stepped::SteppedServer;
+use crate::shard::clock::VirtualTime;
+use crate::shard::inbox::Command;
+
+/// The longest that a shard does not run.
+const STALL_MAX: Duration = Duration::from_secs(2);
+
+/// Rounds of a shard between two looks at its limits.
+const LOOKS_EVERY: u64 = 16;
+
+/// A task of a client: it ends with why it gave up, or with nothing.
+pub(crate) type Code = Pin<Box<dyn Future<Output = Result<(), String>>>>;
+
+/// See the module.
+pub(crate) struct World {
+    pub(crate) seed: u64,
+    pub(crate) network: Network,
+    pub(crate) time: VirtualTime,
+    pub(crate) trace: Rc<Trace>,
+    /// Something was done, or may go wrong, that ends clients with an error.
+    pub(crate) is_disturbed: Cell<bool>,
+    broke_drivers: Cell<bool>,
+    rng: RefCell<Rng>,
+    /// What a round of a shard takes.
+    round_takes: Duration,
+    stalls_once_in: u32,
+    servers: RefCell<Vec<Server>>,
+    tasks: RefCell<Vec<Task>>,
+    woken: Arc<Woken>,
+    timers: RefCell<BTreeMap<(Duration, u64), Waker>>,
+    timers_set: Cell<u64>,
+    /// Clients whose end the run waits for.
+    clients_left: Cell<usize>,
+    steps: Cell<u64>,
+    steps_max: u64,
+    allowed: Rc<dyn Fn(&str) -> bool>,
+}
+
+struct Server {
+    server: SteppedServer,
+    /// Until when each shard does not run.
+    stalled: Vec<Duration>,
+}
+
+struct Task {
+    name: Rc<str>,
+    /// `None` while it is polled, and once it is done.
+    code: Option<Code>,
+    waker: Arc<TaskWaker>,
+    /// The run does not end before it.
+    counts: bool,
+    /// It is a client of the test, and no task of one.
+    is_client: bool,
+    is_done: bool,
+    failed: bool,
+    waits_for: Rc<Cell<WaitsFor>>,
+}
+
+/// What a client waits for, as a failure names it.
+#[derive(Clone, Copy)]
+pub(crate) enum WaitsFor {
+    /// It did not say.
+    Something,
+    /// Something of a connection, which is named by its client.
+    Of(&'static str, Option<SocketAddr>),
+    /// A time.
+    Until(Duration),
+}
+
+impl fmt::Display for WaitsFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitsFor::Something => f.write_str("something"),
+            WaitsFor::Of(what, Some(connection)) => write!(f, "{what} {connection}"),
+            WaitsFor::Of(what, None) => f.write_str(what),
+            WaitsFor::Until(at) => write!(f, "{at:?} of virtual time"),
+        }
+    }
+}
+
+/// Tasks that were woken, and who did something that no simulation can repeat.
+struct Woken {
+    tasks: Mutex<Vec<u32>>,
+    thread: ThreadId,
+    /// Another thread woke something of this world.
+    from_outside: AtomicBool,
+}
+
+struct TaskWaker {
+    woken: Arc<Woken>,
+    task: u32,
+    is_listed: AtomicBool,
+}
+
+impl Woken {
+    fn seen(&self) {
+        if thread::current().id() != self.thread {
+            self.from_outside.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.seen();
+        if !self.is_listed.swap(true, Ordering::Relaxed) {
+            self.woken.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(self.task);
+        }
+    }
+}
+
+/// The waker of a shard's ring, under watch.
+struct RingWaker {
+    woken: Arc<Woken>,
+    ring: Waker,
+}
+
+impl Wake for RingWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.seen();
+        self.ring.wake_by_ref();
+    }
+}
+
+/// How [`World::run`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ran {
+    /// What was waited for came.
+    Over,
+    /// The time is over.
+    TimeIsUp,
+    /// Nothing can happen any more.
+    Stuck,
+}
+
+/// What unwinds from the depths of a test whose seed failed.
+pub(crate) struct SeedFailed(pub(crate) String);
+
+/// What of a seed the world draws from.
+pub(crate) struct Settings {
+    pub(crate) seed: u64,
+    pub(crate) faults: Faults,
+    pub(crate) steps_max: u64,
+    pub(crate) allowed: Rc<dyn Fn(&str) -> bool>,
+}
+
+impl World {
+    pub(crate) fn new(settings: Settings, time: VirtualTime, trace: Trace) -> World {
+        let Settings { seed, faults, steps_max, allowed } = settings;
+        let mut rng = Rng::new(seed ^ 0x7465_7374_696E_6721);
+        // Half of all seeds have turns that take time, as real ones do.
+        let round_takes = if rng.one_in(2) { rng.spread(100, 1_000_000) } else { 0 };
+        World {
+            seed,
+            network: Network::stepped(seed, faults.clone()),
+            time,
+            trace: Rc::new(trace),
+            is_disturbed: Cell::new(cost_connections(&faults)),
+            broke_drivers: Cell::new(false),
+            rng: RefCell::new(rng),
+            round_takes: Duration::from_nanos(round_takes),
+            stalls_once_in: faults.once_in(Fault::ShardStalls),
+            servers: RefCell::default(),
+            tasks: RefCell::default(),
+            woken: Arc::new(Woken {
+                tasks: Mutex::default(),
+                thread: thread::current().id(),
+                from_outside: AtomicBool::new(false),
+            }),
+            timers: RefCell::default(),
+            timers_set: Cell::new(0),
+            clients_left: Cell::new(0),
+            steps: Cell::new(0),
+            steps_max,
+            allowed,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.time.now()
+    }
+
+    /// A number from the seed.
+    pub(crate) fn random(&self) -> u64 {
+        let mut rng = self.rng.borrow_mut();
+        rng.below(1 << 32) << 32 | rng.below(1 << 32)
+    }
+
+    /// Ends the seed here.
+    pub(crate) fn fail(&self, what: String) -> ! {
+        resume_unwind(Box::new(SeedFailed(what)))
+    }
+
+    pub(crate) fn event(&self, what: impl FnOnce() -> String) {
+        self.trace.event(&Place::World, None, what);
+    }
+
+    // Servers.
+
+    /// A waker that tells whether another thread calls it.
+    pub(crate) fn watched(&self, ring: Waker) -> Waker {
+        Waker::from(Arc::new(RingWaker { woken: self.woken.clone(), ring }))
+    }
+
+    pub(crate) fn add_server(&self, server: SteppedServer) -> usize {
+        let mut servers = self.servers.borrow_mut();
+        let stalled = vec![Duration::ZERO; server.count()];
+        servers.push(Server { server, stalled });
+        servers.len() - 1
+    }
+
+    pub(crate) fn servers(&self) -> usize {
+        self.servers.borrow().len()
+    }
+
+    pub(crate) fn with_server<T>(&self, server: usize, look: impl FnOnce(&SteppedServer) -> T) -> T {
+        look(&self.servers.borrow()[server].server)
+    }
+
+    /// Keeps a shard from running until then.
+    pub(crate) fn stall(&self, server: usize, shard: usize, time: Duration) {
+        self.servers.borrow_mut()[server].stalled[shard] = self.now() + time;
+    }
+
+    /// Its ring answers with an error from now on, which ends the shard.
+    pub(crate) fn break_driver(&self, server: usize, shard: usize) {
+        /// EIO: as good as any.
+        const ERRNO: i32 = 5;
+        self.is_disturbed.set(true);
+        self.broke_drivers.set(true);
+        let ring = self.with_server(server, |server| server.ring(shard));
+        self.network.break_ring(ring, ERRNO);
+    }
+
+    pub(crate) fn command(&self, server: usize, command: Command) {
+        self.is_disturbed.set(true);
+        self.event(|| format!("server {server} is told: {command:?}"));
+        self.trace.hash(&[3, server as u64, command as u64]);
+        self.servers.borrow()[server].server.command(command);
+    }
+
+    /// A driver broke, as it was meant to: its ring ended in the middle of things.
+    pub(crate) fn has_broken_driver(&self) -> bool {
+        self.broke_drivers.get() || self.network.injected().of(Fault::RingBreaks) > 0
+    }
+
+    pub(crate) fn all_shards_ended(&self) -> bool {
+        let servers = self.servers.borrow();
+        servers.iter().all(|one| (0..one.server.count()).all(|shard| one.server.end(shard).is_some()))
+    }
+
+    // Clients.
+
+    /// Has a task run. Its name, and what it waits for, are told where it hangs.
+    pub(crate) fn spawn(
+        &self,
+        name: Rc<str>,
+        counts: bool,
+        is_client: bool,
+        code: impl FnOnce(Rc<Cell<WaitsFor>>) -> Code,
+    ) {
+        let waits_for = Rc::new(Cell::new(WaitsFor::Something));
+        let code = code(waits_for.clone());
+        let mut tasks = self.tasks.borrow_mut();
+        let task = tasks.len() as u32;
+        self.clients_left.set(self.clients_left.get() + usize::from(counts));
+        let waker =
+            Arc::new(TaskWaker { woken: self.woken.clone(), task, is_listed: AtomicBool::new(false) });
+        waker.wake_by_ref();
+        let (is_done, failed) = (false, false);
+        tasks.push(Task { name, code: Some(code), waker, counts, is_client, is_done, failed, waits_for });
+    }
+
+    /// Has `waker` woken at a time. Returns by what to [clear](World::clear_timer) it.
+    pub(crate) fn set_timer(&self, at: Duration, waker: Waker) -> (Duration, u64) {
+        self.timers_set.set(self.timers_set.get() + 1);
+        let key = (at, self.timers_set.get());
+        self.timers.borrow_mut().insert(key, waker);
+        key
+    }
+
+    pub(crate) fn clear_timer(&self, key: (Duration, u64)) {
+        self.timers.borrow_mut().remove(&key);
+    }
+
+    pub(crate) fn all_clients_done(&self) -> bool {
+        self.clients_left.get() == 0
+    }
+
+    /// The clients of the test, and how many of them came to a good end.
+    pub(crate) fn clients(&self) -> (u64, u64) {
+        let tasks = self.tasks.borrow();
+        let clients = tasks.iter().filter(|task| task.is_client);
+        let good = clients.clone().filter(|task| task.is_done && !task.failed).count();
+        (clients.count() as u64, good as u64)
+    }
+
+    /// Who waits, and for what.
+    pub(crate) fn waiting(&self) -> String {
+        let mut text = String::new();
+        for task in self.tasks.borrow().iter().filter(|task| task.counts && !task.is_done) {
+            text += &format!("\n  client {} waits for {}", task.name, task.waits_for.get());
+        }
+        for (server, one) in self.servers.borrow().iter().enumerate() {
+            for shard in (0..one.server.count()).filter(|shard| one.server.end(*shard).is_none()) {
+                let stats = one.server.shard_stats(shard);
+                let (connections, upstreams) = (stats.connections, stats.upstreams.connections);
+                text += &format!(
+                    "\n  shard {shard} of server {server} runs, with {connections} connections and {upstreams} to upstreams"
+                );
+            }
+        }
+        text
+    }
+
+    /// Drops all clients, wherever they are.
+    pub(crate) fn drop_clients(&self) {
+        let codes: Vec<Option<Code>> =
+            self.tasks.borrow_mut().iter_mut().map(|task| task.code.take()).collect();
+        drop(codes);
+        self.timers.borrow_mut().clear();
+    }
+
+    pub(crate) fn drop_servers(&self) {
+        let servers = std::mem::take(&mut *self.servers.borrow_mut());
+        drop(servers);
+    }
+
+    // Steps.
+
+    /// Steps until it is over, or the time is, or nothing can happen any more.
+    pub(crate) fn run(&self, until: Option<Duration>, over: impl Fn(&World) -> bool) -> Ran {
+        loop {
+            if over(self) {
+                return Ran::Over;
+            }
+            if self.step() {
+                continue;
+            }
+            match (self.next_at(), until) {
+                (Some(at), Some(until)) if at > until => {
+                    self.jump(until);
+                    return Ran::TimeIsUp;
+                }
+                (Some(at), _) => self.jump(at),
+                (None, Some(until)) => {
+                    self.jump(until);
+                    return Ran::TimeIsUp;
+                }
+                (None, None) => return Ran::Stuck,
+            }
+        }
+    }
+
+    /// Has one shard or one task, drawn by the seed, go on. False if none can.
+    fn step(&self) -> bool {
+        let now = self.now();
+        let mut due = [(0, 0); 16];
+        let mut count = 0;
+        for (server, one) in self.servers.borrow().iter().enumerate() {
+            for shard in 0..one.server.count() {
+                if count < due.len() && one.is_due(shard, now, &self.network) {
+                    due[count] = (server, shard);
+                    count += 1;
+                }
+            }
+        }
+        let woken = self.woken.tasks.lock().unwrap_or_else(PoisonError::into_inner).len();
+        if count + woken == 0 {
+            return false;
+        }
+        if self.woken.from_outside.load(Ordering::Relaxed) {
+            self.fail(
+                "a thread of the program woke something: threads and runtimes are not simulated, since they run whenever they do. \
+                 Run what they do in a task of the shard, or test it apart"
+                    .to_owned(),
+            );
+        }
+        self.steps.set(self.steps.get() + 1);
+        if self.steps.get() > self.steps_max {
+            let (steps, waiting) = (self.steps_max, self.waiting());
+            self.fail(format!("the run does not end: {steps} steps, {now:?} of virtual time{waiting}"));
+        }
+        // A crowd of clients does not starve the shards.
+        let shards_turn = count > 0
+            && (woken == 0 || self.rng.borrow_mut().below((count + woken.min(8)) as u64) < count as u64);
+        if shards_turn {
+            let drawn = self.rng.borrow_mut().below(count as u64) as usize;
+            let (server, shard) = due[drawn];
+            self.step_shard(server, shard);
+        } else {
+            let drawn = self.rng.borrow_mut().below(woken as u64) as usize;
+            let task = self.woken.tasks.lock().unwrap_or_else(PoisonError::into_inner).swap_remove(drawn);
+            self.poll(task as usize);
+        }
+        true
+    }
+
+    fn step_shard(&self, server: usize, shard: usize) {
+        self.trace.hash(&[1, server as u64, shard as u64]);
+        let mut servers = self.servers.borrow_mut();
+        let one = &mut servers[server];
+        let end = one.server.step(shard).map(|end| {
+            end.as_ref().err().map(|death| match death {
+                ShardDeath::Driver(errno) => Ok(*errno),
+                ShardDeath::Panicked(message) => Err(message.clone()),
+            })
+        });
+        let broken = match &end {
+            None if self.steps.get().is_multiple_of(LOOKS_EVERY) => one.server.check(shard),
+            None => Ok(()),
+            Some(Some(Err(message))) => Err(format!("the loop of shard {shard} panicked: {message}")),
+            Some(Some(Ok(errno))) if !self.has_broken_driver() => {
+                Err(format!("the driver of shard {shard} broke with errno {errno}"))
+            }
+            Some(_) => one.server.check_end(shard),
+        };
+        if self.stalls_once_in > 0 && end.is_none() {
+            let mut rng = self.rng.borrow_mut();
+            if rng.one_in(self.stalls_once_in.into()) {
+                let time = Duration::from_nanos(rng.spread(1_000_000, STALL_MAX.as_nanos() as u64));
+                one.stalled[shard] = self.now() + time;
+                self.event(|| format!("shard {shard} of server {server} does not run for {time:?}"));
+            }
+        }
+        drop(servers);
+        if let Some(end) = end {
+            self.event(|| match end {
+                None => format!("shard {shard} of server {server} ended"),
+                Some(_) => format!("shard {shard} of server {server} died"),
+            });
+        }
+        self.check_panics("the service");
+        let broken = broken.err().or_else(|| self.trace.take_broken());
+        if let Some(broken) = broken {
+            self.fail(broken);
+        }
+        self.trace.set_subject(None);
+        if !self.round_takes.is_zero() {
+            self.jump(self.now() + self.round_takes);
+        }
+    }
+
+    fn poll(&self, number: usize) {
+        self.trace.hash(&[2, number as u64]);
+        let mut tasks = self.tasks.borrow_mut();
+        let task = &mut tasks[number];
+        task.waker.is_listed.store(false, Ordering::Relaxed);
+        let (Some(mut code), waker) = (task.code.take(), Waker::from(task.waker.clone())) else { return };
+        let name = task.name.clone();
+        drop(tasks);
+        let polled = catch_unwind(AssertUnwindSafe(|| code.as_mut().poll(&mut Context::from_waker(&waker))));
+        let done = match polled {
+            Ok(std::task::Poll::Pending) => {
+                self.tasks.borrow_mut()[number].code = Some(code);
+                return;
+            }
+            Ok(std::task::Poll::Ready(done)) => done,
+            Err(panic) if panic.is::<SeedFailed>() => resume_unwind(panic),
+            Err(panic) => {
+                let message = panics::take().pop().unwrap_or_else(|| message_of(panic));
+                self.fail(format!("client {name} panicked: {message}"));
+            }
+        };
+        // What it holds is dropped here, as a part of it.
+        drop(code);
+        self.trace.event(&Place::Client(name), self.trace.subject(), || match &done {
+            Ok(()) => "is done".to_owned(),
+            Err(error) => format!("gives up: {error}"),
+        });
+        let task = &mut self.tasks.borrow_mut()[number];
+        task.is_done = true;
+        self.clients_left.set(self.clients_left.get() - usize::from(task.counts));
+        task.failed = done.is_err();
+        if let Err(error) = done
+            && task.is_client
+            && !self.is_disturbed.get()
+        {
+            let what = format!(
+                "client {} ended with an error, though nothing cost a connection: {error}",
+                task.name
+            );
+            self.fail(what);
+        }
+    }
+
+    /// Fails if user code panicked, unless the test expects it.
+    pub(crate) fn check_panics(&self, place: &str) {
+        let said = panics::take();
+        if let Some(said) = said.into_iter().find(|said| !(self.allowed)(said)) {
+            self.fail(format!("{place} panicked: {said}"));
+        }
+    }
+
+    /// The next time at which something happens by itself.
+    fn next_at(&self) -> Option<Duration> {
+        let timer = self.timers.borrow().first_key_value().map(|((at, _), _)| *at);
+        let mut next = [timer, self.network.next_event_at()].into_iter().flatten().min();
+        for one in self.servers.borrow().iter() {
+            for shard in 0..one.server.count() {
+                if let Some(at) = one.next_at(shard, &self.network) {
+                    next = Some(next.map_or(at, |next| next.min(at)));
+                }
+            }
+        }
+        next
+    }
+
+    /// Sets the clock, which wakes what waited for that.
+    pub(crate) fn jump(&self, to: Duration) {
+        let to = to.max(self.now());
+        self.time.set(to);
+        self.network.set_now(to);
+        let due = |timers: &mut BTreeMap<(Duration, u64), Waker>| {
+            let first = timers.first_entry().filter(|first| first.key().0 <= to)?;
+            Some(first.remove())
+        };
+        while let Some(waker) = {
+            let mut timers = self.timers.borrow_mut();
+            due(&mut timers)
+        } {
+            waker.wake();
+        }
+    }
+
+    /// The number that two runs of a seed share.
+    pub(crate) fn hash(&self) -> u64 {
+        self.trace.hash(&[self.network.event_hash(), self.steps.get(), self.now().as_nanos() as u64]);
+        self.trace.hash_so_far()
+    }
+
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps.get()
+    }
+}
+
+impl Server {
+    fn is_due(&self, shard: usize, now: Duration, network: &Network) -> bool {
+        self.server.end(shard).is_none()
+            && self.stalled[shard] <= now
+            && network.wakes_at(self.server.ring(shard)).is_some_and(|at| at <= now)
+    }
+
+    fn next_at(&self, shard: usize, network: &Network) -> Option<Duration> {
+        if self.server.end(shard).is_some() {
+            return None;
+        }
+        network.wakes_at(self.server.ring(shard)).map(|at| at.max(self.stalled[shard]))
+    }
+}
+
+/// Whether these faults cost connections, so that a client may end with an error.
+fn cost_connections(faults: &Faults) -> bool {
+    let harmless = Faults::harmless();
+    Fault::ALL.iter().any(|fault| faults.once_in(*fault) > 0 && harmless.once_in(*fault) == 0)
+}

@@ -1,0 +1,152 @@
+//! Serves HTTP/1.1 and HTTP/2 with hyper: short answers, uploads and downloads that stream.
+//!
+//!     cargo run --release -p example-http
+//!     curl http://127.0.0.1:8080/
+//!     curl http://127.0.0.1:8080/echo -d hello
+//!     curl http://127.0.0.1:8080/bytes/1000000000 --limit-rate 1M -o /dev/null
+//!     curl --http2-prior-knowledge http://127.0.0.1:8080/json
+
+use std::convert::Infallible;
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use clap::Parser;
+use http_body_util::{BodyExt, Either, Full};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use ringserve::http::HttpOptions;
+use ringserve::{Driver, Server, http};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// An HTTP server: GET and HEAD of /, /json, and /bytes/N for N bytes; POST /echo, and /upload or /length to count bytes.
+#[derive(Parser)]
+struct Args {
+    /// Address and port to listen on; port 0 finds a free one.
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Shards; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
+    /// Seconds over which rates of bodies are measured and for idle connections of HTTP/2, twice as many for answers; by
+    /// default the framework's.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: Option<u64>,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+}
+
+/// What is there at once, what the peer sends, or what is made as it goes.
+type Answer = Response<Either<Full<Bytes>, Either<Incoming, Made>>>;
+
+async fn answer(mut request: Request<Incoming>) -> Result<Answer, hyper::Error> {
+    if request.method() == Method::HEAD {
+        *request.method_mut() = Method::GET;
+        return Ok(head_of(answer_whole(request).await?));
+    }
+    answer_whole(request).await
+}
+
+/// The same answer without its body: hyper leaves that out with HTTP/1.1 alone.
+fn head_of(answer: Answer) -> Answer {
+    let (mut head, body) = answer.into_parts();
+    if let Some(len) = body.size_hint().exact() {
+        head.headers.insert(CONTENT_LENGTH, len.into());
+    }
+    Response::from_parts(head, Either::Left(Full::default()))
+}
+
+async fn answer_whole(request: Request<Incoming>) -> Result<Answer, hyper::Error> {
+    Ok(match (request.method(), request.uri().path()) {
+        (&Method::GET, "/") => text("hello\n"),
+        (&Method::GET, "/json") => {
+            let mut answer = text("{\"message\":\"hello\"}\n");
+            answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            answer
+        }
+        // It is read as fast as the answer is.
+        (&Method::POST, "/echo") => Response::new(Either::Right(Either::Left(request.into_body()))),
+        (&Method::POST | &Method::PUT, "/upload" | "/length") => {
+            text(format!("{} bytes\n", length(request.into_body()).await?))
+        }
+        (&Method::GET, path) => match path.strip_prefix("/bytes/").and_then(|len| len.parse().ok()) {
+            Some(left) => Response::new(Either::Right(Either::Right(Made { left }))),
+            None => status(StatusCode::NOT_FOUND),
+        },
+        _ => status(StatusCode::NOT_FOUND),
+    })
+}
+
+fn text(text: impl Into<Bytes>) -> Answer {
+    Response::new(Either::Left(Full::new(text.into())))
+}
+
+fn status(status: StatusCode) -> Answer {
+    let mut answer = text(format!("{status}\n"));
+    *answer.status_mut() = status;
+    answer
+}
+
+/// Reads a body to its end and keeps none of it.
+async fn length(mut body: Incoming) -> Result<u64, hyper::Error> {
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        length += frame?.data_ref().map_or(0, |data| data.len() as u64);
+    }
+    Ok(length)
+}
+
+/// A body of `left` bytes that are made when there is room for them, and not before.
+struct Made {
+    left: u64,
+}
+
+static PIECE: [u8; 16 << 10] = [b'.'; 16 << 10];
+
+impl Body for Made {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _task: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        let len = self.left.min(PIECE.len() as u64);
+        self.left -= len;
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&PIECE[..len as usize])))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
+fn main() -> Result<(), ringserve::Error> {
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    let args = Args::parse();
+    let mut server = Server::bind(args.listen).driver(args.driver);
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
+    let mut options = HttpOptions::default();
+    if let Some(patience) = args.patience.map(Duration::from_secs) {
+        options.rate_window = patience;
+        (options.response_timeout, options.http2_idle_timeout) = (Some(patience * 2), Some(patience));
+    }
+    server.serve(move |_shard| http(service_fn(answer)).options(options.clone()))
+}

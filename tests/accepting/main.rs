@@ -1,0 +1,8 @@
+//! Who is accepted, and on what: starts, listeners, sockets and their options, full tables, several shards.
+
+mod listeners;
+mod several_shards;
+mod socket_options;
+mod starts;
+mod table_limits;
+mod unix_sockets;

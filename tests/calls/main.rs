@@ -1,0 +1,9 @@
+//! Calls: those that wait, several at once, those that panic, and what stands around them.
+
+mod held_open;
+mod in_flight;
+mod middleware;
+mod panics;
+mod sleeping;
+mod tower;
+mod waiting;

@@ -1,0 +1,6 @@
+//! The examples, talked to by real clients.
+
+mod clients;
+mod http;
+mod kv;
+mod proxy;

@@ -1,0 +1,6 @@
+//! How bytes become frames, in whatever pieces they come.
+
+mod frames;
+mod framings;
+mod segments;
+mod tags;

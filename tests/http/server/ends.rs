@@ -1,0 +1,84 @@
+//! Half-closed peers, and drains.
+
+use super::*;
+
+#[test]
+fn half_closed_peer_gets_every_answer_whole() {
+    let rig = Rig::start(HttpOptions::default());
+    let mut client = rig.client();
+    // FIN is there long before the answers are: the first waits, and those behind it are pipelined.
+    let requests: [&[u8]; 3] =
+        [b"GET /gate HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n", GET];
+    client.write(&requests.concat());
+    client.finish_writing();
+    rig.waits_inside(1);
+    // Another connection's answer: the FIN was seen by then.
+    let mut other = rig.client();
+    other.write(GET);
+    read_answer(&mut other);
+    rig.gate.add_permits(1);
+    assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
+    assert_eq!(read_answer(&mut client).1.len(), LARGE);
+    assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
+    assert_eq!(client.end(), End::Fin);
+    drop((client, other));
+    let report = ringserve_tests::finish(rig.running);
+    assert_eq!(report.counters.closed_for(CloseReason::HandlerError), 0, "{:?}", report.counters);
+}
+
+#[test]
+fn half_closed_peer_that_reads_nothing_is_closed() {
+    let limits = no_time_limits().write_stall_timeout(BRIEF);
+    let rig = Rig::start_with(limits, HttpOptions::default());
+    let mut client = Client::with_small_window(rig.running.local_addrs()[0]);
+    client.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n");
+    client.finish_writing();
+    watch::closed_for(&rig.running, CloseReason::WriteStallTimeout, 1);
+    drop(client);
+    ringserve_tests::finish(rig.running);
+}
+
+#[test]
+fn a_drain_answers_what_was_asked_and_ends_the_rest() {
+    let rig = Rig::start(HttpOptions::default());
+    let (mut idle, mut fresh, mut half) = (rig.client(), rig.client(), rig.client());
+    idle.write(GET);
+    read_answer(&mut idle);
+    half.write(&frames::PREFACE[..10]);
+    let mut busy = rig.client();
+    busy.write(b"GET /gate HTTP/1.1\r\nhost: x\r\n\r\n");
+    rig.waits_inside(1);
+    watch::holds(&rig.running, 4);
+    rig.running.shutdown();
+    assert_eq!((idle.end(), fresh.end(), half.end()), (End::Fin, End::Fin, End::Fin));
+    assert_eq!(rig.handlers.inside.load(SeqCst), 1);
+    rig.gate.add_permits(1);
+    let (head, body) = read_answer(&mut busy);
+    assert!(head.contains("connection: close\r\n"), "{head}");
+    assert_eq!((body.as_slice(), busy.end()), (&b"HTTP/1.1"[..], End::Fin));
+    drop((idle, fresh, half, busy));
+    let report = ringserve_tests::finish(rig.running);
+    assert_eq!(report.counters.closed_for(CloseReason::HandlerError), 0, "{:?}", report.counters);
+}
+
+#[test]
+fn a_drain_finishes_the_streams_of_http_2() {
+    let rig = Rig::start(HttpOptions::default());
+    // While it is kept the client does not end the connection: the server's GOAWAY does, and that is waited for.
+    let kept = Cell::new(None);
+    rig.with_http2(async |mut sender| {
+        let answer = sender.send_request(get("/gate"));
+        let answer = tokio::spawn(answer);
+        while rig.handlers.inside.load(SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        rig.running.shutdown();
+        rig.gate.add_permits(1);
+        assert_eq!(
+            answer.await.unwrap().unwrap().into_body().collect().await.unwrap().to_bytes(),
+            "HTTP/2.0"
+        );
+        kept.set(Some(sender));
+    });
+    ringserve_tests::finish(rig.running);
+}

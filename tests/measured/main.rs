@@ -1,0 +1,30 @@
+//! What is counted, of a process or a machine with nothing else to do: allocations, wake-ups, system calls, memory, turns.
+//! They run one after the other, and what counts for a whole process has one to itself: [`ringserve_tests::alone`].
+
+mod abort_all;
+mod bounded_turns;
+mod churn;
+mod claimed_lengths;
+mod clocks;
+mod codec_allocations;
+mod deaths;
+mod firehose;
+mod five_thousand;
+mod frame_allocations;
+mod idle;
+mod log_lines;
+mod middleware_allocations;
+mod pinned_memory;
+mod pipelines;
+mod receive_memory;
+mod silent_all;
+mod stream_allocations;
+mod system_calls;
+mod waiting_calls;
+
+use std::alloc::System;
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;

@@ -1,0 +1,237 @@
+//! Servers where io_uring is blocked: epoll serves instead and the log says why, and who demands io_uring is told
+//! the cause and the fix.
+//!
+//! Each case is a process apart, since a seccomp filter stays. The sysctl cases hold for the whole system, so
+//! they run only with `RINGSERVE_TEST_SYSCTL=1`, as root, and not beside other tests:
+//! `RINGSERVE_TEST_SYSCTL=1 cargo test -p ringserve-tests --test processes blocked::`.
+
+use std::fs;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringserve::Driver;
+use ringserve_tests::client::{End, frame, frames};
+use ringserve_tests::{Lab, On, no_time_limits, order, pattern};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+/// Tells the process what to block; its name is also how it is asked to be that process.
+const BLOCK: &str = "RINGSERVE_TEST_BLOCK";
+
+/// Begins the line with what became of the server that demands io_uring; before it is the log of the other one.
+const DEMANDED: &str = "demanded: ";
+
+/// The numbers of the three calls, which are the same on every architecture.
+const SETUP: i64 = 425;
+const ENTER: i64 = 426;
+const REGISTER: i64 = 427;
+
+const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
+
+/// The sysctl cases must not meet others.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn server_runs_on_io_uring_where_nothing_is_blocked() {
+    let _alone = alone();
+    let found = child("nothing");
+    assert!(found.log.contains("driver: io_uring (it works here)"), "{found:?}");
+    assert_eq!(found.demanded, "started");
+}
+
+#[test]
+fn setup_forbidden_as_docker_does() {
+    let found = without(SETUP, Errno::PERM);
+    found.names(&["io_uring_setup is blocked", "seccomp", "allow io_uring_setup"]);
+}
+
+#[test]
+fn setup_hidden_or_not_in_the_kernel() {
+    let found = without(SETUP, Errno::NOSYS);
+    found.names(&[
+        "io_uring_setup is not there",
+        "seccomp",
+        "allow io_uring_setup",
+        "the kernel has no io_uring",
+    ]);
+}
+
+#[test]
+fn rings_can_be_made_but_not_entered() {
+    for errno in [Errno::PERM, Errno::NOSYS] {
+        without(ENTER, errno).names(&["io_uring_enter is", "seccomp", "allow io_uring_setup"]);
+    }
+}
+
+#[test]
+fn rings_can_be_made_but_nothing_registered() {
+    for errno in [Errno::PERM, Errno::NOSYS] {
+        without(REGISTER, errno).names(&["file table is", "seccomp", "io_uring_register in it"]);
+    }
+}
+
+#[test]
+fn switched_off_by_sysctl() {
+    if std::env::var_os("RINGSERVE_TEST_SYSCTL").is_none_or(|wish| wish != "1") {
+        println!("skipped: it switches io_uring off for the whole system; RINGSERVE_TEST_SYSCTL=1 runs it");
+        return;
+    }
+    let _alone = alone();
+    let _restored = Sysctl(fs::read_to_string(SYSCTL).expect("Linux 6.6 or later"));
+    Sysctl::set("1");
+    let found = child("privileges");
+    found.on_epoll();
+    found.names(&["kernel.io_uring_disabled is 1", "set it to 0", "kernel.io_uring_group"]);
+    // Privileged processes may still use it.
+    assert!(child("nothing").log.contains("driver: io_uring (it works here)"));
+    Sysctl::set("2");
+    let found = child("nothing");
+    found.on_epoll();
+    found.names(&["kernel.io_uring_disabled is 2", "sysctl kernel.io_uring_disabled=0"]);
+}
+
+/// The sysctl as it was, written back when this is dropped.
+struct Sysctl(String);
+
+impl Sysctl {
+    fn set(value: &str) {
+        fs::write(SYSCTL, value).expect("RINGSERVE_TEST_SYSCTL=1 needs root");
+    }
+}
+
+impl Drop for Sysctl {
+    fn drop(&mut self) {
+        Sysctl::set(&self.0);
+    }
+}
+
+/// What a process found.
+#[derive(Debug)]
+struct Found {
+    /// What a server that may choose its driver wrote to the log.
+    log: String,
+    /// What a server that demands io_uring said.
+    demanded: String,
+}
+
+impl Found {
+    /// The server chose epoll, and gave its reason in one line.
+    #[track_caller]
+    fn on_epoll(&self) {
+        let lines: Vec<&str> = self.log.lines().filter(|line| line.contains("io_uring")).collect();
+        let [line] = lines.as_slice() else { panic!("one line about io_uring, not {lines:?}") };
+        assert!(line.contains("driver: epoll (io_uring cannot be used: "), "{line}");
+        assert!(line.contains(&self.demanded), "the same reason: {line}, and {}", self.demanded);
+        assert!(line.contains("RLIMIT_NOFILE"), "what else is different on epoll: {line}");
+    }
+
+    /// The reason has all of this.
+    #[track_caller]
+    fn names(&self, parts: &[&str]) {
+        for part in parts {
+            assert!(self.demanded.contains(part), "{part} is missing in: {}", self.demanded);
+        }
+    }
+}
+
+#[track_caller]
+fn without(call: i64, errno: Errno) -> Found {
+    let _alone = alone();
+    let found = child(&format!("{call} {}", errno.raw_os_error()));
+    found.on_epoll();
+    found
+}
+
+/// Runs [`a_server_in_a_process_where_something_is_blocked`] in a child process.
+#[track_caller]
+fn child(block: &str) -> Found {
+    let done = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "blocked::a_server_in_a_process_where_something_is_blocked",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(BLOCK, block)
+        // It would decide for the server that may choose.
+        .env_remove("RINGSERVE_DRIVER")
+        .output()
+        .expect("the test binary runs again");
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{block}: {text}\n{}", String::from_utf8_lossy(&done.stderr));
+    let (log, rest) = text.split_once(DEMANDED).expect("it got that far");
+    Found { log: log.to_owned(), demanded: rest.lines().next().unwrap_or_default().to_owned() }
+}
+
+#[test]
+#[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_BLOCK='425 1' cargo test -p ringserve-tests --test processes blocked::a_server_in_a_process_where_something_is_blocked -- --exact --ignored --nocapture"]
+fn a_server_in_a_process_where_something_is_blocked() {
+    let Ok(block) = std::env::var(BLOCK) else { return };
+    match block.as_str() {
+        "nothing" => {}
+        "privileges" => drop_privileges(),
+        call => {
+            let (call, errno) = call.split_once(' ').unwrap();
+            forbid(call.parse().unwrap(), errno.parse().unwrap());
+        }
+    }
+    tracing_subscriber::fmt().with_ansi(false).init();
+    serves();
+    match start_demanded() {
+        Ok(()) => println!("{DEMANDED}started"),
+        Err(error) => println!("{DEMANDED}{error}"),
+    }
+}
+
+fn start_demanded() -> Result<(), ringserve::Error> {
+    let server = On { driver: Driver::IoUring, ..On::default() }.server(no_time_limits());
+    let shared = Arc::default();
+    let running = server.start(move |_| ringserve_tests::Puppet::new(Arc::clone(&shared)))?;
+    running.shutdown();
+    running.wait().map(|_| ())
+}
+
+/// A server that may choose answers: small and large, one after the other and all at once, to the last.
+#[track_caller]
+fn serves() {
+    let lab = Lab::on(On::default(), no_time_limits());
+    let mut clients: Vec<_> = (0..50).map(|_| lab.client()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        let payload = order::echo(pattern(n * 4_001));
+        assert!(client.ask(&payload) == payload, "an echo of {} bytes", payload.len());
+    }
+    for client in &mut clients {
+        client.write(&frame(order::echo("hello")).repeat(100));
+        client.finish_writing();
+    }
+    for mut client in clients {
+        let (wire, end) = client.read_to_end();
+        assert_eq!((frames(&wire).len(), end), (100, End::Fin));
+    }
+    lab.finish();
+}
+
+/// Makes a system call fail with this error on the calling thread and those it starts, for good.
+fn forbid(call: i64, errno: i32) {
+    let filter = SeccompFilter::new(
+        [(call, Vec::new())].into(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(errno as u32),
+        std::env::consts::ARCH.try_into().expect("an architecture that seccomp knows"),
+    );
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).expect("every process may filter itself");
+}
+
+/// Makes the calling thread, and those it starts, one of a user without privileges, as far as io_uring goes.
+fn drop_privileges() {
+    let mut sets = capabilities(None).unwrap();
+    sets.effective.remove(CapabilitySet::SYS_ADMIN);
+    sets.permitted.remove(CapabilitySet::SYS_ADMIN);
+    set_capabilities(None, sets).expect("privileges can be given up");
+}

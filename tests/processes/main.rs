@@ -1,0 +1,11 @@
+//! Servers that run as child processes, since what is done to them stays: signals, seccomp, limits of the process.
+
+mod accept_queue;
+mod blocked;
+mod descriptor_limit;
+mod locked_memory;
+mod memory_returns;
+mod refused_memory;
+mod sandboxes;
+mod signals;
+mod small_memory;

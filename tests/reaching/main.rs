@@ -1,0 +1,7 @@
+//! Reaching a connection or a shard from elsewhere: handles, pushes, messages, wake-ups.
+
+mod broadcast;
+mod handles;
+mod messages;
+mod pushes;
+mod wakes;

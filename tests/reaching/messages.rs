@@ -1,0 +1,338 @@
+//! Messages between shards.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringserve::framing::LengthPrefix;
+use ringserve::sync::{Mesh, SendError};
+use ringserve::{Cx, Frame, Server, ServerHandle, Service, Shard};
+use ringserve_tests::{Client, EndOf, On, SOON, eventually, finish, no_time_limits};
+
+/// Sends what a frame says to the shard that its first byte names, and answers `ok`, `full` or `gone`.
+struct Sends(Mesh<Vec<u8>>);
+
+impl Service for Sends {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        let to = usize::from(frame[0] - b'0');
+        cx.reply(match self.0.send(to, frame[1..].to_vec()) {
+            Ok(()) => &b"ok"[..],
+            Err(SendError::Full(_)) => b"full",
+            Err(SendError::Gone(_)) => b"gone",
+        });
+        Ok(())
+    }
+}
+
+fn server(shards: usize) -> Server<LengthPrefix> {
+    On::default().server(no_time_limits()).shards(shards).framing(LengthPrefix::default())
+}
+
+type Got = (usize, Vec<u8>);
+
+/// A server whose shards report each message, with a handle on it.
+fn reporting(count: usize, shards: Mesh<Vec<u8>>) -> (ServerHandle, Receiver<Got>) {
+    let (got, reports) = channel::<Got>();
+    let got = Mutex::new(got);
+    let running = server(count).start(move |shard: &Shard| {
+        let (index, got) = (shard.index(), got.lock().unwrap().clone());
+        shards.register(shard, move |message: Vec<u8>| got.send((index, message)).unwrap());
+        Sends(shards.clone())
+    });
+    (running.unwrap(), reports)
+}
+
+#[track_caller]
+fn next(reports: &Receiver<Got>) -> Got {
+    reports.recv_timeout(SOON).expect("a message is handled")
+}
+
+#[test]
+fn a_message_wakes_a_shard_that_sleeps() {
+    let shards = Mesh::new();
+    let (running, reports) = reporting(2, shards.clone());
+    assert_eq!(shards.count(), 2);
+    // One after the other: nothing else happens on these shards.
+    for n in 0..1000u32 {
+        let to = n as usize % 2;
+        shards.send(to, n.to_be_bytes().to_vec()).unwrap();
+        assert_eq!(next(&reports), (to, n.to_be_bytes().to_vec()));
+    }
+    finish(running);
+}
+
+#[test]
+fn messages_of_one_sender_to_one_shard_keep_their_order() {
+    const MESSAGES: u32 = 50_000;
+    let shards = Mesh::<Vec<u8>>::with_capacity(1_000);
+    let (running, reports) = reporting(2, shards.clone());
+    thread::scope(|scope| {
+        for sender in 0..3u8 {
+            let shards = &shards;
+            scope.spawn(move || {
+                for n in 0..MESSAGES {
+                    let mut message = [&[sender][..], &n.to_be_bytes()].concat();
+                    let started = Instant::now();
+                    while let Err(error) = shards.send(usize::from(sender) % 2, message) {
+                        assert!(started.elapsed() < 2 * SOON, "no shard handles what was sent");
+                        assert!(matches!(error, SendError::Full(_)));
+                        message = error.into_message();
+                        thread::yield_now();
+                    }
+                }
+            });
+        }
+        let mut expected = [0; 3];
+        for _ in 0..3 * MESSAGES {
+            let (shard, message) = next(&reports);
+            let sender = usize::from(message[0]);
+            assert_eq!(shard, sender % 2);
+            assert_eq!(message[1..], u32::to_be_bytes(expected[sender]));
+            expected[sender] += 1;
+        }
+    });
+    finish(running);
+    assert_eq!(reports.try_iter().count(), 0);
+}
+
+#[test]
+fn a_service_reaches_every_shard_also_its_own() {
+    let shards = Mesh::new();
+    let (running, reports) = reporting(4, shards);
+    let mut client = Client::connect(running.local_addrs()[0]);
+    for to in (0..4).cycle().take(400) {
+        assert_eq!(client.ask(format!("{to}text")), b"ok");
+        assert_eq!(next(&reports), (to, b"text".to_vec()));
+    }
+    assert_eq!(client.ask("4text"), b"gone", "there is no fifth one");
+    drop(client);
+    finish(running);
+}
+
+#[test]
+fn a_mailbox_is_full_at_its_capacity_and_loses_nothing() {
+    let shards = Mesh::<u32>::with_capacity(4);
+    let handled = Arc::new(Mutex::new(Vec::new()));
+    let block = Arc::new(ringserve_tests::puppet::Block::default());
+    let (joined, notes, blocks) = (shards.clone(), handled.clone(), block.clone());
+    let running = server(1).start(move |shard: &Shard| {
+        let (notes, blocks) = (notes.clone(), blocks.clone());
+        joined.register(shard, move |message| {
+            if message == 0 {
+                blocks.wait();
+            }
+            notes.lock().unwrap().push(message);
+        });
+        Sends(Mesh::new())
+    });
+    let running = running.unwrap();
+    shards.send(0, 0).unwrap();
+    eventually("the shard is blocked", SOON, || block.came() == 1);
+    (1..=4).for_each(|n| assert_eq!(shards.send(0, n), Ok(())));
+    assert_eq!(shards.send(0, 5), Err(SendError::Full(5)));
+    assert_eq!(shards.send(0, 6), Err(SendError::Full(6)));
+    block.end();
+    eventually("all are handled", SOON, || handled.lock().unwrap().len() == 5);
+    assert_eq!(shards.send(0, 7), Ok(()));
+    eventually("that too", SOON, || *handled.lock().unwrap() == [0, 1, 2, 3, 4, 7]);
+    finish(running);
+}
+
+#[test]
+fn mesh_has_no_shard_before_the_start_and_after_the_end() {
+    let shards = Mesh::<Vec<u8>>::new();
+    assert_eq!(shards.count(), 0);
+    assert_eq!(shards.send(0, vec![1]), Err(SendError::Gone(vec![1])));
+    let (running, reports) = reporting(2, shards.clone());
+    assert_eq!(shards.send(1, vec![2]), Ok(()));
+    assert_eq!(next(&reports), (1, vec![2]));
+    assert_eq!(shards.send(2, vec![3]), Err(SendError::Gone(vec![3])));
+    finish(running);
+    for to in 0..3 {
+        assert_eq!(shards.send(to, vec![4]), Err(SendError::Gone(vec![4])));
+    }
+    assert_eq!(reports.try_iter().count(), 0);
+}
+
+#[test]
+fn messages_to_a_stopping_server_are_handled_or_dropped() {
+    // What is dropped is dropped once, and what is handled was not: nothing leaks and nothing doubles.
+    struct Counted(Arc<AtomicU64>);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let shards = Mesh::<Counted>::new();
+    let (dropped, handled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (joined, count) = (shards.clone(), handled.clone());
+    let running = server(2).start(move |shard: &Shard| {
+        let count = count.clone();
+        joined.register(shard, move |_message| {
+            count.fetch_add(1, SeqCst);
+        });
+        Sends(Mesh::new())
+    });
+    let running = running.unwrap();
+    let given_up = AtomicBool::new(false);
+    let sent = thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let mut sent = 0;
+            while !given_up.load(SeqCst) && shards.send(sent % 2, Counted(dropped.clone())).is_ok() {
+                sent += 1;
+            }
+            sent as u64
+        });
+        let _given_up = EndOf(&given_up);
+        eventually("messages are under way", SOON, || handled.load(SeqCst) > 100);
+        finish(running);
+        sender.join().unwrap()
+    });
+    assert!(handled.load(SeqCst) <= sent);
+    assert_eq!(dropped.load(SeqCst), sent + 1, "with the one that came back");
+}
+
+#[test]
+fn a_handler_that_panics_loses_only_its_message() {
+    let shards = Mesh::<u32>::new();
+    let (got, reports) = channel();
+    let (joined, got) = (shards.clone(), Mutex::new(got));
+    let running = server(1).start(move |shard: &Shard| {
+        let got: Sender<u32> = got.lock().unwrap().clone();
+        joined.register(shard, move |message| {
+            assert!(!message.is_multiple_of(3), "planted: a message handler panics");
+            got.send(message).unwrap();
+        });
+        Sends(Mesh::new())
+    });
+    let running = running.unwrap();
+    (0..100).for_each(|n| shards.send(0, n).unwrap());
+    for n in (0..100).filter(|n| n % 3 != 0) {
+        assert_eq!(reports.recv_timeout(SOON), Ok(n));
+    }
+    // And alone, when the shard sleeps.
+    for n in [102, 103, 105, 106] {
+        shards.send(0, n).unwrap();
+        if n % 3 != 0 {
+            assert_eq!(reports.recv_timeout(SOON), Ok(n));
+        }
+    }
+    let mut client = Client::connect(running.local_addrs()[0]);
+    assert_eq!(client.ask("0text"), b"gone", "the shard serves, and that one was never joined");
+    drop(client);
+    finish(running);
+}
+
+#[test]
+fn no_message_is_handled_before_every_factory_returned() {
+    let shards = Mesh::<()>::new();
+    let (returned, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let (sent, may_return) = channel::<()>();
+    let (sent, may_return) = (Mutex::new(sent), Mutex::new(may_return));
+    let (joined, count, notes) = (shards, returned.clone(), seen.clone());
+    let running = server(3).start(move |shard: &Shard| {
+        let (count_then, notes) = (count.clone(), notes.clone());
+        joined.register(shard, move |()| notes.lock().unwrap().push(count_then.load(SeqCst)));
+        if shard.index() == 2 {
+            let may_return = may_return.lock().unwrap();
+            may_return.recv_timeout(SOON).unwrap();
+            may_return.recv_timeout(SOON).unwrap();
+            // Time for what must not happen: no shard sends a third time.
+            assert_eq!(may_return.recv_timeout(Duration::from_millis(200)), Err(RecvTimeoutError::Timeout));
+        } else {
+            joined.send(shard.index(), ()).unwrap();
+            sent.lock().unwrap().send(()).unwrap();
+        }
+        count.fetch_add(1, SeqCst);
+        Sends(Mesh::new())
+    });
+    let running = running.unwrap();
+    eventually("both are handled", SOON, || seen.lock().unwrap().len() == 2);
+    assert_eq!(*seen.lock().unwrap(), [3, 3]);
+    finish(running);
+}
+
+#[test]
+fn a_message_goes_round_all_shards_and_no_wake_up_is_lost() {
+    const SHARDS: usize = 6;
+    const ROUNDS: u32 = 2_000;
+    let shards = Mesh::<u32>::new();
+    let (arrived, end) = channel();
+    let (joined, arrived) = (shards.clone(), Mutex::new(arrived));
+    let running = server(SHARDS).start(move |shard: &Shard| {
+        let (shards, next) = (joined.clone(), (shard.index() + 1) % SHARDS);
+        let arrived = arrived.lock().unwrap().clone();
+        // Now and then through the sender's mailbox.
+        let own = shard.index();
+        joined.register(shard, move |n| match n {
+            0 => arrived.send(()).unwrap(),
+            n if n % 7 == 0 => shards.send(own, n - 1).unwrap(),
+            n => shards.send(next, n - 1).unwrap(),
+        });
+        Sends(Mesh::new())
+    });
+    let running = running.unwrap();
+    (0..3).for_each(|start| shards.send(start, ROUNDS * SHARDS as u32).unwrap());
+    (0..3).for_each(|_| end.recv_timeout(2 * SOON).expect("it comes to its end"));
+    finish(running);
+}
+
+#[test]
+fn shard_may_have_several_mailboxes_that_share_state() {
+    /// What a shard was told, for its connections to read.
+    struct Told(Rc<RefCell<Vec<String>>>);
+    impl Service for Told {
+        type Session = ();
+        type Error = Infallible;
+        async fn call(&self, cx: &Cx<'_, ()>, _frame: Frame) -> Result<(), Infallible> {
+            cx.reply(self.0.borrow().join(" ").as_bytes());
+            Ok(())
+        }
+    }
+    let (numbers, words) = (Mesh::<u32>::new(), Mesh::<&'static str>::new());
+    let (some, others) = (numbers.clone(), words.clone());
+    let running = server(1).start(move |shard: &Shard| {
+        let told: Rc<RefCell<Vec<String>>> = Rc::default();
+        let (first, second) = (told.clone(), told.clone());
+        some.register(shard, move |n| first.borrow_mut().push(n.to_string()));
+        others.register(shard, move |word| second.borrow_mut().push(word.to_owned()));
+        Told(told)
+    });
+    let running = running.unwrap();
+    let mut client = Client::connect(running.local_addrs()[0]);
+    numbers.send(0, 1).unwrap();
+    eventually("it is told", SOON, || client.ask("?") == b"1");
+    words.send(0, "two").unwrap();
+    eventually("it is told", SOON, || client.ask("?") == b"1 two");
+    numbers.send(0, 3).unwrap();
+    eventually("it is told", SOON, || client.ask("?") == b"1 two 3");
+    drop(client);
+    finish(running);
+}
+
+#[test]
+fn a_server_whose_shards_cannot_join_does_not_start() {
+    let twice = Mesh::<()>::new();
+    let error = server(1).start(move |shard: &Shard| {
+        twice.register(shard, |()| {});
+        twice.register(shard, |()| {});
+        Sends(Mesh::new())
+    });
+    assert!(matches!(error, Err(ringserve::Error::FactoryPanicked { shard: 0 })), "{error:?}");
+    let shared = Mesh::<Vec<u8>>::new();
+    let (running, _reports) = reporting(2, shared.clone());
+    let other = server(3).start(move |shard: &Shard| {
+        shared.register(shard, |_| {});
+        Sends(Mesh::new())
+    });
+    assert!(matches!(other, Err(ringserve::Error::FactoryPanicked { .. })), "{other:?}");
+    finish(running);
+}

@@ -1,0 +1,179 @@
+//! A server with a [`Puppet`], and its end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use ringserve::framing::{Framing, LengthPrefix, Raw};
+use ringserve::stats::{AcceptQueueStats, ServerStats};
+use ringserve::{CloseReason, Driver, Limits, Server, ServerHandle};
+use ringserve_simkernel::Network;
+
+use crate::{Client, Net, Puppet, SOON, Shared, Site, eventually, order, watch};
+
+/// What a server under test runs on.
+#[derive(Clone, Copy, Default)]
+pub struct On {
+    pub driver: Driver,
+    /// Buffers that several receives fill one behind the other, where the driver has them.
+    pub incremental: bool,
+    pub kernel: Kernel,
+}
+
+/// What is below the driver.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub enum Kernel {
+    /// The one of this machine.
+    #[default]
+    Real,
+    /// One in memory, below the bookkeeping of the io_uring driver, on a separate network.
+    Simulated,
+    /// The same, and it does now and then what a kernel seldom does.
+    SimulatedWithFaults,
+}
+
+impl On {
+    /// A server to be, of one shard on a port of the kernel's choice, on this machine.
+    pub fn server(self, limits: Limits) -> Server<Raw> {
+        self.server_at("127.0.0.1:0", limits)
+    }
+
+    pub fn server_at(self, addr: &str, limits: Limits) -> Server<Raw> {
+        let server = Server::bind(addr).shards(1).pin(false).limits(limits);
+        server.driver(self.driver).incremental_buffers(self.incremental)
+    }
+
+    /// The same, on the network of its kernel.
+    pub fn site(self, limits: Limits) -> Site<Raw> {
+        self.site_at("127.0.0.1:0", limits)
+    }
+
+    pub fn site_at(self, addr: &str, limits: Limits) -> Site<Raw> {
+        let net = match self.kernel {
+            Kernel::Real => Net::Local,
+            Kernel::Simulated => Net::Simulated(Network::default()),
+            Kernel::SimulatedWithFaults => Net::Simulated(Network::with_faults(SEED)),
+        };
+        Site::on(self.server_at(addr, limits), net)
+    }
+}
+
+/// Of the faults; arbitrary. Threads make each run another one, so it decides little.
+const SEED: u64 = 1;
+
+pub struct Lab {
+    pub running: ServerHandle,
+    pub net: Net,
+    pub shared: Arc<Shared>,
+}
+
+impl Lab {
+    /// With frames of a 4-byte length.
+    #[track_caller]
+    pub fn start(limits: Limits) -> Lab {
+        Lab::on(On::default(), limits)
+    }
+
+    #[track_caller]
+    pub fn on(on: On, limits: Limits) -> Lab {
+        Lab::of(on.site(limits).framing(LengthPrefix::default()))
+    }
+
+    #[track_caller]
+    pub fn of<F: Framing + Clone + Send>(site: impl Into<Site<F>>) -> Lab {
+        let site = site.into();
+        let (shared, net) = (Arc::new(Shared::default()), site.net.clone());
+        let for_shards = shared.clone();
+        let running = site.start(move |_| Puppet::new(for_shards.clone())).expect("the server starts");
+        Lab { running, net, shared }
+    }
+
+    /// With frames of a 4-byte length, on several shards.
+    #[track_caller]
+    pub fn on_shards(shards: usize, limits: Limits) -> Lab {
+        Lab::of(On::default().server(limits).shards(shards).framing(LengthPrefix::default()))
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.running.local_addrs()[0]
+    }
+
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        Client::of(self.net.connect(self.addr()).expect("the server accepts"))
+    }
+
+    /// A client whose kernel takes little that it did not read.
+    #[track_caller]
+    pub fn client_with_small_window(&self) -> Client {
+        Client::of(self.net.connect_with_small_window(self.addr()).expect("the server accepts"))
+    }
+
+    /// A connection, if the server listens and did not reset it while it was made.
+    pub fn client_that_may_fail(&self) -> Option<Client> {
+        self.net.connect(self.addr()).ok().map(Client::of)
+    }
+
+    pub fn accept_queues(&self) -> Vec<AcceptQueueStats> {
+        self.running.accept_queues().unwrap()
+    }
+
+    pub fn stats(&self) -> ServerStats {
+        self.running.stats()
+    }
+
+    /// Waits until exactly `count` connections ended for `reason`.
+    #[track_caller]
+    pub fn closed_for(&self, reason: CloseReason, count: u64) {
+        watch::closed_for(&self.running, reason, count);
+    }
+
+    /// Waits until the server holds `connections`.
+    #[track_caller]
+    pub fn holds(&self, connections: usize) {
+        watch::holds(&self.running, connections);
+    }
+
+    /// A connection to which the test has a handle of that name.
+    #[track_caller]
+    pub fn reached(&self, name: &str) -> Client {
+        let mut client = self.client();
+        assert_eq!(client.ask(order::reach(name)), b"reached");
+        client
+    }
+
+    /// Waits until `calls` came to the doors.
+    #[track_caller]
+    pub fn at_doors(&self, calls: u64) {
+        eventually("calls come to their doors", SOON, || self.shared.doors.came() >= calls);
+    }
+
+    /// Waits until `calls` came to the gate.
+    #[track_caller]
+    pub fn parked(&self, calls: u64) {
+        eventually("calls come to the gate", SOON, || self.shared.gate.came() >= calls);
+    }
+
+    /// Shuts down and checks that nothing is left.
+    #[track_caller]
+    pub fn finish(self) -> ServerStats {
+        self.running.shutdown();
+        self.ended()
+    }
+
+    /// Resets what is there and checks that nothing is left.
+    #[track_caller]
+    pub fn abort(self) -> ServerStats {
+        self.running.abort();
+        self.ended()
+    }
+
+    /// Waits for the end that was asked for, and checks that nothing is left.
+    #[track_caller]
+    pub fn ended(self) -> ServerStats {
+        let report = watch::ended(self.running);
+        let (opened, closed) = (self.shared.opened.load(SeqCst), self.shared.closed.load(SeqCst));
+        assert_eq!(opened, closed, "close is called once for each successful open");
+        report
+    }
+}

@@ -1,0 +1,114 @@
+//! What the integration tests share.
+//!
+//! Nothing here sleeps to let something happen: [`eventually`] polls for it, with a bound.
+#![allow(missing_docs)] // Read by tests alone.
+
+pub mod brake;
+pub mod child;
+pub mod client;
+pub mod crowd;
+pub mod examples;
+pub mod http;
+pub mod lab;
+pub mod net;
+pub mod order;
+pub mod proc_net;
+pub mod puppet;
+pub mod streams;
+pub mod watch;
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use ringserve::Limits;
+
+pub use child::alone;
+pub use client::Client;
+pub use lab::{Kernel, Lab, On};
+pub use net::{Net, Site};
+pub use puppet::{Puppet, Shared};
+pub use streams::Streams;
+pub use watch::{Logged, a_turn_passes, finish};
+
+/// The bound of everything that should happen at once. Long, since these tests also run beside others on
+/// machines with few cores; a test that passes does not wait for it.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Polls for something, and panics with its name if it does not come.
+#[track_caller]
+pub fn eventually(what: &str, within: Duration, mut happened: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !happened() {
+        assert!(started.elapsed() < within, "within {within:?} it did not happen that {what}");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+/// Sets a flag when it goes, also if that is because the test fails: a thread that works until then ends as well.
+pub struct EndOf<'a>(pub &'a AtomicBool);
+
+impl Drop for EndOf<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// Limits without time limits but those of closing, so that a test meets only the limit it is about. Lingering is
+/// short, since at the end of a test its clients are still there.
+pub fn no_time_limits() -> Limits {
+    let linger = Duration::from_millis(200);
+    Limits::default()
+        .first_frame_timeout(None)
+        .idle_timeout(None)
+        .write_stall_timeout(None)
+        .write_bytes_per_second_min(0)
+        .read_bytes_per_second_min(0)
+        .handler_timeout(None)
+        .linger_timeout(linger)
+}
+
+/// True if the operator chose epoll for servers that leave the choice open.
+pub fn on_epoll() -> bool {
+    std::env::var("RINGSERVE_DRIVER").is_ok_and(|name| name == "epoll")
+}
+
+/// Bytes after which [`pattern`] begins again.
+pub const PERIOD: usize = 251 * 256;
+
+/// Bytes that tell where in a stream they stand, so that a byte lost, doubled or moved shows.
+pub fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n % 251) as u8 ^ (n / 251 % 256) as u8).collect()
+}
+
+/// A small generator of numbers that look random, the same for the same seed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn draw(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.draw() % end
+    }
+}
+
+/// A value of this process from `/proc/self/status`, in KiB.
+pub fn status_kib(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has /proc");
+    let line = status.lines().find(|line| line.starts_with(name)).expect("the value is there");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
+}
+
+/// Descriptors this process has open.
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("Linux has /proc").count()
+}

@@ -1,0 +1,60 @@
+//! A server of streams, and its end.
+
+use std::net::SocketAddr;
+
+use ringserve::net::StreamResult;
+use ringserve::stats::ServerStats;
+use ringserve::{CloseReason, Limits, ServerHandle, Shard, Stream, stream};
+
+use crate::{Client, On, finish, watch};
+
+pub struct Streams {
+    pub running: ServerHandle,
+}
+
+impl Streams {
+    /// One shard, on the driver that the environment decides.
+    #[track_caller]
+    pub fn start<H, R>(limits: Limits, factory: impl Fn(&Shard) -> H + Send + Sync + 'static) -> Streams
+    where
+        H: AsyncFn(Stream) -> R + 'static,
+        R: StreamResult + 'static,
+    {
+        let running = On::default()
+            .server(limits)
+            .start(move |shard| stream(factory(shard)))
+            .expect("the server starts");
+        Streams { running }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.running.local_addrs()[0]
+    }
+
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        Client::connect(self.addr())
+    }
+
+    pub fn stats(&self) -> ServerStats {
+        self.running.stats()
+    }
+
+    /// Waits until exactly `count` connections ended for `reason`.
+    #[track_caller]
+    pub fn closed_for(&self, reason: CloseReason, count: u64) {
+        watch::closed_for(&self.running, reason, count);
+    }
+
+    /// Waits until the server holds `connections`.
+    #[track_caller]
+    pub fn holds(&self, connections: usize) {
+        watch::holds(&self.running, connections);
+    }
+
+    /// Shuts down and checks that nothing is left.
+    #[track_caller]
+    pub fn finish(self) -> ServerStats {
+        finish(self.running)
+    }
+}

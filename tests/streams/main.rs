@@ -1,0 +1,5 @@
+//! Streams of bytes: those accepted, those to upstreams, and shards inside a runtime.
+
+mod hosting;
+mod streams;
+mod upstreams;
