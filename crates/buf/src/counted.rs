@@ -364,25 +364,33 @@ mod tests {
         let none = Counted::try_new(4u16, ()).unwrap().hide();
         assert_eq!(text.downcast_ref::<String>().unwrap().body(), "text");
         assert!(text.downcast_ref::<Wide>().is_none() && wide.downcast_ref::<()>().is_none());
+        // Of the same size.
+        assert!(text.downcast_ref::<[usize; 3]>().is_none() && wide.downcast_ref::<[Wide; 1]>().is_none());
         let wide = wide.downcast_ref::<Wide>().unwrap();
         assert_eq!((wide.body().0[63], ptr::from_ref(wide.body()).addr() % 64), (3, 0));
         assert_eq!((**wide, *none, none.downcast_ref::<()>().unwrap().body()), (2, 4, &()));
     }
 
     #[test]
-    fn memory_is_freed_although_a_destructor_panics() {
+    fn contents_and_memory_are_freed_although_a_destructor_panics() {
         struct Panics(#[allow(dead_code)] Noted);
         impl Drop for Panics {
             fn drop(&mut self) {
                 panic!("planted");
             }
         }
+        fn check<H: 'static, B: 'static>(head: H, body: B, drops: &Cell<u32>) {
+            let counted = Counted::try_new(head, body).unwrap();
+            let weak = counted.head().downgrade();
+            assert!(catch_unwind(AssertUnwindSafe(|| drop(counted))).is_err());
+            assert_eq!(drops.take(), 2);
+            assert!(weak.upgrade().is_none());
+            assert_eq!(weak.counts().weak.get(), 1, "the last holder frees the block");
+        }
         let drops = Rc::new(Cell::new(0));
-        let counted = Counted::try_new((), Panics(Noted(drops.clone()))).unwrap();
-        let weak = counted.head().downgrade();
-        assert!(catch_unwind(AssertUnwindSafe(|| drop(counted))).is_err());
-        assert_eq!(drops.get(), 1);
-        assert!(weak.upgrade().is_none());
+        let noted = || Noted(drops.clone());
+        check(noted(), Panics(noted()), &drops);
+        check(Panics(noted()), noted(), &drops);
     }
 
     #[test]

@@ -20,10 +20,9 @@ use core::time::Duration;
 
 use crate::inbox::Inbox;
 use crate::outlet::{ConnHead, Outlet};
-use crate::shard::LaneId;
 use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
 use crate::wheel::steps_for;
-use crate::{CloseReason, ConnId, IdleCounts, Limits, Time};
+use crate::{CloseReason, ConnId, IdleCounts, LaneId, Limits, Time};
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

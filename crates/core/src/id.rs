@@ -72,6 +72,25 @@ impl fmt::Display for ConnId {
     }
 }
 
+/// One of a shard's lanes: connections of one sort, as those of a service, or those to upstreams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneId(u8);
+
+impl LaneId {
+    /// The one whose connections are accepted.
+    pub const FIRST: LaneId = LaneId(0);
+
+    /// The lane with a number, counted from 0.
+    pub(crate) const fn nth(number: u8) -> LaneId {
+        LaneId(number)
+    }
+
+    #[inline]
+    pub(crate) const fn number(self) -> u8 {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -43,14 +43,14 @@ pub use driver::{
 };
 pub use frame::Frame;
 pub use framing::Payload;
-pub use id::ConnId;
+pub use id::{ConnId, LaneId};
 pub use limits::{IdleCounts, LimitError, Limits};
 pub use observer::Observer;
 pub use outbox::Outbox;
 pub use outlet::{ConnHead, ConnShared, Outlet};
 pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
-pub use shard::{Ended, Frames, Lane, LaneId, Next, Parked, Quota, Shard};
+pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use shared::{LaneShared, ShardShared};
 pub use time::Time;
 

@@ -278,8 +278,8 @@ impl Limits {
     /// |---|---|
     /// | 1/4 | connections, at 5 KiB each: their state, and the kernel's socket |
     /// | 1/8 | [`receive_bytes_max`](Limits::receive_bytes_max) of all shards |
-    /// | 3/8 | [`held_bytes_max`](Limits::held_bytes_max) of all shards; an outbox or a frame may have half of a shard's |
-    /// | 1/4 | nothing: what sockets buffer, the allocator's loss, the service |
+    /// | 1/4 | [`held_bytes_max`](Limits::held_bytes_max) of all shards; an outbox or a frame may have half of a shard's |
+    /// | 3/8 | nothing: what sockets buffer, the allocator's loss, what calls build before it counts, the service |
     ///
     /// A server whose program sets no limits has the defaults, fitted into what the process may use.
     ///
@@ -287,13 +287,13 @@ impl Limits {
     /// use ringserve_core::Limits;
     ///
     /// let limits = Limits::default().fitted(40 << 20, 2);
-    /// assert_eq!((limits.connections_max, limits.held_bytes_max), (1638, 6 << 20));
+    /// assert_eq!((limits.connections_max, limits.held_bytes_max), (1638, 4 << 20));
     /// assert_eq!(limits.check(), Ok(()));
     /// ```
     pub fn fitted(self, memory_bytes: u64, shards: usize) -> Limits {
         let rest = usize::try_from(memory_bytes.saturating_sub(FIXED_BYTES)).unwrap_or(usize::MAX);
         let shards = shards.max(1);
-        let held_bytes_max = self.held_bytes_max.min((rest / 8 * 3 / shards).max(HELD_MIN));
+        let held_bytes_max = self.held_bytes_max.min((rest / 4 / shards).max(HELD_MIN));
         let most = held_bytes_max / 2;
         let outbox_bytes_max = self.outbox_bytes_max.min(most);
         let outbox_bytes_high = self.outbox_bytes_high.min(outbox_bytes_max);

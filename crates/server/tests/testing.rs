@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
@@ -119,6 +120,33 @@ fn silent_day_takes_few_steps() {
             Ok(())
         });
         sim.run_for(24 * HOUR);
+    });
+}
+
+#[test]
+fn upstream_that_is_silent_for_an_hour_is_not_idle() {
+    Sim::seeds(1).run(|sim| {
+        sim.client("upstream", async |net| {
+            let mut server = net.listen("10.0.0.9:80")?.accept().await;
+            net.sleep(HOUR).await;
+            server.send("late").await?;
+            assert_eq!(server.closed().await?, b"heard");
+            Ok(())
+        });
+        // The upstream listens.
+        sim.run_for(SECOND);
+        let limits = Limits::default().first_frame_timeout(Some(SECOND)).idle_timeout(Some(SECOND));
+        sim.serve(lines().shards(1).limits(limits), |shard| {
+            let own = shard.clone();
+            shard.spawn(async move {
+                let mut upstream = own.connect(SocketAddr::from(([10, 0, 0, 9], 80))).await.unwrap();
+                let bytes = upstream.read_frame().await.unwrap().expect("it is open");
+                assert_eq!(&*bytes, b"late");
+                upstream.write_all(b"heard").await.unwrap();
+            });
+            Echo
+        });
+        sim.run_until_done();
     });
 }
 
@@ -335,12 +363,15 @@ fn client_error_without_a_cause_fails_the_run() {
 
 #[test]
 fn factory_that_fails_leaves_nothing() {
-    Sim::seeds(5).run(|sim| {
-        let made = Cell::new(0);
-        let start = sim.start(lines().shards(3), move |shard| {
-            made.set(made.get() + 1);
-            if shard.index() == 2 { Err("planted") } else { Ok(Echo) }
-        });
+    Sim::seeds(6).run(|sim| {
+        let failing = sim.seed() as usize % 3;
+        let start =
+            sim.start(
+                lines().shards(3),
+                move |shard| {
+                    if shard.index() == failing { Err("planted") } else { Ok(Echo) }
+                },
+            );
         assert!(start.unwrap_err().to_string().contains("planted"));
         let addr = sim.serve(lines(), |_shard| Echo);
         assert_eq!(addr.port(), 7000, "the port is free again");
@@ -450,4 +481,45 @@ fn call_that_panics_or_hangs_fails_its_test() {
     assert!(text.contains("the service panicked: planted: 1"), "{text}");
     let limits_off = failure(|| drop(TestConn::open(|_shard| Manners).call("hang")));
     assert!(limits_off.contains("the call"), "{limits_off}");
+}
+
+/// Answers a word after a minute.
+struct Slow;
+
+impl Service for Slow {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        if &frame[..] == b"slowly" {
+            cx.sleep(60 * SECOND).await;
+            cx.reply("done");
+        }
+        Ok(())
+    }
+}
+
+/// A look whether memory can be given back was due in the middle of a drain, and was due in each turn from then on.
+#[test]
+fn drain_that_waits_for_a_call_does_not_spin() {
+    let limits = Limits::default()
+        .drain_timeout(100 * SECOND)
+        .handler_timeout(None)
+        .receive_buffer_bytes(512)
+        .receive_bytes_max(8 << 20);
+    Sim::seeds(5).steps_max(10_000).run(move |sim| {
+        let addr = sim.serve(lines().limits(limits.clone()), |_shard| Slow);
+        sim.client("me", async move |net| {
+            let mut me = net.connect(addr).await?;
+            // More receive buffers than a shard keeps.
+            me.send("x".repeat(200_000)).await?;
+            me.send("\nslowly\n").await?;
+            assert_eq!(me.line().await?.as_deref(), Some("done"));
+            Ok(())
+        });
+        sim.run_for(SECOND);
+        sim.drain();
+        sim.run_until_done();
+        assert!(sim.now() > 60 * SECOND);
+    });
 }

@@ -35,8 +35,8 @@
 //! A violation is a panic, of an oracle or of the code itself. It is printed with its seed, the last lines of
 //! the trace, and the command that does it again.
 //!
-//! The kernel of `ringserve-simkernel` stands above the same model, with a network in place of scripted peers, for tests with
-//! clients of their own.
+//! All this is one shard with scripted peers, and a kernel that does everything wrong. [`servers`] runs whole servers, with several
+//! shards and the services' own loop, on the plain kernel of `ringserve-simkernel`, which stands above the same model of a ring.
 
 pub mod bytes;
 pub mod clocks;
@@ -47,6 +47,7 @@ pub mod protocol;
 pub mod pushes;
 pub use ringserve_simkernel::rng;
 pub mod run;
+pub mod servers;
 pub mod service;
 pub mod sock;
 pub mod tasks;

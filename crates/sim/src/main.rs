@@ -7,6 +7,7 @@ use clap::Parser;
 use ringserve_sim::faults::Canary;
 use ringserve_sim::faults::Coverage;
 use ringserve_sim::run::{Options, Violation, run};
+use ringserve_sim::servers;
 
 /// Each thing that can happen must have happened this often in a run of this size.
 const COVERED: (u64, u64) = (100, 10_000);
@@ -33,6 +34,15 @@ struct Arguments {
     /// Plants a bug that the run must find.
     #[arg(long, num_args = 0..=1, default_missing_value = "byte")]
     canary: Option<Canary>,
+    /// Runs whole servers: several shards with the loop that ships, their services, tasks, messages and upstreams.
+    #[arg(long)]
+    servers: bool,
+    /// With `--servers`: runs every seed twice, and compares what happened.
+    #[arg(long, requires = "servers")]
+    twice: bool,
+    /// With `--servers`: prints every event.
+    #[arg(long, requires = "servers")]
+    trace: bool,
     /// Prints how often everything happened, also if all of it happened often enough.
     #[arg(long)]
     coverage: bool,
@@ -40,6 +50,9 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.servers {
+        return run_servers(&arguments);
+    }
     let options = Options {
         from: arguments.from,
         seeds: arguments.seeds,
@@ -65,6 +78,39 @@ fn main() -> ExitCode {
                 cover.frames
             );
             covered(&cover, &arguments)
+        }
+    }
+}
+
+fn run_servers(arguments: &Arguments) -> ExitCode {
+    let Arguments { from, seeds, jobs, twice, trace, .. } = *arguments;
+    let started = Instant::now();
+    match servers::run(&servers::Options { from, seeds, jobs, twice, trace }) {
+        Err(broken) => {
+            println!("seed {}: {}", broken.seed, broken.what);
+            println!(
+                "again: cargo run --release -p ringserve-sim -- --servers --from {} --seeds 1 --trace",
+                broken.seed
+            );
+            ExitCode::from(1)
+        }
+        Ok(sum) => {
+            let time = started.elapsed().as_secs_f64();
+            println!(
+                "{seeds} seeds of whole servers held, {:.0} a second: {} steps, {:.1} days of virtual time",
+                seeds as f64 / time,
+                sum.steps,
+                sum.time.as_secs_f64() / 86400.0
+            );
+            let (table, missing) = sum.table(seeds);
+            if arguments.coverage {
+                print!("{table}");
+            }
+            if seeds < COVERED.1 || missing.is_empty() {
+                return ExitCode::SUCCESS;
+            }
+            println!("too seldom: {}", missing.join("; "));
+            ExitCode::from(2)
         }
     }
 }

@@ -22,6 +22,8 @@ const CLOCK_MAX: u64 = 1 << 62;
 pub struct Plan {
     /// The limits the shard keeps.
     pub limits: Limits,
+    /// Those that its connections to upstreams have instead.
+    pub upstream_limits: Limits,
     /// True if the shard may run out of its memory limit.
     pub tight_memory: bool,
     /// Slots of the shard and of the file table.
@@ -123,6 +125,21 @@ impl Elsewhere {
 }
 
 impl Plan {
+    /// The limits of an upstream, or of an accepted connection.
+    pub fn limits_of(&self, is_upstream: bool) -> &Limits {
+        if is_upstream { &self.upstream_limits } else { &self.limits }
+    }
+
+    /// The limits as the shard is given them: those of accepted connections with one of a connect that none of them has, and
+    /// which is another than that of upstreams.
+    pub fn shard_limits(&self) -> Limits {
+        let connect = match self.upstream_limits.connect_timeout {
+            Some(_) => None,
+            None => Some(Duration::from_nanos(MS)),
+        };
+        self.limits.clone().connect_timeout(connect)
+    }
+
     /// Connections to upstreams that there may be at once: fewer than there are upstreams.
     pub fn upstreams_max(&self) -> usize {
         self.upstreams.div_ceil(2)
@@ -155,6 +172,9 @@ impl Plan {
         let short = rng.one_in(if passes_on { 3 } else { 8 });
         let limits = draw_times(rng, slow, sizes);
         limits.check().expect("limits are drawn so that they hold together");
+        // Of a copy, so that what it draws changes nothing else of a seed.
+        let upstream_limits = draw_upstreams(&mut Rng::new(rng.clone().below(1 << 32)), &limits);
+        upstream_limits.check().expect("those of upstreams too");
         // The call that began last must not put off the end of the first one, so they begin far apart.
         let limit = limits.handler_timeout.filter(|_| limits.calls_in_flight_max > 2);
         let dawdles = limit.map(|limit| limit.as_nanos() as u64 / 4);
@@ -211,6 +231,7 @@ impl Plan {
             calls: rng.one_in(3).then(|| (rng.spread(1, 64) as u32, rng.range(1, 4) as u32)),
             check_every: rng.pick(&[4, 8, 16]),
             limits,
+            upstream_limits,
         }
     }
 }
@@ -289,4 +310,23 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
         .drain_timeout(time(rng, 40, 2000))
         .drain_delay(if rng.one_in(4) { time(rng, 1, 500) } else { Duration::ZERO })
         .linger_timeout(time(rng, 20, 300))
+}
+
+/// The limits of connections to upstreams: in every third seed those of accepted ones, else with other times and numbers of calls.
+fn draw_upstreams(rng: &mut Rng, limits: &Limits) -> Limits {
+    if rng.one_in(3) {
+        return limits.clone();
+    }
+    let other = |limit: Option<Duration>, ends: bool, else_after: Duration| match limit {
+        Some(_) if ends => None,
+        Some(limit) => Some(2 * limit),
+        None => Some(else_after),
+    };
+    // An idle time is no shorter than what leads to a heartbeat, nor than half a frame may take where that is long.
+    let idle = Duration::from_millis(4000).max(limits.heartbeat_interval.unwrap_or_default());
+    limits
+        .clone()
+        .idle_timeout(other(limits.idle_timeout, rng.one_in(2), idle))
+        .first_frame_timeout(other(limits.first_frame_timeout, rng.one_in(2), idle))
+        .calls_in_flight_max(if limits.calls_in_flight_max == 1 { 2 } else { 1 })
 }

@@ -207,7 +207,7 @@ pub fn check_frame(state: &mut State, tag: usize, frame: &Frame) {
     let sock = &mut state.socks[tag];
     assert!(sock.opened, "connection {tag}: a frame before open");
     assert!(sock.ended.is_none(), "connection {tag}: a frame after the end");
-    let most = usize::from(state.plan.limits.calls_in_flight_max);
+    let most = usize::from(state.plan.limits_of(sock.upstream).calls_in_flight_max);
     assert!(sock.waiting.len() < most, "connection {tag}: a frame while {most} handlers are parked");
     if let AnyFraming::Raw = framing {
         let expected = sock.wire.get(sock.handed..sock.handed + frame.len());

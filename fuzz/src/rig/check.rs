@@ -2,6 +2,7 @@
 
 use ringserve_core::{CloseReason, ConnId, Ended, Wait};
 
+use super::driver::Listening;
 use super::user::session_of;
 use super::{Core, LATE_MAX, Model, QUOTA};
 use crate::framings::Start;
@@ -100,6 +101,7 @@ impl Model {
             return;
         }
         let draining = shard.all_share().is_draining();
+        self.check_upstreams_go(shard);
         assert!(unawaited.is_empty() || !draining, "a drain waits for every send");
         let max = if self.plan.others { QUOTA } else { usize::MAX };
         let accepted = self.wires.iter().filter(|wire| !self.upstreams.contains_key(&wire.id)).count();
@@ -142,6 +144,21 @@ impl Model {
             let receives = wire.receive.armed || wire.read_over || !talk.opened;
             assert!(held || receives, "{id}: the peer is not listened to");
         }
+    }
+
+    /// In a drain upstreams go as soon as no accepted connection is left and none can come.
+    fn check_upstreams_go(&self, shard: &Core) {
+        let listens = self.listening.iter().any(|listening| *listening != Listening::Closed);
+        let accepted = self.wires.iter().any(|wire| !self.upstreams.contains_key(&wire.id));
+        if !shard.has_stopped() || listens || accepted || !self.sockets.is_empty() {
+            return;
+        }
+        let stays =
+            self.upstreams.keys().find(|id| shard.shared(**id).is_some_and(|shared| !shared.is_gone()));
+        assert!(
+            stays.is_none(),
+            "{stays:?} is an upstream, and stays although no accepted connection is left"
+        );
     }
 
     /// Connections that are over do not stay.

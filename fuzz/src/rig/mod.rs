@@ -135,8 +135,9 @@ pub struct Model {
     pub tasks: Vec<Option<Task>>,
     /// How the service answers the next connections.
     pub opening: u8,
-    /// Frames handed to the service.
+    /// Frames handed to the service, and those of them that are upstreams'.
     pub frames: u64,
+    upstream_frames: u64,
     /// How connections ended, in order.
     pub ends: Vec<(usize, CloseReason)>,
     accepts: Vec<Flight>,
@@ -209,6 +210,7 @@ impl Rig {
             tasks: Vec::new(),
             opening: 0,
             frames: 0,
+            upstream_frames: 0,
             ends: Vec::new(),
             sockets: Vec::new(),
             came: 0,
@@ -287,10 +289,10 @@ impl Rig {
             }
         }
         self.end_turn();
-        let mut counters = self.shard.counters(LaneId::FIRST).clone();
-        counters += self.shard.counters(self.model.lane);
+        let counters = self.shard.counters(LaneId::FIRST).clone();
+        let of_upstreams = self.shard.counters(self.model.lane).clone();
         drop(self.shard);
-        self.model.finish(&counters);
+        self.model.finish(&counters, &of_upstreams);
     }
 
     /// Frames handed out and bytes taken. Peers and the service have a bounded number of them.
@@ -300,18 +302,32 @@ impl Rig {
 }
 
 impl Model {
-    /// Checks that a shard that is gone left nothing, and counted what happened.
-    fn finish(mut self, counters: &ConnStats) {
+    /// Checks that a shard that is gone left nothing, and counted what happened, of each lane.
+    fn finish(mut self, counters: &ConnStats, of_upstreams: &ConnStats) {
         assert!(self.wires.is_empty() && self.sockets.is_empty() && self.live.is_empty());
         assert!(self.accepts.iter().all(|accept| !accept.armed), "an accept did not end");
         assert!(self.tasks.iter().all(Option::is_none), "a parked handler is forgotten");
-        assert_eq!((counters.opened, counters.frames), (self.ends.len() as u64, self.frames));
-        assert_eq!(counters.closed, self.ends.len() as u64);
-        assert_eq!(counters.closed, counters.reasons().map(|(_, count)| count).sum::<u64>());
+        let upstreams: BTreeSet<usize> = self.upstreams.values().copied().collect();
+        let of_lane = |is_upstream: bool, frames, thrown_away| {
+            let is_of = |peer: &usize| upstreams.contains(peer) == is_upstream;
+            let ends = self.ends.iter().filter(|(peer, _)| is_of(peer)).count() as u64;
+            let peers = self.talks.iter().enumerate().filter(|(peer, _)| is_of(peer));
+            let (received, taken) = peers.fold((thrown_away, 0), |(received, taken), (_, talk)| {
+                (received + talk.received.len(), taken + talk.taken)
+            });
+            (ends, ends, frames, received as u64, taken as u64)
+        };
+        let counted = |of: &ConnStats, taken: u64| {
+            assert_eq!(of.closed, of.reasons().map(|(_, count)| count).sum::<u64>());
+            assert!(of.bytes_sent <= taken, "more was sent of a lane than its peers took");
+            (of.opened, of.closed, of.frames, of.bytes_received, taken)
+        };
+        let accepted = of_lane(false, self.frames - self.upstream_frames, self.thrown_away);
+        assert_eq!(counted(counters, accepted.4), accepted, "accepted connections");
+        let made = of_lane(true, self.upstream_frames, 0);
+        assert_eq!(counted(of_upstreams, made.4), made, "upstreams");
         let peers = counters.accepted + self.came + self.upstreams.len() as u64;
         assert_eq!((peers, counters.handed_off), (self.talks.len() as u64, self.went));
-        let received: usize = self.talks.iter().map(|talk| talk.received.len()).sum();
-        assert_eq!(counters.bytes_received, (received + self.thrown_away) as u64);
         let quota = format!("{:?}", self.quota);
         assert!(quota.contains("used: 0,"), "some is not given back: {quota}");
         self.old.clear();

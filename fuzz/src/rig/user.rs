@@ -141,6 +141,7 @@ impl Model {
 
     fn check_frame(&mut self, frame: &Frame, shared: &Conn) {
         self.frames += 1;
+        self.upstream_frames += u64::from(self.upstreams.contains_key(&shared.id()));
         let (kind, max) = (self.plan.kind, self.plan.limits.frame_bytes_max);
         let may = !shared.is_full() || shared.body().reads_on.get();
         assert!(may, "a frame is handed out although the outbox is full");

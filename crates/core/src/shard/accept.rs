@@ -7,9 +7,9 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 
+use super::Shard;
 use super::turn::Event;
-use super::{LaneId, Shard};
-use crate::{AcceptEnd, CloseReason, ConnId, Observer, Op, Socket, Time};
+use crate::{AcceptEnd, CloseReason, ConnId, LaneId, Observer, Op, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
 /// and cost nothing.

@@ -3,10 +3,10 @@
 use alloc::boxed::Box;
 
 use super::turn::Event;
-use super::{LaneId, Shard, expect_conn};
+use super::{Shard, expect_conn};
 use crate::conn::{Flight, State};
 use crate::outlet::Outlet;
-use crate::{Address, CloseReason, ConnId, Observer, Op};
+use crate::{Address, CloseReason, ConnId, LaneId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
     /// Begins to connect. [`Lane::connected`](crate::Lane::connected) says that the connection is there, [`Lane::ended`](crate::Lane::ended) that it will not be;

@@ -2,12 +2,12 @@
 
 use ringserve_buf::{Lease, try_box};
 
-use super::{Lane, LaneId, Parked, Shard};
+use super::{Parked, Shard};
 use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing};
 use crate::inbox::{Found, Inbox, cut};
 use crate::outlet::ConnHead;
-use crate::{CloseReason, ConnId, Frame, Observer};
+use crate::{CloseReason, ConnId, Frame, LaneId, Observer};
 
 /// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
 const FRAME_BYTES: usize = 96;
@@ -321,10 +321,9 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
-    /// Has the lane take the batch.
+    /// The lane has what it wanted.
     #[inline(always)]
-    pub(super) fn hand_to(mut self, lane: &mut (impl Lane<O> + ?Sized)) {
-        lane.frames(&mut self);
+    pub(super) fn end(mut self) {
         self.shard.work.end_batch(self.left);
         self.shard.lanes[self.lane].counters.frames += u64::from(self.handed);
         if !self.lease.is_empty() || (self.is_first && self.handed > 0) {

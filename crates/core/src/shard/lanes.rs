@@ -14,17 +14,8 @@ use crate::conn::{Conn, Times};
 use crate::framing::Encoding;
 use crate::outlet::{ConnShared, Outlet};
 use crate::shared::{LaneShared, ShardShared};
-use crate::{ConnId, ConnStats, Limits, Observer};
+use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
 use core::net::SocketAddr;
-
-/// One of a shard's lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneId(u8);
-
-impl LaneId {
-    /// The one whose connections are accepted.
-    pub const FIRST: LaneId = LaneId(0);
-}
 
 /// What a shard knows of a lane.
 pub(super) struct LaneState {
@@ -87,7 +78,7 @@ impl Index<LaneId> for Lanes {
 
     #[inline]
     fn index(&self, lane: LaneId) -> &LaneState {
-        match lane.0.checked_sub(1) {
+        match lane.number().checked_sub(1) {
             None => &self.first,
             Some(other) => &self.others[usize::from(other)],
         }
@@ -97,7 +88,7 @@ impl Index<LaneId> for Lanes {
 impl IndexMut<LaneId> for Lanes {
     #[inline]
     fn index_mut(&mut self, lane: LaneId) -> &mut LaneState {
-        match lane.0.checked_sub(1) {
+        match lane.number().checked_sub(1) {
             None => &mut self.first,
             Some(other) => &mut self.others[usize::from(other)],
         }
@@ -108,7 +99,7 @@ impl<O: Observer> Shard<O> {
     /// Adds a lane for connections that the server makes, at most `connections_max` of them. Of its limits those of a connection
     /// hold; the sums of memory and the times of a drain are the shard's.
     pub fn add_outbound(&mut self, limits: Limits, connections_max: usize, encoding: Encoding) -> LaneId {
-        let lane = LaneId(1 + self.lanes.others.len() as u8);
+        let lane = LaneId::nth(1 + self.lanes.others.len() as u8);
         self.lanes.others.push(LaneState::new(&self.shared, limits, connections_max, encoding, true));
         lane
     }

@@ -35,14 +35,13 @@ use crate::shared::ShardShared;
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
-use crate::{ConnId, ConnStats, Limits, Observer, Op, Time};
+use crate::{ConnId, ConnStats, LaneId, Limits, Observer, Op, Time};
 
 use accept::Accepting;
 pub use accept::Quota;
 pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next};
-pub use lanes::LaneId;
 use lanes::Lanes;
 use turn::Event;
 pub use turn::{Ended, Lane};

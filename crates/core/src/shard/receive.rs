@@ -2,7 +2,7 @@
 
 use ringserve_buf::{Lease, try_box};
 
-use super::turn::{Event, Lane};
+use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
 use crate::conn::{Conn, Flight, Intake, State};
 use crate::inbox::Inbox;
@@ -40,7 +40,7 @@ impl<O: Observer> Shard<O> {
                 self.arm(id);
             }
             self.begin_batch();
-            return Frames::new(self, id, of, &shared, lease, plain, is_first).hand_to(lane);
+            return hand_out(Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
         }
         if is_cut {
             drop(lease);

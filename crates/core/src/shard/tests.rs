@@ -19,11 +19,11 @@ use core::time::Duration;
 
 use ringserve_buf::{Lease, Pool, PoolConfig};
 
-use super::{Ended, Frames, Lane, LaneId, Next, Parked, Quota, Shard};
+use super::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 use crate::framing::{Encoding, Framing, LengthPrefix};
 use crate::{
-    Address, Batch, CloseHow, CloseReason, Completion, ConnId, Frame, Limits, Op, Payload, SendEnd, Socket,
-    Time, Wait,
+    Address, Batch, CloseHow, CloseReason, Completion, ConnId, Frame, LaneId, Limits, Op, Payload, SendEnd,
+    Socket, Time, Wait,
 };
 
 type Core = Shard;

@@ -22,11 +22,11 @@ use core::task::Waker;
 use ringserve_buf::Lease;
 
 use super::frames::Frames;
-use super::{LaneId, QUEUE_KEPT, Shard};
+use super::{QUEUE_KEPT, Shard};
 use crate::conn::Queued;
 use crate::outlet::ConnHead;
 use crate::stamp::Stamp;
-use crate::{Budget, CloseReason, Completion, ConnId, Observer, Op, Socket, Time, Wait};
+use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socket, Time, Wait};
 
 /// What a shard asks of what stands above it: a service, its upstreams, a simulated one.
 ///
@@ -105,6 +105,13 @@ pub(crate) enum Event {
     Ended(Ended),
 }
 
+/// Has the lane take a batch.
+#[inline(always)]
+pub(super) fn hand_out<O: Observer>(mut frames: Frames<'_, O>, lane: &mut (impl Lane<O> + ?Sized)) {
+    lane.frames(&mut frames);
+    frames.end();
+}
+
 impl<O: Observer> Shard<O> {
     /// Takes in what the driver brought and has the lane work it off. `now` must not go back. The first turn starts
     /// accepting.
@@ -175,7 +182,7 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get(id) else { return };
         let Some(shared) = conn.shared.clone() else { return };
         let (of, is_first) = (conn.lane, !conn.frame_seen);
-        Frames::new(self, id, of, &shared, Lease::empty(), false, is_first).hand_to(lane);
+        hand_out(Frames::new(self, id, of, &shared, Lease::empty(), false, is_first), lane);
     }
 
     /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other

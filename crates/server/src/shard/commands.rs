@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 
 use ringserve_core::{Driver, Payload};
 
+use super::Core;
 use super::inbox::{Command, Letter};
-use super::state::{Core, ServiceLane};
+use super::state::ServiceLane;
 use crate::guard::guard;
 use crate::peer::Peer;
 use crate::service::Service;

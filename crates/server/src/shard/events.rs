@@ -10,10 +10,11 @@ use ringserve_core::{CloseReason, ConnId, ConnShared, Driver, Ended, Frames, Lan
 use tracing::field::display;
 use tracing::{debug, warn};
 
+use super::Core;
 use super::calls::{CallEnd, Job, Resumed};
 use super::inbox::Command;
 use super::spawned::SPAWNED;
-use super::state::{Core, ServiceLane, named};
+use super::state::{ServiceLane, named};
 use super::upstreams::UPSTREAM;
 use super::wake::Attention;
 use crate::cx::Cx;

@@ -5,10 +5,11 @@ use std::rc::Rc;
 use ringserve_core::{Driver, LaneId};
 use ringserve_drivers::trim_heap;
 
+use super::Core;
 use super::calls::Job;
 use super::inbox::Command;
 use super::spare::{InUse, Step};
-use super::state::{Core, ServiceLane};
+use super::state::ServiceLane;
 use crate::service::Service;
 
 /// Chunks that are given back in one turn: half a millisecond.
@@ -41,7 +42,9 @@ where
         let (needs, moved) = self.in_use(core);
         self.spare.note(self.now, needs, moved);
         match self.spare.step() {
-            Step::None if self.command != Command::Serve || !self.spare.is_due(self.now) => {}
+            Step::None if !self.spare.is_due(self.now) => {}
+            // A shard that ends gives all of it back. A look that stayed due would keep the shard from waiting.
+            Step::None if self.command != Command::Serve => self.spare.look_later(self.now, moved),
             Step::None if !self.spare.begins(self.now, needs, moved) => {}
             // Receives that are stopped in this turn are found so in the next.
             Step::None => {

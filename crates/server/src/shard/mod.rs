@@ -25,3 +25,6 @@ pub(crate) mod timers;
 pub(crate) mod turns;
 pub(crate) mod upstreams;
 mod wake;
+
+/// The state machine below services and upstreams.
+pub(crate) type Core = ringserve_core::Shard<crate::log::LogObserver>;

@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 
 use ringserve_core::{Driver, Socket};
 
+use super::Core;
 use super::inbox::Letter;
-use super::state::{Core, ServiceLane};
+use super::state::ServiceLane;
 use crate::service::Service;
 
 /// A shard that is ahead of another one by this many connections gives away what it accepts from a Unix socket. Without it a burst

@@ -116,7 +116,8 @@ impl Spare {
         self.attends = self.active || grown || needs.buffers > self.stayed;
     }
 
-    fn look_later(&mut self, now: Time, moved: u64) {
+    /// Has the look be a pause later.
+    pub(super) fn look_later(&mut self, now: Time, moved: u64) {
         (self.look_at, self.moved, self.active) = (now + self.pause, moved, true);
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ringserve_core::framing::Framing;
 use ringserve_core::{ConnId, Driver, LaneId, Time};
 
+use super::Core;
 use super::calls::{Job, Tasks};
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
@@ -13,7 +14,7 @@ use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
 use crate::guard::Panicked;
-use crate::log::{self, LineLimit, LogObserver};
+use crate::log::{self, LineLimit};
 use crate::peer::Peer;
 use crate::service::Service;
 
@@ -35,9 +36,6 @@ pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
 
 /// The shards of the server, this one too, for one that passes connections on.
 pub(crate) type Others = Arc<[Arc<RemoteShard>]>;
-
-/// The state machine below services and upstreams.
-pub(crate) type Core = ringserve_core::Shard<LogObserver>;
 
 /// A shard at work: the state machine, and what stands above and below it.
 pub(crate) struct ShardLoop<S: Service, F: Framing, D: Driver, Make, Fut> {

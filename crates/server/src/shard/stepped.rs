@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::thread;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Completion, Wait};
+use ringserve_core::{Completion, Driver as _, Wait};
 use ringserve_drivers::Uring;
 use ringserve_simkernel::{RingId, SimKernel};
 
@@ -32,6 +32,9 @@ pub(crate) trait Stepped {
 
     /// What it did so far and what it holds.
     fn stats(&self) -> ShardStats;
+
+    /// Receive buffers that something still held after its end, when all of it was dropped.
+    fn leased_at_end(&self) -> usize;
 }
 
 /// A shard's loop between its rounds.
@@ -41,6 +44,8 @@ pub(crate) struct SteppedShard<S: Service, F: Framing, Make, Fut> {
     completions: Vec<Completion>,
     ring: RingId,
     last: ShardStats,
+    /// Receive buffers that something still held when all was dropped.
+    leased: usize,
 }
 
 impl<S, F, Make, Fut> SteppedShard<S, F, Make, Fut>
@@ -52,7 +57,13 @@ where
 {
     pub(crate) fn new(shard: ShardLoop<S, F, Uring<SimKernel>, Make, Fut>) -> Self {
         let ring = shard.lane.driver.kernel().ring();
-        SteppedShard { shard: Some(shard), completions: Vec::new(), ring, last: ShardStats::default() }
+        SteppedShard {
+            shard: Some(shard),
+            completions: Vec::new(),
+            ring,
+            last: ShardStats::default(),
+            leased: 0,
+        }
     }
 
     fn round(&mut self) -> Option<Result<ShardStats, i32>> {
@@ -80,7 +91,9 @@ where
             if end.is_some() {
                 // As at the end of its thread: service, sessions and driver are dropped.
                 self.last = self.stats();
+                let pool = self.shard.as_ref().map(|shard| shard.lane.driver.pool().clone());
                 self.shard = None;
+                self.leased = pool.map_or(0, |pool| pool.counts().leased);
             }
             end
         }));
@@ -93,6 +106,10 @@ where
 
     fn ring(&self) -> RingId {
         self.ring
+    }
+
+    fn leased_at_end(&self) -> usize {
+        self.leased
     }
 
     fn stats(&self) -> ShardStats {

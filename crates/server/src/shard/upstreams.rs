@@ -20,11 +20,11 @@ use std::task::Waker;
 use ringserve_core::framing::{Framing, Raw};
 use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, LaneId, Limits, Next};
 
+use super::Core;
 use super::attempts::Attempt;
 use super::handle::Shard;
 use super::inbox::TaskWaker;
 use super::session::Session;
-use super::state::Core;
 use crate::guard::{guard, wake};
 use crate::log::LogObserver;
 use crate::stats::UpstreamStats;

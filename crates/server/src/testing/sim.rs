@@ -77,8 +77,15 @@ impl Sim {
         let server =
             SteppedServer::start(server, &world.network, (clock, seed), &|ring| world.watched(ring), watched);
         world.check_panics("a factory");
-        let server = server?;
+        let (server, started) = server?;
         let addrs = server.addrs.clone();
+        if let Err(error) = started {
+            let number = world.add_server(server);
+            self.run_until_or_fail("a shard of a start that failed still runs", |world| {
+                world.with_server(number, SteppedServer::is_done)
+            });
+            return Err(error);
+        }
         world.event(|| format!("server {number} listens at {addrs:?} with {} shards", server.count()));
         let number = world.add_server(server);
         Ok(SimServer { world: world.clone(), number, addrs })
@@ -219,6 +226,11 @@ impl Sim {
         }
     }
 
+    /// From here on clients may end with an error: the test does something that costs connections, as limits that bite.
+    pub fn expect_losses(&self) {
+        self.world.is_disturbed.set(true);
+    }
+
     /// Writes a line into the trace of the run.
     pub fn note(&self, what: impl fmt::Display) {
         self.world.event(|| what.to_string());
@@ -267,8 +279,7 @@ impl SimServer {
 
     /// True once every shard ended.
     pub fn is_done(&self) -> bool {
-        self.world
-            .with_server(self.number, |server| (0..server.count()).all(|shard| server.end(shard).is_some()))
+        self.world.with_server(self.number, SteppedServer::is_done)
     }
 
     /// Keeps a shard from running for `time`, as a busy machine does.

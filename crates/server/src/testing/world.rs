@@ -283,8 +283,7 @@ impl World {
     }
 
     pub(crate) fn all_shards_ended(&self) -> bool {
-        let servers = self.servers.borrow();
-        servers.iter().all(|one| (0..one.server.count()).all(|shard| one.server.end(shard).is_some()))
+        self.servers.borrow().iter().all(|one| one.server.is_done())
     }
 
     // Clients.

@@ -134,7 +134,7 @@ impl State {
     /// The shard says that a connection ended, and why.
     pub fn check_reason(&self, tag: usize, reason: CloseReason, now: u64) {
         use CloseReason::*;
-        let (sock, limits) = (&self.socks[tag], &self.plan.limits);
+        let (sock, limits) = (&self.socks[tag], self.plan.limits_of(self.socks[tag].upstream));
         // The stamps of a connection are rounded down by up to a step.
         let over = |from: u64, limit: Option<std::time::Duration>| {
             limit.is_some_and(|limit| now + STEP >= from + limit.as_nanos() as u64)

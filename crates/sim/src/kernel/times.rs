@@ -38,7 +38,7 @@ fn look_before(limits: &Limits) -> Option<Duration> {
 impl State {
     /// A shard without a timer may have no connection with a time limit.
     pub(super) fn check_timed(&self, tag: usize) {
-        let (sock, limits) = (&self.socks[tag], &self.plan.limits);
+        let (sock, limits) = (&self.socks[tag], self.plan.limits_of(self.socks[tag].upstream));
         let connecting = self.ring.connects.iter().any(|connect| connect.file == tag);
         assert!(
             !connecting || limits.connect_timeout.is_none() || sock.ended.is_some(),
@@ -68,7 +68,6 @@ impl State {
 
     /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
     pub fn check_limits(&mut self, now: u64) {
-        let limits = self.plan.limits.clone();
         self.check_connects(now, CONNECT_LATE);
         let slots = self.plan.slots() as u64;
         for slot in 0..slots as u32 {
@@ -80,6 +79,7 @@ impl State {
             let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
             let reads = self.is_receiving(tag) && !held_back && !starved;
             let sock = &mut self.socks[tag];
+            let limits = self.plan.limits_of(sock.upstream);
             if !reads {
                 sock.unread_at = now;
             }
@@ -95,11 +95,11 @@ impl State {
                 None if !sock.opened => false,
                 None if listens && sock.waiting.is_empty() => {
                     over(sock.active_at.max(sock.unread_at), limits.idle_timeout)
-                        || (busy && over(sock.sent_at, look_after(&limits)))
+                        || (busy && over(sock.sent_at, look_after(limits)))
                         || (busy && over(untaken_since, limits.write_stall_timeout))
                 }
                 None if busy => {
-                    over(sock.sent_at, look_after(&limits)) || over(untaken_since, limits.write_stall_timeout)
+                    over(sock.sent_at, look_after(limits)) || over(untaken_since, limits.write_stall_timeout)
                 }
                 None if deaf => over(sock.active_at + slots * STEP, Some(RESET_HEARD)),
                 None if !sock.waiting.is_empty() => false,

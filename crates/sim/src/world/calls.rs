@@ -82,7 +82,8 @@ impl Above {
         }
         sock.waiting.push(task);
         self.tasks.list(task, next);
-        let many = sock.waiting.len() >= usize::from(state.plan.limits.calls_in_flight_max);
+        let limits = state.plan.limits_of(sock.upstream);
+        let many = sock.waiting.len() >= usize::from(limits.calls_in_flight_max);
         sock.calls_full = core.calls_are_full(id);
         let tight = sock.calls_full && !many;
         assert!(many <= sock.calls_full || core.shared(id).is_none(), "{id}: calls beyond the most");

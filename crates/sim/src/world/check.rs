@@ -52,6 +52,10 @@ impl Above {
                 "{id} holds {kept} bytes of input and receives more"
             );
         }
+        self.check_connections(core);
+        self.check_upstreams_go(core);
+        let late = self.now >= self.resets_at && !self.live.is_empty();
+        assert!(!late, "connections outlive the limit of the drain: {:?}", self.live);
         if let Some(turn) = self.drained_at {
             assert!(self.turn - turn < DRAIN_TURNS_MAX, "the shard drains for ever");
         }
@@ -106,6 +110,9 @@ impl Above {
         let counters = self.counters(&core);
         let closed: u64 = counters.reasons().map(|(_, count)| count).sum();
         assert_eq!((counters.opened, counters.closed), (closed, closed), "each connection ends once");
+        for lane in [LaneId::FIRST, self.lane] {
+            self.check_counters(&core, lane);
+        }
         let mut state = self.state.borrow_mut();
         state.check_rest();
         state.close_listeners();

@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::task::Waker;
 
-use ringserve_core::{Completion, ConnHead, ConnId, ConnShared, Ended, Lane, LaneId, Socket};
+use ringserve_core::{AcceptEnd, Completion, ConnHead, ConnId, ConnShared, Ended, Lane, LaneId, Socket};
 
-use super::relieved::Relieved;
+use super::watched::Watched;
 use super::{Above, Batch, Core};
 use crate::faults::Fault;
 use crate::kernel::address_of;
 use crate::service::{self, Session};
 
-impl Lane<Relieved> for Above {
+impl Lane<Watched> for Above {
     fn begin(&mut self, core: &mut Core) {
         self.obey(core);
         self.look_for_cuts(core);
@@ -21,10 +21,12 @@ impl Lane<Relieved> for Above {
 
     fn comes(&mut self, core: &mut Core, completion: &Completion) {
         self.check_last(core);
+        self.tally_completion(core, completion);
         self.note(completion);
         match completion {
             Completion::Sent { id, .. } => self.sent = Some(*id),
             Completion::Closed { .. } => self.freed_turn = self.turn,
+            Completion::AcceptEnded { end: AcceptEnd::Closed, .. } => self.listeners_closed += 1,
             _ => {}
         }
     }
@@ -102,6 +104,7 @@ impl Lane<Relieved> for Above {
         self.happened(core);
         let Ended { id, lane, shared, reason, opened, call } = ended;
         let shared = session_of(&shared);
+        self.tally_ended(lane, reason);
         let state = &mut *self.state.borrow_mut();
         let dropped = call.map_or(Vec::new(), |first| self.tasks.cancel(first));
         assert!(dropped.iter().all(|(_, parked)| parked.id == id), "another's handler");
@@ -186,6 +189,7 @@ impl Above {
             state.cover.fault(Fault::AdmittedLate);
         }
         drop(state);
+        self.tally(LaneId::FIRST).opened += 1;
         self.open(core, id, tag);
     }
 

@@ -9,6 +9,7 @@ mod elsewhere;
 mod events;
 mod relieved;
 mod user;
+mod watched;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -33,7 +34,7 @@ use crate::rng::Rng;
 use crate::service::Session;
 use crate::tasks::Tasks;
 use elsewhere::Elsewhere;
-use relieved::Relieved;
+use watched::{Tally, Watched};
 
 /// Turns in which a shard that drains takes in what had arrived, at most: 16, and one for every eight of its connections.
 const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
@@ -48,10 +49,10 @@ const HOUR: u64 = 3_600_000_000_000;
 /// From here on, 26 days after its start, a shard's clock is late.
 const CLOCK_NEW: u64 = 1 << 51;
 
-type Core = Shard<Relieved>;
+type Core = Shard<Watched>;
 
 /// A connection's frames.
-type Batch<'a> = Frames<'a, Relieved>;
+type Batch<'a> = Frames<'a, Watched>;
 
 /// See the module.
 pub struct World {
@@ -77,6 +78,8 @@ struct Above {
     /// Upstreams that the service has not connected to yet, and those that it is connecting to.
     upstreams: Vec<usize>,
     connecting: Vec<ConnId>,
+    /// What accepted connections and upstreams did.
+    tallies: [Tally; 2],
     /// Names of connections that are gone.
     old: Vec<ConnId>,
     now: Time,
@@ -87,6 +90,9 @@ struct Above {
     /// When its listeners are closed, and the turn in which they were.
     stops_at: Time,
     stopped_turn: u64,
+    /// When every connection that is left is reset.
+    resets_at: Time,
+    listeners_closed: u16,
     /// When it has taken in what had arrived by then, at the latest.
     looked_at: u64,
     /// A completion that the core never hears of, once it was forced.
@@ -152,14 +158,14 @@ impl World {
         let driver = Uring::with_kernel(kernel, side, plan.slots() as u32);
         let framing = Rc::new(TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 });
         let mut core = Shard::new(
-            plan.limits.clone(),
+            plan.shard_limits(),
             plan.connections_max,
             plan.listeners,
             framing.encoding(),
             pool.clone(),
-            Relieved::default(),
+            Watched::default(),
         );
-        let lane = core.add_outbound(plan.limits.clone(), plan.upstreams_max(), framing.encoding());
+        let lane = core.add_outbound(plan.upstream_limits.clone(), plan.upstreams_max(), framing.encoding());
         if let Some((calls, batch)) = plan.calls {
             core.bound_turn(calls, batch);
         }
@@ -185,6 +191,7 @@ impl World {
             live: Vec::new(),
             upstreams,
             connecting: Vec::new(),
+            tallies: Default::default(),
             old: Vec::new(),
             now: Time::ZERO,
             ahead: plan.clock_start,
@@ -192,6 +199,8 @@ impl World {
             drained_at: None,
             stops_at: Time::from_nanos(u64::MAX),
             stopped_turn: u64::MAX,
+            resets_at: Time::from_nanos(u64::MAX),
+            listeners_closed: 0,
             looked_at: 0,
             lost: None,
             freed_turn: u64::MAX,
@@ -262,7 +271,10 @@ impl Above {
         for op in core.take_ops() {
             if let Op::StopListening { .. } = op {
                 assert!(self.now >= self.stops_at, "a listener is closed before it is time");
-                self.stopped_turn = self.stopped_turn.min(self.turn);
+                if self.stopped_turn == u64::MAX {
+                    self.stopped_turn = self.turn;
+                    self.resets_at = self.now + self.state.borrow().plan.limits.drain_timeout;
+                }
             }
             self.protocol.submitted(&op);
             self.moved = true;

@@ -1,9 +1,5 @@
 //! Who goes when memory is tight: those that hold most, and no others.
 
-use std::cell::RefCell;
-
-use ringserve_core::{ConnId, LaneId, Observer, Time};
-
 use super::{Above, Core};
 use crate::faults::Fault;
 
@@ -13,16 +9,6 @@ const LISTED: usize = 4096;
 /// Steps after which what is held is listed at the latest: three until it counts, and three where it was seen before that.
 const SETTLED: u32 = 8;
 
-/// Notes the connections that end since the shard holds too much, with what they and the shard held.
-#[derive(Default)]
-pub struct Relieved(RefCell<Vec<(ConnId, usize, usize)>>);
-
-impl Observer for Relieved {
-    fn over_held_bytes_max(&mut self, _now: Time, _lane: LaneId, id: ConnId, bytes: usize, held: usize) {
-        self.0.get_mut().push((id, bytes, held));
-    }
-}
-
 /// Bytes in powers of two, from where they are compared.
 fn class(bytes: usize) -> u32 {
     if bytes < LISTED { 0 } else { bytes.ilog2() }
@@ -31,7 +17,7 @@ fn class(bytes: usize) -> u32 {
 impl Above {
     /// No connection closes for want of memory while a heavier one stays, nor while there is enough.
     pub(super) fn check_relieved(&mut self, core: &Core) {
-        let relieved = core.observer().0.take();
+        let relieved = core.observer().relieved.take();
         let Some(least) = relieved.iter().map(|(_, bytes, _)| *bytes).min() else { return };
         let state = &mut *self.state.borrow_mut();
         let fault = if class(least) > 0 { Fault::HeavyGoes } else { Fault::LightGoes };

@@ -100,6 +100,7 @@ impl Above {
             Some(id) => {
                 state.socks[tag].opened_at = self.now.as_nanos();
                 self.connecting.push(id);
+                self.tallies[1].opened += 1;
             }
             None => {
                 let full = core.connections_left(self.lane) == 0;

@@ -112,6 +112,30 @@ fn upstreams_outlive_the_last_accepted_connection_of_a_drain() {
 }
 
 #[test]
+fn upstreams_have_no_drain_limit_beside_that_of_the_shard() {
+    let drain_timeout = Duration::from_secs(10);
+    let limits = Limits { drain_timeout, write_stall_timeout: None, ..Limits::default() };
+    let (mut shard, accepted) = with_connection(limits.clone());
+    let lane = shard.add_outbound(limits, 1, encoding());
+    let upstream = shard.connect(lane, address(), ()).unwrap();
+    shard.begin(at(1), 0);
+    shard.complete(Completion::Connected { id: upstream, result: Ok(()) });
+    // Its peer takes nothing.
+    shard.shared(upstream).unwrap().reply(Payload::from(&[7; 8][..]));
+    shard.drain();
+    shard.complete(Completion::AcceptEnded { listener: 0, end: crate::AcceptEnd::Closed });
+    shard.abort(accepted, CloseReason::Aborted);
+    shard.complete(Completion::ReceiveEnded { id: accepted, end: crate::ReceiveEnd::Eof });
+    shard.end();
+    shard.begin(at(9), 0);
+    shard.complete(Completion::Closed { id: accepted });
+    shard.end();
+    assert!(shard.shared(upstream).is_some_and(|shared| shared.is_gone()), "it goes after what is queued");
+    shard.turn(at(11));
+    assert_eq!(shard.counters(lane).closed_for(CloseReason::DrainTimeout), 1);
+}
+
+#[test]
 fn abort_resets_upstreams_together_with_the_others() {
     let (mut shard, lane, _) = connecting(Limits::default(), 2);
     let second = shard.connect(lane, address(), ()).unwrap();

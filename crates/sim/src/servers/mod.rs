@@ -1,0 +1,371 @@
+//! Whole servers by seed: the loop that `Server::start` runs, with its services, tasks, timers, messages, upstreams,
+//! connections passed between shards, drains and deaths.
+//!
+//! ```text
+//!   plan       what a seed draws
+//!   client     what is owed to a client, and that nothing else comes
+//!   service    what user code does, panics included
+//!   ───────    ringserve::testing: scheduler, rules that hold for all servers
+//!   ───────    simkernel: a ring for each shard, one network, one clock
+//! ```
+
+mod client;
+mod plan;
+mod service;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
+use ringserve_server::sync::Mesh;
+use ringserve_server::testing::{Fault, Sim, SimServer};
+use ringserve_server::{Server, Stream, stream};
+
+use plan::{ClientPlan, Deed, Frames, Leave, Plan, Verb};
+use service::{Cover, Model, Planted, UPSTREAM};
+
+/// Where the server listens.
+const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
+
+/// How often each thing happened, by kind and name.
+type Counts = BTreeMap<(&'static str, String), u64>;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The first seed.
+    pub from: u64,
+    /// How many.
+    pub seeds: u64,
+    /// Threads.
+    pub jobs: usize,
+    /// Runs each seed twice, and not each hundredth alone.
+    pub twice: bool,
+    /// Prints every event.
+    pub trace: bool,
+}
+
+/// What a campaign in which every seed held did.
+#[derive(Clone, Debug, Default)]
+pub struct Sum {
+    /// Rounds of shards and polls of clients.
+    pub steps: u64,
+    /// Virtual time of all seeds.
+    pub time: Duration,
+    counts: Counts,
+}
+
+/// A seed that broke a rule.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// The seed.
+    pub seed: u64,
+    /// What it broke, and the last events.
+    pub what: String,
+}
+
+/// Runs all seeds, or up to the first one that breaks a rule.
+///
+/// # Errors
+/// That one.
+pub fn run(options: &Options) -> Result<Sum, Broken> {
+    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let found: Mutex<Option<Broken>> = Mutex::new(None);
+    let sum = Mutex::new(Sum::default());
+    let started = Instant::now();
+    let work = || {
+        let mut here = Sum::default();
+        while !stop.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= options.seeds {
+                break;
+            }
+            if index > 0 && index.is_multiple_of(10_000) {
+                println!("{index} seeds, {:.0} a second", index as f64 / started.elapsed().as_secs_f64());
+            }
+            let seed = options.from + index;
+            if let Err(what) = run_seed(seed, options, &mut here) {
+                stop.store(true, Ordering::Relaxed);
+                let mut found = found.lock().unwrap_or_else(|lock| lock.into_inner());
+                if found.as_ref().is_none_or(|old| old.seed > seed) {
+                    *found = Some(Broken { seed, what });
+                }
+            }
+        }
+        sum.lock().unwrap_or_else(|lock| lock.into_inner()).add(here);
+    };
+    std::thread::scope(|scope| {
+        (0..options.jobs.max(1)).for_each(|_| drop(scope.spawn(work)));
+    });
+    match found.into_inner().unwrap_or_else(|lock| lock.into_inner()) {
+        Some(broken) => Err(broken),
+        None => Ok(sum.into_inner().unwrap_or_else(|lock| lock.into_inner())),
+    }
+}
+
+impl Sum {
+    fn add(&mut self, other: Sum) {
+        self.steps += other.steps;
+        self.time += other.time;
+        for (what, count) in other.counts {
+            *self.counts.entry(what).or_default() += count;
+        }
+    }
+
+    /// How often each thing happened, and those of what can happen that did too seldom.
+    pub fn table(&self, seeds: u64) -> (String, Vec<String>) {
+        let mut text = String::new();
+        for ((kind, name), count) in &self.counts {
+            let _ = writeln!(text, "{count:>12}  {kind}: {name}");
+        }
+        let seldom = |(kind, name): &(&'static str, String)| {
+            let count = self.counts.get(&(*kind, name.clone())).copied().unwrap_or(0);
+            count * QUOTA.1 < QUOTA.0 * seeds
+        };
+        let missing = expected().into_iter().filter(seldom).map(|(kind, name)| format!("{kind}: {name}"));
+        (text, missing.collect())
+    }
+}
+
+/// Each thing that can happen must have happened this often in a run of this size.
+const QUOTA: (u64, u64) = (50, 10_000);
+
+/// What can happen.
+fn expected() -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
+    let verbs = Verb::GOOD.iter().chain(Verb::LAST);
+    all.extend(verbs.clone().filter(|verb| verb.replies()).map(|verb| ("call", format!("{verb:?}"))));
+    all.extend(Verb::LAST.iter().map(|verb| ("leave", format!("{:?}", Leave::With(*verb)))));
+    for leave in [Leave::Finish, Leave::FinishEarly, Leave::Close, Leave::Reset] {
+        all.push(("leave", format!("{leave:?}")));
+    }
+    all.extend(Deed::ALL.iter().map(|deed| ("deed", format!("{deed:?}"))));
+    for frames in [Frames::Lines, Frames::Lengths, Frames::Delimited, Frames::Planted, Frames::Stream] {
+        all.push(("frames", format!("{frames:?}")));
+    }
+    let kernel = Fault::ALL.iter().filter(|fault| !matches!(fault, Fault::RingBreaks | Fault::ShardStalls));
+    all.extend(kernel.map(|fault| ("fault", format!("{fault:?}"))));
+    for close in [
+        "peer_closed",
+        "peer_reset",
+        "first_frame_timeout",
+        "idle_timeout",
+        "handler_timeout",
+        "heartbeat_lost",
+        "handler_error",
+        "handler_panicked",
+        "closed_by_service",
+        "aborted_by_service",
+        "shutdown",
+        "server_aborted",
+    ] {
+        all.push(("close", close.to_owned()));
+    }
+    for did in [
+        "message to another shard",
+        "push by a task",
+        "word from an upstream",
+        "refusal",
+        "heartbeat",
+        "factory fails",
+        "factory panics",
+        "connection passed on",
+        "second server",
+    ] {
+        all.push(("did", did.to_owned()));
+    }
+    all.push(("client", "heard every reply".to_owned()));
+    all
+}
+
+fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
+    let plan = Plan::drawn(seed);
+    let cover = Cover::default();
+    let seeds =
+        Sim::seeds(1).from(seed).faults(plan.faults.clone()).allow_panics(|said| said.starts_with("planted"));
+    let test = |sim: &Sim| play(sim, &plan, &cover);
+    let held =
+        |failure: ringserve_server::testing::SeedFailure| format!("{}\n{}", failure.what, failure.chart);
+    let outcome = match options.trace {
+        true => seeds.trace(seed, &test),
+        false => seeds.check(seed, &test),
+    };
+    let outcome = outcome.map_err(held)?;
+    let counts = cover.take();
+    if options.twice {
+        let again = seeds.check(seed, &test).map_err(held)?;
+        if (again.hash, again.steps) != (outcome.hash, outcome.steps) {
+            return Err(format!(
+                "{} steps, then {}: the seed does not decide what happens",
+                outcome.steps, again.steps
+            ));
+        }
+    }
+    cover.take();
+    for fault in Fault::ALL {
+        cover.add("fault", format!("{fault:?}"), outcome.injected.of(*fault));
+    }
+    sum.add(Sum { steps: outcome.steps, time: outcome.time, counts });
+    sum.add(Sum { counts: cover.take(), ..Sum::default() });
+    Ok(())
+}
+
+/// One seed.
+fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
+    cover.count("frames", format!("{:?}", plan.frames));
+    match plan.frames {
+        Frames::Lines => play_framed(sim, plan, cover, Lines::default()),
+        Frames::Lengths => play_framed(sim, plan, cover, LengthPrefix::bytes(4)),
+        Frames::Delimited => play_framed(sim, plan, cover, Delimiter::new(b"\r\n--\r\n")),
+        Frames::Planted => play_framed(sim, plan, cover, Planted(Lines::default())),
+        Frames::Stream => play_streams(sim, plan, cover),
+    }
+}
+
+fn server(plan: &Plan) -> Server {
+    Server::bind(SocketAddr::from(ADDR))
+        .shards(plan.shards)
+        .limits(plan.limits.clone())
+        .incremental_buffers(plan.incremental)
+}
+
+fn play_framed<F: Framing + Clone + Send>(sim: &Sim, plan: &Plan, cover: &Cover, framing: F) {
+    let start = |factory_fails: Option<(usize, bool)>| {
+        let (mesh, cover, plan) = (Mesh::new(), cover.clone(), plan.clone());
+        sim.start(server(&plan).framing(framing.clone()), move |shard| {
+            match factory_fails {
+                Some((failing, true)) if failing == shard.index() => panic!("planted: a factory panics"),
+                Some((failing, false)) if failing == shard.index() => return Err("planted"),
+                _ => {}
+            }
+            Ok(Model::new(shard, &mesh, &cover, plan.open_panics, plan.refuses))
+        })
+    };
+    if let Some(fails) = plan.factory_fails {
+        assert!(start(Some(fails)).is_err(), "a server starts whose factory fails");
+        cover.count("did", if fails.1 { "factory panics" } else { "factory fails" });
+    }
+    sim.background("upstream", async |net| {
+        let mut listener = net.listen(SocketAddr::from(UPSTREAM))?;
+        loop {
+            let mut stream = listener.accept().await;
+            net.spawn(async move {
+                while let Ok(bytes) = stream.some().await {
+                    if bytes.is_empty() || stream.send(&bytes).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let addr = SocketAddr::from(ADDR);
+    let in_order = plan.limits.calls_in_flight_max == 1;
+    let client = |number: usize, of: &ClientPlan| {
+        let (of, framing, cover) = (of.clone(), framing.clone(), cover.clone());
+        sim.client(format!("c{number}"), async move |net| {
+            client::run(net, addr, framing, of, in_order, cover).await
+        })
+    };
+    with_deeds(sim, plan, cover, &|| start(None).expect("it starts"), &client);
+}
+
+fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
+    let start = || {
+        let server = sim.start(server(plan), |_shard| {
+            stream(async |mut stream: Stream| {
+                while let Some(bytes) = stream.read_frame().await? {
+                    stream.queue(bytes);
+                    stream.ready().await?;
+                }
+                std::io::Result::Ok(())
+            })
+        });
+        server.expect("it starts")
+    };
+    let addr = SocketAddr::from(ADDR);
+    let client = |number: usize, of: &ClientPlan| {
+        let (of, cover) = (of.clone(), cover.clone());
+        sim.client(format!("c{number}"), async move |net| {
+            net.sleep(of.starts).await;
+            let mut me = net.connect(addr).await?;
+            for round in 0..of.requests.len() {
+                let bytes: Vec<u8> = (0..of.padding + 1).map(|at| (at + round) as u8).collect();
+                for piece in bytes.chunks(of.piece.unwrap_or(bytes.len())) {
+                    me.send(piece).await?;
+                }
+                assert_eq!(me.exactly(bytes.len()).await?, bytes, "a stream brings back what was sent");
+                net.sleep(of.pause).await;
+            }
+            match of.leave {
+                Leave::Reset => me.reset(),
+                Leave::Close => {}
+                _ => {
+                    me.finish()?;
+                    assert_eq!(me.closed().await?, b"", "nothing else comes");
+                    cover.count("client", "heard its stream to the end");
+                }
+            }
+            Ok(())
+        })
+    };
+    with_deeds(sim, plan, cover, &start, &client);
+}
+
+/// Starts the server and its clients, and does what the plan says at its times.
+fn with_deeds(
+    sim: &Sim,
+    plan: &Plan,
+    cover: &Cover,
+    start: &dyn Fn() -> SimServer,
+    client: &dyn Fn(usize, &ClientPlan) -> IpAddr,
+) {
+    if plan.loses() {
+        sim.expect_losses();
+    }
+    let mut server = start();
+    let hosts: Vec<IpAddr> = plan.clients.iter().enumerate().map(|(number, of)| client(number, of)).collect();
+    let pick = |from: usize| (sim.random() % from as u64) as usize;
+    for &(at, deed) in &plan.deeds {
+        sim.run_for(at.saturating_sub(sim.now()));
+        cover.count("deed", format!("{deed:?}"));
+        let time = Duration::from_millis(sim.random() % 10_000);
+        match deed {
+            Deed::Drain => server.drain(),
+            Deed::Abort => server.abort(),
+            Deed::BreakDriver => server.break_driver(pick(plan.shards)),
+            Deed::Stall => {
+                sim.expect_losses();
+                server.stall(pick(plan.shards), time);
+            }
+            Deed::Suspend => {
+                sim.expect_losses();
+                sim.suspend(time * 1000);
+            }
+            Deed::Partition => {
+                let host = hosts[pick(hosts.len())];
+                sim.partition(host, ADDR.0.into());
+                sim.run_for(time);
+                sim.heal(host, ADDR.0.into());
+            }
+            Deed::ResetHost => sim.reset(hosts[pick(hosts.len())]),
+            Deed::Restart => {
+                server.drain();
+                sim.run_until(Duration::from_secs(3600), || server.is_done());
+                assert!(server.is_done(), "a drain ends");
+                count_passed(&server, cover);
+                server = start();
+                cover.count("did", "second server");
+            }
+        }
+    }
+    sim.finish();
+    count_passed(&server, cover);
+}
+
+fn count_passed(server: &SimServer, cover: &Cover) {
+    cover.add("did", "connection passed on", server.stats().counters.handed_off);
+}

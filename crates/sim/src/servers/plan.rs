@@ -1,0 +1,271 @@
+//! What a seed draws for a whole server: its size and bounds, what its clients ask, and what is done to it.
+
+use std::time::Duration;
+
+use ringserve_server::Limits;
+use ringserve_server::testing::Faults;
+
+use crate::rng::Rng;
+
+/// How bytes become frames in a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frames {
+    Lines,
+    Lengths,
+    Delimited,
+    /// A framing of the program's own, that panics at a word.
+    Planted,
+    /// None: a stream of bytes.
+    Stream,
+}
+
+/// What a client asks a service to do before it replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Nothing.
+    Echo,
+    Sleep,
+    /// A time limit around something that never comes.
+    Timeout,
+    /// A task that pushes later.
+    Spawn,
+    /// A message to another shard, which pushes back.
+    Mesh,
+    /// A connection to an upstream, and a word back from it.
+    Upstream,
+    /// The same to an address at which nothing listens.
+    NoUpstream,
+    /// A large reply, in pieces, each of which waits for room.
+    Big,
+    /// A frame that is kept until the next call.
+    Keep,
+    // From here on the connection ends with it.
+    Close,
+    Abort,
+    Fail,
+    PanicInCall,
+    PanicAfterWait,
+    PanicInEncode,
+    PanicInDecode,
+    PanicInClose,
+    PanicInDrop,
+}
+
+impl Verb {
+    pub const GOOD: &[Verb] = &[
+        Verb::Echo,
+        Verb::Sleep,
+        Verb::Timeout,
+        Verb::Spawn,
+        Verb::Mesh,
+        Verb::Upstream,
+        Verb::NoUpstream,
+        Verb::Big,
+        Verb::Keep,
+    ];
+    pub const LAST: &[Verb] = &[
+        Verb::Close,
+        Verb::Abort,
+        Verb::Fail,
+        Verb::PanicInCall,
+        Verb::PanicAfterWait,
+        Verb::PanicInEncode,
+        Verb::PanicInDecode,
+        Verb::PanicInClose,
+        Verb::PanicInDrop,
+    ];
+
+    /// What a request begins with.
+    pub fn word(self) -> char {
+        let at = Verb::GOOD.iter().chain(Verb::LAST).position(|verb| *verb == self);
+        (b'a' + at.expect("each verb is in one of the lists") as u8) as char
+    }
+
+    /// The service comes to its reply.
+    pub fn replies(self) -> bool {
+        use Verb::*;
+        !matches!(self, Fail | PanicInCall | PanicAfterWait | PanicInEncode | PanicInDecode)
+    }
+
+    pub fn of(word: u8) -> Option<Verb> {
+        Verb::GOOD.iter().chain(Verb::LAST).find(|verb| verb.word() as u8 == word).copied()
+    }
+}
+
+/// How a client leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// FIN, once every reply is there, and reading to the end.
+    Finish,
+    /// FIN right after the last request, and reading to the end.
+    FinishEarly,
+    /// A close in the middle.
+    Close,
+    Reset,
+    /// With a last request that ends the connection.
+    With(Verb),
+}
+
+/// What is done to the servers at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    Drain,
+    Abort,
+    BreakDriver,
+    Stall,
+    Suspend,
+    Partition,
+    ResetHost,
+    /// The server ends and another one starts at its address.
+    Restart,
+}
+
+impl Deed {
+    pub const ALL: &[Deed] = &[
+        Deed::Drain,
+        Deed::Abort,
+        Deed::BreakDriver,
+        Deed::Stall,
+        Deed::Suspend,
+        Deed::Partition,
+        Deed::ResetHost,
+        Deed::Restart,
+    ];
+}
+
+/// One client.
+#[derive(Clone, Debug)]
+pub struct ClientPlan {
+    pub starts: Duration,
+    pub requests: Vec<Verb>,
+    /// Requests sent before replies are read.
+    pub ahead: usize,
+    /// Bytes of a piece that is sent at once; `None` for all.
+    pub piece: Option<usize>,
+    pub pause: Duration,
+    pub leave: Leave,
+    /// Bytes beside verb and number.
+    pub padding: usize,
+}
+
+/// One seed.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub faults: Faults,
+    pub frames: Frames,
+    pub shards: usize,
+    pub limits: Limits,
+    /// `limits` may end a connection.
+    pub limits_bite: bool,
+    pub clients: Vec<ClientPlan>,
+    pub deeds: Vec<(Duration, Deed)>,
+    /// Which shard's factory fails or panics at the first start.
+    pub factory_fails: Option<(usize, bool)>,
+    /// Of how many opens one panics; 0 for none.
+    pub open_panics: u64,
+    /// Of how many opens one is refused; 0 for none.
+    pub refuses: u64,
+    pub incremental: bool,
+}
+
+fn millis(rng: &mut Rng, most: u64) -> Duration {
+    Duration::from_micros(rng.spread(1, most * 1000))
+}
+
+impl Plan {
+    pub fn drawn(seed: u64) -> Plan {
+        let rng = &mut Rng::new(seed ^ 0x7365_7276_6572_7321);
+        let faults = if rng.one_in(3) { Faults::all() } else { Faults::harmless() };
+        let frames = rng.pick(&[
+            Frames::Lines,
+            Frames::Lines,
+            Frames::Lengths,
+            Frames::Delimited,
+            Frames::Planted,
+            Frames::Stream,
+        ]);
+        let shards = rng.range(1, 4) as usize;
+        let limits_bite = rng.one_in(4);
+        let clients = (0..rng.spread(1, 16)).map(|_| client(rng, frames)).collect();
+        let deeds = if rng.one_in(2) { 0 } else { rng.range(1, 3) };
+        let mut deeds: Vec<_> = (0..deeds).map(|_| (millis(rng, 60_000), rng.pick(Deed::ALL))).collect();
+        deeds.sort_by_key(|(at, _)| *at);
+        Plan {
+            faults,
+            frames,
+            shards,
+            limits: limits(rng, limits_bite),
+            limits_bite,
+            clients,
+            deeds,
+            factory_fails: rng.one_in(16).then(|| (rng.below(shards as u64) as usize, rng.one_in(2))),
+            open_panics: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
+            refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
+            incremental: rng.one_in(8),
+        }
+    }
+
+    /// Something of the plan may end connections.
+    pub fn loses(&self) -> bool {
+        self.limits_bite || self.open_panics > 0 || self.refuses > 0
+    }
+}
+
+fn client(rng: &mut Rng, frames: Frames) -> ClientPlan {
+    // Only the planted framing panics.
+    let needs_planted = |verb: &Verb| matches!(verb, Verb::PanicInEncode | Verb::PanicInDecode);
+    let last = |verb: &Verb| frames == Frames::Planted || !needs_planted(verb);
+    let last: Vec<Verb> = Verb::LAST.iter().copied().filter(last).collect();
+    let requests =
+        (0..rng.spread(0, 40)).map(|_| if rng.one_in(2) { Verb::Echo } else { rng.pick(Verb::GOOD) });
+    ClientPlan {
+        requests: requests.collect(),
+        starts: if rng.one_in(2) { Duration::ZERO } else { millis(rng, 30_000) },
+        ahead: rng.spread(1, 32) as usize,
+        piece: rng.one_in(2).then(|| rng.spread(1, 100) as usize),
+        pause: if rng.one_in(2) { Duration::ZERO } else { millis(rng, 3000) },
+        leave: match rng.below(8) {
+            0..3 => Leave::Finish,
+            3 => Leave::FinishEarly,
+            4 => Leave::Close,
+            5 => Leave::Reset,
+            _ => Leave::With(rng.pick(&last)),
+        },
+        padding: if rng.one_in(4) { rng.spread(1, 10_000) as usize } else { 0 },
+    }
+}
+
+fn limits(rng: &mut Rng, bite: bool) -> Limits {
+    let mut limits = Limits::default()
+        .calls_in_flight_max(if rng.one_in(2) { 1 } else { rng.range(2, 8) as u16 })
+        .drain_timeout(millis(rng, 60_000).max(Duration::from_millis(100)))
+        .drain_delay(if rng.one_in(2) { Duration::ZERO } else { millis(rng, 5000) })
+        .receive_buffer_bytes(rng.pick(&[512, 4096, 16 << 10]))
+        .receive_bytes_max(rng.pick(&[256 << 10, 8 << 20]))
+        .inbox_bytes_high(rng.pick(&[1 << 10, 64 << 10]))
+        .connections_max(if rng.one_in(4) { rng.range(4, 8) as usize } else { 1000 })
+        .upstreams_max(rng.pick(&[64, 1024]));
+    if rng.one_in(4) {
+        limits = limits.outbox_bytes_low(1 << 10).outbox_bytes_high(4 << 10);
+    }
+    if bite {
+        let time = |rng: &mut Rng| Some(millis(rng, 20_000).max(Duration::from_millis(100)));
+        let idle = time(rng);
+        limits = limits
+            .first_frame_timeout(time(rng))
+            .idle_timeout(idle)
+            .handler_timeout(time(rng))
+            .write_stall_timeout(time(rng))
+            .heartbeat_interval(idle.map(|idle| idle / rng.range(1, 4) as u32));
+    } else {
+        limits = limits
+            .first_frame_timeout(None)
+            .idle_timeout(None)
+            .handler_timeout(None)
+            .write_stall_timeout(None)
+            .heartbeat_interval(None)
+            .write_bytes_per_second_min(0)
+            .read_bytes_per_second_min(0);
+    }
+    limits
+}

@@ -1,0 +1,238 @@
+//! The service of the whole servers: it does what each request asks for, then replies with the request's number.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ringserve_server::framing::{
+    Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
+};
+use ringserve_server::sync::Mesh;
+use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, Refusal, Service, Shard};
+
+use super::plan::Verb;
+
+/// Where an upstream answers, and where nothing does.
+pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
+pub const NO_UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 2], 9000);
+
+/// What [`Verb::Big`] replies beside the number, in all.
+pub const BIG_BYTES: usize = 40_000;
+const BIG_PIECE: usize = 1000;
+
+/// What makes the planted framing panic.
+const BAD_WORD: &[u8] = b"!panic";
+
+/// What happened, by name.
+#[derive(Clone, Default)]
+pub struct Cover(Rc<RefCell<BTreeMap<(&'static str, String), u64>>>);
+
+impl Cover {
+    pub fn count(&self, kind: &'static str, name: impl ToString) {
+        self.add(kind, name, 1);
+    }
+
+    pub fn add(&self, kind: &'static str, name: impl ToString, count: u64) {
+        *self.0.borrow_mut().entry((kind, name.to_string())).or_default() += count;
+    }
+
+    pub fn take(&self) -> BTreeMap<(&'static str, String), u64> {
+        self.0.take()
+    }
+}
+
+/// A message to another shard: a frame for a connection.
+pub struct Order {
+    handle: ConnHandle,
+    text: String,
+}
+
+pub struct Model {
+    shard: Shard,
+    mesh: Mesh<Order>,
+    cover: Cover,
+    kept: RefCell<Option<Frame>>,
+    open_panics: u64,
+    refuses: u64,
+}
+
+#[derive(Default)]
+pub struct Session {
+    panics_in_close: Cell<bool>,
+    panics_in_drop: Cell<bool>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.panics_in_drop.get() && !std::thread::panicking() {
+            panic!("planted: the drop of a session panics");
+        }
+    }
+}
+
+impl Model {
+    pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, open_panics: u64, refuses: u64) -> Model {
+        let of = cover.clone();
+        mesh.register(shard, move |order: Order| {
+            of.count("did", "message to another shard");
+            let _ = order.handle.push(order.text.into_bytes());
+        });
+        let kept = RefCell::default();
+        Model { shard: shard.clone(), mesh: mesh.clone(), cover: cover.clone(), kept, open_panics, refuses }
+    }
+
+    fn one_in(&self, count: u64) -> bool {
+        count > 0 && self.shard.random().is_multiple_of(count)
+    }
+}
+
+/// `10..60` of `a10..60 padding`.
+fn number_of(request: &[u8]) -> &str {
+    let end = request[1..].iter().position(|byte| !byte.is_ascii_digit()).map_or(request.len(), |at| at + 1);
+    std::str::from_utf8(&request[1..end]).expect("digits")
+}
+
+async fn ask_upstream(shard: &Shard, addr: SocketAddr) -> std::io::Result<bool> {
+    let mut stream = shard.connect(addr).await?;
+    stream.write_all(b"ping").await?;
+    let mut heard = 0;
+    while heard < 4 {
+        match stream.read_frame().await? {
+            Some(bytes) => heard += bytes.len(),
+            None => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+impl Service for Model {
+    type Session = Session;
+    type Error = &'static str;
+
+    fn open(&self, _cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+        if self.one_in(self.open_panics) {
+            panic!("planted: open panics");
+        }
+        if self.one_in(self.refuses) {
+            self.cover.count("did", "refusal");
+            return Err(Refusal::new("planted"));
+        }
+        Ok(())
+    }
+
+    async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), &'static str> {
+        let number = number_of(&frame).to_owned();
+        let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
+        let time = Duration::from_micros(self.shard.random() % 2_000_000);
+        match verb {
+            Verb::Echo => {}
+            Verb::Sleep => {
+                let (before, time) = (self.shard.now(), time);
+                cx.sleep(time).await;
+                assert!(self.shard.now() - before >= time, "a sleep ends early");
+            }
+            Verb::Timeout => {
+                let before = self.shard.now();
+                assert!(cx.timeout(time, pending::<()>()).await.is_err());
+                assert!(self.shard.now() - before >= time, "a time limit is over early");
+            }
+            Verb::Spawn => {
+                let (handle, shard, cover) = (cx.local_handle(), self.shard.clone(), self.cover.clone());
+                let text = format!("+{number}");
+                cx.spawn(async move {
+                    shard.sleep(time).await;
+                    cover.count("did", "push by a task");
+                    let _ = handle.push(text.as_str());
+                });
+            }
+            Verb::Mesh => {
+                let to = (self.shard.random() % self.shard.count() as u64) as usize;
+                let _ = self.mesh.send(to, Order { handle: cx.handle(), text: format!("+{number}") });
+            }
+            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into()).await {
+                Ok(true) => self.cover.count("did", "word from an upstream"),
+                Ok(false) => self.cover.count("did", "upstream that ends early"),
+                Err(error) => self.cover.count("upstream", error.kind()),
+            },
+            Verb::NoUpstream => {
+                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into()).await;
+                self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
+            }
+            Verb::Big => {
+                for _ in 0..BIG_BYTES / BIG_PIECE {
+                    cx.ready().await;
+                    cx.reply(&[b'.'; BIG_PIECE][..]);
+                }
+            }
+            Verb::Keep => {
+                let before = self.kept.replace(Some(frame.clone()));
+                drop(before);
+            }
+            Verb::Abort => cx.abort(),
+            Verb::Fail => return Err("planted"),
+            Verb::PanicInCall => panic!("planted: a call panics"),
+            Verb::PanicAfterWait => {
+                cx.sleep(time).await;
+                panic!("planted: a call that waited panics");
+            }
+            Verb::PanicInEncode => {
+                cx.reply(BAD_WORD);
+                return Ok(());
+            }
+            Verb::PanicInDecode => return Ok(()),
+            Verb::PanicInClose => cx.session().panics_in_close.set(true),
+            Verb::PanicInDrop => cx.session().panics_in_drop.set(true),
+            Verb::Close => {}
+        }
+        self.cover.count("call", format!("{verb:?}"));
+        cx.reply(format!("={number}").as_str());
+        if matches!(verb, Verb::Close | Verb::PanicInClose | Verb::PanicInDrop) {
+            cx.close();
+        }
+        Ok(())
+    }
+
+    fn heartbeat(&self, cx: &Cx<'_, Session>) {
+        self.cover.count("did", "heartbeat");
+        cx.reply("?");
+    }
+
+    fn close(&self, session: &Session, reason: CloseReason) {
+        self.cover.count("close", reason);
+        if session.panics_in_close.get() {
+            panic!("planted: close panics");
+        }
+    }
+}
+
+/// Lines, by a framing that panics at a word.
+#[derive(Clone)]
+pub struct Planted(pub Lines);
+
+impl Framing for Planted {
+    fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
+        assert!(!bytes.starts_with(BAD_WORD), "planted: decode panics");
+        self.0.decode(bytes, scanned)
+    }
+
+    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        let bad = payload.bytes() == BAD_WORD;
+        if bad {
+            out.put(b"half a frame");
+        }
+        assert!(!bad, "planted: encode panics");
+        self.0.encode(payload, out)
+    }
+}
+
+/// What a client sends for a request.
+pub fn request(framing: &impl Framing, verb: Verb, number: u32, padding: usize) -> Vec<u8> {
+    if verb == Verb::PanicInDecode {
+        return BAD_WORD.to_vec();
+    }
+    let payload = format!("{}{number} {}", verb.word(), "x".repeat(padding)).into_bytes();
+    encode_to_vec(framing, &payload).expect("a request has a frame")
+}
