@@ -337,7 +337,9 @@ impl<O: Observer> Shard<O> {
 
     /// Closes a connection that `open` refused, after what it was told.
     pub fn refused(&mut self, id: ConnId) {
-        self.lanes[LaneId::FIRST].counters.refused += 1;
+        if let Some(lane) = self.lane_of(id) {
+            self.lanes[lane].counters.refused += 1;
+        }
         self.finish(id, CloseReason::Refused);
     }
 }
