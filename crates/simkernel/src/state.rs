@@ -682,3 +682,30 @@ impl State {
         open
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::{Fault, Faults};
+
+    #[test]
+    fn quiet_connections_are_not_on_the_agenda() {
+        let plan = Plan::new(Faults::none().with(Fault::Latency, 1), 1);
+        let mut state = State::new(true, Arc::new(plan));
+        let addr = state.listen(([10, 0, 0, 1], 7000).into(), 1).unwrap();
+        for _ in 0..1000 {
+            state.connect([10, 0, 0, 2].into(), addr, None, false).unwrap();
+        }
+        assert_eq!(state.next_event_at(), None);
+        for number in [7, 500, 7] {
+            state.connection(number).write(Side::Client, b"hello").unwrap();
+        }
+        assert!(state.agenda.lock().len() <= 3, "each write is on it at most once");
+        while let Some(at) = state.next_event_at() {
+            assert!(at > state.now());
+            state.set_now(at);
+        }
+        assert_eq!([7, 500].map(|number| state.connection(number).unread(Side::Server)), [10, 5]);
+        assert!(state.agenda.lock().is_empty());
+    }
+}
