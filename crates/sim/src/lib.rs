@@ -6,7 +6,8 @@
 //!   ringserve-core         the real state machine of a shard
 //!   ringserve-drivers      the real bookkeeping half of the io_uring driver
 //!   ─ kernel interface ─   operations out; user_data, res, flags in
-//!   kernel                 simulated: queues, buffer rings, file table, sockets
+//!   kernel                 simulated: what is ready, when it completes, and every fault, above the
+//!                          queues, buffer ring and file table of ringserve-simkernel's model of a ring
 //!   peers                  scripted
 //! ```
 //!
@@ -35,7 +36,7 @@
 //! the trace, and the command that does it again.
 //!
 //! All this is one shard with scripted peers, and a kernel that does everything wrong. [`servers`] runs whole servers, with several
-//! shards and the services' own loop, on the plain kernel of `ringserve-simkernel`.
+//! shards and the services' own loop, on the plain kernel of `ringserve-simkernel`, which stands above the same model of a ring.
 
 pub mod bytes;
 pub mod clocks;

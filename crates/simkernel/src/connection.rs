@@ -10,8 +10,9 @@
 //!
 //! In virtual time what an end sends may be on the way for a while, in order. A connection that is held delivers nothing.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -31,6 +32,13 @@ impl Side {
             Side::Server => Side::Client,
         }
     }
+}
+
+/// An end of a connection, as the file table of a ring holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct File {
+    pub(crate) connection: u32,
+    pub(crate) side: Side,
 }
 
 /// What an end tells the other.
@@ -95,9 +103,22 @@ pub(crate) enum Direction {
     Write,
 }
 
+/// When something may arrive by itself, and on which connection, for all connections of a network: each arrival that is next
+/// on one that is not held, and some that are past.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Agenda(Arc<Mutex<BTreeSet<(Duration, u32)>>>);
+
+impl Agenda {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeSet<(Duration, u32)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Of a connection in virtual time.
 #[derive(Debug)]
 struct Pace {
+    number: u32,
+    agenda: Agenda,
     injector: Injector,
     now: Duration,
     /// Nothing arrives.
@@ -142,9 +163,10 @@ impl Connection {
         }
     }
 
-    /// In virtual time, with faults from there.
-    pub(crate) fn paced(self, injector: Injector) -> Connection {
-        Connection { pace: Some(Box::new(Pace { injector, now: Duration::ZERO, held: false })), ..self }
+    /// In virtual time, with faults from there. What is on the way is put on the agenda under this number.
+    pub(crate) fn paced(self, number: u32, agenda: Agenda, injector: Injector) -> Connection {
+        let pace = Pace { number, agenda, injector, now: Duration::ZERO, held: false };
+        Connection { pace: Some(Box::new(pace)), ..self }
     }
 
     /// Says what time it is, in virtual time.
@@ -169,7 +191,7 @@ impl Connection {
         self.streams.iter().filter_map(|stream| stream.on_the_way.front()).map(|(at, _)| *at).min()
     }
 
-    /// Has what is due arrive. True for each end that has something to look at.
+    /// Has what is due arrive, and puts what is next on the agenda. True for each end that has something to look at.
     pub(crate) fn deliver(&mut self) -> [bool; 2] {
         let mut told = [false; 2];
         while let Some(at) = self.next_arrival()
@@ -185,6 +207,9 @@ impl Connection {
                 told[from.other() as usize] = true;
             }
         }
+        if let (Some(pace), Some(at)) = (&self.pace, self.next_arrival()) {
+            pace.agenda.lock().insert((at, pace.number));
+        }
         told
     }
 
@@ -192,10 +217,11 @@ impl Connection {
     fn send(&mut self, from: Side, news: News) {
         let Some(pace) = &mut self.pace else { return self.arrive(from, news) };
         let (latency, held, now) = (pace.injector.latency(), pace.held, pace.now);
-        let stream = self.stream(from);
+        let stream = &mut self.streams[from as usize];
         if latency.is_zero() && !held && stream.on_the_way.is_empty() {
             return self.arrive(from, news);
         }
+        pace.agenda.lock().insert((now + latency, pace.number));
         if let News::Bytes(len) = news {
             stream.late += len;
         }

@@ -4,7 +4,8 @@
 //! ```text
 //!   Socket, BlockingStream   clients
 //!   ──────────────────────   Network: listeners, connections, faults, time
-//!   SimKernel                the lower half of Uring<K>
+//!   SimKernel                the lower half of Uring<K>: what is ready, and when
+//!   ring                     its queues, buffers and file table, and what is in flight
 //!   ── kernel interface ──   operations in; user_data, res, flags out
 //!   Uring, core, Server      what runs in production
 //! ```
@@ -51,6 +52,7 @@ mod faults;
 mod kernel;
 mod operations;
 mod progress;
+pub mod ring;
 pub mod rng;
 mod socket;
 mod state;

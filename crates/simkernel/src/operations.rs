@@ -3,40 +3,22 @@
 use ringserve_core::{Batch, CloseHow, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe, RawOp, SendMode, SentQuietly};
 
-use crate::connection::Side;
+use crate::connection::{File, Side};
 use crate::faults::Fault;
-use crate::kernel::{File, Sending, SimKernel};
+use crate::kernel::SimKernel;
 use crate::progress::write;
+use crate::ring::{Operation, Sending, find};
 use crate::state::{State, UNCONNECTED};
-
-/// Cancels of one operation in a row that find nothing though what they are for lives.
-const MISSED_MAX: u8 = 3;
 
 impl SimKernel {
     pub(crate) fn carry_out(&mut self, op: RawOp, state: &mut State) {
         let user_data = op.user_data();
-        let cancels = matches!(
-            op,
-            RawOp::CancelAccept { .. }
-                | RawOp::CancelConnect { .. }
-                | RawOp::CancelReceive { .. }
-                | RawOp::CancelSend { .. }
-        );
-        if cancels && self.misses(user_data) {
-            return self.post(RawCqe::new(user_data, -libc::ENOENT, 0));
-        }
-        let done = |res: i32| RawCqe::new(user_data, res, 0);
         match op {
-            RawOp::Accept { listener } => {
-                let (_, armed) = &mut self.listeners[usize::from(listener)];
-                assert!(!*armed, "a listener has two accepts");
-                *armed = true;
-            }
+            RawOp::Accept { listener } => self.ring.arm_accept(listener),
             RawOp::Install { id, fd } => {
                 let connection = state.take_descriptor(fd);
                 let side = if connection == UNCONNECTED { Side::Client } else { Side::Server };
-                let old = self.files.insert(id.slot(), File { id, connection, side });
-                assert!(old.is_none(), "slot {} is installed twice", id.slot());
+                self.ring.files.install(id, File { connection, side });
             }
             RawOp::CloseFd { fd } => {
                 let number = state.take_descriptor(fd);
@@ -45,140 +27,109 @@ impl SimKernel {
             RawOp::Connect { id, address } => {
                 // It is made with what is ready, in this enter.
                 let addr = address.as_ip().expect("its socket was made for an IP address");
-                self.connects.push((id, addr));
-            }
-            RawOp::CancelConnect { id } => {
-                let Some(index) = self.connects.iter().position(|(of, _)| *of == id) else {
-                    return self.post(done(-libc::ENOENT));
-                };
-                self.connects.remove(index);
-                self.post(done(0));
-                self.post(RawCqe::new(Kind::Connect.with(id.bits()), -libc::ECANCELED, 0));
+                match self.ring.files.get(id) {
+                    Some(file) => self.ring.connects.push(Operation::new(id, file, addr)),
+                    None => self.answer(user_data, Err(libc::EBADF)),
+                }
             }
             RawOp::Receive { id } => {
-                assert!(!self.is_receiving(id), "two receives on {id}");
-                match self.file(id) {
-                    Some(file) => self.receives.push(file),
-                    None => self.post(done(-libc::EBADF)),
+                if !self.ring.arm_receive(id, true) {
+                    self.answer(user_data, Err(libc::EBADF));
                 }
             }
             RawOp::Probe { id } => {
-                let found = match self.file(id) {
-                    Some(file) => state.connection(file.connection).peek(file.side, &mut [0]),
-                    None => Err(libc::EBADF),
-                };
-                self.post(done(found.map_or_else(|errno| -errno, |bytes| bytes as i32)));
+                let file = self.ring.files.get(id).ok_or(libc::EBADF);
+                let found = file.and_then(|file| state.connection(file.connection).peek(file.side, &mut [0]));
+                self.answer(user_data, found.map(|bytes| bytes as i32));
             }
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode, state),
             RawOp::Shutdown { id } => {
-                assert!(!self.is_sending(id), "{id} is shut down under its send");
-                let shut = match self.file(id) {
-                    Some(file) => state.connection(file.connection).shut_down(file.side),
-                    None => Err(libc::EBADF),
-                };
-                self.post(done(shut.map_or_else(|errno| -errno, |()| 0)));
+                assert!(find(&self.ring.sends, id).is_none(), "{id} is shut down under its send");
+                let file = self.ring.files.get(id).ok_or(libc::EBADF);
+                file.iter().for_each(|file| self.touch(*file));
+                let shut = file.and_then(|file| state.connection(file.connection).shut_down(file.side));
+                self.answer(user_data, shut.map(|()| 0));
             }
             RawOp::ShutdownInput { id } => {
-                if let Some(index) = self.receives.iter().position(|file| file.id == id) {
-                    self.end_receive(index, 0);
-                }
-                let known = self.file(id).is_some();
-                self.post(done(if known { 0 } else { -libc::EBADF }));
+                self.end_receive(id, 0);
+                self.answer(user_data, self.ring.files.get(id).map(|_| 0).ok_or(libc::EBADF));
             }
             RawOp::Close { id, how } => {
-                assert!(!self.is_receiving(id), "{id} is closed under its receive");
-                assert!(!self.is_sending(id), "{id} is closed under its send");
-                let Some(file) = self.file(id) else { return self.post(done(-libc::EBADF)) };
-                self.files.remove(&id.slot());
-                state.close(file.connection, file.side, how == CloseHow::Abort);
-                self.post(done(0));
+                let file = self.ring.close(id).ok_or(libc::EBADF);
+                let close = |file: File| state.close(file.connection, file.side, how == CloseHow::Abort);
+                self.answer(user_data, file.map(close).map(|()| 0));
             }
-            RawOp::CancelAccept { listener } => {
-                let (_, armed) = &mut self.listeners[usize::from(listener)];
-                if !std::mem::take(armed) {
-                    return self.post(done(-libc::ENOENT));
-                }
-                self.post(done(0));
-                let accept = Kind::Accept.with(u64::from(listener));
-                self.post(RawCqe::new(accept, -libc::ECANCELED, 0));
-            }
-            RawOp::CancelReceive { id } => {
-                let position = |receives: &[File]| receives.iter().position(|file| file.id == id);
-                if let Some(index) = position(&self.receives)
-                    && self.faults.strike(Fault::CancelRace)
-                {
-                    self.receive(index, state);
-                }
-                let Some(index) = position(&self.receives) else {
-                    return self.post(done(-libc::ENOENT));
-                };
-                self.post(done(0));
-                self.end_receive(index, libc::ECANCELED);
-            }
-            RawOp::CancelSend { id } => {
-                let position = |sends: &[Sending]| sends.iter().position(|send| send.file.id == id);
-                if let Some(index) = position(&self.sends)
-                    && self.faults.strike(Fault::CancelRace)
-                {
-                    self.send_rest(index, state);
-                }
-                let Some(index) = position(&self.sends) else {
-                    return self.post(done(-libc::ENOENT));
-                };
-                self.post(done(0));
-                self.end_send(index, libc::ECANCELED);
-            }
-            RawOp::ReadWake => {
-                assert!(!self.wake_armed, "the wake-up is read twice");
-                self.wake_armed = true;
-            }
+            RawOp::CancelAccept { .. }
+            | RawOp::CancelConnect { .. }
+            | RawOp::CancelReceive { .. }
+            | RawOp::CancelSend { .. } => self.cancel(&op, state),
+            RawOp::ReadWake => self.ring.arm_wake(),
         }
     }
 
-    /// True if a cancel finds nothing, whether or not what it is for lives. A few in a row at most.
-    fn misses(&mut self, cancel: u64) -> bool {
-        let missed = self.missed.get(&cancel).copied().unwrap_or(0);
-        let misses = missed < MISSED_MAX && self.faults.strike(Fault::CancelMisses);
-        if misses {
-            self.missed.insert(cancel, missed + 1)
-        } else {
-            self.missed.remove(&cancel)
-        };
-        misses
+    /// The one completion of what is done at once.
+    fn answer(&mut self, user_data: u64, result: Result<i32, i32>) {
+        self.post(RawCqe::new(user_data, result.unwrap_or_else(|errno| -errno), 0));
     }
 
-    /// What is in a connection's slot.
-    fn file(&self, id: ConnId) -> Option<File> {
-        let file = self.files.get(&id.slot()).copied()?;
-        assert_eq!(file.id, id, "operation for a connection whose slot is another's");
-        Some(file)
-    }
-
-    fn is_receiving(&self, id: ConnId) -> bool {
-        self.receives.iter().any(|file| file.id == id)
-    }
-
-    fn is_sending(&self, id: ConnId) -> bool {
-        self.sends.iter().any(|send| send.file.id == id)
+    fn cancel(&mut self, op: &RawOp, state: &mut State) {
+        let user_data = op.user_data();
+        if let Some(cancels) = self.ring.cancelled(user_data)
+            && cancels.may_miss()
+            && self.faults.strike(Fault::CancelMisses)
+        {
+            cancels.missed += 1;
+            return self.answer(user_data, Err(libc::ENOENT));
+        }
+        // What it is for may go on just before.
+        let races = matches!(op, RawOp::CancelReceive { .. } | RawOp::CancelSend { .. })
+            && self.ring.cancelled(user_data).is_some()
+            && self.faults.strike(Fault::CancelRace);
+        if let RawOp::CancelReceive { id } = op
+            && let Some(index) = find(&self.ring.receives, *id).filter(|_| races)
+        {
+            self.receive(index, state);
+        }
+        if let RawOp::CancelSend { id } = op
+            && let Some(index) = find(&self.ring.sends, *id).filter(|_| races)
+        {
+            self.send_rest(index, state);
+        }
+        let found = self.ring.cancelled(user_data).map(|_| 0).ok_or(libc::ENOENT);
+        self.answer(user_data, found);
+        if found.is_err() {
+            return;
+        }
+        match op {
+            RawOp::CancelAccept { listener } => self.end_accept(*listener, -libc::ECANCELED),
+            RawOp::CancelConnect { id } => {
+                self.ring.connects.retain(|connect| connect.id != *id);
+                self.answer(Kind::Connect.with(id.bits()), Err(libc::ECANCELED));
+            }
+            RawOp::CancelReceive { id } => drop(self.end_receive(*id, libc::ECANCELED)),
+            RawOp::CancelSend { id } => self.end_send(*id, libc::ECANCELED),
+            other => unreachable!("{other:?} is no cancel"),
+        }
     }
 
     fn send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode, state: &mut State) {
-        assert!(!batch.is_empty(), "an empty send");
-        assert!(!self.is_sending(id), "two sends on {id}");
-        let Some(file) = self.file(id) else {
+        let Some(file) = self.ring.begin_send(id, &batch) else {
             return self.post_sent(id, -libc::EBADF, batch);
         };
         if mode == SendMode::All {
             // It gets its bytes with the others that wait, in this enter.
-            return self.sends.push(Sending { file, batch, sent: 0 });
+            return self.ring.sends.push(Operation::new(id, file, Sending { batch, sent: 0 }));
         }
         if self.faults.strike(Fault::NoRoom) {
             return self.post_sent(id, -libc::EAGAIN, batch);
         }
-        let len = batch.len();
-        match write(state.connection(file.connection), file.side, &batch, 0, &mut self.faults) {
-            Ok(sent) if sent == len && mode == SendMode::TryQuietly => {
-                self.quiet.push_back(SentQuietly { id, bytes: sent as i32, batch });
+        let send = Sending { batch, sent: 0 };
+        let written = write(state.connection(file.connection), file.side, &send, &mut self.faults);
+        let batch = send.batch;
+        self.touch(file);
+        match written {
+            Ok(sent) if sent == batch.len() && mode == SendMode::TryQuietly => {
+                self.ring.completions.quiet.push_back(SentQuietly { id, bytes: sent as i32, batch });
             }
             Ok(sent) => self.post_sent(id, sent as i32, batch),
             Err(errno) => self.post_sent(id, -errno, batch),

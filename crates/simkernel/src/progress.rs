@@ -1,11 +1,12 @@
 //! What becomes ready: connections to accept, bytes to receive, room to send.
 
-use ringserve_core::Batch;
-use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
+use ringserve_core::ConnId;
+use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
-use crate::connection::{Connection, Side};
+use crate::connection::{Connection, File, Side};
 use crate::faults::{Fault, Injector};
-use crate::kernel::{File, SimKernel};
+use crate::kernel::SimKernel;
+use crate::ring::{Operation, Ring, Sending, find};
 use crate::state::State;
 
 /// Completions of one receive in one go, as in Linux: then it is the others' turn.
@@ -14,55 +15,58 @@ const IN_A_ROW: usize = 32;
 impl SimKernel {
     /// Posts what is ready.
     pub(crate) fn progress(&mut self, state: &mut State) {
-        if !self.receives.is_empty() && self.faults.strike(Fault::Reorder) {
-            let first = self.faults.below(self.receives.len());
-            self.receives.rotate_left(first);
+        let Ring { receives, sends, .. } = &mut self.ring;
+        if !receives.is_empty() && self.faults.strike(Fault::Reorder) {
+            let first = self.faults.below(receives.len());
+            receives.rotate_left(first);
         }
-        if !self.sends.is_empty() && self.faults.strike(Fault::Reorder) {
-            let first = self.faults.below(self.sends.len());
-            self.sends.rotate_left(first);
+        if !sends.is_empty() && self.faults.strike(Fault::Reorder) {
+            let first = self.faults.below(sends.len());
+            sends.rotate_left(first);
         }
         self.connect(state);
         for listener in 0..self.listeners.len() {
-            self.accept(listener, state);
+            self.accept(listener as u16, state);
         }
         // Backwards, so that one that ends moves only what was looked at.
-        for index in (0..self.sends.len()).rev() {
+        for index in (0..self.ring.sends.len()).rev() {
             self.send_rest(index, state);
         }
         // In the order in which they were armed, so that none is always the last to find a buffer.
         let mut index = 0;
-        while index < self.receives.len() {
-            index += usize::from(self.receive(index, state));
+        while let Some(receive) = self.ring.receives.get(index) {
+            index += usize::from(!receive.of || self.receive(index, state));
         }
     }
 
     /// Connects, each as soon as there is a place in the backlog.
     fn connect(&mut self, state: &mut State) {
-        for (id, addr) in std::mem::take(&mut self.connects) {
+        let mut index = 0;
+        while let Some(Operation { id, file, of: addr, .. }) = self.ring.connects.get(index) {
+            let (id, file, addr) = (*id, *file, *addr);
             let delayed = self.faults.strike(Fault::Delay);
-            let made = if delayed { Err(libc::EAGAIN) } else { state.connect_ring(self.ring, addr) };
+            let made = if delayed { Err(libc::EAGAIN) } else { state.connect_ring(self.number, addr) };
             let res = match made {
                 Err(libc::EAGAIN) => {
-                    self.connects.push((id, addr));
                     self.left_over |= delayed;
+                    index += 1;
                     continue;
                 }
                 Err(errno) => -errno,
-                Ok(number) => {
-                    let file = self.files.get_mut(&id.slot()).expect("its socket is installed");
-                    file.connection = number;
+                Ok(connection) => {
+                    self.ring.files.take(id);
+                    self.ring.files.install(id, File { connection, ..file });
                     0
                 }
             };
+            self.ring.connects.remove(index);
             self.post(RawCqe::new(Kind::Connect.with(id.bits()), res, 0));
         }
     }
 
-    fn accept(&mut self, index: usize, state: &mut State) {
-        let (listener, armed) = self.listeners[index];
-        let user_data = Kind::Accept.with(index as u64);
-        if !armed {
+    fn accept(&mut self, index: u16, state: &mut State) {
+        let listener = self.listeners[usize::from(index)];
+        if self.ring.accepts[usize::from(index)].is_none() {
             return;
         }
         while !state.listener(listener).backlog.is_empty() {
@@ -77,49 +81,56 @@ impl SimKernel {
                 {
                     state.close(number, Side::Server, true);
                 }
-                self.listeners[index].1 = false;
-                return self.post(RawCqe::new(user_data, -errno, 0));
+                return self.end_accept(index, -errno);
             }
             let Some(number) = state.take_queued(listener) else { return };
-            let fd = state.open_descriptor(self.ring, number);
+            let fd = state.open_descriptor(self.number, number);
             if self.faults.strike(Fault::AcceptEnds) {
-                self.listeners[index].1 = false;
-                return self.post(RawCqe::new(user_data, fd, 0));
+                return self.end_accept(index, fd);
             }
-            self.post(RawCqe::new(user_data, fd, F_MORE));
+            self.post(RawCqe::new(Kind::Accept.with(index.into()), fd, F_MORE));
         }
+    }
+
+    /// The last completion of an accept.
+    pub(crate) fn end_accept(&mut self, listener: u16, res: i32) {
+        self.ring.accepts[usize::from(listener)] = None;
+        self.post(RawCqe::new(Kind::Accept.with(listener.into()), res, 0));
     }
 
     /// Receives what is there. True if the receive is still armed.
     pub(crate) fn receive(&mut self, index: usize, state: &mut State) -> bool {
-        let side = self.receives[index].side;
-        let connection = state.connection(self.receives[index].connection);
+        let Operation { id, file: File { connection, side }, .. } = self.ring.receives[index];
+        let connection = state.connection(connection);
         for _ in 0..IN_A_ROW {
             if !connection.is_readable(side) {
+                self.ring.receives[index].of = false;
                 return true;
             }
             if self.faults.strike(Fault::Delay) {
                 break;
             }
             // The buffer is chosen before anybody looks what there is to receive.
-            if self.buffers.is_empty() || self.faults.strike(Fault::NoBuffers) {
-                return self.end_receive(index, libc::ENOBUFS);
+            if self.ring.buffers.is_empty() || self.faults.strike(Fault::NoBuffers) {
+                return self.end_receive(id, libc::ENOBUFS);
             }
             if self.faults.strike(Fault::ReceiveInterrupted) {
-                return self.end_receive(index, libc::EINTR);
+                return self.end_receive(id, libc::EINTR);
             }
-            let unread = connection.unread(side);
-            let room = self.buffer_bytes - self.head_filled;
-            let mut bytes = vec![0; self.faults.shorten(Fault::ReceiveShort, unread.min(room))];
+            let most = connection.unread(side).min(self.ring.buffers.room());
+            let mut bytes = vec![0; self.faults.shorten(Fault::ReceiveShort, most)];
+            self.touched.push(self.ring.receives[index].file);
             match connection.read(side, &mut bytes) {
-                Ok(0) => return self.end_receive(index, 0),
-                Err(errno) => return self.end_receive(index, errno),
+                Ok(0) => return self.end_receive(id, 0),
+                Err(errno) => return self.end_receive(id, errno),
                 Ok(_) => {}
             }
             let ends = self.faults.strike(Fault::ReceiveEnds);
-            self.post_received(self.receives[index], bytes, ends);
+            let flags = self.ring.buffers.select(bytes.len()) | if ends { 0 } else { F_MORE };
+            let cqe = RawCqe::new(Kind::Receive.with(id.bits()), bytes.len() as i32, flags);
+            self.post_with(cqe, bytes);
             if ends {
-                self.receives.remove(index);
+                self.ring.receives.remove(index);
                 return false;
             }
         }
@@ -127,75 +138,53 @@ impl SimKernel {
         true
     }
 
-    /// A completion with bytes, in the buffer that is first in the ring.
-    fn post_received(&mut self, file: File, bytes: Vec<u8>, ends: bool) {
-        let buffer = self.buffers[0];
-        let mut flags = F_BUFFER | u32::from(buffer) << BUFFER_SHIFT;
-        self.head_filled += bytes.len();
-        if self.incremental && self.head_filled < self.buffer_bytes {
-            flags |= F_BUF_MORE;
-        } else {
-            self.buffers.pop_front();
-            self.head_filled = 0;
+    /// The last completion of a receive, without bytes, if it is armed. False: it is not armed any more.
+    pub(crate) fn end_receive(&mut self, id: ConnId, errno: i32) -> bool {
+        if let Some(index) = find(&self.ring.receives, id) {
+            self.ring.receives.remove(index);
+            self.post(RawCqe::new(Kind::Receive.with(id.bits()), -errno, 0));
         }
-        if !ends {
-            flags |= F_MORE;
-        }
-        let user_data = Kind::Receive.with(file.id.bits());
-        self.post_with(RawCqe::new(user_data, bytes.len() as i32, flags), bytes);
-    }
-
-    /// The last completion of a receive, without bytes. False: it is not armed any more.
-    pub(crate) fn end_receive(&mut self, index: usize, errno: i32) -> bool {
-        let file = self.receives.remove(index);
-        self.post(RawCqe::new(Kind::Receive.with(file.id.bits()), -errno, 0));
         false
     }
 
     /// Sends what there is room for.
     pub(crate) fn send_rest(&mut self, index: usize, state: &mut State) {
-        let send = &mut self.sends[index];
-        let connection = state.connection(send.file.connection);
+        self.touch(self.ring.sends[index].file);
+        let Operation { id, file, of: send, .. } = &mut self.ring.sends[index];
+        let id = *id;
+        let connection = state.connection(file.connection);
         while send.sent < send.batch.len() {
-            match write(connection, send.file.side, &send.batch, send.sent, &mut self.faults) {
+            match write(connection, file.side, send, &mut self.faults) {
                 Ok(more) => send.sent += more,
                 Err(libc::EAGAIN) => return,
-                Err(errno) => return self.end_send(index, errno),
+                Err(errno) => return self.end_send(id, errno),
             }
         }
-        self.end_send(index, 0);
+        self.end_send(id, 0);
     }
 
-    /// The completion of a send that waited: what left, or else the error.
-    pub(crate) fn end_send(&mut self, index: usize, errno: i32) {
-        let send = self.sends.swap_remove(index);
-        let res = if send.sent > 0 { send.sent as i32 } else { -errno };
-        self.post_sent(send.file.id, res, send.batch);
+    /// The completion of a send that waited, if one does: what left, or else the error.
+    pub(crate) fn end_send(&mut self, id: ConnId, errno: i32) {
+        let Some(index) = find(&self.ring.sends, id) else { return };
+        let Sending { batch, sent } = self.ring.sends.swap_remove(index).of;
+        let res = if sent > 0 { sent as i32 } else { -errno };
+        self.post_sent(id, res, batch);
     }
 }
 
-/// Writes what there is room for, from this byte of the batch on. An error only if nothing was written.
+/// Writes the next bytes of a send, as many as there is room for. An error only if nothing was written.
 pub(crate) fn write(
     connection: &mut Connection,
     side: Side,
-    batch: &Batch,
-    from: usize,
+    send: &Sending,
     faults: &mut Injector,
 ) -> Result<usize, i32> {
-    let (mut skip, mut left) = (from, faults.shorten(Fault::SendShort, batch.len() - from));
+    let len = faults.shorten(Fault::SendShort, send.batch.len() - send.sent);
     let mut written = 0;
-    for piece in batch.pieces() {
-        let skipped = skip.min(piece.len());
-        skip -= skipped;
-        let piece = &piece[skipped..];
-        let piece = &piece[..piece.len().min(left)];
-        if piece.is_empty() {
-            continue;
-        }
+    for piece in send.next_pieces(len).filter(|piece| !piece.is_empty()) {
         match connection.write(side, piece) {
             Ok(len) => {
                 written += len;
-                left -= len;
                 if len < piece.len() {
                     break;
                 }

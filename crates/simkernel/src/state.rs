@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::alarm::Alarm;
-use crate::connection::{Connection, Direction, Side};
+use crate::connection::{Agenda, Connection, Direction, File, Side};
 use crate::faults::{Injector, Plan};
+use crate::ring::Descriptors;
 use crate::rng::Rng;
 
 /// Bytes a socket holds that its peer did not take, in each direction. Linux begins with about as much and goes up to
@@ -152,6 +153,8 @@ pub(crate) struct Listener {
 struct Ring {
     /// Raised when something changes in the network.
     bell: Alarm,
+    /// Where, as far as it was on one of its connections.
+    news: Vec<File>,
     /// The address it connects from.
     from: IpAddr,
     sleep: Sleep,
@@ -214,8 +217,8 @@ pub(crate) struct State {
     listeners: Vec<Listener>,
     rings: BTreeMap<i32, Ring>,
     connections: Connections,
-    /// Accepted connections that have no slot, by descriptor: the ring that holds it, and the connection.
-    descriptors: BTreeMap<i32, (i32, u32)>,
+    /// Accepted connections that have no slot: the ring that holds each, and the connection.
+    descriptors: Descriptors<(i32, u32)>,
     /// By the descriptor that stands for each.
     passed: BTreeMap<RawFd, Passed>,
     rings_made: i32,
@@ -223,8 +226,9 @@ pub(crate) struct State {
     ports_listened: u16,
     /// Rings whose connect waits for a place in a backlog, or for the end of a partition.
     connecting: BTreeSet<i32>,
-    /// Clients that connect, and when to look again.
-    clients_connecting: Vec<(Duration, Waker)>,
+    /// Clients that connect, by when to look again.
+    clients_connecting: BTreeMap<Duration, Vec<Waker>>,
+    agenda: Agenda,
     stepped: bool,
     /// Virtual time.
     now: Duration,
@@ -251,13 +255,14 @@ impl State {
             listeners: Vec::new(),
             rings: BTreeMap::new(),
             connections: Connections::default(),
-            descriptors: BTreeMap::new(),
+            descriptors: Descriptors::default(),
             passed: BTreeMap::new(),
             rings_made: 0,
             connections_made: 0,
             ports_listened: 0,
             connecting: BTreeSet::new(),
-            clients_connecting: Vec::new(),
+            clients_connecting: BTreeMap::new(),
+            agenda: Agenda::default(),
             stepped,
             now: Duration::ZERO,
             partitions: BTreeSet::new(),
@@ -308,7 +313,7 @@ impl State {
         let own: Vec<usize> = (0..self.listeners.len()).filter(|n| of_shard(&self.listeners[*n])).collect();
         own.iter().for_each(|n| self.listeners[*n].owner = Owner::Ring(ring));
         let from = own.first().map_or(IpAddr::from([127, 0, 0, 1]), |n| self.listeners[*n].addr.ip());
-        self.rings.insert(ring, Ring { bell, from, sleep: Sleep::default(), broken: 0 });
+        self.rings.insert(ring, Ring { bell, news: Vec::new(), from, sleep: Sleep::default(), broken: 0 });
         (ring, own)
     }
 
@@ -328,7 +333,7 @@ impl State {
         for ring in mem::take(&mut self.connecting) {
             self.tell(ring);
         }
-        self.wakes.extend(self.clients_connecting.drain(..).map(|(_, waker)| waker));
+        self.wakes.extend(mem::take(&mut self.clients_connecting).into_values().flatten());
     }
 
     /// As [`connect`](State::connect), for a ring, which is told when to try again.
@@ -346,8 +351,9 @@ impl State {
 
     /// Has a client look again at a connect, at this time or when something changes: [`NEVER`] for the latter alone.
     pub(crate) fn connect_later(&mut self, at: Duration, waker: &Waker) {
-        if !self.clients_connecting.iter().any(|(then, old)| *then == at && old.will_wake(waker)) {
-            self.clients_connecting.push((at, waker.clone()));
+        let wakers = self.clients_connecting.entry(at).or_default();
+        if !wakers.iter().any(|old| old.will_wake(waker)) {
+            wakers.push(waker.clone());
         }
     }
 
@@ -385,7 +391,7 @@ impl State {
         let mut connection = Connection::new(client, addr, SOCKET_BYTES, window.unwrap_or(SOCKET_BYTES));
         if self.stepped {
             let draws = Injector::new(self.plan.clone(), CONNECTIONS_DRAW + u64::from(number));
-            connection = connection.paced(draws);
+            connection = connection.paced(number, self.agenda.clone(), draws);
         }
         listener.backlog.push_back(number);
         self.wakes.extend(listener.waker.take());
@@ -415,13 +421,29 @@ impl State {
         }
     }
 
-    /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection.
-    pub(crate) fn tell_of(&mut self, number: u32, side: Side) {
-        let Some(connection) = self.connections.get_mut(number) else { return };
-        match connection.rings[side as usize] {
-            Some(ring) => self.tell(ring),
+    /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection. Returns the ring.
+    pub(crate) fn tell_of(&mut self, number: u32, side: Side) -> Option<i32> {
+        let connection = self.connections.get_mut(number)?;
+        let holder = connection.rings[side as usize];
+        match holder.and_then(|ring| self.rings.get_mut(&ring)) {
+            Some(ring) => {
+                ring.news.push(File { connection: number, side });
+                ring.bell.raise();
+            }
             None => self.wakes.extend(connection.take_wakers(side)),
         }
+        holder
+    }
+
+    /// Tells the other end, if this one changed something. Returns its ring.
+    pub(crate) fn tell_of_change(&mut self, file: File) -> Option<i32> {
+        let changed = self.connections.get_mut(file.connection)?.take_changed(file.side);
+        if changed { self.tell_of(file.connection, file.side.other()) } else { None }
+    }
+
+    /// Takes the ends of this ring at which something changed.
+    pub(crate) fn take_news(&mut self, ring: i32) -> Vec<File> {
+        self.rings.get_mut(&ring).map_or_else(Vec::new, |ring| mem::take(&mut ring.news))
     }
 
     /// Has a client's task woken when something changes at its end of a connection.
@@ -443,34 +465,24 @@ impl State {
         }
     }
 
-    /// Makes a connection a descriptor of this ring's: the lowest number that is free, so that numbers are used again
-    /// at once.
+    /// Makes a connection a descriptor of this ring's.
     pub(crate) fn open_descriptor(&mut self, ring: i32, number: u32) -> i32 {
         self.connection(number).rings[Side::Server as usize] = Some(ring);
-        self.add_descriptor(ring, number)
+        self.descriptors.open((ring, number))
     }
 
     /// A descriptor of a socket that is not connected.
     pub(crate) fn open_socket(&mut self, ring: i32) -> i32 {
-        self.add_descriptor(ring, UNCONNECTED)
-    }
-
-    fn add_descriptor(&mut self, ring: i32, number: u32) -> i32 {
-        let fd = (3..).find(|fd| !self.descriptors.contains_key(fd)).expect("there are 2^31 of them");
-        self.descriptors.insert(fd, (ring, number));
-        fd
+        self.descriptors.open((ring, UNCONNECTED))
     }
 
     /// The connection behind an accepted descriptor.
     pub(crate) fn descriptor(&self, fd: i32) -> u32 {
-        let (_, number) = self.descriptors.get(&fd).unwrap_or_else(|| panic!("descriptor {fd} is not open"));
-        *number
+        self.descriptors.get(fd).1
     }
 
     pub(crate) fn take_descriptor(&mut self, fd: i32) -> u32 {
-        let number = self.descriptor(fd);
-        self.descriptors.remove(&fd);
-        number
+        self.descriptors.take(fd).1
     }
 
     /// A connection leaves its ring, and `stand_in` stands for it.
@@ -518,11 +530,11 @@ impl State {
                 self.close_listener(index);
             }
         }
-        let held: Vec<u32> =
-            self.descriptors.values().filter(|held| held.0 == ring).map(|held| held.1).collect();
-        self.descriptors.retain(|_, held| held.0 != ring);
-        held.into_iter().for_each(|number| self.close(number, Side::Server, false));
+        for (_, number) in self.descriptors.take_if(|held| held.0 == ring) {
+            self.close(number, Side::Server, false);
+        }
     }
+
     /// Puts down what a ring waits for.
     pub(crate) fn set_sleep(&mut self, ring: i32, sleep: Sleep) {
         if let Some(ring) = self.rings.get_mut(&ring) {
@@ -559,13 +571,28 @@ impl State {
     pub(crate) fn set_now(&mut self, now: Duration) {
         assert!(now >= self.now, "time goes back from {:?} to {now:?}", self.now);
         self.now = now;
-        let due =
-            |(_, connection): &(u32, &Connection)| connection.next_arrival().is_some_and(|at| at <= now);
-        let due: Vec<u32> = self.connections.iter().filter(due).map(|(number, _)| number).collect();
-        due.into_iter().for_each(|number| self.deliver(number));
-        for (_, waker) in self.clients_connecting.extract_if(.., |(at, _)| *at <= now) {
-            self.wakes.push(waker);
+        while let Some((at, number)) = self.next_arrival()
+            && at <= now
+        {
+            self.deliver(number);
         }
+        while let Some(clients) = self.clients_connecting.first_entry()
+            && *clients.key() <= now
+        {
+            self.wakes.extend(clients.remove());
+        }
+    }
+
+    /// What arrives first, and where.
+    fn next_arrival(&mut self) -> Option<(Duration, u32)> {
+        let mut agenda = self.agenda.lock();
+        while let Some((at, number)) = agenda.first().copied() {
+            if self.connections.get_mut(number).and_then(|connection| connection.next_arrival()) == Some(at) {
+                return Some((at, number));
+            }
+            agenda.pop_first();
+        }
+        None
     }
 
     fn deliver(&mut self, number: u32) {
@@ -578,10 +605,9 @@ impl State {
     }
 
     /// When something arrives by itself.
-    pub(crate) fn next_event_at(&self) -> Option<Duration> {
-        let arrivals = self.connections.iter().filter_map(|(_, connection)| connection.next_arrival());
-        let handshakes = self.clients_connecting.iter().map(|(at, _)| *at).filter(|at| *at != NEVER);
-        arrivals.chain(handshakes).min()
+    pub(crate) fn next_event_at(&mut self) -> Option<Duration> {
+        let handshake = self.clients_connecting.keys().next().copied().filter(|at| *at != NEVER);
+        self.next_arrival().map(|(at, _)| at).into_iter().chain(handshake).min()
     }
 
     fn is_parted(&self, a: IpAddr, b: IpAddr) -> bool {
@@ -594,7 +620,9 @@ impl State {
         } else {
             self.partitions.remove(&pair(a, b))
         };
-        self.hold_all();
+        for (number, _) in self.connections().collect::<Vec<_>>() {
+            self.hold_or_release(number);
+        }
         self.look_again();
     }
 
@@ -604,23 +632,25 @@ impl State {
         } else {
             self.held.remove(&number)
         };
-        self.hold_all();
+        self.hold_or_release(number);
     }
 
-    /// Holds what is held by hand or by a partition, and lets the rest go.
-    fn hold_all(&mut self) {
-        for (number, (client, server)) in self.connections().collect::<Vec<_>>() {
-            let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
-            self.connection(number).hold(held);
-            self.deliver(number);
-        }
+    /// Holds a connection that is held by hand or by a partition, and lets another go on.
+    fn hold_or_release(&mut self, number: u32) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        let (client, server) = connection.addrs();
+        let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
+        self.connection(number).hold(held);
+        self.deliver(number);
     }
 
     /// Breaks a connection between its ends.
     pub(crate) fn break_off(&mut self, number: u32) {
         if self.connections.get_mut(number).is_some() {
             self.connection(number).break_off();
-            [Side::Client, Side::Server].into_iter().for_each(|side| self.tell_of(number, side));
+            for side in [Side::Client, Side::Server] {
+                self.tell_of(number, side);
+            }
         }
     }
 
@@ -650,5 +680,32 @@ impl State {
             }
         }
         open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::{Fault, Faults};
+
+    #[test]
+    fn quiet_connections_are_not_on_the_agenda() {
+        let plan = Plan::new(Faults::none().with(Fault::Latency, 1), 1);
+        let mut state = State::new(true, Arc::new(plan));
+        let addr = state.listen(([10, 0, 0, 1], 7000).into(), 1).unwrap();
+        for _ in 0..1000 {
+            state.connect([10, 0, 0, 2].into(), addr, None, false).unwrap();
+        }
+        assert_eq!(state.next_event_at(), None);
+        for number in [7, 500, 7] {
+            state.connection(number).write(Side::Client, b"hello").unwrap();
+        }
+        assert!(state.agenda.lock().len() <= 3, "each write is on it at most once");
+        while let Some(at) = state.next_event_at() {
+            assert!(at > state.now());
+            state.set_now(at);
+        }
+        assert_eq!([7, 500].map(|number| state.connection(number).unread(Side::Server)), [10, 5]);
+        assert!(state.agenda.lock().is_empty());
     }
 }

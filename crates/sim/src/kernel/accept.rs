@@ -5,53 +5,35 @@ use std::time::Duration;
 use ringserve_core::{ConnId, Socket};
 use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
-use super::{File, State};
+use super::State;
 use crate::faults::{Arm, Fault};
 use crate::sock::{Place, excuse};
 
 impl State {
-    pub(super) fn arm_accept(&mut self, listener: u16) {
-        let listener = &mut self.listeners[usize::from(listener)];
+    pub(super) fn arm_accept(&mut self, number: u16) {
+        let listener = &mut self.listeners[usize::from(number)];
         assert!(!listener.gone, "an accept on a listener that is closed");
-        assert!(!listener.armed, "a listener has two accepts");
-        listener.armed = true;
-        (listener.dying, listener.missed) = (0, 0);
         listener.neglected = None;
+        self.ring.arm_accept(number);
     }
 
-    pub(super) fn cancel_accept(&mut self, number: u16) {
-        let cancel = |res| RawCqe::new(Kind::CancelAccept.with(u64::from(number)), res, 0);
-        let listener = &mut self.listeners[usize::from(number)];
-        if !listener.armed {
-            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelAcceptNone, Fault::CancelLate);
-        }
-        let missed = listener.missed;
-        if self.misses(Fault::AcceptMissed, missed) {
-            self.listeners[usize::from(number)].missed += 1;
-            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelAcceptNone, Fault::CancelLate);
-        }
-        if self.strikes(Fault::CancelAlready) {
-            self.listeners[usize::from(number)].dying = self.rng.range(1, 3) as u8;
-            return self.post(cancel(-libc::EALREADY), Arm::CancelAcceptAlready);
-        }
-        let before = self.rng.one_in(2);
-        if before {
-            self.post(cancel(0), Arm::CancelAcceptDone);
-        }
+    pub(super) fn is_accepting(&self, number: u16) -> bool {
+        self.ring.accepts[usize::from(number)].is_some()
+    }
+
+    /// Ends an accept that a cancel found.
+    pub(super) fn stop_accept(&mut self, number: u16) {
         if self.strikes(Fault::CancelRace) {
             self.accept_some(number, 1);
         }
-        if self.listeners[usize::from(number)].armed {
+        if self.is_accepting(number) {
             self.end_accept(number, libc::ECANCELED);
-        }
-        if !before {
-            self.post_or_late(cancel(0), Arm::CancelAcceptDone, Fault::CancelLate);
         }
     }
 
     /// Posts the last completion.
     fn end_accept(&mut self, number: u16, errno: i32) {
-        self.listeners[usize::from(number)].armed = false;
+        self.ring.accepts[usize::from(number)] = None;
         let lies = errno == libc::ECANCELED && self.strikes(Fault::AcceptLies);
         let arm = match errno {
             libc::ECANCELED if lies => Arm::AcceptCanceledMore,
@@ -69,15 +51,10 @@ impl State {
     pub(super) fn work_accepts(&mut self) {
         for number in 0..self.plan.listeners {
             let index = usize::from(number);
-            if !self.listeners[index].armed {
+            let Some(cancels) = &mut self.ring.accepts[index] else { continue };
+            if cancels.look() {
+                self.end_accept(number, libc::ECANCELED);
                 continue;
-            }
-            if self.listeners[index].dying > 0 {
-                self.listeners[index].dying -= 1;
-                if self.listeners[index].dying == 0 {
-                    self.end_accept(number, libc::ECANCELED);
-                    continue;
-                }
             }
             if self.listeners[index].backlog.is_empty() {
                 continue;
@@ -111,17 +88,16 @@ impl State {
             if self.listeners[index].backlog.is_empty() {
                 return;
             }
-            let open = self.descriptors.iter().flatten().count();
-            if open >= self.plan.descriptors {
+            if self.descriptors.count() >= self.plan.descriptors {
                 return self.end_accept(number, libc::EMFILE);
             }
             let Some(tag) = self.next_in_backlog(index) else { return };
             let fd = self.open_descriptor(tag);
-            let last = self.is_full() || self.strikes(Fault::AcceptEnds);
-            self.listeners[index].armed = !last;
+            let last = self.ring.completions.is_full() || self.strikes(Fault::AcceptEnds);
             let (flags, arm) = if last { (0, Arm::AcceptedLast) } else { (F_MORE, Arm::AcceptedMore) };
             self.post(RawCqe::new(Kind::Accept.with(u64::from(number)), fd, flags), arm);
             if last {
+                self.ring.accepts[index] = None;
                 return;
             }
         }
@@ -154,15 +130,15 @@ impl State {
         let index = usize::from(number);
         let listener = &self.listeners[index];
         assert!(listener.closing.is_some() && !listener.gone, "a queue is taken from without need");
-        assert!(!listener.armed, "a queue is taken from under an accept");
-        let open = self.descriptors.iter().flatten().count();
+        assert!(!self.is_accepting(number), "a queue is taken from under an accept");
         if listener.backlog.is_empty() {
             if listener.closing.is_some_and(|until| until <= self.now) {
                 self.close_doors(number);
             }
             return Err(libc::EAGAIN);
         }
-        let starved = self.strikes(Fault::TakeNoDescriptor) || open >= self.plan.descriptors;
+        let starved =
+            self.strikes(Fault::TakeNoDescriptor) || self.descriptors.count() >= self.plan.descriptors;
         self.listeners[index].starved = starved;
         if starved {
             return Err(self.rng.pick(&[libc::EMFILE, libc::ENFILE, libc::ENOMEM]));
@@ -179,10 +155,10 @@ impl State {
     /// Who is still in its backlog is reset; that may only be for want of descriptors.
     pub(super) fn close_listener(&mut self, number: u16) {
         let index = usize::from(number);
+        assert!(!self.is_accepting(number), "a listener is closed under its accept, and goes on listening");
         let listener = &mut self.listeners[index];
         let late = listener.closing.is_none_or(|until| until > self.now);
         assert!(!late && !listener.gone, "a listener is closed too early, or twice");
-        assert!(!listener.armed, "a listener is closed under its accept, and goes on listening");
         assert!(listener.starved || listener.backlog.is_empty(), "a listener is closed with its queue");
         listener.gone = true;
         self.reset_backlog(index);
@@ -196,37 +172,24 @@ impl State {
         Some(tag)
     }
 
-    /// The lowest number that is free, so that numbers are used again at once.
     pub(super) fn open_descriptor(&mut self, tag: usize) -> i32 {
-        let place = self.descriptors.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.descriptors.push(None);
-            self.descriptors.len() - 1
-        });
-        self.descriptors[place] = Some(tag);
         self.socks[tag].place = Place::Descriptor;
-        place as i32 + 3
+        self.descriptors.open(tag)
     }
 
     /// The connection behind a descriptor.
     pub fn descriptor(&self, fd: i32) -> usize {
-        let place = usize::try_from(fd - 3).ok().and_then(|place| *self.descriptors.get(place)?);
-        place.unwrap_or_else(|| panic!("descriptor {fd} is not open"))
-    }
-
-    fn take_descriptor(&mut self, fd: i32) -> usize {
-        let tag = self.descriptor(fd);
-        self.descriptors[fd as usize - 3] = None;
-        tag
+        self.descriptors.get(fd)
     }
 
     pub(super) fn close_descriptor(&mut self, fd: i32) {
-        let tag = self.take_descriptor(fd);
+        let tag = self.descriptors.take(fd);
         self.drop_socket(tag);
     }
 
     /// Another shard takes an accepted socket: into its own file table, so that the descriptor is free.
     pub fn take_passed(&mut self, socket: Socket) -> usize {
-        self.take_descriptor(socket.0 as i32)
+        self.descriptors.take(socket.0 as i32)
     }
 
     /// Another shard closes a socket that it did not take.
@@ -240,10 +203,7 @@ impl State {
     }
 
     pub(super) fn install(&mut self, id: ConnId, fd: i32) {
-        let tag = self.take_descriptor(fd);
-        let slot = id.slot() as usize;
-        assert!(slot < self.table.len(), "slot {slot} is beyond the file table");
-        assert!(self.table[slot].is_none(), "slot {slot} is installed over {:?}", self.table[slot]);
+        let tag = self.descriptors.take(fd);
         if self.strikes(Fault::InstallFails) {
             self.socks[tag].excuses |= excuse::NOT_INSTALLED | excuse::SYSTEM;
             self.drop_socket(tag);
@@ -254,6 +214,6 @@ impl State {
             self.cover.fault(Fault::Reuse);
         }
         self.socks[tag].place = Place::Table;
-        self.table[slot] = Some(File { sock: tag, id });
+        self.ring.files.install(id, tag);
     }
 }

@@ -11,7 +11,7 @@ use crate::sock::Place;
 impl State {
     pub(super) fn shutdown(&mut self, id: ConnId) {
         let done = |res| RawCqe::new(Kind::Shutdown.with(id.bits()), res, 0);
-        let Some(tag) = self.file(id) else {
+        let Some(tag) = self.ring.files.get(id) else {
             return self.post(done(-libc::EBADF), Arm::ShutdownError);
         };
         assert!(!self.socks[tag].fin_asked, "{id} is shut down twice");
@@ -29,7 +29,7 @@ impl State {
     /// Ends the connection's receive, if there is one.
     pub(super) fn shut_input_down(&mut self, id: ConnId) {
         let done = |res| RawCqe::new(Kind::Shutdown.with(id.bits()), res, 0);
-        if self.file(id).is_none() {
+        if self.ring.files.get(id).is_none() {
             return self.post(done(-libc::EBADF), Arm::ShutdownError);
         }
         self.end_receive_of(id);
@@ -38,11 +38,9 @@ impl State {
 
     pub(super) fn close(&mut self, id: ConnId, how: CloseHow) {
         let done = |res| RawCqe::new(Kind::Close.with(id.bits()), res, 0);
-        self.check_unused(id);
-        let Some(tag) = self.file(id) else {
+        let Some(tag) = self.ring.close(id) else {
             return self.post(done(-libc::EBADF), Arm::CloseError);
         };
-        self.table[id.slot() as usize] = None;
         self.check_close(tag, how);
         let arm = match how {
             CloseHow::Abort => Arm::CloseAbort,

@@ -2,42 +2,26 @@
 
 use ringserve_core::{Address, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe};
+use ringserve_simkernel::ring::{Operation, find};
 
 use super::State;
 use crate::faults::{Arm, Fault};
 use crate::plan::NEVER;
 use crate::sock::Place;
 
-/// A connect in flight.
-#[derive(Debug)]
-pub(super) struct Connect {
-    id: ConnId,
-    tag: usize,
-    /// When the upstream answers.
+/// What an upstream answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    /// When.
     due: u64,
-    /// What it answers: 0, or an `errno`.
+    /// 0, or an `errno`.
     errno: i32,
-    /// A cancel told EALREADY: it ends by itself, after this number of looks.
-    pub(super) dying: u8,
-    /// Cancels that did not find it.
-    missed: u8,
 }
 
 /// The upstream of that address.
 fn tag_of(address: &Address) -> usize {
     let addr = address.as_ip().expect("only IP addresses are connected to");
     usize::from(addr.port()) - 1024
-}
-
-impl Connect {
-    pub(super) fn is_of(&self, tag: usize) -> bool {
-        self.tag == tag
-    }
-
-    /// True if a cancel did not find it, which is made again.
-    pub(super) fn was_missed(&self) -> bool {
-        self.missed > 0
-    }
 }
 
 impl State {
@@ -59,7 +43,7 @@ impl State {
 
     pub(super) fn connect_to(&mut self, id: ConnId, address: &Address) {
         let done = |res| RawCqe::new(Kind::Connect.with(id.bits()), res, 0);
-        let Some(tag) = self.file(id) else {
+        let Some(tag) = self.ring.files.get(id) else {
             return self.post(done(-libc::EBADF), Arm::ConnectError);
         };
         assert_eq!(tag, tag_of(address), "{id} connects to another than its socket was made for");
@@ -76,57 +60,35 @@ impl State {
         } else {
             0
         };
-        self.connects.push(Connect { id, tag, due, errno, dying: 0, missed: 0 });
-    }
-
-    pub(super) fn cancel_connect(&mut self, id: ConnId) {
-        let cancel = |res| RawCqe::new(Kind::CancelConnect.with(id.bits()), res, 0);
-        let Some(index) = self.connects.iter().position(|connect| connect.id == id) else {
-            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelConnectNone, Fault::CancelLate);
-        };
-        let missed = self.connects[index].missed;
-        if self.misses(Fault::ConnectMissed, missed) {
-            self.connects[index].missed += 1;
-            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelConnectNone, Fault::CancelLate);
-        }
-        if self.strikes(Fault::CancelAlready) {
-            self.connects[index].dying = self.rng.range(1, 3) as u8;
-            return self.post(cancel(-libc::EALREADY), Arm::CancelConnectAlready);
-        }
-        let raced = self.strikes(Fault::CancelRace);
-        let connect = self.connects.swap_remove(index);
-        let errno = if raced { connect.errno } else { libc::ECANCELED };
-        if self.rng.one_in(2) {
-            self.post(cancel(0), Arm::CancelConnectDone);
-            self.end_connect(connect, errno);
-        } else {
-            self.end_connect(connect, errno);
-            self.post_or_late(cancel(0), Arm::CancelConnectDone, Fault::CancelLate);
-        }
+        self.ring.connects.push(Operation::new(id, tag, Answer { due, errno }));
     }
 
     /// Posts what upstreams answered.
     pub(super) fn work_connects(&mut self) {
         let mut index = 0;
-        while index < self.connects.len() {
-            let connect = &mut self.connects[index];
-            let dies = connect.dying > 0;
-            connect.dying = connect.dying.saturating_sub(1);
-            if dies && connect.dying == 0 {
-                let connect = self.connects.swap_remove(index);
-                self.end_connect(connect, libc::ECANCELED);
-            } else if !dies && connect.due <= self.now {
-                let connect = self.connects.swap_remove(index);
-                let errno = connect.errno;
-                self.end_connect(connect, errno);
+        while let Some(connect) = self.ring.connects.get_mut(index) {
+            let was_ending = connect.cancels.is_ending();
+            if connect.cancels.look() {
+                self.end_connect(index, libc::ECANCELED);
+            } else if !was_ending && connect.of.due <= self.now {
+                let errno = connect.of.errno;
+                self.end_connect(index, errno);
             } else {
                 index += 1;
             }
         }
     }
 
-    fn end_connect(&mut self, connect: Connect, errno: i32) {
-        let Connect { id, tag, .. } = connect;
+    /// Ends a connect that a cancel found, if `raced` with what its upstream was to answer.
+    pub(super) fn stop_connect(&mut self, id: ConnId, raced: bool) {
+        if let Some(index) = find(&self.ring.connects, id) {
+            let errno = if raced { self.ring.connects[index].of.errno } else { libc::ECANCELED };
+            self.end_connect(index, errno);
+        }
+    }
+
+    fn end_connect(&mut self, index: usize, errno: i32) {
+        let Operation { id, file: tag, .. } = self.ring.connects.swap_remove(index);
         let arm = match errno {
             0 => Arm::Connected,
             libc::ECANCELED => Arm::ConnectCanceled,
@@ -142,22 +104,22 @@ impl State {
 
     /// When the next upstream answers.
     pub(super) fn next_connect(&self) -> u64 {
-        self.connects.iter().map(|connect| connect.due).min().unwrap_or(NEVER)
+        self.ring.connects.iter().map(|connect| connect.of.due).min().unwrap_or(NEVER)
     }
 
     /// True if an enter would bring the end of a connect.
     pub(super) fn has_connected(&self) -> bool {
-        self.connects.iter().any(|connect| connect.due <= self.now || connect.dying > 0)
+        self.ring.connects.iter().any(|connect| connect.of.due <= self.now || connect.cancels.is_ending())
     }
 
     /// A connect that takes too long is given up. `late` is how late the shard may find out.
     pub(super) fn check_connects(&self, now: u64, late: u64) {
-        for connect in self.connects.iter().filter(|connect| connect.dying == 0) {
-            let ends = self.connect_ends(self.socks[connect.tag].opened_at);
+        for connect in self.ring.connects.iter().filter(|connect| !connect.cancels.is_ending()) {
+            let ends = self.connect_ends(self.socks[connect.file].opened_at);
             assert!(
                 now <= ends.saturating_add(late),
                 "connection {} is not there, and the shard waits for it for ever",
-                connect.tag
+                connect.file
             );
         }
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ringserve_drivers::kernel::{Kind, RawCqe};
+use ringserve_simkernel::ring::Posted;
 
 use super::State;
 use crate::faults::{Arm, Fault};
@@ -18,15 +19,15 @@ impl State {
         let mut index = 0;
         while index < self.late.len() {
             if self.late[index].0 <= self.now {
-                let (_, posted) = self.late.swap_remove(index);
-                self.post_with(posted);
+                let (_, Posted { cqe, note }) = self.late.swap_remove(index);
+                self.post_with(cqe, note);
             } else {
                 index += 1;
             }
         }
         self.wake_due |= self.woken.0.swap(false, Ordering::Acquire);
-        if self.wake_due && self.wake_armed {
-            (self.wake_due, self.wake_armed) = (false, false);
+        if self.wake_due && self.ring.wake_armed {
+            (self.wake_due, self.ring.wake_armed) = (false, false);
             self.post(RawCqe::new(Kind::Wake.with(0), 8, 0), Arm::Wake);
         }
         self.work_connects();
@@ -47,20 +48,12 @@ impl State {
         late.min(self.peers_at).min(self.alarm).min(self.next_connect())
     }
 
-    /// True if a cancel told EALREADY, and what it cancels has not ended yet.
-    pub(super) fn is_ending_something(&self) -> bool {
-        self.receives.iter().any(|receive| receive.dying > 0)
-            || self.sends.iter().any(|send| send.dying > 0)
-            || self.connects.iter().any(|connect| connect.dying > 0)
-            || self.listeners.iter().any(|listener| listener.armed && listener.dying > 0)
-    }
-
     /// Blocks until there is a completion.
     pub(super) fn block(&mut self, deadline: u64) -> Result<(), i32> {
         for looks in 0u32.. {
             assert!(looks < LOOKS_MAX, "peers keep busy for ever while the shard sleeps");
             self.work(true);
-            if !self.completions.is_empty() {
+            if !self.ring.completions.ready.is_empty() {
                 return Ok(());
             }
             if self.strikes(Fault::EnterInterrupted) {
@@ -70,7 +63,7 @@ impl State {
             if looks == 0 {
                 self.check_blocked(deadline);
             }
-            if self.is_ending_something() {
+            if self.ring.is_ending_something() {
                 self.pass(10_000);
                 continue;
             }
@@ -79,7 +72,7 @@ impl State {
                 let passed = deadline.saturating_sub(self.now);
                 self.pass(passed);
                 self.work(true);
-                if !self.completions.is_empty() {
+                if !self.ring.completions.ready.is_empty() {
                     return Ok(());
                 }
                 self.cover.arm(Arm::Timeout);
@@ -106,19 +99,19 @@ impl State {
     pub(super) fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
         self.cut_short = true;
         self.log(|| format!("enter, wait for {wait_for}, {timeout:?}"));
-        if !self.overflow.is_empty() && self.strikes(Fault::EnterBusy) {
+        if !self.ring.completions.overflow.is_empty() && self.strikes(Fault::EnterBusy) {
             return Err(libc::EBUSY);
         }
-        if !self.submissions.is_empty() && self.strikes(Fault::EnterAgain) {
+        if !self.ring.submissions.is_empty() && self.strikes(Fault::EnterAgain) {
             return Err(libc::EAGAIN);
         }
-        if !self.submissions.is_empty() && self.strikes(Fault::EnterNoMemory) {
+        if !self.ring.submissions.is_empty() && self.strikes(Fault::EnterNoMemory) {
             return Err(libc::ENOMEM);
         }
-        self.flush_overflow();
+        self.ring.completions.flush();
         let all = self.submit_all();
         self.work(false);
-        self.flush_overflow();
+        self.ring.completions.flush();
         if wait_for == 0 || !all {
             if wait_for == 0 && self.strikes(Fault::EnterInterrupted) {
                 return Err(libc::EINTR);
@@ -127,7 +120,7 @@ impl State {
             return Ok(());
         }
         self.cut_short = false;
-        if self.completions.is_empty() {
+        if self.ring.completions.ready.is_empty() {
             let deadline = timeout.map_or(NEVER, |time| self.now + time.as_nanos() as u64);
             return self.block(deadline);
         }
@@ -137,10 +130,18 @@ impl State {
     /// True if an enter would bring a completion.
     pub(super) fn has_work(&self) -> bool {
         self.late.iter().any(|(due, _)| *due <= self.now)
-            || (self.wake_due && self.wake_armed)
-            || self.listeners.iter().any(|listener| listener.armed && !listener.backlog.is_empty())
-            || self.receives.iter().any(|receive| self.finds_something(receive) || receive.dying > 0)
-            || self.sends.iter().any(|send| self.can_send(send))
+            || (self.wake_due && self.ring.wake_armed)
+            || self
+                .listeners
+                .iter()
+                .zip(&self.ring.accepts)
+                .any(|(listener, accept)| accept.is_some() && !listener.backlog.is_empty())
+            || self
+                .ring
+                .receives
+                .iter()
+                .any(|receive| self.finds_something(receive) || receive.cancels.is_ending())
+            || self.ring.sends.iter().any(|send| self.can_send(send))
             || self.has_connected()
     }
 }

@@ -1,11 +1,13 @@
 //! A simulated kernel: what io_uring promises, and not a bit more.
 //!
-//! All state of a run that is not the server's lies in [`State`], peers included, since time passes for them
-//! while the server blocks in [`Kernel::enter`]. The order of things follows Linux with `DEFER_TASKRUN`:
+//! Its queues, buffers, file table and operations in flight are [`ringserve_simkernel::ring`]'s; sockets, faults, schedule
+//! and oracles are here. All state of a run that is not the server's lies in [`State`], peers included, since time passes
+//! for them while the server blocks in [`Kernel::enter`]. The order of things follows Linux with `DEFER_TASKRUN`:
 //! operations are carried out when they are submitted, completions appear only within an enter, those of one
 //! operation in order, those of different ones in any.
 
 mod accept;
+mod cancel;
 mod close;
 mod connect;
 mod enter;
@@ -29,6 +31,7 @@ use std::time::Duration;
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, ConnId, Socket};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
+use ringserve_simkernel::ring::{Descriptors, Posted, Ring, Sizes};
 
 use crate::faults::Canary;
 use crate::faults::{Arm, Coverage, Fault};
@@ -36,45 +39,22 @@ use crate::plan::{NEVER, Plan};
 use crate::rng::Rng;
 use crate::sock::{Place, Sock};
 
-use receive::Receive;
-use send::Sending;
+use connect::Answer;
+use receive::Hearing;
 
 /// The longest stop of the process.
 pub(super) const STALL_MAX: u64 = 1_500_000_000;
 
-/// Cancels in a row that do not find an operation that lives.
-const MISSED_MAX: u8 = 3;
-
 /// Lines of the trace that are kept.
 const TRACE_LINES: usize = 80;
 
-/// A completion that was not reaped yet.
+/// What is kept with a completion until it is reaped.
 #[derive(Debug)]
-pub(crate) struct Posted {
-    cqe: RawCqe,
+pub(crate) struct Note {
     /// The bytes it brings: whose they are, and which.
     bytes: Option<(usize, Range<usize>)>,
     /// What the driver is about to see.
     arm: Arm,
-}
-
-impl Posted {
-    /// True if it is a close or a shutdown.
-    fn ends(&self) -> bool {
-        matches!(Kind::of(self.cqe.user_data), Some(Kind::Close | Kind::Shutdown))
-    }
-
-    /// True if it answers the cancel of a send.
-    fn stops_a_send(&self) -> bool {
-        Kind::of(self.cqe.user_data) == Some(Kind::CancelSend)
-    }
-}
-
-/// A place of the file table.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct File {
-    sock: usize,
-    id: ConnId,
 }
 
 /// A listening socket.
@@ -84,11 +64,6 @@ pub struct Listener {
     pub backlog: VecDeque<usize>,
     /// Connections that found it full, and try again when it is not.
     pub refused: VecDeque<usize>,
-    armed: bool,
-    /// A cancel told EALREADY: it ends by itself, after this number of looks.
-    dying: u8,
-    /// Cancels that did not find the accept.
-    missed: u8,
     /// No connection begins to queue any more.
     pub closed: bool,
     /// The server turns newcomers away; until then, those may come that were on their way.
@@ -145,26 +120,11 @@ pub struct State {
     pub rests: bool,
 
     pool: Pool,
-    /// By number, from 3.
-    descriptors: Vec<Option<usize>>,
-    table: Vec<Option<File>>,
-    submissions: VecDeque<RawOp>,
-    /// Entries they take.
-    submissions_used: usize,
-    completions: VecDeque<Posted>,
-    overflow: VecDeque<Posted>,
+    /// Connections that have no slot.
+    descriptors: Descriptors<usize>,
+    ring: Ring<usize, Note, Hearing, Answer>,
     /// Completions that come later, with the time.
-    late: Vec<(u64, Posted)>,
-    /// Sends whose completion waits for another.
-    unannounced: VecDeque<SentQuietly>,
-    /// Provided buffers.
-    ring: VecDeque<u16>,
-    /// Bytes of the first of them that are used.
-    head_filled: usize,
-    receives: Vec<Receive>,
-    sends: Vec<Sending>,
-    connects: Vec<connect::Connect>,
-    wake_armed: bool,
+    late: Vec<(u64, Posted<Note>)>,
     wake_due: bool,
     /// Wakes of other threads.
     woken: Arc<Woken>,
@@ -200,6 +160,15 @@ pub fn address_of(tag: usize) -> SocketAddr {
 impl State {
     /// Nothing has happened yet.
     pub fn new(rng: Rng, plan: Plan, pool: Pool) -> State {
+        let ring = Ring::new(Sizes {
+            submissions: plan.submissions,
+            completions: plan.completions,
+            buffers: plan.ring_entries,
+            buffer_bytes: plan.limits.receive_buffer_bytes,
+            incremental: plan.incremental,
+            slots: plan.slots(),
+            listeners: plan.listeners.into(),
+        });
         State {
             rng,
             now: 0,
@@ -221,20 +190,9 @@ impl State {
             cut_short: false,
             rests: false,
             pool,
-            descriptors: Vec::new(),
-            table: vec![None; plan.slots()],
-            submissions: VecDeque::new(),
-            submissions_used: 0,
-            completions: VecDeque::new(),
-            overflow: VecDeque::new(),
+            descriptors: Descriptors::default(),
+            ring,
             late: Vec::new(),
-            unannounced: VecDeque::new(),
-            ring: VecDeque::new(),
-            head_filled: 0,
-            receives: Vec::new(),
-            sends: Vec::new(),
-            connects: Vec::new(),
-            wake_armed: false,
             wake_due: false,
             woken: Arc::default(),
             plan,
@@ -263,11 +221,6 @@ impl State {
         true
     }
 
-    /// True if a cancel does not find an operation that lives, which is between two states. It is found some time.
-    fn misses(&mut self, fault: Fault, missed: u8) -> bool {
-        missed < MISSED_MAX && self.strikes(fault)
-    }
-
     /// Time passes, and everybody else acts.
     pub fn pass(&mut self, time: u64) {
         self.now += time;
@@ -281,13 +234,6 @@ impl State {
         self.pass(time);
     }
 
-    /// The socket in a connection's place of the table.
-    fn file(&self, id: ConnId) -> Option<usize> {
-        let file = self.table.get(id.slot() as usize)?.as_ref()?;
-        assert_eq!(file.id, id, "operation for a connection whose slot is another's");
-        Some(file.sock)
-    }
-
     /// True if a completion is this connection's.
     fn is_of(&self, cqe: &RawCqe, tag: usize) -> bool {
         let kind = Kind::of(cqe.user_data);
@@ -296,8 +242,7 @@ impl State {
     }
 
     fn is_at(&self, id: ConnId, tag: usize) -> bool {
-        let file = self.table.get(id.slot() as usize).copied().flatten();
-        file.is_some_and(|file| file.id == id && file.sock == tag)
+        self.ring.files.at(id.slot()) == Some((id, tag))
     }
 }
 
@@ -307,39 +252,33 @@ impl Kernel for SimKernel {
 
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
         let state = &mut *self.state.borrow_mut();
-        let used = state.submissions_used + State::entries_of(&op);
-        if used > state.plan.submissions {
-            state.cover.fault(Fault::QueueFull);
-            return Err(op);
-        }
-        state.submissions_used = used;
-        state.submissions.push_back(op);
-        Ok(())
+        state.ring.submissions.push(op).inspect_err(|_| state.cover.fault(Fault::QueueFull))
     }
 
     fn queued(&mut self) -> usize {
-        self.state.borrow().submissions_used
+        self.state.borrow().ring.submissions.entries()
     }
 
     fn provide(&mut self, side: &mut KernelSide, buffer: u16) {
         let state = &mut *self.state.borrow_mut();
-        assert!(side.is_lent(buffer), "buffer {buffer} is provided but not lent");
-        assert!(!state.ring.contains(&buffer), "buffer {buffer} is provided twice");
-        assert!(state.ring.len() < state.plan.ring_entries, "the buffer ring is overrun");
         state.dry_in_a_row = 0;
         if state.canary == Some(Canary::Buffer) && state.rng.one_in(20) {
             state.canary = None;
             return;
         }
-        state.ring.push_back(buffer);
+        state.ring.buffers.provide(side, buffer);
     }
 
     fn renew_buffer_ring(&mut self) -> bool {
         self.state.borrow_mut().renew_buffer_ring()
     }
 
+    fn is_incremental(&self) -> bool {
+        self.state.borrow().ring.sizes().incremental
+    }
+
     fn buffer_ring_entries(&self) -> usize {
-        self.state.borrow().plan.ring_entries
+        self.state.borrow().ring.sizes().buffers
     }
 
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
@@ -355,12 +294,12 @@ impl Kernel for SimKernel {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.state.borrow().completions.is_empty()
+        !self.state.borrow().ring.completions.ready.is_empty()
     }
 
     fn has_quiet(&mut self) -> bool {
-        let state = self.state.borrow();
-        !state.unannounced.is_empty() && state.overflow.is_empty()
+        let completions = &self.state.borrow().ring.completions;
+        !completions.quiet.is_empty() && completions.overflow.is_empty()
     }
 
     fn has_task_work(&mut self) -> bool {
@@ -368,7 +307,7 @@ impl Kernel for SimKernel {
     }
 
     fn is_overflowing(&mut self) -> bool {
-        !self.state.borrow().overflow.is_empty()
+        !self.state.borrow().ring.completions.overflow.is_empty()
     }
 
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
@@ -415,60 +354,32 @@ impl Kernel for SimKernel {
 
     fn finish(&mut self, side: &mut KernelSide) -> bool {
         // Also while a violation unwinds.
-        if let Ok(mut state) = self.state.try_borrow_mut() {
-            state.end_everything();
-        }
-        for buffer in 0..side.pool().buffers_max() as u16 {
-            if side.is_lent(buffer) {
-                side.take_back(buffer);
-            }
-        }
+        let Ok(mut state) = self.state.try_borrow_mut() else { return false };
+        state.ring.finish(side);
+        state.late.clear();
+        state.descriptors = Descriptors::default();
         true
     }
 }
 
 impl State {
     fn renew_buffer_ring(&mut self) -> bool {
-        let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. });
-        let armed = !self.receives.is_empty() || self.submissions.iter().any(is_receive);
-        assert!(!armed, "the buffer ring is replaced while a receive is in flight");
-        let posted = self.completions.iter().chain(&self.overflow);
-        let used = posted.filter(|posted| posted.cqe.buffer().is_some()).count();
-        assert_eq!(used, 0, "the buffer ring is replaced before what it brought was reaped");
+        self.ring.check_renewable();
         if self.turn.is_multiple_of(5) {
             self.cover.fault(Fault::RenewRefused);
             return false;
         }
         self.cover.fault(Fault::RingRenewed);
-        self.ring.clear();
-        self.head_filled = 0;
+        self.ring.buffers.clear();
         true
-    }
-
-    fn end_everything(&mut self) {
-        self.receives.clear();
-        self.sends.clear();
-        self.connects.clear();
-        self.submissions.clear();
-        self.completions.clear();
-        self.overflow.clear();
-        self.late.clear();
-        self.unannounced.clear();
-        self.ring.clear();
-        self.descriptors.clear();
-        self.table.clear();
     }
 
     /// Panics unless the kernel is at rest: nothing but the wake-up in flight, nothing open.
     pub fn check_rest(&self) {
-        assert!(self.receives.is_empty(), "a receive is left: {:?}", self.receives);
-        assert!(self.sends.is_empty(), "a send is left");
-        assert!(self.connects.is_empty(), "a connect is left: {:?}", self.connects);
-        assert!(self.unannounced.is_empty(), "the completion of a send is left");
-        assert!(self.listeners.iter().all(|listener| !listener.armed), "an accept is left");
-        assert!(self.submissions.is_empty(), "operations are left: {:?}", self.submissions);
-        assert!(self.table.iter().all(Option::is_none), "the file table has connections left");
-        assert!(self.descriptors.iter().all(Option::is_none), "a descriptor leaked");
+        assert_eq!(self.ring.held(), [""; 0], "something is left");
+        assert_eq!(self.ring.completions.quiet.len(), 0, "the completion of a send is left");
+        assert!(self.ring.submissions.is_empty(), "operations are left: {:?}", self.ring.submissions);
+        assert_eq!(self.descriptors.count(), 0, "a descriptor leaked");
         let placed = self.socks.iter().find(|sock| matches!(sock.place, Place::Descriptor | Place::Table));
         assert!(placed.is_none(), "connection {:?} is open", placed.map(|sock| sock.tag));
     }

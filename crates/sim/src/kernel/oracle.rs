@@ -31,20 +31,19 @@ fn is_orderly(reason: CloseReason) -> bool {
 impl State {
     /// The server blocks until `deadline`: everything that it can do must be done.
     pub(super) fn check_blocked(&mut self, deadline: u64) {
-        for slot in 0..self.table.len() {
-            let Some(file) = self.table[slot] else { continue };
-            self.check_served(file.sock);
+        for (_, tag) in self.ring.files.iter() {
+            self.check_served(tag);
             if deadline == NEVER {
-                self.check_timed(file.sock);
+                self.check_timed(tag);
             }
         }
         let has_room = self.drain_deadline.is_none() && self.has_room;
-        for listener in &mut self.listeners {
+        for (listener, accept) in self.listeners.iter_mut().zip(&self.ring.accepts) {
             assert!(
-                listener.closing.is_none() || listener.gone || listener.armed || deadline != NEVER,
+                listener.closing.is_none() || listener.gone || accept.is_some() || deadline != NEVER,
                 "a listener that is to be closed is left with its queue, all sleep"
             );
-            if listener.armed || listener.backlog.is_empty() || !has_room {
+            if accept.is_some() || listener.backlog.is_empty() || !has_room {
                 listener.neglected = None;
                 continue;
             }
@@ -65,7 +64,7 @@ impl State {
             return;
         }
         if sock.untold {
-            let comes = self.unannounced.iter().any(|sent| self.is_at(sent.id, tag));
+            let comes = self.ring.completions.quiet.iter().any(|sent| self.is_at(sent.id, tag));
             assert!(comes, "connection {tag}: a send is over and the shard was not told, all sleep");
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
             let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);
@@ -97,7 +96,7 @@ impl State {
             return;
         }
         let receiving = self.is_receiving(tag);
-        let dry = self.ring.is_empty() && self.pool.available() == 0;
+        let dry = self.ring.buffers.is_empty() && self.pool.available() == 0;
         assert!(
             receiving || !sock.is_readable() || dry || self.rests,
             "connection {tag}: bytes wait, nothing receives them, all sleep"
@@ -198,9 +197,11 @@ impl State {
             MemoryLimit => self.plan.tight_memory,
             ConnectFailed(errno) => sock.upstream && !sock.opened && errno != libc::ECANCELED,
             ConnectTimeout => sock.upstream && !sock.opened && self.connect_is_over(tag, now, STEP),
-            // One that the server made goes when every accepted one has gone.
+            // One that the server made goes when every accepted one has gone. Another shard may hand one over after that.
             Shutdown if sock.upstream => {
-                let stays = |other: &Sock| !other.upstream && other.opened && other.ended.is_none();
+                let stays = |other: &Sock| {
+                    !other.upstream && other.opened && other.ended.is_none() && other.opened_at < then.at
+                };
                 self.drain_deadline.is_some() && !self.socks.iter().any(stays)
             }
             Shutdown => self.drain_deadline.is_some() && idle && !sock.held,

@@ -1,93 +1,57 @@
 //! Receiving: multishot into provided buffers, classic and incremental.
 
 use ringserve_core::ConnId;
-use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, Kind, RawCqe};
+use ringserve_drivers::kernel::{F_BUF_MORE, F_MORE, Kind, RawCqe};
+use ringserve_simkernel::ring::{Cancels, Operation, Posted, find};
 
-use super::{Posted, State};
+use super::{Note, State};
 use crate::faults::{Arm, Fault};
 use crate::sock::excuse;
 
 /// Completions of one receive in one go; Linux stops at 32.
 const IN_A_ROW: usize = 8;
 
-/// A receive that is armed.
-#[derive(Debug)]
-pub(crate) struct Receive {
-    id: ConnId,
-    /// What it receives from; the file stays open as long as it is armed.
-    pub(super) sock: usize,
-    /// A cancel told EALREADY: it ends by itself, after this number of looks.
-    pub(super) dying: u8,
-    /// Cancels that did not find it.
-    missed: u8,
-    /// It is being cancelled.
-    cancelled: bool,
-    /// A reset came together with the bytes it brought last, and it does not look again.
-    pub(super) deaf: bool,
+/// Whether a receive hears of what comes.
+#[derive(Debug, Default)]
+pub(crate) struct Hearing {
+    /// Something came together with the bytes it brought last, and it does not look again.
+    deaf: bool,
 }
+
+/// A receive that is armed.
+type Receive = Operation<usize, Hearing>;
 
 impl State {
     pub(super) fn arm_receive(&mut self, id: ConnId) {
-        assert!(!self.receives.iter().any(|receive| receive.id == id), "two receives on {id}");
-        let Some(sock) = self.file(id) else {
+        if !self.ring.arm_receive(id, Hearing::default()) {
             let cqe = RawCqe::new(Kind::Receive.with(id.bits()), -libc::EBADF, 0);
             return self.post(cqe, Arm::ReceiveNoSocket);
-        };
-        self.receives.push(Receive { id, sock, dying: 0, missed: 0, cancelled: false, deaf: false });
-        if self.ring.is_empty() && self.strikes(Fault::NoBufferEarly) {
-            self.end_receive(self.receives.len() - 1, libc::ENOBUFS);
         }
-    }
-
-    pub(super) fn cancel_receive(&mut self, id: ConnId) {
-        let cancel = |res| RawCqe::new(Kind::CancelReceive.with(id.bits()), res, 0);
-        // The answer to an earlier cancel, perhaps of the slot's former connection, may come just now.
-        let met = self.answer_late_cancels(id);
-        let Some(index) = self.receives.iter().position(|receive| receive.id == id) else {
-            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelReceiveNone, Fault::CancelLate);
-        };
-        let missed = self.receives[index].missed;
-        if self.misses(Fault::ReceiveMissed, missed) {
-            self.receives[index].missed += 1;
-            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelReceiveNone, Fault::CancelLate);
-        }
-        self.receives[index].cancelled = true;
-        if met && self.rng.one_in(2) || self.strikes(Fault::CancelAlready) {
-            self.receives[index].dying = self.rng.range(1, 3) as u8;
-            return self.post_or_late(cancel(-libc::EALREADY), Arm::CancelReceiveAlready, Fault::CancelLate);
-        }
-        if self.strikes(Fault::CancelRace) && !self.race_cancel(index) {
-            return self.post_or_late(cancel(-libc::ENOENT), Arm::CancelReceiveNone, Fault::CancelLate);
-        }
-        let before = self.rng.one_in(2);
-        if before {
-            self.post(cancel(0), Arm::CancelReceiveDone);
-        }
-        self.end_receive(index, libc::ECANCELED);
-        if !before {
-            self.post_or_late(cancel(0), Arm::CancelReceiveDone, Fault::CancelLate);
+        if self.ring.buffers.is_empty() && self.strikes(Fault::NoBufferEarly) {
+            self.end_receive(self.ring.receives.len() - 1, libc::ENOBUFS);
         }
     }
 
     /// Posts a late answer to a cancel of a receive in this slot; false if there is none. Answers for one connection
     /// come in order.
-    fn answer_late_cancels(&mut self, id: ConnId) -> bool {
-        let is_one = |late: &Posted| {
+    pub(super) fn answer_late_cancels(&mut self, id: ConnId) -> bool {
+        let is_one = |late: &Posted<Note>| {
             let kind = Kind::of(late.cqe.user_data);
             kind == Some(Kind::CancelReceive) && late.cqe.id().slot() == id.slot()
         };
         let Some(index) = self.late.iter().position(|(_, late)| is_one(late)) else { return false };
-        let (_, posted) = self.late.swap_remove(index);
-        self.post_with(posted);
+        let (_, Posted { cqe, note }) = self.late.swap_remove(index);
+        self.post_with(cqe, note);
         self.cover.fault(Fault::CancelsMeet);
         true
     }
 
     /// Something happens to a receive right before it is cancelled. True if it is still armed.
-    fn race_cancel(&mut self, index: usize) -> bool {
-        let tag = self.receives[index].sock;
+    pub(super) fn race_cancel(&mut self, id: ConnId) -> bool {
+        let Some(index) = find(&self.ring.receives, id) else { return false };
+        let tag = self.ring.receives[index].file;
         match self.rng.below(12) {
-            0..=3 if self.socks[tag].unread() > 0 && !self.ring.is_empty() => {
+            0..=3 if self.socks[tag].unread() > 0 && !self.ring.buffers.is_empty() => {
                 self.receive_bytes(index, true);
                 false
             }
@@ -110,9 +74,16 @@ impl State {
         }
     }
 
+    /// Ends a receive that a cancel found.
+    pub(super) fn stop_receive(&mut self, id: ConnId) {
+        if let Some(index) = find(&self.ring.receives, id) {
+            self.end_receive(index, libc::ECANCELED);
+        }
+    }
+
     /// The connection's input is shut down: what is there is received, then the end.
     pub(super) fn end_receive_of(&mut self, id: ConnId) {
-        let Some(index) = self.receives.iter().position(|receive| receive.id == id) else { return };
+        let Some(index) = find(&self.ring.receives, id) else { return };
         if !self.strikes(Fault::InputEndUnheard) && self.receive_some(index) {
             self.end_receive(index, 0);
         }
@@ -120,7 +91,7 @@ impl State {
 
     /// Looks at what a receive would find.
     pub(super) fn probe(&mut self, id: ConnId) {
-        let (res, arm) = match self.file(id) {
+        let (res, arm) = match self.ring.files.get(id) {
             None => (-libc::EBADF, Arm::ProbedError),
             Some(_) if self.strikes(Fault::ProbeFails) => {
                 let errno = [libc::EINTR, libc::ENOMEM, libc::ENOBUFS][self.rng.below(3) as usize];
@@ -147,7 +118,8 @@ impl State {
 
     /// Posts the last completion of a receive, without bytes.
     fn end_receive(&mut self, index: usize, errno: i32) {
-        let Receive { id, cancelled, .. } = self.receives.swap_remove(index);
+        let Receive { id, cancels: Cancels { found: cancelled, .. }, .. } =
+            self.ring.receives.swap_remove(index);
         let lie = if cancelled { Fault::CancelLies } else { Fault::ReceiveLies };
         let lies = errno == libc::ECANCELED && self.strikes(lie);
         let mut flags = if lies { F_MORE } else { 0 };
@@ -166,21 +138,16 @@ impl State {
             (_, false) => Arm::ReceiveError,
             (_, true) => Arm::ReceiveErrorStopped,
         };
-        if errno != libc::ENOBUFS && !self.ring.is_empty() && self.strikes(Fault::BufferInError) {
-            flags |= F_BUFFER | u32::from(self.ring[0]) << BUFFER_SHIFT;
-            if self.plan.incremental && self.rng.one_in(2) {
-                flags |= F_BUF_MORE;
-            } else {
-                self.ring.pop_front();
-                self.head_filled = 0;
-            }
+        if errno != libc::ENOBUFS && !self.ring.buffers.is_empty() && self.strikes(Fault::BufferInError) {
+            let goes_on = self.plan.incremental && self.rng.one_in(2);
+            flags |= self.ring.buffers.select_for_nothing(goes_on);
             self.cover.arm(Arm::BufferInError);
         }
         self.post(RawCqe::new(Kind::Receive.with(id.bits()), -errno, flags), arm);
     }
 
     pub(super) fn work_receives(&mut self, all: bool) {
-        let count = self.receives.len();
+        let count = self.ring.receives.len();
         if count == 0 {
             return;
         }
@@ -188,17 +155,14 @@ impl State {
         let start = self.rng.below(count as u64) as usize;
         for step in 0..count {
             let index = (start + count - step) % count;
-            let Some(receive) = self.receives.get_mut(index) else { continue };
-            if receive.dying > 0 {
-                receive.dying -= 1;
-                if receive.dying == 0 {
-                    let errno = if self.rng.one_in(2) { libc::ECANCELED } else { libc::EINTR };
-                    self.end_receive(index, errno);
-                    continue;
-                }
+            let Some(receive) = self.ring.receives.get_mut(index) else { continue };
+            if receive.cancels.look() {
+                let errno = if self.rng.one_in(2) { libc::ECANCELED } else { libc::EINTR };
+                self.end_receive(index, errno);
+                continue;
             }
-            if !self.finds_something(&self.receives[index]) {
-                if self.ring.is_empty() && self.strikes(Fault::NoBufferEarly) {
+            if !self.finds_something(&self.ring.receives[index]) {
+                if self.ring.buffers.is_empty() && self.strikes(Fault::NoBufferEarly) {
                     self.end_receive(index, libc::ENOBUFS);
                 }
                 continue;
@@ -213,15 +177,15 @@ impl State {
     /// Receives what is there, as far as it goes. True if the receive is still armed.
     fn receive_some(&mut self, index: usize) -> bool {
         for _ in 0..IN_A_ROW {
-            let tag = self.receives[index].sock;
-            if !self.finds_something(&self.receives[index]) {
+            let tag = self.ring.receives[index].file;
+            if !self.finds_something(&self.ring.receives[index]) {
                 return true;
             }
             if let Some(errno) = self.receive_fault(tag) {
                 self.end_receive(index, errno);
                 return false;
             }
-            if self.ring.is_empty() || self.strikes(Fault::NoBufferLie) {
+            if self.ring.buffers.is_empty() || self.strikes(Fault::NoBufferLie) {
                 self.dry();
                 self.end_receive(index, libc::ENOBUFS);
                 return false;
@@ -267,7 +231,7 @@ impl State {
 
     /// The ring is empty, or is said to be.
     fn dry(&mut self) {
-        if !self.ring.is_empty() {
+        if !self.ring.buffers.is_empty() {
             return;
         }
         if self.pool.available() == 0 {
@@ -280,23 +244,17 @@ impl State {
 
     /// One completion with bytes. True if the receive is still armed.
     fn receive_bytes(&mut self, index: usize, ends: bool) -> bool {
-        let Receive { id, sock: tag, cancelled, .. } = self.receives[index];
-        let room = self.plan.limits.receive_buffer_bytes - self.head_filled;
-        let mut len = self.socks[tag].unread().min(room);
+        let Receive { id, file: tag, cancels: Cancels { found: cancelled, .. }, .. } =
+            self.ring.receives[index];
+        let mut len = self.socks[tag].unread().min(self.ring.buffers.room());
         if self.strikes(Fault::ReceiveShort) {
             len = self.rng.range(1, len as u64) as usize;
         }
-        let buffer = self.ring[0];
-        let mut flags = F_BUFFER | u32::from(buffer) << BUFFER_SHIFT;
-        if self.plan.incremental && len < room {
-            flags |= F_BUF_MORE;
-            self.head_filled += len;
+        let mut flags = self.ring.buffers.select(len);
+        if flags & F_BUF_MORE != 0 {
             self.cover.arm(Arm::BufferGoesOn);
-        } else {
-            self.ring.pop_front();
-            self.head_filled = 0;
         }
-        let last = ends || self.is_full() || self.strikes(Fault::ReceiveEnds);
+        let last = ends || self.ring.completions.is_full() || self.strikes(Fault::ReceiveEnds);
         let arm = match (last, cancelled) {
             (false, _) => Arm::ReceivedMore,
             (true, false) => Arm::ReceivedLast,
@@ -308,16 +266,16 @@ impl State {
         let read = self.socks[tag].read;
         self.socks[tag].read = read + len;
         let cqe = RawCqe::new(Kind::Receive.with(id.bits()), len as i32, flags);
-        self.post_with(Posted { cqe, bytes: Some((tag, read..read + len)), arm });
+        self.post_with(cqe, Note { bytes: Some((tag, read..read + len)), arm });
         self.kick(tag);
         if last {
-            self.receives.swap_remove(index);
+            self.ring.receives.swap_remove(index);
             return false;
         }
         if !cancelled && self.strikes(Fault::ReceiveSilent) {
             self.log(|| format!("connection {tag}: receive ends in silence"));
             self.socks[tag].excuses |= excuse::SILENT | excuse::SYSTEM;
-            self.receives.swap_remove(index);
+            self.ring.receives.swap_remove(index);
             return false;
         }
         let sock = &self.socks[tag];
@@ -328,60 +286,57 @@ impl State {
         };
         if unheard.is_some_and(|fault| self.strikes(fault)) {
             self.log(|| format!("connection {tag}: receive does not hear of what comes behind"));
-            self.receives[index].deaf = true;
+            self.ring.receives[index].of.deaf = true;
         }
         true
     }
 
     /// True if this receive would complete now.
     pub(super) fn finds_something(&self, receive: &Receive) -> bool {
-        !receive.deaf && self.socks[receive.sock].is_readable()
+        !receive.of.deaf && self.socks[receive.file].is_readable()
     }
 
     /// True if this connection's receive does not know of a reset.
     pub(super) fn is_deaf(&self, tag: usize) -> bool {
-        self.receives.iter().any(|receive| receive.sock == tag && receive.deaf)
+        self.ring.receives.iter().any(|receive| receive.file == tag && receive.of.deaf)
     }
 
     /// True if a receive of any connection does not know of a reset.
     pub fn a_reset_is_unheard(&self) -> bool {
-        self.receives.iter().any(|receive| receive.deaf)
+        self.ring.receives.iter().any(|receive| receive.of.deaf)
     }
 
     /// True if this connection's receive does not know of a reset, and the shard has not stopped the receive to look.
     pub(super) fn is_unsought(&self, tag: usize) -> bool {
-        let unsought = |receive: &Receive| receive.deaf && receive.missed == 0 && !receive.cancelled;
-        self.receives.iter().any(|receive| receive.sock == tag && unsought(receive))
+        let unsought =
+            |receive: &Receive| receive.of.deaf && receive.cancels.missed == 0 && !receive.cancels.found;
+        self.ring.receives.iter().any(|receive| receive.file == tag && unsought(receive))
     }
 
     /// True if a receive of this connection is armed.
     pub(super) fn is_receiving(&self, tag: usize) -> bool {
-        self.receives.iter().any(|receive| receive.sock == tag)
+        self.ring.receives.iter().any(|receive| receive.file == tag)
     }
 
     /// True if the shard has told this connection's receive to stop, and it has not.
     pub(super) fn is_cancelled(&self, tag: usize) -> bool {
-        let told = |receive: &Receive| receive.missed > 0 || receive.cancelled;
-        self.receives.iter().any(|receive| receive.sock == tag && told(receive))
+        let told = |receive: &Receive| receive.cancels.missed > 0 || receive.cancels.found;
+        self.ring.receives.iter().any(|receive| receive.file == tag && told(receive))
     }
 
     /// True if an operation of this connection is about to end, or something else of it completes later.
     pub(super) fn is_stopping(&self, tag: usize) -> bool {
-        self.receives.iter().any(|receive| receive.sock == tag && receive.dying > 0)
-            || self.sends.iter().any(|send| send.sock == tag && send.dying > 0)
+        self.ring.receives.iter().any(|receive| receive.file == tag && receive.cancels.is_ending())
+            || self.ring.sends.iter().any(|send| send.file == tag && send.cancels.is_ending())
             // The answer to its cancel is all that is heard of a receive that ended in silence, and of a send that
             // had already left, quietly. One that was missed is looked for again after that answer.
             || self.late.iter().any(|(_, late)| {
-                let missed = self.receives.iter().any(|receive| receive.sock == tag && receive.missed > 0)
-                    || self.connects.iter().any(|connect| connect.is_of(tag) && connect.was_missed());
-                let told = late.ends() || late.stops_a_send() || missed || self.socks[tag].may(excuse::SILENT);
+                let missed = self.ring.receives.iter().any(|receive| receive.file == tag && receive.cancels.missed > 0)
+                    || self.ring.connects.iter().any(|connect| connect.file == tag && connect.cancels.missed > 0);
+                let kind = Kind::of(late.cqe.user_data);
+                let ends = matches!(kind, Some(Kind::Close | Kind::Shutdown | Kind::CancelSend));
+                let told = ends || missed || self.socks[tag].may(excuse::SILENT);
                 told && self.is_of(&late.cqe, tag)
             })
-    }
-
-    /// Panics if an operation holds the file of a connection that is about to be closed.
-    pub(super) fn check_unused(&self, id: ConnId) {
-        assert!(!self.receives.iter().any(|receive| receive.id == id), "{id} is closed under its receive");
-        assert!(!self.sends.iter().any(|send| send.id == id), "{id} is closed under its send");
     }
 }

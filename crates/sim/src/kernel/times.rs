@@ -39,7 +39,7 @@ impl State {
     /// A shard without a timer may have no connection with a time limit.
     pub(super) fn check_timed(&self, tag: usize) {
         let (sock, limits) = (&self.socks[tag], self.plan.limits_of(self.socks[tag].upstream));
-        let connecting = self.connects.iter().any(|connect| connect.is_of(tag));
+        let connecting = self.ring.connects.iter().any(|connect| connect.file == tag);
         assert!(
             !connecting || limits.connect_timeout.is_none() || sock.ended.is_some(),
             "connection {tag}: the shard sleeps for ever, and the limit of its connect never comes"
@@ -69,10 +69,9 @@ impl State {
     /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
     pub fn check_limits(&mut self, now: u64) {
         self.check_connects(now, CONNECT_LATE);
-        let slots = self.table.len() as u64;
-        for slot in 0..self.table.len() {
-            let Some(file) = self.table[slot] else { continue };
-            let tag = file.sock;
+        let slots = self.plan.slots() as u64;
+        for slot in 0..slots as u32 {
+            let Some((_, tag)) = self.ring.files.at(slot) else { continue };
             let busy = self.socks[tag].untold || self.is_sending(tag);
             let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
             // Bytes may wait behind a full outbox, or in the kernel.
@@ -160,7 +159,7 @@ impl State {
             self.is_unsought(tag) && !self.is_sending(tag) && !sock.untold && !self.is_stopping(tag);
         let heard_in = if sock.waiting.is_empty() { RESET_HEARD } else { RESET_HEARD_BUSY };
         // Each slot's look comes a step behind that of its neighbour.
-        let spread = self.table.len() as u64 * STEP;
+        let spread = self.plan.slots() as u64 * STEP;
         let deaf = unsought && now > sock.active_at + heard_in.as_nanos() as u64 + spread + LATE_MAX;
         // Nothing is limited while a send is being stopped: its end tells all there is to know.
         let stalled = look_before(limits).map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);

@@ -169,6 +169,9 @@ impl World {
         if let Some((calls, batch)) = plan.calls {
             core.bound_turn(calls, batch);
         }
+        if !driver.may_lend_beyond_turn() {
+            core.copy_frames();
+        }
         let elsewhere = plan.elsewhere.map(|elsewhere| {
             let (other, quota) = Elsewhere::new(elsewhere, plan.framing, pool.clone());
             core.share_quota(quota);

@@ -1,0 +1,185 @@
+//! One model of a ring, for kernels that are simulated above it: submission and completion queue, buffer ring, file
+//! table, and what is in flight. Sockets, time and faults are those of what stands above it.
+//!
+//! ```text
+//!   kernel in this crate        a network, real or virtual time, faults that a network has
+//!   kernel of a campaign        scripted peers, oracles, every fault that io_uring may show
+//!   ────────────────────        what is ready, what goes wrong, when
+//!   Ring                        what may be asked, what is in flight, what an answer says
+//! ```
+//!
+//! What no driver may ask for is a panic: a slot installed twice, two receives or two sends of one connection, a close under
+//! either, a buffer that is provided twice or not lent, a buffer ring replaced under a receive.
+
+mod buffers;
+mod files;
+mod operations;
+mod queues;
+
+pub use buffers::Buffers;
+pub use files::{Descriptors, Files};
+pub use operations::{Cancels, Operation, Operations, Sending, find};
+pub use queues::{Completions, Posted, Submissions};
+
+use ringserve_buf::KernelSide;
+use ringserve_core::{Batch, ConnId};
+use ringserve_drivers::kernel::{Kind, RawOp};
+
+/// How large a ring is.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Entries of the submission queue.
+    pub submissions: usize,
+    /// Entries of the completion queue, beyond which it overflows.
+    pub completions: usize,
+    /// Entries of the buffer ring.
+    pub buffers: usize,
+    /// Bytes of each provided buffer.
+    pub buffer_bytes: usize,
+    /// One buffer takes the bytes of several receives.
+    pub incremental: bool,
+    /// Slots of the file table.
+    pub slots: usize,
+    /// Listeners.
+    pub listeners: usize,
+}
+
+/// A ring whose file table holds `F`, whose completions carry a note `N` until they are reaped, and whose receives and
+/// connects keep `R` and `C` while they are in flight.
+#[derive(Debug)]
+pub struct Ring<F, N, R, C> {
+    sizes: Sizes,
+    /// What the next enter submits.
+    pub submissions: Submissions,
+    /// What was not reaped.
+    pub completions: Completions<N>,
+    /// Provided buffers.
+    pub buffers: Buffers,
+    /// Connections, by slot.
+    pub files: Files<F>,
+    /// Receives that are armed.
+    pub receives: Operations<F, R>,
+    /// Sends that wait for room.
+    pub sends: Operations<F, Sending>,
+    /// Connects that wait for their peer.
+    pub connects: Operations<F, C>,
+    /// By listener, `Some` while an accept is armed there.
+    pub accepts: Vec<Option<Cancels>>,
+    /// True while the read of the wake-up is armed.
+    pub wake_armed: bool,
+}
+
+impl<F: Copy, N, R, C> Ring<F, N, R, C> {
+    /// A ring with nothing in flight.
+    pub fn new(sizes: Sizes) -> Ring<F, N, R, C> {
+        Ring {
+            sizes,
+            submissions: Submissions::new(sizes.submissions),
+            completions: Completions::new(sizes.completions),
+            buffers: Buffers::new(sizes.buffers, sizes.buffer_bytes, sizes.incremental),
+            files: Files::new(sizes.slots),
+            receives: Vec::new(),
+            sends: Vec::new(),
+            connects: Vec::new(),
+            accepts: vec![None; sizes.listeners],
+            wake_armed: false,
+        }
+    }
+
+    /// How large it is.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// Arms an accept.
+    pub fn arm_accept(&mut self, listener: u16) {
+        let old = self.accepts[usize::from(listener)].replace(Cancels::default());
+        assert!(old.is_none(), "a listener has two accepts");
+    }
+
+    /// Arms a receive, behind the others. False for a connection that has no file: `EBADF`.
+    pub fn arm_receive(&mut self, id: ConnId, of: R) -> bool {
+        assert!(find(&self.receives, id).is_none(), "two receives on {id}");
+        let file = self.files.get(id);
+        file.inspect(|file| self.receives.push(Operation::new(id, *file, of))).is_some()
+    }
+
+    /// The file that a send goes to. `None` for a connection that has none: `EBADF`.
+    pub fn begin_send(&self, id: ConnId, batch: &Batch) -> Option<F> {
+        assert!(!batch.is_empty(), "an empty send on {id}");
+        assert!(find(&self.sends, id).is_none(), "two sends in flight on {id}");
+        self.files.get(id)
+    }
+
+    /// Takes a connection out of the file table. `None` if it was not in it: `EBADF`.
+    pub fn close(&mut self, id: ConnId) -> Option<F> {
+        assert!(find(&self.receives, id).is_none(), "{id} is closed under its receive");
+        assert!(find(&self.sends, id).is_none(), "{id} is closed under its send");
+        self.files.take(id)
+    }
+
+    /// Arms the read of the wake-up.
+    pub fn arm_wake(&mut self) {
+        assert!(!self.wake_armed, "the wake-up is read twice");
+        self.wake_armed = true;
+    }
+
+    /// What earlier cancels did to what a cancel with this `user_data` is for, if that is in flight.
+    pub fn cancelled(&mut self, user_data: u64) -> Option<&mut Cancels> {
+        fn of<F, T>(operations: &mut Operations<F, T>, user_data: u64) -> Option<&mut Cancels> {
+            let index = find(operations, ConnId::from_bits(user_data))?;
+            Some(&mut operations[index].cancels)
+        }
+        match Kind::of(user_data) {
+            Some(Kind::CancelAccept) => self.accepts[usize::from(user_data as u16)].as_mut(),
+            Some(Kind::CancelReceive) => of(&mut self.receives, user_data),
+            Some(Kind::CancelSend) => of(&mut self.sends, user_data),
+            Some(Kind::CancelConnect) => of(&mut self.connects, user_data),
+            kind => panic!("{kind:?} is no cancel"),
+        }
+    }
+
+    /// True if what a cancel answered `EALREADY` for has not ended.
+    pub fn is_ending_something(&self) -> bool {
+        self.receives.iter().any(|receive| receive.cancels.is_ending())
+            || self.sends.iter().any(|send| send.cancels.is_ending())
+            || self.connects.iter().any(|connect| connect.cancels.is_ending())
+            || self.accepts.iter().flatten().any(Cancels::is_ending)
+    }
+
+    /// Checks that the buffer ring may be replaced: no receive is armed or submitted, and no completion with a buffer waits to
+    /// be reaped.
+    pub fn check_renewable(&self) {
+        let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. });
+        let armed = !self.receives.is_empty() || self.submissions.iter().any(is_receive);
+        assert!(!armed, "the buffer ring is replaced while a receive is in flight");
+        let used = self.completions.iter().any(|posted| posted.cqe.buffer().is_some());
+        assert!(!used, "the buffer ring is replaced before what it brought was reaped");
+    }
+
+    /// What is open or in flight, one line each, without the wake-up.
+    pub fn held(&self) -> Vec<String> {
+        let of = |what: &str, ids: Vec<ConnId>| (!ids.is_empty()).then(|| format!("{what} of {ids:?}"));
+        let accepts = self.accepts.iter().flatten().count();
+        [
+            of("the descriptors", self.files.iter().map(|(id, _)| id).collect()),
+            of("receives", self.receives.iter().map(|receive| receive.id).collect()),
+            of("sends", self.sends.iter().map(|send| send.id).collect()),
+            of("connects", self.connects.iter().map(|connect| connect.id).collect()),
+            (accepts > 0).then(|| format!("{accepts} accepts in flight")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// Ends everything, without completions, and takes every buffer back.
+    pub fn finish(&mut self, side: &mut KernelSide) {
+        *self = Ring::new(self.sizes);
+        for buffer in 0..side.pool().buffers_max() as u16 {
+            if side.is_lent(buffer) {
+                side.take_back(buffer);
+            }
+        }
+    }
+}
