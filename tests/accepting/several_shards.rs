@@ -5,8 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve::CloseReason;
+use ringserve::framing::LengthPrefix;
+use ringserve::net::SocketOptions;
 use ringserve_tests::client::{End, frame};
-use ringserve_tests::{Client, Lab, Random, SOON, eventually, no_time_limits, on_epoll, order, pattern};
+use ringserve_tests::{Client, Lab, On, Random, SOON, eventually, no_time_limits, on_epoll, order, pattern};
 
 fn at_most(connections_max: usize, shards: usize) -> Lab {
     Lab::on_shards(shards, no_time_limits().connections_max(connections_max))
@@ -245,4 +247,27 @@ fn a_full_server_that_waits_for_room_does_next_to_nothing() {
     assert!(turns < 4 * 15 * seconds + 30, "{turns} turns in {seconds} s");
     drop((clients, waiting));
     lab.abort();
+}
+
+#[test]
+fn peers_without_an_address_stay_where_the_kernel_put_them() {
+    let sockets = SocketOptions::default().peer_address(false);
+    let server = On::default().server(no_time_limits()).shards(2).sockets(sockets);
+    let lab = Lab::of(server.framing(LengthPrefix::default()));
+    // Of one shard's connections all stay, of the other's none: the first one is far ahead.
+    let mut clients = served(&lab, 200);
+    let shards: Vec<String> = clients.iter_mut().map(|client| client.ask_text(order::shard())).collect();
+    let first = shards[0].clone();
+    let mut kept = Vec::new();
+    for (client, shard) in clients.into_iter().zip(shards) {
+        if shard == first {
+            kept.push(client);
+        }
+    }
+    lab.holds(kept.len());
+    kept.extend(served(&lab, 100));
+    assert_eq!(lab.stats().counters.handed_off, 0);
+    assert!(lab.shared.peers.lock().unwrap().iter().all(Option::is_none));
+    drop(kept);
+    lab.finish();
 }

@@ -1,8 +1,8 @@
 //! What user code and the state machine share of a connection.
 //!
 //! User code runs while the state machine waits, and never holds a reference into it: it writes into the
-//! connection's [`Outlet`] and puts the connection on the shard's [`LaneShared`] list of dirty ones. The state
-//! machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
+//! connection's [`Outlet`] and puts the connection on the list of dirty ones in [`ShardShared`](crate::ShardShared).
+//! The state machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;

@@ -17,7 +17,8 @@ impl Peer {
         Peer { addr: outlet.peer(), listener: outlet.listener() }
     }
 
-    /// Its address. `None` on a Unix socket, and for a peer that was gone before it could be asked.
+    /// Its address. `None` on a Unix socket, for a peer that was gone before it could be asked, and where
+    /// [`SocketOptions::peer_address`](crate::net::SocketOptions::peer_address) is off.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
     }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! * *Delayed*, for [`Limits::drain_delay`](crate::Limits::drain_delay): nothing changes but what
-//!   [`LaneShared::is_draining`](crate::LaneShared::is_draining) says.
+//!   [`ShardShared::is_draining`](crate::ShardShared::is_draining) says.
 //! * *Looking*: the listeners are closed, and what had arrived is received. It is over once a turn brings nothing, or after
 //!   [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings what was there first
 //!   before what came later, 256 completions in a turn.
@@ -175,11 +175,6 @@ impl<O: Observer> Shard<O> {
     /// being closed.
     pub fn has_stopped(&self) -> bool {
         self.drain.as_ref().is_some_and(Drain::has_stopped)
-    }
-
-    /// True once every connection was aborted, by [`force`](Shard::force) or since the drain took too long.
-    pub fn has_aborted(&self) -> bool {
-        self.drain.as_ref().is_some_and(|drain| matches!(drain.stage, Stage::Aborted { .. } | Stage::GivenUp))
     }
 
     /// True if a socket that comes now may still become a connection.

@@ -69,7 +69,7 @@ pub(crate) struct Chosen {
 struct Sizes {
     /// Of a shard, accepted.
     connections: usize,
-    /// The same to upstreams, whose slots are behind those.
+    /// The same to upstreams, which have slots of the same table.
     upstreams: usize,
     /// Of all shards together, accepted.
     connections_max: usize,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Limits, Quota};
+use socket2::{Domain, SockRef};
 
 use super::driver::Chosen;
 use super::error::Error;
@@ -39,7 +40,7 @@ impl<F: Clone, Factory> Plan<F, Factory> {
     pub(super) fn shards(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Vec<OneShard<F, Factory>> {
         let remotes: Others = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
-        let one = |(index, sockets)| OneShard {
+        let one = |(index, sockets): (usize, Vec<OwnedFd>)| OneShard {
             index,
             shards: self.shards,
             cpu: cpus.get(index).copied(),
@@ -53,6 +54,7 @@ impl<F: Clone, Factory> Plan<F, Factory> {
             seed: self.seed,
             remotes: remotes.clone(),
             quota: quota.clone(),
+            unix: sockets.iter().map(is_unix).collect(),
             sockets,
         };
         sockets.into_iter().enumerate().map(one).collect()
@@ -74,7 +76,13 @@ pub(super) struct OneShard<F, Factory> {
     seed: u64,
     pub(super) remotes: Arc<[Arc<RemoteShard>]>,
     quota: Arc<Quota>,
+    /// Which of its listeners are Unix sockets.
+    unix: Box<[bool]>,
     pub(super) sockets: Vec<OwnedFd>,
+}
+
+fn is_unix(socket: &OwnedFd) -> bool {
+    SockRef::from(socket).domain().is_ok_and(|domain| domain == Domain::UNIX)
 }
 
 impl<F, Factory, Make> OneShard<F, Factory>
@@ -117,6 +125,7 @@ where
         // Others may give connections away before this shard's first turn.
         self.remotes[self.index].set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
-        Ok(Parts { shard, core, framing, driver, service, admit: self.admit, others, upstreams })
+        let (admit, unix) = (self.admit, self.unix);
+        Ok(Parts { shard, core, framing, driver, service, admit, others, unix, upstreams })
     }
 }

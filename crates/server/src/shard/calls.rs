@@ -190,7 +190,7 @@ where
         }
     }
 
-    /// After a panic in [`start`](Tasks::start): drops the call that was under way.
+    /// After a panic in [`Slot::call`]: drops the call that was under way.
     pub(crate) fn recover(&mut self) {
         if let Some(task) = self.free.last() {
             self.discard(*task);

@@ -98,10 +98,9 @@ where
     }
 
     fn accept(&mut self, core: &mut Core, socket: Socket, peer: Peer) {
-        // From a Unix socket, which all shards accept from, or of a peer that is gone, which does no harm.
-        if peer.addr.is_none() && self.is_ahead(core) {
+        if self.comes_from_a_shared_queue(&peer) && self.is_ahead(core) {
             core.handed_off();
-            return self.hand_off_to_another(socket, None, peer.listener);
+            return self.hand_off_to_another(socket, peer.addr, peer.listener);
         }
         let admitted = match &self.admit {
             None => Ok(true),

@@ -8,6 +8,7 @@ use ringserve_core::{Driver, Socket};
 use super::Core;
 use super::inbox::Letter;
 use super::state::ServiceLane;
+use crate::peer::Peer;
 use crate::service::Service;
 
 /// A shard that is ahead of another one by this many connections gives away what it accepts from a Unix socket. Without it a burst
@@ -21,6 +22,11 @@ impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F
         let room = if core.has_stopped() { 0 } else { core.slots_left() };
         self.remote.set_room(room);
         core.set_others_have_room(room == 0 && others.iter().any(|remote| remote.room() > 0));
+    }
+
+    /// True if any shard might have accepted the connection. An address that is missing does not say so: servers may leave it out.
+    pub(super) fn comes_from_a_shared_queue(&self, peer: &Peer) -> bool {
+        self.unix.get(peer.listener()).is_some_and(|is_unix| *is_unix)
     }
 
     /// True if another shard has far fewer connections. All tables have the same size.

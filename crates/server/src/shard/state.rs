@@ -30,6 +30,8 @@ pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
     pub service: S,
     pub admit: Option<Admit>,
     pub others: Option<Others>,
+    /// By listener: whether it is a Unix socket, from whose one queue all shards accept.
+    pub unix: Box<[bool]>,
     /// The lane of the connections that the shard makes.
     pub upstreams: LaneId,
 }
@@ -54,6 +56,7 @@ pub(crate) struct ServiceLane<S: Service, F, D: Driver, Make, Fut> {
     pub(super) remote: Arc<RemoteShard>,
     pub(super) admit: Option<Admit>,
     pub(super) others: Option<Others>,
+    pub(super) unix: Box<[bool]>,
     pub(super) upstreams: UpstreamLane,
     pub(super) command: Command,
     /// What the turn has to look at.
@@ -95,6 +98,7 @@ where
             shard: parts.shard,
             admit: parts.admit,
             others: parts.others,
+            unix: parts.unix,
             command: Command::Serve,
             called: Attention::NONE,
             delivery: Delivery::default(),

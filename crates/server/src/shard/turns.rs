@@ -170,7 +170,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let shard = Shard::new(0, 1, remote, Clock::start(), random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
-    let (admit, others) = (None, None);
-    let parts = Parts { shard, core, framing, driver, service, admit, others, upstreams };
+    let (admit, others, unix) = (None, None, Box::default());
+    let parts = Parts { shard, core, framing, driver, service, admit, others, unix, upstreams };
     ShardLoop::new(parts, calls::<S>).run()
 }
