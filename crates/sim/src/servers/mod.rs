@@ -336,7 +336,11 @@ fn with_deeds(
         match deed {
             Deed::Drain => server.drain(),
             Deed::Abort => server.abort(),
-            Deed::BreakDriver => server.break_driver(pick(plan.shards)),
+            Deed::BreakDriver => {
+                server.break_driver(pick(plan.shards));
+                sim.run_until(Duration::from_secs(3600), || server.is_done());
+                assert!(server.is_done(), "the other shards of a dead one end");
+            }
             Deed::Stall => {
                 sim.expect_losses();
                 server.stall(pick(plan.shards), time);
@@ -361,6 +365,9 @@ fn with_deeds(
                 cover.count("did", "second server");
             }
         }
+    }
+    if plan.waits {
+        sim.run_until_done();
     }
     sim.finish();
     count_passed(&server, cover);

@@ -146,6 +146,8 @@ pub struct ClientPlan {
     pub leave: Leave,
     /// Bytes beside verb and number.
     pub padding: usize,
+    /// The number of its first request: no other client has these numbers.
+    pub first: u32,
 }
 
 /// One seed.
@@ -166,6 +168,8 @@ pub struct Plan {
     /// Of how many opens one is refused; 0 for none.
     pub refuses: u64,
     pub incremental: bool,
+    /// Clients come to their end before the servers are drained, so that nothing is forgiven.
+    pub waits: bool,
 }
 
 fn millis(rng: &mut Rng, most: u64) -> Duration {
@@ -188,7 +192,7 @@ impl Plan {
         let crowded = rng.one_in(8);
         let shards = if crowded { 8 } else { rng.range(1, 4) as usize };
         let limits_bite = rng.one_in(4);
-        let clients = (0..rng.spread(1, 16)).map(|_| client(rng, frames)).collect();
+        let clients = (0..rng.spread(1, 16)).map(|number| client(rng, frames, number as u32)).collect();
         let deeds = if rng.one_in(2) { 0 } else { rng.range(1, 3) };
         let mut deeds: Vec<_> = (0..deeds).map(|_| (millis(rng, 60_000), rng.pick(Deed::ALL))).collect();
         deeds.sort_by_key(|(at, _)| *at);
@@ -208,6 +212,7 @@ impl Plan {
             open_panics: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),
+            waits: !rng.one_in(4),
         }
     }
 
@@ -217,7 +222,7 @@ impl Plan {
     }
 }
 
-fn client(rng: &mut Rng, frames: Frames) -> ClientPlan {
+fn client(rng: &mut Rng, frames: Frames, number: u32) -> ClientPlan {
     // Only the planted framing panics.
     let needs_planted = |verb: &Verb| matches!(verb, Verb::PanicInEncode | Verb::PanicInDecode);
     let last = |verb: &Verb| frames == Frames::Planted || !needs_planted(verb);
@@ -238,6 +243,7 @@ fn client(rng: &mut Rng, frames: Frames) -> ClientPlan {
             _ => Leave::With(rng.pick(&last)),
         },
         padding: if rng.one_in(4) { rng.spread(1, 10_000) as usize } else { 0 },
+        first: number * 1000,
     }
 }
 

@@ -11,7 +11,7 @@ use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
 use ringserve_server::sync::Mesh;
-use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, Refusal, Service, Shard};
+use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard};
 
 use super::plan::Verb;
 
@@ -50,6 +50,12 @@ pub struct Order {
     text: String,
 }
 
+impl Order {
+    fn push(&self) -> Result<(), PushError> {
+        self.handle.push(self.text.clone())
+    }
+}
+
 pub struct Model {
     shard: Shard,
     mesh: Mesh<Order>,
@@ -75,10 +81,20 @@ impl Drop for Session {
 
 impl Model {
     pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, open_panics: u64, refuses: u64) -> Model {
-        let of = cover.clone();
+        let (of, here) = (cover.clone(), shard.clone());
         mesh.register(shard, move |order: Order| {
             of.count("did", "message to another shard");
-            let _ = order.handle.push(order.text.into_bytes());
+            let time = match here.random() % 2 {
+                0 => Duration::ZERO,
+                _ => Duration::from_micros(here.random() % 2_000_000),
+            };
+            if !time.is_zero() || order.push() == Err(PushError::Full) {
+                let shard = here.clone();
+                here.spawn(async move {
+                    shard.sleep(time).await;
+                    push_on(&shard, || order.push()).await;
+                });
+            }
         });
         let kept = RefCell::default();
         Model { shard: shard.clone(), mesh: mesh.clone(), cover: cover.clone(), kept, open_panics, refuses }
@@ -93,6 +109,13 @@ impl Model {
 fn number_of(request: &[u8]) -> &str {
     let end = request[1..].iter().position(|byte| !byte.is_ascii_digit()).map_or(request.len(), |at| at + 1);
     std::str::from_utf8(&request[1..end]).expect("digits")
+}
+
+/// Pushes once there is room, unless the connection ended.
+async fn push_on(shard: &Shard, push: impl Fn() -> Result<(), PushError>) {
+    while push() == Err(PushError::Full) {
+        shard.sleep(Duration::from_millis(10)).await;
+    }
 }
 
 async fn ask_upstream(shard: &Shard, addr: SocketAddr) -> std::io::Result<bool> {
@@ -145,7 +168,7 @@ impl Service for Model {
                 cx.spawn(async move {
                     shard.sleep(time).await;
                     cover.count("did", "push by a task");
-                    let _ = handle.push(text.as_str());
+                    push_on(&shard, || handle.push(text.as_str())).await;
                 });
             }
             Verb::Mesh => {
