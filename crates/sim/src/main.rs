@@ -106,7 +106,7 @@ fn run_servers(arguments: &Arguments) -> ExitCode {
             if arguments.coverage {
                 print!("{table}");
             }
-            if seeds < COVERED.1 || missing.is_empty() {
+            if seeds < servers::COVERED || missing.is_empty() {
                 return ExitCode::SUCCESS;
             }
             println!("too seldom: {}", missing.join("; "));

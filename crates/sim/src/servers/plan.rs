@@ -159,6 +159,8 @@ pub struct Plan {
     pub limits: Limits,
     /// `limits` may end a connection.
     pub limits_bite: bool,
+    /// Nothing but drains is done, and those wait for as long as a client takes: each stream that is served goes on to its end.
+    pub cuts_none: bool,
     pub clients: Vec<ClientPlan>,
     pub deeds: Vec<(Duration, Deed)>,
     /// Which shard's factory fails or panics at the first start.
@@ -172,6 +174,9 @@ pub struct Plan {
     pub waits: bool,
 }
 
+/// A drain timeout beyond all that clients do.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
 fn millis(rng: &mut Rng, most: u64) -> Duration {
     Duration::from_micros(rng.spread(1, most * 1000))
 }
@@ -179,7 +184,8 @@ fn millis(rng: &mut Rng, most: u64) -> Duration {
 impl Plan {
     pub fn drawn(seed: u64) -> Plan {
         let rng = &mut Rng::new(seed ^ 0x7365_7276_6572_7321);
-        let faults = if rng.one_in(3) { Faults::all() } else { Faults::harmless() };
+        let harmless = !rng.one_in(3);
+        let faults = if harmless { Faults::harmless() } else { Faults::all() };
         let frames = rng.pick(&[
             Frames::Lines,
             Frames::Lines,
@@ -196,16 +202,23 @@ impl Plan {
         let deeds = if rng.one_in(2) { 0 } else { rng.range(1, 3) };
         let mut deeds: Vec<_> = (0..deeds).map(|_| (millis(rng, 60_000), rng.pick(Deed::ALL))).collect();
         deeds.sort_by_key(|(at, _)| *at);
+        let mut limits = limits(rng, limits_bite);
+        if crowded {
+            limits = limits.connections_max(8);
+        }
+        let is_patient = rng.one_in(4);
+        if is_patient {
+            limits = limits.drain_timeout(PATIENCE);
+        }
+        let drains = |deed: &Deed| matches!(deed, Deed::Drain | Deed::Restart);
+        let cuts_none = harmless && is_patient && !limits_bite && deeds.iter().all(|(_, deed)| drains(deed));
         Plan {
             faults,
             frames,
             shards,
-            limits: if crowded {
-                limits(rng, limits_bite).connections_max(8)
-            } else {
-                limits(rng, limits_bite)
-            },
+            limits,
             limits_bite,
+            cuts_none,
             clients,
             deeds,
             factory_fails: rng.one_in(16).then(|| (rng.below(shards as u64) as usize, rng.one_in(2))),

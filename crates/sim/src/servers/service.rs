@@ -23,6 +23,9 @@ pub const NO_UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 2], 9000);
 pub const BIG_BYTES: usize = 40_000;
 const BIG_PIECE: usize = 1000;
 
+/// What a slow reader of an upstream asks for: less than what waits on both sides without being read.
+const UPSTREAM_BYTES: usize = 8000;
+
 /// What makes the planted framing panic.
 const BAD_WORD: &[u8] = b"!panic";
 
@@ -44,15 +47,16 @@ impl Cover {
     }
 }
 
-/// A message to another shard: a frame for a connection.
+/// A message to another shard: a frame for a connection, if there is one.
+#[derive(Default)]
 pub struct Order {
-    handle: ConnHandle,
+    handle: Option<ConnHandle>,
     text: String,
 }
 
 impl Order {
     fn push(&self) -> Result<(), PushError> {
-        self.handle.push(self.text.clone())
+        self.handle.as_ref().map_or(Ok(()), |handle| handle.push(self.text.clone()))
     }
 }
 
@@ -118,11 +122,15 @@ async fn push_on(shard: &Shard, push: impl Fn() -> Result<(), PushError>) {
     }
 }
 
-async fn ask_upstream(shard: &Shard, addr: SocketAddr) -> std::io::Result<bool> {
+/// Sends that many bytes to an upstream and takes them back, with a pause before each piece.
+async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Duration) -> std::io::Result<bool> {
     let mut stream = shard.connect(addr).await?;
-    stream.write_all(b"ping").await?;
+    stream.write_all(&vec![b'u'; len]).await?;
     let mut heard = 0;
-    while heard < 4 {
+    while heard < len {
+        if !pause.is_zero() {
+            shard.sleep(pause).await;
+        }
         match stream.read_frame().await? {
             Some(bytes) => heard += bytes.len(),
             None => return Ok(false),
@@ -150,6 +158,9 @@ impl Service for Model {
         let number = number_of(&frame).to_owned();
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
+        // A slow one finds several pieces there.
+        let (len, pause) =
+            if time.as_micros() % 2 == 0 { (4, Duration::ZERO) } else { (UPSTREAM_BYTES, time / 100) };
         match verb {
             Verb::Echo => {}
             Verb::Sleep => {
@@ -173,15 +184,15 @@ impl Service for Model {
             }
             Verb::Mesh => {
                 let to = (self.shard.random() % self.shard.count() as u64) as usize;
-                let _ = self.mesh.send(to, Order { handle: cx.handle(), text: format!("+{number}") });
+                let _ = self.mesh.send(to, Order { handle: Some(cx.handle()), text: format!("+{number}") });
             }
-            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into()).await {
+            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
                 Ok(false) => self.cover.count("did", "upstream that ends early"),
                 Err(error) => self.cover.count("upstream", error.kind()),
             },
             Verb::NoUpstream => {
-                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into()).await;
+                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into(), len, pause).await;
                 self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
             }
             Verb::Big => {
