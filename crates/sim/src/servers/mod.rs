@@ -48,6 +48,8 @@ pub struct Options {
     pub twice: bool,
     /// Prints every event.
     pub trace: bool,
+    /// Has the service reply twice now and then: a campaign that notices nothing else notices this.
+    pub canary: bool,
 }
 
 /// What a campaign in which every seed held did.
@@ -182,6 +184,7 @@ fn expected() -> Vec<(&'static str, String)> {
     ] {
         all.push(("did", did.to_owned()));
     }
+    all.extend([("upstream", "given up".to_owned()), ("crowd", "beyond a turn".to_owned())]);
     for heard in ["heard every reply", "heard its stream to the end"] {
         all.push(("client", heard.to_owned()));
     }
@@ -189,7 +192,7 @@ fn expected() -> Vec<(&'static str, String)> {
 }
 
 fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
-    let plan = Plan::drawn(seed);
+    let plan = Plan { canary: options.canary, ..Plan::drawn(seed) };
     let cover = Cover::default();
     let seeds =
         Sim::seeds(1).from(seed).faults(plan.faults.clone()).allow_panics(|said| said.starts_with("planted"));
@@ -250,7 +253,7 @@ fn play_framed<F: Framing + Clone + Send>(sim: &Sim, plan: &Plan, cover: &Cover,
                 Some((failing, false)) if failing == shard.index() => return Err("planted"),
                 _ => {}
             }
-            Ok(Model::new(shard, &mesh, &cover, plan.open_panics, plan.refuses))
+            Ok(Model::new(shard, &mesh, &cover, &plan))
         })
     };
     if let Some(fails) = plan.factory_fails {
@@ -401,6 +404,12 @@ fn with_deeds(
     }
     if plan.waits {
         sim.run_until_done();
+        let are_gone = || {
+            let stats = server.stats();
+            server.is_done() || stats.connections + stats.upstreams.connections == 0
+        };
+        sim.run_until(Duration::from_secs(3600), are_gone);
+        assert!(are_gone(), "connections stay whose clients and calls have gone");
     }
     sim.finish();
     count_passed(&server, cover);

@@ -35,6 +35,10 @@ pub enum Verb {
     Upstream,
     /// The same to an address at which nothing listens.
     NoUpstream,
+    /// A connection to an upstream that is given up soon.
+    GiveUp,
+    /// Tasks that are woken together, now and then more than a turn polls.
+    Crowd,
     /// A large reply, in pieces, each of which waits for room.
     Big,
     /// A frame that is kept until the next call.
@@ -60,6 +64,8 @@ impl Verb {
         Verb::Mesh,
         Verb::Upstream,
         Verb::NoUpstream,
+        Verb::GiveUp,
+        Verb::Crowd,
         Verb::Big,
         Verb::Keep,
     ];
@@ -172,6 +178,8 @@ pub struct Plan {
     pub incremental: bool,
     /// Clients come to their end before the servers are drained, so that nothing is forgiven.
     pub waits: bool,
+    /// A reply in many comes twice: seeds must find it.
+    pub canary: bool,
 }
 
 /// A drain timeout beyond all that clients do.
@@ -206,7 +214,7 @@ impl Plan {
         if crowded {
             limits = limits.connections_max(8);
         }
-        let is_patient = rng.one_in(4);
+        let is_patient = rng.one_in(2);
         if is_patient {
             limits = limits.drain_timeout(PATIENCE);
         }
@@ -226,6 +234,7 @@ impl Plan {
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),
             waits: !rng.one_in(4),
+            canary: false,
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use ringserve_server::framing::{
@@ -13,7 +14,7 @@ use ringserve_server::framing::{
 use ringserve_server::sync::Mesh;
 use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard};
 
-use super::plan::Verb;
+use super::plan::{Plan, Verb};
 
 /// Where an upstream answers, and where nothing does.
 pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
@@ -25,6 +26,15 @@ const BIG_PIECE: usize = 1000;
 
 /// What a slow reader of an upstream asks for: less than what waits on both sides without being read.
 const UPSTREAM_BYTES: usize = 8000;
+
+/// Tasks of a large crowd: more than a turn polls, which is 4096 and some.
+const CROWD_MAX: usize = 10_000;
+
+/// Of as many crowds one is large.
+const CROWDS_ONCE_IN: u64 = 64;
+
+/// Of as many replies one comes twice with the canary.
+const CANARY_ONCE_IN: u64 = 500;
 
 /// What makes the planted framing panic.
 const BAD_WORD: &[u8] = b"!panic";
@@ -67,6 +77,7 @@ pub struct Model {
     kept: RefCell<Option<Frame>>,
     open_panics: u64,
     refuses: u64,
+    canary: bool,
 }
 
 #[derive(Default)]
@@ -84,7 +95,7 @@ impl Drop for Session {
 }
 
 impl Model {
-    pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, open_panics: u64, refuses: u64) -> Model {
+    pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, plan: &Plan) -> Model {
         let (of, here) = (cover.clone(), shard.clone());
         mesh.register(shard, move |order: Order| {
             of.count("did", "message to another shard");
@@ -101,7 +112,16 @@ impl Model {
             }
         });
         let kept = RefCell::default();
-        Model { shard: shard.clone(), mesh: mesh.clone(), cover: cover.clone(), kept, open_panics, refuses }
+        let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
+        Model {
+            shard: shard.clone(),
+            mesh: mesh.clone(),
+            cover: cover.clone(),
+            kept,
+            open_panics,
+            refuses,
+            canary,
+        }
     }
 
     fn one_in(&self, count: u64) -> bool {
@@ -119,6 +139,51 @@ fn number_of(request: &[u8]) -> &str {
 async fn push_on(shard: &Shard, push: impl Fn() -> Result<(), PushError>) {
     while push() == Err(PushError::Full) {
         shard.sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Tasks that wait until all of them are woken together.
+#[derive(Default)]
+struct Crowd {
+    is_open: Cell<bool>,
+    left: Cell<usize>,
+    waiting: RefCell<Vec<Waker>>,
+    caller: Cell<Option<Waker>>,
+}
+
+impl Crowd {
+    /// Has that many tasks come and go.
+    async fn run(shard: &Shard, tasks: usize) {
+        let crowd = Rc::new(Crowd { left: Cell::new(tasks), ..Crowd::default() });
+        for _ in 0..tasks {
+            let crowd = crowd.clone();
+            shard.spawn(async move {
+                poll_fn(|task| crowd.enter(task)).await;
+                crowd.left.set(crowd.left.get() - 1);
+                if let Some(caller) = crowd.caller.take() {
+                    caller.wake();
+                }
+            });
+        }
+        shard.sleep(Duration::from_millis(1)).await;
+        crowd.is_open.set(true);
+        crowd.waiting.take().into_iter().for_each(Waker::wake);
+        poll_fn(|task| match crowd.left.get() {
+            0 => Poll::Ready(()),
+            _ => {
+                crowd.caller.set(Some(task.waker().clone()));
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    fn enter(&self, task: &Context<'_>) -> Poll<()> {
+        if self.is_open.get() {
+            return Poll::Ready(());
+        }
+        self.waiting.borrow_mut().push(task.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -195,6 +260,18 @@ impl Service for Model {
                 let refused = ask_upstream(&self.shard, NO_UPSTREAM.into(), len, pause).await;
                 self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
             }
+            Verb::GiveUp => {
+                // At once, before the shard looks, or a moment later.
+                let time = if time.as_micros() % 2 == 0 { Duration::ZERO } else { time / 1000 };
+                let attempt = self.shard.connect(SocketAddr::from(UPSTREAM));
+                let given_up = self.shard.timeout(time, attempt).await.is_err();
+                self.cover.count("upstream", if given_up { "given up" } else { "in time" });
+            }
+            Verb::Crowd => {
+                let is_large = self.one_in(CROWDS_ONCE_IN);
+                Crowd::run(&self.shard, if is_large { CROWD_MAX } else { 8 }).await;
+                self.cover.count("crowd", if is_large { "beyond a turn" } else { "small" });
+            }
             Verb::Big => {
                 for _ in 0..BIG_BYTES / BIG_PIECE {
                     cx.ready().await;
@@ -223,6 +300,9 @@ impl Service for Model {
         }
         self.cover.count("call", format!("{verb:?}"));
         cx.reply(format!("={number}").as_str());
+        if self.canary && self.one_in(CANARY_ONCE_IN) {
+            cx.reply(format!("={number}").as_str());
+        }
         if matches!(verb, Verb::Close | Verb::PanicInClose | Verb::PanicInDrop) {
             cx.close();
         }
