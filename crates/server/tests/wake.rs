@@ -228,3 +228,13 @@ fn a_letter_to_a_shard_that_ends_comes_back_or_is_left_there() {
         assert_eq!(left + usize::from(came_back), 1);
     });
 }
+
+#[test]
+fn a_look_within_a_turn_lets_the_shard_fall_asleep() {
+    model(|| {
+        let inbox: ShardInbox<u32> = ShardInbox::new();
+        assert_eq!(inbox.call(Attention::TASKS), Called::Awake);
+        assert!(inbox.take(Attention::TASKS));
+        assert!(inbox.fall_asleep(), "what was looked at is no reason for another turn");
+    });
+}

@@ -85,12 +85,14 @@ fn main() -> ExitCode {
 fn run_servers(arguments: &Arguments) -> ExitCode {
     let Arguments { from, seeds, jobs, twice, trace, .. } = *arguments;
     let started = Instant::now();
-    match servers::run(&servers::Options { from, seeds, jobs, twice, trace }) {
+    let canary = arguments.canary.is_some();
+    match servers::run(&servers::Options { from, seeds, jobs, twice, trace, canary }) {
         Err(broken) => {
             println!("seed {}: {}", broken.seed, broken.what);
             println!(
-                "again: cargo run --release -p ringserve-sim -- --servers --from {} --seeds 1 --trace",
-                broken.seed
+                "again: cargo run --release -p ringserve-sim -- --servers --from {} --seeds 1 --trace{}",
+                broken.seed,
+                if canary { " --canary" } else { "" }
             );
             ExitCode::from(1)
         }
@@ -106,7 +108,7 @@ fn run_servers(arguments: &Arguments) -> ExitCode {
             if arguments.coverage {
                 print!("{table}");
             }
-            if seeds < COVERED.1 || missing.is_empty() {
+            if seeds < servers::COVERED || missing.is_empty() {
                 return ExitCode::SUCCESS;
             }
             println!("too seldom: {}", missing.join("; "));

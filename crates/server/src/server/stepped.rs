@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::task::Waker;
+use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Driver as _, Limits};
@@ -15,7 +16,7 @@ use super::plan::Plan;
 use super::running::{ShardDeath, ShardEnd};
 use crate::service::IntoService;
 use crate::shard::calls::calls;
-use crate::shard::clock::Clock;
+use crate::shard::clock::{Clock, Deadline};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::Command;
 use crate::shard::state::{Others, ShardLoop};
@@ -132,8 +133,26 @@ impl SteppedServer {
         Ok(())
     }
 
+    /// What a shard that ended did is still there for those who ask, and it has no connection any more.
+    pub(crate) fn check_report(&self, shard: usize) -> Result<(), String> {
+        let kept = self.remotes[shard].latest_report(u64::MAX, Deadline::within(Duration::ZERO));
+        let (died, counters) = (matches!(self.ends[shard], Some(Err(_))), &kept.counters);
+        let left = kept.connections + kept.upstreams.connections;
+        for (holds, rule) in [
+            (!kept.stale, "its last report is kept"),
+            (!died || left == 0, "a dead shard has no connection"),
+            (!died || counters.opened == counters.closed, "a dead shard closed what it opened"),
+        ] {
+            if !holds {
+                return Err(format!("at the end of shard {shard} it is not so that {rule}: {kept:?}"));
+            }
+        }
+        Ok(())
+    }
+
     /// A shard that ended in order left nothing, and its counters add up.
     pub(crate) fn check_end(&self, shard: usize) -> Result<(), String> {
+        self.check_report(shard)?;
         let leased = self.shards[shard].leased_at_end();
         if leased > 0 {
             return Err(format!(

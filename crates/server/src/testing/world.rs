@@ -464,7 +464,7 @@ impl World {
             Some(Some(Ok(errno))) if !self.has_broken_driver() => {
                 Err(format!("the driver of shard {shard} broke with errno {errno}"))
             }
-            Some(_) if self.may_leave_behind() => Ok(()),
+            Some(_) if self.may_leave_behind() => one.server.check_report(shard),
             Some(_) => one.server.check_end(shard),
         };
         if self.stalls_once_in > 0 && end.is_none() {

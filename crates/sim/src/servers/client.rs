@@ -61,9 +61,9 @@ pub async fn run<F: Framing>(
         bytes: Vec::new(),
         owed: Owed { replies: VecDeque::new(), in_order, pushes: BTreeSet::new(), big_bytes: 0 },
     };
-    let mut requests: VecDeque<(u32, Verb)> = (0..).zip(plan.requests.iter().copied()).collect();
+    let mut requests: VecDeque<(u32, Verb)> = (plan.first..).zip(plan.requests.iter().copied()).collect();
     if let Leave::With(verb) = plan.leave {
-        requests.push_back((requests.len() as u32, verb));
+        requests.push_back((plan.first + requests.len() as u32, verb));
     }
     while !requests.is_empty() {
         let ahead: Vec<_> = requests.drain(..plan.ahead.min(requests.len())).collect();
@@ -87,7 +87,8 @@ pub async fn run<F: Framing>(
         match plan.leave {
             Leave::FinishEarly | Leave::Close | Leave::Reset | Leave::With(_) if is_last => break,
             _ => {
-                while !me.owed.replies.is_empty() {
+                // A push that does not come is lost: the service tries until there is room.
+                while !me.owed.replies.is_empty() || !me.owed.pushes.is_empty() {
                     me.hear().await?;
                 }
             }

@@ -13,6 +13,7 @@ mod client;
 mod plan;
 mod service;
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -21,12 +22,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
-use ringserve_server::sync::Mesh;
-use ringserve_server::testing::{Fault, Sim, SimServer};
+use ringserve_server::sync::{Mesh, SendError};
+use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{Server, Stream, stream};
 
 use plan::{ClientPlan, Deed, Frames, Leave, Plan, Verb};
-use service::{Cover, Model, Planted, UPSTREAM};
+use service::{Cover, Model, Order, Planted, UPSTREAM};
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
@@ -47,6 +48,8 @@ pub struct Options {
     pub twice: bool,
     /// Prints every event.
     pub trace: bool,
+    /// Has the service reply twice now and then: a campaign that notices nothing else notices this.
+    pub canary: bool,
 }
 
 /// What a campaign in which every seed held did.
@@ -131,6 +134,9 @@ impl Sum {
     }
 }
 
+/// A run of this many seeds has to show everything that can happen.
+pub const COVERED: u64 = 2000;
+
 /// Each thing that can happen must have happened this often in a run of this size.
 const QUOTA: (u64, u64) = (50, 10_000);
 
@@ -178,12 +184,15 @@ fn expected() -> Vec<(&'static str, String)> {
     ] {
         all.push(("did", did.to_owned()));
     }
-    all.push(("client", "heard every reply".to_owned()));
+    all.extend([("upstream", "given up".to_owned()), ("crowd", "beyond a turn".to_owned())]);
+    for heard in ["heard every reply", "heard its stream to the end"] {
+        all.push(("client", heard.to_owned()));
+    }
     all
 }
 
 fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
-    let plan = Plan::drawn(seed);
+    let plan = Plan { canary: options.canary, ..Plan::drawn(seed) };
     let cover = Cover::default();
     let seeds =
         Sim::seeds(1).from(seed).faults(plan.faults.clone()).allow_panics(|said| said.starts_with("planted"));
@@ -234,15 +243,17 @@ fn server(plan: &Plan) -> Server {
 }
 
 fn play_framed<F: Framing + Clone + Send>(sim: &Sim, plan: &Plan, cover: &Cover, framing: F) {
+    let meshes = RefCell::new(Vec::new());
     let start = |factory_fails: Option<(usize, bool)>| {
         let (mesh, cover, plan) = (Mesh::new(), cover.clone(), plan.clone());
+        meshes.borrow_mut().push(mesh.clone());
         sim.start(server(&plan).framing(framing.clone()), move |shard| {
             match factory_fails {
                 Some((failing, true)) if failing == shard.index() => panic!("planted: a factory panics"),
                 Some((failing, false)) if failing == shard.index() => return Err("planted"),
                 _ => {}
             }
-            Ok(Model::new(shard, &mesh, &cover, plan.open_panics, plan.refuses))
+            Ok(Model::new(shard, &mesh, &cover, &plan))
         })
     };
     if let Some(fails) = plan.factory_fails {
@@ -271,6 +282,12 @@ fn play_framed<F: Framing + Clone + Send>(sim: &Sim, plan: &Plan, cover: &Cover,
         })
     };
     with_deeds(sim, plan, cover, &|| start(None).expect("it starts"), &client);
+    for mesh in meshes.take() {
+        for shard in 0..mesh.count() {
+            let sent = mesh.send(shard, Order::default());
+            assert!(matches!(sent, Err(SendError::Gone(_))), "shard {shard} ended and takes a message");
+        }
+    }
 }
 
 fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
@@ -288,31 +305,50 @@ fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
     };
     let addr = SocketAddr::from(ADDR);
     let client = |number: usize, of: &ClientPlan| {
-        let (of, cover) = (of.clone(), cover.clone());
+        let (of, cover, cuts_none) = (of.clone(), cover.clone(), plan.cuts_none);
         sim.client(format!("c{number}"), async move |net| {
-            net.sleep(of.starts).await;
-            let mut me = net.connect(addr).await?;
-            for round in 0..of.requests.len() {
-                let bytes: Vec<u8> = (0..of.padding + 1).map(|at| (at + round) as u8).collect();
-                for piece in bytes.chunks(of.piece.unwrap_or(bytes.len())) {
-                    me.send(piece).await?;
+            let is_served = Cell::new(false);
+            let talked = talk_to_stream(net, addr, &of, &cover, &is_served).await;
+            match talked {
+                Err(error) if cuts_none && is_served.get() => {
+                    panic!("a stream that is served is cut by a drain: {error}")
                 }
-                assert_eq!(me.exactly(bytes.len()).await?, bytes, "a stream brings back what was sent");
-                net.sleep(of.pause).await;
+                talked => talked,
             }
-            match of.leave {
-                Leave::Reset => me.reset(),
-                Leave::Close => {}
-                _ => {
-                    me.finish()?;
-                    assert_eq!(me.closed().await?, b"", "nothing else comes");
-                    cover.count("client", "heard its stream to the end");
-                }
-            }
-            Ok(())
         })
     };
     with_deeds(sim, plan, cover, &start, &client);
+}
+
+/// A client of a stream that brings back what is sent.
+async fn talk_to_stream(
+    net: Net,
+    addr: SocketAddr,
+    of: &ClientPlan,
+    cover: &Cover,
+    is_served: &Cell<bool>,
+) -> ClientResult {
+    net.sleep(of.starts).await;
+    let mut me = net.connect(addr).await?;
+    for round in 0..of.requests.len() {
+        let bytes: Vec<u8> = (0..of.padding + 1).map(|at| (at + round) as u8).collect();
+        for piece in bytes.chunks(of.piece.unwrap_or(bytes.len())) {
+            me.send(piece).await?;
+        }
+        assert_eq!(me.exactly(bytes.len()).await?, bytes, "a stream brings back what was sent");
+        is_served.set(true);
+        net.sleep(of.pause).await;
+    }
+    match of.leave {
+        Leave::Reset => me.reset(),
+        Leave::Close => {}
+        _ => {
+            me.finish()?;
+            assert_eq!(me.closed().await?, b"", "nothing else comes");
+            cover.count("client", "heard its stream to the end");
+        }
+    }
+    Ok(())
 }
 
 /// Starts the server and its clients, and does what the plan says at its times.
@@ -336,7 +372,11 @@ fn with_deeds(
         match deed {
             Deed::Drain => server.drain(),
             Deed::Abort => server.abort(),
-            Deed::BreakDriver => server.break_driver(pick(plan.shards)),
+            Deed::BreakDriver => {
+                server.break_driver(pick(plan.shards));
+                sim.run_until(Duration::from_secs(3600), || server.is_done());
+                assert!(server.is_done(), "the other shards of a dead one end");
+            }
             Deed::Stall => {
                 sim.expect_losses();
                 server.stall(pick(plan.shards), time);
@@ -361,6 +401,15 @@ fn with_deeds(
                 cover.count("did", "second server");
             }
         }
+    }
+    if plan.waits {
+        sim.run_until_done();
+        let are_gone = || {
+            let stats = server.stats();
+            server.is_done() || stats.connections + stats.upstreams.connections == 0
+        };
+        sim.run_until(Duration::from_secs(3600), are_gone);
+        assert!(are_gone(), "connections stay whose clients and calls have gone");
     }
     sim.finish();
     count_passed(&server, cover);

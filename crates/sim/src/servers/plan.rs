@@ -35,6 +35,10 @@ pub enum Verb {
     Upstream,
     /// The same to an address at which nothing listens.
     NoUpstream,
+    /// A connection to an upstream that is given up soon.
+    GiveUp,
+    /// Tasks that are woken together, now and then more than a turn polls.
+    Crowd,
     /// A large reply, in pieces, each of which waits for room.
     Big,
     /// A frame that is kept until the next call.
@@ -60,6 +64,8 @@ impl Verb {
         Verb::Mesh,
         Verb::Upstream,
         Verb::NoUpstream,
+        Verb::GiveUp,
+        Verb::Crowd,
         Verb::Big,
         Verb::Keep,
     ];
@@ -146,6 +152,8 @@ pub struct ClientPlan {
     pub leave: Leave,
     /// Bytes beside verb and number.
     pub padding: usize,
+    /// The number of its first request: no other client has these numbers.
+    pub first: u32,
 }
 
 /// One seed.
@@ -157,6 +165,8 @@ pub struct Plan {
     pub limits: Limits,
     /// `limits` may end a connection.
     pub limits_bite: bool,
+    /// Nothing but drains is done, and those wait for as long as a client takes: each stream that is served goes on to its end.
+    pub cuts_none: bool,
     pub clients: Vec<ClientPlan>,
     pub deeds: Vec<(Duration, Deed)>,
     /// Which shard's factory fails or panics at the first start.
@@ -166,7 +176,14 @@ pub struct Plan {
     /// Of how many opens one is refused; 0 for none.
     pub refuses: u64,
     pub incremental: bool,
+    /// Clients come to their end before the servers are drained, so that nothing is forgiven.
+    pub waits: bool,
+    /// A reply in many comes twice: seeds must find it.
+    pub canary: bool,
 }
+
+/// A drain timeout beyond all that clients do.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 fn millis(rng: &mut Rng, most: u64) -> Duration {
     Duration::from_micros(rng.spread(1, most * 1000))
@@ -175,7 +192,8 @@ fn millis(rng: &mut Rng, most: u64) -> Duration {
 impl Plan {
     pub fn drawn(seed: u64) -> Plan {
         let rng = &mut Rng::new(seed ^ 0x7365_7276_6572_7321);
-        let faults = if rng.one_in(3) { Faults::all() } else { Faults::harmless() };
+        let harmless = !rng.one_in(3);
+        let faults = if harmless { Faults::harmless() } else { Faults::all() };
         let frames = rng.pick(&[
             Frames::Lines,
             Frames::Lines,
@@ -188,26 +206,35 @@ impl Plan {
         let crowded = rng.one_in(8);
         let shards = if crowded { 8 } else { rng.range(1, 4) as usize };
         let limits_bite = rng.one_in(4);
-        let clients = (0..rng.spread(1, 16)).map(|_| client(rng, frames)).collect();
+        let clients = (0..rng.spread(1, 16)).map(|number| client(rng, frames, number as u32)).collect();
         let deeds = if rng.one_in(2) { 0 } else { rng.range(1, 3) };
         let mut deeds: Vec<_> = (0..deeds).map(|_| (millis(rng, 60_000), rng.pick(Deed::ALL))).collect();
         deeds.sort_by_key(|(at, _)| *at);
+        let mut limits = limits(rng, limits_bite);
+        if crowded {
+            limits = limits.connections_max(8);
+        }
+        let is_patient = rng.one_in(2);
+        if is_patient {
+            limits = limits.drain_timeout(PATIENCE);
+        }
+        let drains = |deed: &Deed| matches!(deed, Deed::Drain | Deed::Restart);
+        let cuts_none = harmless && is_patient && !limits_bite && deeds.iter().all(|(_, deed)| drains(deed));
         Plan {
             faults,
             frames,
             shards,
-            limits: if crowded {
-                limits(rng, limits_bite).connections_max(8)
-            } else {
-                limits(rng, limits_bite)
-            },
+            limits,
             limits_bite,
+            cuts_none,
             clients,
             deeds,
             factory_fails: rng.one_in(16).then(|| (rng.below(shards as u64) as usize, rng.one_in(2))),
             open_panics: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),
+            waits: !rng.one_in(4),
+            canary: false,
         }
     }
 
@@ -217,7 +244,7 @@ impl Plan {
     }
 }
 
-fn client(rng: &mut Rng, frames: Frames) -> ClientPlan {
+fn client(rng: &mut Rng, frames: Frames, number: u32) -> ClientPlan {
     // Only the planted framing panics.
     let needs_planted = |verb: &Verb| matches!(verb, Verb::PanicInEncode | Verb::PanicInDecode);
     let last = |verb: &Verb| frames == Frames::Planted || !needs_planted(verb);
@@ -238,6 +265,7 @@ fn client(rng: &mut Rng, frames: Frames) -> ClientPlan {
             _ => Leave::With(rng.pick(&last)),
         },
         padding: if rng.one_in(4) { rng.spread(1, 10_000) as usize } else { 0 },
+        first: number * 1000,
     }
 }
 

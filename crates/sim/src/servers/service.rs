@@ -2,18 +2,19 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
 use ringserve_server::sync::Mesh;
-use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, Refusal, Service, Shard};
+use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard};
 
-use super::plan::Verb;
+use super::plan::{Plan, Verb};
 
 /// Where an upstream answers, and where nothing does.
 pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
@@ -22,6 +23,18 @@ pub const NO_UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 2], 9000);
 /// What [`Verb::Big`] replies beside the number, in all.
 pub const BIG_BYTES: usize = 40_000;
 const BIG_PIECE: usize = 1000;
+
+/// What a slow reader of an upstream asks for: less than what waits on both sides without being read.
+const UPSTREAM_BYTES: usize = 8000;
+
+/// Tasks of a large crowd: more than a turn polls, which is 4096 and some.
+const CROWD_MAX: usize = 10_000;
+
+/// Of as many crowds one is large.
+const CROWDS_ONCE_IN: u64 = 64;
+
+/// Of as many replies one comes twice with the canary.
+const CANARY_ONCE_IN: u64 = 500;
 
 /// What makes the planted framing panic.
 const BAD_WORD: &[u8] = b"!panic";
@@ -44,10 +57,17 @@ impl Cover {
     }
 }
 
-/// A message to another shard: a frame for a connection.
+/// A message to another shard: a frame for a connection, if there is one.
+#[derive(Default)]
 pub struct Order {
-    handle: ConnHandle,
+    handle: Option<ConnHandle>,
     text: String,
+}
+
+impl Order {
+    fn push(&self) -> Result<(), PushError> {
+        self.handle.as_ref().map_or(Ok(()), |handle| handle.push(self.text.clone()))
+    }
 }
 
 pub struct Model {
@@ -57,6 +77,7 @@ pub struct Model {
     kept: RefCell<Option<Frame>>,
     open_panics: u64,
     refuses: u64,
+    canary: bool,
 }
 
 #[derive(Default)]
@@ -74,14 +95,33 @@ impl Drop for Session {
 }
 
 impl Model {
-    pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, open_panics: u64, refuses: u64) -> Model {
-        let of = cover.clone();
+    pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, plan: &Plan) -> Model {
+        let (of, here) = (cover.clone(), shard.clone());
         mesh.register(shard, move |order: Order| {
             of.count("did", "message to another shard");
-            let _ = order.handle.push(order.text.into_bytes());
+            let time = match here.random() % 2 {
+                0 => Duration::ZERO,
+                _ => Duration::from_micros(here.random() % 2_000_000),
+            };
+            if !time.is_zero() || order.push() == Err(PushError::Full) {
+                let shard = here.clone();
+                here.spawn(async move {
+                    shard.sleep(time).await;
+                    push_on(&shard, || order.push()).await;
+                });
+            }
         });
         let kept = RefCell::default();
-        Model { shard: shard.clone(), mesh: mesh.clone(), cover: cover.clone(), kept, open_panics, refuses }
+        let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
+        Model {
+            shard: shard.clone(),
+            mesh: mesh.clone(),
+            cover: cover.clone(),
+            kept,
+            open_panics,
+            refuses,
+            canary,
+        }
     }
 
     fn one_in(&self, count: u64) -> bool {
@@ -95,11 +135,67 @@ fn number_of(request: &[u8]) -> &str {
     std::str::from_utf8(&request[1..end]).expect("digits")
 }
 
-async fn ask_upstream(shard: &Shard, addr: SocketAddr) -> std::io::Result<bool> {
+/// Pushes once there is room, unless the connection ended.
+async fn push_on(shard: &Shard, push: impl Fn() -> Result<(), PushError>) {
+    while push() == Err(PushError::Full) {
+        shard.sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Tasks that wait until all of them are woken together.
+#[derive(Default)]
+struct Crowd {
+    is_open: Cell<bool>,
+    left: Cell<usize>,
+    waiting: RefCell<Vec<Waker>>,
+    caller: Cell<Option<Waker>>,
+}
+
+impl Crowd {
+    /// Has that many tasks come and go.
+    async fn run(shard: &Shard, tasks: usize) {
+        let crowd = Rc::new(Crowd { left: Cell::new(tasks), ..Crowd::default() });
+        for _ in 0..tasks {
+            let crowd = crowd.clone();
+            shard.spawn(async move {
+                poll_fn(|task| crowd.enter(task)).await;
+                crowd.left.set(crowd.left.get() - 1);
+                if let Some(caller) = crowd.caller.take() {
+                    caller.wake();
+                }
+            });
+        }
+        shard.sleep(Duration::from_millis(1)).await;
+        crowd.is_open.set(true);
+        crowd.waiting.take().into_iter().for_each(Waker::wake);
+        poll_fn(|task| match crowd.left.get() {
+            0 => Poll::Ready(()),
+            _ => {
+                crowd.caller.set(Some(task.waker().clone()));
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    fn enter(&self, task: &Context<'_>) -> Poll<()> {
+        if self.is_open.get() {
+            return Poll::Ready(());
+        }
+        self.waiting.borrow_mut().push(task.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// Sends that many bytes to an upstream and takes them back, with a pause before each piece.
+async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Duration) -> std::io::Result<bool> {
     let mut stream = shard.connect(addr).await?;
-    stream.write_all(b"ping").await?;
+    stream.write_all(&vec![b'u'; len]).await?;
     let mut heard = 0;
-    while heard < 4 {
+    while heard < len {
+        if !pause.is_zero() {
+            shard.sleep(pause).await;
+        }
         match stream.read_frame().await? {
             Some(bytes) => heard += bytes.len(),
             None => return Ok(false),
@@ -127,6 +223,9 @@ impl Service for Model {
         let number = number_of(&frame).to_owned();
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
+        // A slow one finds several pieces there.
+        let (len, pause) =
+            if time.as_micros() % 2 == 0 { (4, Duration::ZERO) } else { (UPSTREAM_BYTES, time / 100) };
         match verb {
             Verb::Echo => {}
             Verb::Sleep => {
@@ -145,21 +244,33 @@ impl Service for Model {
                 cx.spawn(async move {
                     shard.sleep(time).await;
                     cover.count("did", "push by a task");
-                    let _ = handle.push(text.as_str());
+                    push_on(&shard, || handle.push(text.as_str())).await;
                 });
             }
             Verb::Mesh => {
                 let to = (self.shard.random() % self.shard.count() as u64) as usize;
-                let _ = self.mesh.send(to, Order { handle: cx.handle(), text: format!("+{number}") });
+                let _ = self.mesh.send(to, Order { handle: Some(cx.handle()), text: format!("+{number}") });
             }
-            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into()).await {
+            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
                 Ok(false) => self.cover.count("did", "upstream that ends early"),
                 Err(error) => self.cover.count("upstream", error.kind()),
             },
             Verb::NoUpstream => {
-                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into()).await;
+                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into(), len, pause).await;
                 self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
+            }
+            Verb::GiveUp => {
+                // At once, before the shard looks, or a moment later.
+                let time = if time.as_micros() % 2 == 0 { Duration::ZERO } else { time / 1000 };
+                let attempt = self.shard.connect(SocketAddr::from(UPSTREAM));
+                let given_up = self.shard.timeout(time, attempt).await.is_err();
+                self.cover.count("upstream", if given_up { "given up" } else { "in time" });
+            }
+            Verb::Crowd => {
+                let is_large = self.one_in(CROWDS_ONCE_IN);
+                Crowd::run(&self.shard, if is_large { CROWD_MAX } else { 8 }).await;
+                self.cover.count("crowd", if is_large { "beyond a turn" } else { "small" });
             }
             Verb::Big => {
                 for _ in 0..BIG_BYTES / BIG_PIECE {
@@ -189,6 +300,9 @@ impl Service for Model {
         }
         self.cover.count("call", format!("{verb:?}"));
         cx.reply(format!("={number}").as_str());
+        if self.canary && self.one_in(CANARY_ONCE_IN) {
+            cx.reply(format!("={number}").as_str());
+        }
         if matches!(verb, Verb::Close | Verb::PanicInClose | Verb::PanicInDrop) {
             cx.close();
         }
