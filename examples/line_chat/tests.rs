@@ -377,9 +377,9 @@ fn who_tells_the_members_of_all_shards() {
         for n in 0..count {
             let (entered, asked) = (entered.clone(), asked.clone());
             sim.client(format!("m{n}"), async move |net| {
-                let room = |n: usize| if n % 3 == 0 { "attic" } else { "lobby" };
+                let room = |n: usize| if n.is_multiple_of(3) { "attic" } else { "lobby" };
                 let mut me = enters(&net, addr, &format!("m{n}")).await?;
-                if n % 3 == 0 {
+                if n.is_multiple_of(3) {
                     me.send("/join attic\n").await?;
                     awaits(&mut me, "* you are in attic now").await?;
                 }
