@@ -147,3 +147,44 @@ fn main() -> Result<(), ringserve::Error> {
     }
     server.serve(|_shard| Frames)
 }
+
+#[cfg(test)]
+mod tests {
+    use ringserve::testing::{Faults, Sim};
+
+    use super::*;
+
+    #[test]
+    fn pings_are_acknowledged_and_other_frames_come_back() {
+        Sim::seeds(100).faults(Faults::all()).run(|sim| {
+            let server = Server::bind("10.0.0.1:7000").framing(Http2Frames);
+            let addr = sim.serve(server.shards(1 + sim.seed() as usize % 4), |_shard| Frames);
+            for n in 0..4 {
+                sim.client(format!("c{n}"), async move |net| {
+                    let mut me = net.connect(addr).await?;
+                    let (mut sent, mut expected) = (Vec::new(), Vec::new());
+                    for _ in 0..10 {
+                        let length = [0, 8, 700, PAYLOAD_BYTES_MAX][net.random() as usize % 4];
+                        let kind = 5 + (net.random() % 2) as u8;
+                        let header = Header { length, kind, flags: (net.random() % 4) as u8, stream: n };
+                        let payload = vec![net.random() as u8; length];
+                        sent.extend([&header.bytes()[..], &payload].concat());
+                        let flags = if kind == PING { ACK } else { header.flags };
+                        // What acknowledges is not acknowledged.
+                        if kind != PING || header.flags & ACK == 0 {
+                            expected.extend([&Header { flags, ..header }.bytes()[..], &payload].concat());
+                        }
+                    }
+                    me.send(sent).await?;
+                    assert!(me.exactly(expected.len()).await? == expected);
+                    // A payload that is too long ends the connection.
+                    let header = Header { length: PAYLOAD_BYTES_MAX + 1, kind: 0, flags: 0, stream: n };
+                    me.send(header.bytes()).await?;
+                    assert_eq!(me.closed().await?, b"");
+                    Ok(())
+                });
+            }
+            sim.run_until_done();
+        });
+    }
+}

@@ -117,3 +117,40 @@ fn main() -> Result<(), ringserve::Error> {
         Framing::Length => server.framing(LengthPrefix::default()).serve(echo),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ringserve::testing::{Faults, Sim};
+
+    use super::*;
+
+    #[test]
+    fn each_line_comes_back_in_its_place() {
+        Sim::seeds(100).faults(Faults::all()).run(|sim| {
+            let wait = Duration::from_millis(sim.random() % 3 * 700);
+            let server = Server::bind("10.0.0.1:7000").framing(Lines::default());
+            let shards = 1 + sim.seed() as usize % 4;
+            let addr = sim.serve(server.shards(shards), move |_shard| Echo { wait });
+            for n in 0..4 {
+                sim.client(format!("c{n}"), async move |net| {
+                    let mut me = net.connect(addr).await?;
+                    for round in 0..5 {
+                        let lines: Vec<String> =
+                            (0..net.random() % 5).map(|line| format!("{n} {round} {line}")).collect();
+                        let sent = net.now();
+                        me.send(lines.iter().map(|line| format!("{line}\n")).collect::<String>()).await?;
+                        for line in &lines {
+                            assert_eq!(me.line().await?.as_deref(), Some(&line[..]));
+                        }
+                        // One call of a connection after the other.
+                        assert!(net.now() - sent >= wait * lines.len() as u32);
+                    }
+                    me.finish()?;
+                    assert_eq!(me.closed().await?, b"");
+                    Ok(())
+                });
+            }
+            sim.run_until_done();
+        });
+    }
+}

@@ -116,3 +116,45 @@ fn main() -> Result<(), ringserve::Error> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use ringserve::testing::{Faults, Sim};
+
+    use super::*;
+
+    #[test]
+    fn drain_cuts_no_answer_off() {
+        Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+            let report = Arc::new(Report::default());
+            let limits = Limits::default().calls_in_flight_max(4).drain_timeout(Duration::from_secs(60));
+            let server = Server::bind("10.0.0.1:7000").limits(limits).framing(Lines::default());
+            let of_all = report.clone();
+            let addr = sim.serve(server.shards(1 + sim.seed() as usize % 3), move |_shard| Patient {
+                deadline: Duration::from_secs(20),
+                report: of_all.clone(),
+            });
+            for n in 0..3 {
+                sim.client(format!("c{n}"), async move |net| {
+                    let mut me = net.connect(addr).await?;
+                    // In the order in which they are done, since four are under way at once.
+                    me.send("15000\n100\n60000\n2000\n").await?;
+                    for (request, answer) in [
+                        ("100", "done after 100 ms"),
+                        ("2000", "done after 2000 ms"),
+                        ("15000", "done after 15000 ms; goodbye"),
+                        ("60000", "too late; goodbye"),
+                    ] {
+                        assert_eq!(me.line().await?, Some(format!("{request}: {answer}")));
+                    }
+                    assert_eq!(me.closed().await?, b"");
+                    Ok(())
+                });
+            }
+            sim.run_for(Duration::from_secs(10));
+            sim.drain();
+            sim.run_until_done();
+            assert_eq!((report.answered.load(Relaxed), report.too_late.load(Relaxed)), (9, 3));
+        });
+    }
+}

@@ -19,7 +19,7 @@
 //! dropped and counted, and when there is room again the first thing to come is how many lines were missed.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -68,7 +68,7 @@ enum Message {
 /// The members of one shard, by room.
 #[derive(Default)]
 struct Rooms {
-    rooms: RefCell<HashMap<Arc<str>, HashMap<ConnId, Member>>>,
+    rooms: RefCell<HashMap<Arc<str>, BTreeMap<ConnId, Member>>>,
 }
 
 struct Member {
@@ -103,7 +103,7 @@ impl Rooms {
             }
             Message::Who { room, asks } => {
                 let rooms = self.rooms.borrow();
-                for member in rooms.get(&room).into_iter().flat_map(HashMap::values) {
+                for member in rooms.get(&room).into_iter().flat_map(BTreeMap::values) {
                     // Who asks and does not read has not much use for the rest either.
                     if asks.push(format!("* {} is in {room}", member.name)).is_err() {
                         break;
@@ -240,27 +240,40 @@ impl Service for Chat {
     }
 }
 
+/// Makes the service of each shard.
+fn chat() -> impl Fn(&Shard) -> Chat + Send + Sync {
+    let shards = Mesh::new();
+    move |shard| {
+        let (rooms, here) = (Rc::new(Rooms::default()), shard.index());
+        let local = rooms.clone();
+        shards.register(shard, move |message| local.handle(here, message));
+        Chat { shard: here, shards: shards.clone(), rooms }
+    }
+}
+
+fn limits(outbox_bytes_high: usize) -> Limits {
+    Limits::default()
+        .frame_bytes_max(LINE_BYTES_MAX)
+        .outbox_bytes_high(outbox_bytes_high)
+        .outbox_bytes_low(outbox_bytes_high / 4)
+        // People listen for longer than they talk.
+        .first_frame_timeout(None)
+        .idle_timeout(None)
+}
+
 fn main() -> Result<(), ringserve::Error> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let limits = Limits::default()
-        .frame_bytes_max(LINE_BYTES_MAX)
-        .outbox_bytes_high(args.outbox)
-        .outbox_bytes_low(args.outbox / 4)
-        // People listen for longer than they talk.
-        .first_frame_timeout(None)
-        .idle_timeout(None);
-    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits).framing(Lines::default());
+    let mut server =
+        Server::bind(args.listen).driver(args.driver).limits(limits(args.outbox)).framing(Lines::default());
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    let shards = Mesh::new();
-    server.serve(move |shard: &Shard| {
-        let (rooms, here) = (Rc::new(Rooms::default()), shard.index());
-        let local = rooms.clone();
-        shards.register(shard, move |message| local.handle(here, message));
-        Chat { shard: here, shards: shards.clone(), rooms }
-    })
+    server.serve(chat())
 }
+
+#[cfg(test)]
+#[path = "line_chat/tests.rs"]
+mod tests;

@@ -1,8 +1,7 @@
-//! The example `kv` with four shards, driven over many connections.
+//! The example `kv` as a process with four shards, driven over many connections. What it answers is tested beside it, by seed.
 //!
 //! `tests/clients/kv` does more, with tools of Redis that are to be installed.
 
-use std::collections::{BTreeSet, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
@@ -19,10 +18,6 @@ const CLIENTS: usize = 48;
 
 fn with_shards() -> Example {
     Example::start("kv", &["--shards", &SHARDS.to_string()])
-}
-
-fn clients(server: &Example) -> Vec<Redis> {
-    (0..CLIENTS).map(|_| Redis::connect(server.addr)).collect()
 }
 
 /// Tells the server to end when it is dropped.
@@ -95,61 +90,6 @@ impl Redis {
 }
 
 #[test]
-fn keys_are_reached_from_connections_of_all_shards() {
-    let server = with_shards();
-    let mut clients = clients(&server);
-    let shards: HashSet<String> = clients.iter_mut().map(|client| client.info("shard")).collect();
-    assert!(shards.len() > 1, "{CLIENTS} connections are all on one shard");
-    assert_eq!(clients[0].info("shards"), SHARDS.to_string());
-    for (n, client) in clients.iter_mut().enumerate() {
-        for key in 0..10 {
-            assert_eq!(client.ask(&format!("set key:{n}:{key} {}", n * key)), "+OK");
-        }
-    }
-    let all = CLIENTS * 10;
-    for n in 0..CLIENTS {
-        // Of another connection than the one that set them.
-        let client = &mut clients[(n + 7) % CLIENTS];
-        let keys: Vec<String> = (0..10).map(|key| format!("key:{n}:{key}")).collect();
-        let values: Vec<String> = (0..10).map(|key| (n * key).to_string()).collect();
-        for (key, value) in keys.iter().zip(&values) {
-            assert_eq!(client.ask(&format!("get {key}")), *value);
-        }
-        assert_eq!(client.ask(&format!("mget {} none", keys.join(" "))), format!("{} nil", values.join(" ")));
-        assert_eq!(client.ask(&format!("exists {} none", keys.join(" "))), ":10");
-        assert_eq!(client.ask("dbsize"), format!(":{all}"));
-        assert_eq!(client.ask(&format!("expire key:{n}:0 100")), ":1");
-        assert_eq!(client.ask(&format!("ttl key:{n}:0")), ":100");
-    }
-    for client in &mut clients[..SHARDS] {
-        let keys: HashSet<String> = client.ask("keys *").split(' ').map(str::to_owned).collect();
-        assert_eq!(keys.len(), all);
-        let (mut cursor, mut scanned) = ("0".to_owned(), HashSet::new());
-        loop {
-            let reply = client.ask(&format!("scan {cursor} count 17"));
-            let (next, found) = reply.split_once(' ').unwrap();
-            scanned.extend(found.split(' ').filter(|key| !key.is_empty()).map(str::to_owned));
-            cursor = next.to_owned();
-            if cursor == "0" {
-                break;
-            }
-        }
-        assert_eq!(scanned, keys);
-        assert!(client.info("db0").starts_with(&format!("keys={all},expires={CLIENTS},")));
-    }
-    assert_eq!(clients[1].ask("mset a 1 b 2 c 3 d 4 e 5 f 6"), "+OK");
-    assert_eq!(clients[2].ask("mget f e d c b a"), "6 5 4 3 2 1");
-    assert_eq!(clients[3].ask("del a b c d none"), ":4");
-    assert_eq!(clients[4].ask("mset a 1 b"), "-ERR wrong number of arguments for 'mset' command");
-    assert_eq!(clients[5].ask("flushall"), "+OK");
-    for client in &mut clients {
-        assert_eq!(client.ask("dbsize"), ":0");
-        assert_eq!(client.ask("keys *"), "");
-    }
-    assert!(server.stop().success());
-}
-
-#[test]
 fn pipelined_replies_keep_the_order_of_their_requests() {
     let server = with_shards();
     let total = AtomicU64::new(0);
@@ -202,82 +142,6 @@ fn pipelined_replies_keep_the_order_of_their_requests() {
     });
     let count = total.load(SeqCst);
     assert_eq!(Redis::connect(server.addr).ask("get shared"), count.to_string(), "each INCR counts once");
-    assert!(server.stop().success());
-}
-
-#[test]
-fn long_replies_of_several_shards_reach_a_slow_reader_whole() {
-    let server = with_shards();
-    let mut client = Redis::connect(server.addr);
-    let value = |key: usize| char::from(b'a' + key as u8).to_string().repeat(300_000 + key);
-    for key in 0..12 {
-        assert_eq!(
-            client.ask(&format!(
-                "*3\r\n$3\r\nset\r\n$1\r\n{}\r\n${}\r\n{}",
-                key % 10,
-                300_000 + key % 10,
-                value(key % 10)
-            )),
-            "+OK"
-        );
-    }
-    // 60 MB, far more than sockets and outbox hold together: the server waits for the reader.
-    let keys: Vec<usize> = (0..200).map(|n| n * 7 % 10).collect();
-    let names: Vec<String> = keys.iter().map(usize::to_string).collect();
-    client.send(&format!("mget {}", names.join(" ")));
-    client.send("ping");
-    // Other connections are served meanwhile.
-    let mut other = Redis::connect(server.addr);
-    for _ in 0..100 {
-        assert_eq!(other.ask("exists 0 1 2 3 4 5 6 7 8 9"), ":10");
-    }
-    let mut line = String::new();
-    client.0.read_line(&mut line).unwrap();
-    assert_eq!(line, "*200\r\n");
-    for key in keys {
-        assert!(client.reply() == value(key), "the value of {key}");
-    }
-    assert_eq!(client.reply(), "+PONG");
-    assert!(server.stop().success());
-}
-
-#[test]
-fn client_list_and_info_tell_of_all_shards() {
-    let server = with_shards();
-    let mut clients = clients(&server);
-    let ids: BTreeSet<u64> =
-        clients.iter_mut().map(|client| client.ask("client id")[1..].parse().unwrap()).collect();
-    assert_eq!(ids.len(), CLIENTS, "each connection has another number");
-    for (n, client) in clients.iter_mut().enumerate() {
-        assert_eq!(client.ask(&format!("client setname c{n}")), "+OK");
-    }
-    let addrs: Vec<String> =
-        clients.iter().map(|client| client.0.get_ref().local_addr().unwrap().to_string()).collect();
-    for asking in [0, 11, 47] {
-        let list = clients[asking].ask("client list");
-        let listed: Vec<u64> = list
-            .lines()
-            .map(|line| line["id=".len()..].split(' ').next().unwrap().parse().unwrap())
-            .collect();
-        assert_eq!(listed, ids.iter().copied().collect::<Vec<_>>());
-        for (n, addr) in addrs.iter().enumerate() {
-            let line = list.lines().find(|line| line.contains(&format!(" addr={addr} "))).expect("its line");
-            assert!(line.contains(&format!(" name=c{n} age=")), "{line}");
-            assert_eq!(line.contains(" cmd=client"), n == asking, "{line}");
-        }
-        assert_eq!(clients[asking].info("connected_clients"), CLIENTS.to_string());
-    }
-    assert_eq!(clients[3].ask("client list type pubsub"), "");
-    assert_eq!(clients[3].ask("client list type bogus"), "-ERR Unknown client type 'bogus'");
-    assert_eq!(clients[3].ask("client list id x"), "-ERR Invalid client ID");
-    assert_eq!(clients[3].ask("client list bogus"), "-ERR syntax error");
-    let some: Vec<String> = ids.iter().rev().step_by(10).map(u64::to_string).collect();
-    assert_eq!(clients[3].ask(&format!("client list id {}", some.join(" "))).lines().count(), some.len());
-    // Those that left are not told any more.
-    clients.truncate(CLIENTS / 2);
-    eventually("the others are gone", SOON, || clients[0].ask("client list").lines().count() == CLIENTS / 2);
-    assert_eq!(clients[1].info("connected_clients"), (CLIENTS / 2).to_string());
-    assert_eq!(clients[1].info("total_connections_received"), CLIENTS.to_string());
     assert!(server.stop().success());
 }
 

@@ -150,3 +150,76 @@ fn main() -> Result<(), ringserve::Error> {
     }
     server.serve(move |_shard| http(service_fn(answer)).options(options.clone()))
 }
+
+#[cfg(test)]
+mod tests {
+    use ringserve::testing::{Faults, Sim};
+
+    use super::*;
+
+    #[test]
+    fn each_request_of_a_connection_is_answered_in_its_place() {
+        Sim::seeds(50).faults(Faults::all()).run(|sim| {
+            let server = Server::bind("10.0.0.1:8080").shards(1 + sim.seed() as usize % 3);
+            let addr = sim.serve(server, |_shard| http(service_fn(answer)));
+            for n in 0..3 {
+                sim.client(format!("c{n}"), async move |net| {
+                    let mut me = net.connect(addr).await?;
+                    let upload = "u".repeat(net.random() as usize % 20_000);
+                    let len = net.random() as usize % 200_000;
+                    let head = |method: &str, path: &str, len: usize| {
+                        format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len}\r\n\r\n")
+                    };
+                    let cases = [
+                        (head("GET", "/", 0), "200", "hello\n".to_owned()),
+                        (head("POST", "/echo", upload.len()) + &upload, "200", upload.clone()),
+                        (head("GET", "/none", 0), "404", "404 Not Found\n".to_owned()),
+                        (
+                            head("PUT", "/length", upload.len()) + &upload,
+                            "200",
+                            format!("{} bytes\n", upload.len()),
+                        ),
+                        (head("GET", &format!("/bytes/{len}"), 0), "200", ".".repeat(len)),
+                    ];
+                    for (request, status, body) in cases {
+                        me.send(request).await?;
+                        let line = me.line().await?.ok_or("a status")?;
+                        assert!(line.starts_with(&format!("HTTP/1.1 {status} ")), "{line}");
+                        let (mut len, mut chunked) = (None, false);
+                        loop {
+                            let line = me.line().await?.ok_or("a header")?;
+                            match line.split_once(": ") {
+                                Some(("content-length", value)) => len = Some(value.parse::<usize>()?),
+                                Some(("transfer-encoding", value)) => chunked = value == "chunked",
+                                Some(_) => {}
+                                None => break assert_eq!(line, ""),
+                            }
+                        }
+                        let mut got = Vec::new();
+                        match len {
+                            Some(len) => got = me.exactly(len).await?,
+                            None => {
+                                assert!(chunked, "a body has a length or pieces");
+                                loop {
+                                    let line = me.line().await?.ok_or("a length")?;
+                                    let len = usize::from_str_radix(&line, 16)?;
+                                    got.extend(me.exactly(len).await?);
+                                    assert_eq!(me.exactly(2).await?, b"\r\n");
+                                    if len == 0 {
+                                        break;
+                                    }
+                                }
+                            }
+                        }
+                        assert!(got == body.as_bytes(), "the body of {} bytes", body.len());
+                        net.sleep(Duration::from_millis(net.random() % 3000)).await;
+                    }
+                    me.finish()?;
+                    assert_eq!(me.closed().await?, b"");
+                    Ok(())
+                });
+            }
+            sim.run_until_done();
+        });
+    }
+}

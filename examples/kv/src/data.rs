@@ -21,7 +21,7 @@ pub struct Task<'a, O> {
     /// Which shard this is.
     pub place: Place,
     /// The time of the request.
-    pub now: Moment,
+    pub now: Moment<'a>,
     /// Bytes a value may grow to: no longer than what a request could bring.
     pub value_bytes_max: usize,
     /// Where the reply goes.
@@ -44,7 +44,7 @@ enum Unit {
 impl Unit {
     /// The end that `time` tells, in milliseconds of the shard; 0 if it lies before the shard's start. `None` if
     /// Redis could not count up to it: that is milliseconds since 1970 in an `i64`.
-    fn end(self, time: i64, now: &Moment) -> Option<u64> {
+    fn end(self, time: i64, now: &Moment<'_>) -> Option<u64> {
         let millis = match self {
             Unit::Seconds | Unit::UnixSeconds => time.checked_mul(1000)?,
             Unit::Millis | Unit::UnixMillis => time,

@@ -24,6 +24,7 @@
 //! answers to it. Requests of connections that were closed meanwhile wait in mailboxes of 65 536 messages.
 
 mod about;
+mod clock;
 mod commands;
 mod data;
 mod gather;
@@ -39,6 +40,8 @@ mod route;
 mod service;
 mod session;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -51,6 +54,7 @@ use ringserve::{Driver, Limits, Server, Shard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::clock::Clock;
 use crate::message::Message;
 use crate::node::Node;
 use crate::reply::OUTBOX_BYTES_HIGH;
@@ -97,25 +101,29 @@ impl Args {
     }
 }
 
+/// Makes the service of each shard.
+fn service(keyer: Keyer, value_bytes_max: usize) -> impl Fn(&Shard) -> Kv + Send + Sync {
+    let shards = Mesh::<Message>::new();
+    move |shard| {
+        let place = Place { index: shard.index(), shards: shard.count() };
+        let node = Rc::new(Node::new(place, keyer, value_bytes_max, Clock::of(shard), shards.clone()));
+        let here = node.clone();
+        shards.register(shard, move |message| here.receive(message));
+        Kv::new(node)
+    }
+}
+
 fn main() -> ExitCode {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let value_bytes_max = args.request_bytes_max as usize;
-    let (keyer, shards) = (Keyer::default(), Mesh::<Message>::new());
-    let service = move |shard: &Shard| {
-        let place = Place { index: shard.index(), shards: shard.count() };
-        let node = Rc::new(Node::new(place, keyer, value_bytes_max, shards.clone()));
-        let here = node.clone();
-        shards.register(shard, move |message| here.receive(message));
-        Kv::new(node)
-    };
     let mut server = Server::bind(args.listen).driver(args.driver).limits(args.limits());
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    match server.framing(Resp).serve(service) {
+    match server.framing(Resp).serve(service(Keyer::default(), value_bytes_max)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

@@ -1,11 +1,12 @@
 //! One shard's part of the server: its keys and connections, and its way to those of the other shards.
 
 use std::cell::{RefCell, RefMut};
-use std::time::Instant;
+use std::time::Duration;
 
 use ringserve::sync::SendError;
 
 use crate::about::{Counts, Figures};
+use crate::clock::Clock;
 use crate::commands::{self, Reach};
 use crate::data::{Outcome, Task};
 use crate::gather::Gather;
@@ -41,21 +42,21 @@ pub struct Node<P> {
     store: RefCell<Store>,
     counts: Counts,
     clients: Clients,
-    started: Instant,
+    clock: Clock,
     value_bytes_max: usize,
     post: P,
 }
 
 impl<P: Post> Node<P> {
     /// A shard without keys and connections.
-    pub fn new(place: Place, keyer: Keyer, value_bytes_max: usize, post: P) -> Node<P> {
+    pub fn new(place: Place, keyer: Keyer, value_bytes_max: usize, clock: Clock, post: P) -> Node<P> {
         Node {
             place,
             keyer,
             store: RefCell::default(),
             counts: Counts::default(),
             clients: Clients::default(),
-            started: Instant::now(),
+            clock,
             value_bytes_max,
             post,
         }
@@ -94,9 +95,9 @@ impl<P: Post> Node<P> {
         self.value_bytes_max
     }
 
-    /// When it began.
-    pub fn started(&self) -> Instant {
-        self.started
+    /// The time since it began.
+    pub fn elapsed(&self) -> Duration {
+        self.clock.elapsed()
     }
 
     /// What a command on `store` works with.
@@ -106,7 +107,7 @@ impl<P: Post> Node<P> {
             store,
             keyer: &self.keyer,
             place: self.place,
-            now: Moment::since(self.started),
+            now: Moment::now(&self.clock),
             value_bytes_max: self.value_bytes_max,
             reply,
         }
@@ -117,7 +118,7 @@ impl<P: Post> Node<P> {
         match message {
             Message::Work { work, back } => back.answer(self.work(work)),
             Message::Figures(back) => back.answer(self.figures()),
-            Message::Clients(back) => back.answer(self.clients.lines(None)),
+            Message::Clients(back) => back.answer(self.clients.lines(None, self.elapsed())),
         }
     }
 
@@ -173,7 +174,10 @@ impl<P: Post> Node<P> {
     /// # Errors
     /// If a shard gave none.
     pub async fn all_clients(&self, caller: u64) -> Result<Vec<ClientLine>, Unanswered> {
-        let mut all = self.ask_each(|| self.clients.lines(Some(caller)), Message::Clients).await?.concat();
+        let mut all = self
+            .ask_each(|| self.clients.lines(Some(caller), self.elapsed()), Message::Clients)
+            .await?
+            .concat();
         all.sort_unstable_by_key(|line| line.id);
         Ok(all)
     }

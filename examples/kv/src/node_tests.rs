@@ -46,7 +46,7 @@ impl Lab {
         let (keyer, way, ended) = (Keyer::default(), Way::default(), Rc::<Cell<bool>>::default());
         let node = |index| {
             let line = Line { way: way.clone(), ended: ended.clone(), room };
-            Node::new(Place { index, shards }, keyer, 1 << 20, line)
+            Node::new(Place { index, shards }, keyer, 1 << 20, Clock::Stopped, line)
         };
         Lab { nodes: (0..shards).map(node).collect(), way, ended }
     }
@@ -195,7 +195,7 @@ fn client_list_tells_the_connections_of_all_shards() {
     let lab = Lab::new(3, 100);
     let sessions: Vec<Session> = (0..9).map(|_| Session::default()).collect();
     for (n, session) in sessions.iter().enumerate() {
-        lab.nodes[n % 3].clients().open(session, n as u64 + 1, format!("192.0.2.1:{n}"));
+        lab.nodes[n % 3].clients().open(session, n as u64 + 1, format!("192.0.2.1:{n}"), Duration::ZERO);
     }
     lab.nodes[1].clients().close(&sessions[4]);
     let lines = lab.run(lab.nodes[2].all_clients(3)).unwrap();

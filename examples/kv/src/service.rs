@@ -55,7 +55,7 @@ impl Service for Kv {
         up(&self.node.counts().open);
         // Different on all shards.
         let id = (number - 1) * place.shards as u64 + place.index as u64 + 1;
-        self.node.clients().open(cx.session(), id, cx.peer().to_string());
+        self.node.clients().open(cx.session(), id, cx.peer().to_string(), self.node.elapsed());
         Ok(())
     }
 
@@ -181,7 +181,7 @@ impl Kv {
         match self.node.all_figures().await {
             Ok(figures) => {
                 let mut reply = Reply::new(Vec::new(), protocol);
-                let uptime = self.node.started().elapsed();
+                let uptime = self.node.elapsed();
                 about::info(&mut reply, sections, self.node.place(), uptime, &figures);
                 reply.into_inner()
             }
@@ -208,7 +208,9 @@ impl Kv {
             Command::Echo => reply.string(args.next().unwrap_or_default()),
             Command::Select => session::select(&mut reply, args),
             Command::Hello => session::hello(cx, args),
-            Command::Client => return session::client(cx, args).map_or(Left::Nothing, Left::Clients),
+            Command::Client => {
+                return session::client(cx, args, self.node.elapsed()).map_or(Left::Nothing, Left::Clients);
+            }
             Command::Quit => {
                 reply.ok();
                 cx.close();

@@ -3,7 +3,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::Duration;
 
 use ringserve::Cx;
 
@@ -27,7 +27,8 @@ pub struct Session {
 pub struct Client {
     id: u64,
     addr: String,
-    opened: Instant,
+    /// When, counted from the start of its shard.
+    opened: Duration,
     /// As in the session, which each request looks at.
     protocol: Cell<Protocol>,
     /// Most connections have none.
@@ -69,9 +70,9 @@ struct Names {
 }
 
 impl Clients {
-    /// A connection of that number was opened, from `addr`.
-    pub fn open(&self, session: &Session, id: u64, addr: String) {
-        let client = session.client.get_or_init(|| Rc::new(Client::new(id, addr)));
+    /// A connection of that number was opened, from `addr`, `now` after the start of the shard.
+    pub fn open(&self, session: &Session, id: u64, addr: String, now: Duration) {
+        let client = session.client.get_or_init(|| Rc::new(Client::new(id, addr, now)));
         self.by_id.borrow_mut().insert(id, client.clone());
     }
 
@@ -83,8 +84,8 @@ impl Clients {
     }
 
     /// All that are open.
-    pub fn lines(&self, caller: Option<u64>) -> Vec<ClientLine> {
-        self.by_id.borrow().values().map(|client| client.line(caller == Some(client.id))).collect()
+    pub fn lines(&self, caller: Option<u64>, now: Duration) -> Vec<ClientLine> {
+        self.by_id.borrow().values().map(|client| client.line(caller == Some(client.id), now)).collect()
     }
 }
 
@@ -119,8 +120,8 @@ impl Session {
 }
 
 impl Client {
-    fn new(id: u64, addr: String) -> Client {
-        Client { id, addr, opened: Instant::now(), protocol: Cell::default(), names: RefCell::default() }
+    fn new(id: u64, addr: String, opened: Duration) -> Client {
+        Client { id, addr, opened, protocol: Cell::default(), names: RefCell::default() }
     }
 
     fn names(&self) -> Names {
@@ -128,7 +129,7 @@ impl Client {
     }
 
     /// The last command is known of the one that asks, and not kept of the others.
-    fn line(&self, asks: bool) -> ClientLine {
+    fn line(&self, asks: bool, now: Duration) -> ClientLine {
         let names = self.names();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let text = format!(
@@ -136,7 +137,7 @@ impl Client {
             self.id,
             self.addr,
             text(&names.name),
-            self.opened.elapsed().as_secs(),
+            now.saturating_sub(self.opened).as_secs(),
             if self.protocol.get() == Protocol::Resp3 { 3 } else { 2 },
             text(&names.lib_name),
             text(&names.lib_version),
@@ -259,7 +260,7 @@ fn is_name(name: &[u8]) -> bool {
 }
 
 /// CLIENT: names and the number of this connection. What is left to do is CLIENT LIST, which asks all shards.
-pub fn client(cx: &Cx<'_, Session>, mut args: Args<'_>) -> Option<Listed> {
+pub fn client(cx: &Cx<'_, Session>, mut args: Args<'_>, now: Duration) -> Option<Listed> {
     let session = cx.session();
     let mut reply = Reply::new(cx, session.protocol());
     let given = args.next().unwrap_or_default();
@@ -281,7 +282,9 @@ pub fn client(cx: &Cx<'_, Session>, mut args: Args<'_>) -> Option<Listed> {
     }
     match &subcommand[..] {
         b"id" => reply.integer(session.id() as i64),
-        b"info" => reply.text(&session.client.get().map_or(String::new(), |client| client.line(true).text)),
+        b"info" => {
+            reply.text(&session.client.get().map_or(String::new(), |client| client.line(true, now).text))
+        }
         b"list" => match Listed::parse(args) {
             Ok(listed) => return Some(listed),
             Err(error) => reply.error(error),

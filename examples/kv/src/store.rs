@@ -10,11 +10,12 @@
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use foldhash::SharedSeed;
 use foldhash::quality::FoldHasher;
 use hashbrown::HashTable;
+
+use crate::clock::Clock;
 
 /// The end of a key that has none.
 pub const NEVER: u64 = u64::MAX;
@@ -41,11 +42,16 @@ impl Default for Keyer {
     fn default() -> Keyer {
         // What the standard library makes of nothing, with keys from the system.
         let random = || RandomState::new().build_hasher().finish();
-        Keyer { seed: random(), seeds: Box::leak(Box::new(SharedSeed::from_u64(random()))) }
+        Keyer::of(random(), random())
     }
 }
 
 impl Keyer {
+    /// One that these two numbers decide.
+    pub fn of(seed: u64, seeds: u64) -> Keyer {
+        Keyer { seed, seeds: Box::leak(Box::new(SharedSeed::from_u64(seeds))) }
+    }
+
     /// A key ready to be looked for.
     #[inline]
     pub fn key<'a>(&self, bytes: &'a [u8]) -> Key<'a> {
@@ -72,40 +78,28 @@ impl Key<'_> {
 
 /// The time of one request, in milliseconds since the shard began. The clock is read when it is first asked for, so a
 /// request that meets no end of a key does not read it.
-pub struct Moment {
-    started: Instant,
+pub struct Moment<'a> {
+    clock: &'a Clock,
     read: Cell<u64>,
-    /// What a test says that the system's clock shows.
-    #[cfg(test)]
-    unix: i64,
 }
 
-/// The Unix time, in milliseconds, at which shards of tests began.
-#[cfg(test)]
-const UNIX_START: i64 = 1_000_000_000_000;
-
-impl Moment {
-    /// Now, in a shard that began at `started`.
+impl Moment<'_> {
+    /// Now, on that clock.
     #[inline]
-    pub fn since(started: Instant) -> Moment {
-        Moment {
-            started,
-            read: Cell::new(NEVER),
-            #[cfg(test)]
-            unix: unix_millis(),
-        }
+    pub fn now(clock: &Clock) -> Moment<'_> {
+        Moment { clock, read: Cell::new(NEVER) }
     }
 
     /// A time for tests.
     #[cfg(test)]
-    pub fn at(millis: u64) -> Moment {
-        Moment { started: Instant::now(), read: Cell::new(millis), unix: UNIX_START + millis as i64 }
+    pub fn at(millis: u64) -> Moment<'static> {
+        Moment { clock: &Clock::Stopped, read: Cell::new(millis) }
     }
 
     /// Milliseconds.
     pub fn millis(&self) -> u64 {
         if self.read.get() == NEVER {
-            self.read.set(self.started.elapsed().as_millis() as u64);
+            self.read.set(self.clock.elapsed().as_millis() as u64);
         }
         self.read.get()
     }
@@ -113,16 +107,8 @@ impl Moment {
     /// Milliseconds since 1970, as the system's clock tells them now. Ends are not kept in them, so that setting
     /// that clock moves no end.
     pub fn unix_millis(&self) -> i64 {
-        #[cfg(test)]
-        return self.unix;
-        #[cfg(not(test))]
-        unix_millis()
+        self.clock.unix_millis(self.millis())
     }
-}
-
-/// 0 if the system's clock stands before 1970.
-fn unix_millis() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as i64)
 }
 
 struct Entry {
@@ -153,7 +139,7 @@ pub struct Position(usize);
 impl Store {
     /// Looks for a key. One whose time is over is removed.
     #[inline]
-    pub fn find(&mut self, key: Key<'_>, now: &Moment) -> Option<Position> {
+    pub fn find(&mut self, key: Key<'_>, now: &Moment<'_>) -> Option<Position> {
         let at = *self.table.find(key.hash, |at| &*self.entries[*at as usize].key == key.bytes)? as usize;
         if self.entries[at].end != NEVER && self.entries[at].end <= now.millis() {
             self.expire(at);
@@ -203,7 +189,7 @@ impl Store {
     ///
     /// # Panics
     /// At 4 billion keys.
-    pub fn insert(&mut self, key: Key<'_>, value: &[u8], end: u64, now: &Moment) {
+    pub fn insert(&mut self, key: Key<'_>, value: &[u8], end: u64, now: &Moment<'_>) {
         if self.ending > 0 {
             self.sweep(now);
         }
@@ -250,21 +236,26 @@ impl Store {
     }
 
     /// All keys that are not over.
-    pub fn keys(&self, now: &Moment) -> impl Iterator<Item = &[u8]> {
+    pub fn keys(&self, now: &Moment<'_>) -> impl Iterator<Item = &[u8]> {
         self.entries.iter().filter(|entry| !entry.is_over(now)).map(|entry| &*entry.key)
     }
 
     /// A part of all keys: the next `count` before `cursor`, and the cursor to go on with, which is 0 at the end as it
     /// is at the start. A key that is there from the first call to the last is seen at least once, since a
     /// key only ever moves to a lower position, and keys are seen from the highest to the lowest.
-    pub fn scan(&self, cursor: usize, count: usize, now: &Moment) -> (usize, impl Iterator<Item = &[u8]>) {
+    pub fn scan(
+        &self,
+        cursor: usize,
+        count: usize,
+        now: &Moment<'_>,
+    ) -> (usize, impl Iterator<Item = &[u8]>) {
         let top = if cursor == 0 { self.entries.len() } else { cursor.min(self.entries.len()) };
         let next = top.saturating_sub(count);
         let seen = self.entries[next..top].iter().rev();
         (next, seen.filter(|entry| !entry.is_over(now)).map(|entry| &*entry.key))
     }
 
-    fn sweep(&mut self, now: &Moment) {
+    fn sweep(&mut self, now: &Moment<'_>) {
         for _ in 0..SWEPT_PER_INSERT.min(self.entries.len()) {
             if self.swept == 0 || self.swept > self.entries.len() {
                 self.swept = self.entries.len();
@@ -295,7 +286,7 @@ impl Store {
 
 impl Entry {
     #[inline]
-    fn is_over(&self, now: &Moment) -> bool {
+    fn is_over(&self, now: &Moment<'_>) -> bool {
         self.end != NEVER && self.end <= now.millis()
     }
 }

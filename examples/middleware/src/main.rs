@@ -141,3 +141,66 @@ fn main() -> Result<(), ringserve::Error> {
     println!("{}", counts(&seen));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use ringserve::testing::{Faults, Sim};
+
+    use super::*;
+
+    #[test]
+    fn calls_wait_for_a_place_and_end_in_time() {
+        Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+            let calls = Calls::default().slower_than(Duration::from_secs(1));
+            let of_all = calls.clone();
+            let addr = sim.serve(Server::bind("10.0.0.1:7000").framing(Lines::default()), move |_shard| {
+                let limited = ConcurrencyLimit::new(Work { calls: of_all.clone() }, 1);
+                Observe::new(TimeLimit::new(limited, Duration::from_secs(10)), of_all.on_shard())
+            });
+            for n in 0..3 {
+                sim.client(format!("c{n}"), async move |net| {
+                    let mut me = net.connect(addr).await?;
+                    me.send("2000\nhello\n").await?;
+                    assert_eq!(me.line().await?.as_deref(), Some("2000: done after 2000 ms"));
+                    // One call of the shard is under way at a time.
+                    assert_eq!(me.line().await?.as_deref(), Some("hello: done"));
+                    net.sleep(Duration::from_secs(60)).await;
+                    let sent = net.now();
+                    me.send(if n == 0 { "60000\n" } else { "fail\n" }).await?;
+                    // Neither is answered, and both end their connection.
+                    assert_eq!(me.line().await.unwrap_or_default(), None);
+                    assert!(net.now() - sent < Duration::from_secs(40));
+                    Ok(())
+                });
+            }
+            sim.run_until_done();
+            let counts = calls.counts();
+            assert_eq!((counts.begun, counts.done, counts.in_flight()), (9, 6, 0), "{counts:?}");
+        });
+    }
+
+    #[test]
+    fn tower_answers_busy_where_there_is_no_place() {
+        Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+            let server = Server::bind("10.0.0.1:7000").framing(Lines::default());
+            let addr = sim.serve(server, |shard| of_tower(shard, 1));
+            sim.client("first", async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("60000\n").await?;
+                assert_eq!(me.line().await?.as_deref(), Some("60000: done after 60000 ms, by tower"));
+                Ok(())
+            });
+            sim.client("second", async move |net| {
+                net.sleep(Duration::from_secs(20)).await;
+                let mut me = net.connect(addr).await?;
+                me.send("hello\n").await?;
+                assert_eq!(me.line().await?.as_deref(), Some("busy"));
+                net.sleep(Duration::from_secs(60)).await;
+                me.send("hello\n").await?;
+                assert_eq!(me.line().await?.as_deref(), Some("hello: done, by tower"));
+                Ok(())
+            });
+            sim.run_until_done();
+        });
+    }
+}

@@ -19,6 +19,9 @@ use crate::shard::clock::VirtualTime;
 /// The environment variable by which one seed is run again, with its trace.
 const VARIABLE: &str = "RINGSERVE_SEED";
 
+/// The environment variable that says how many seeds each test runs.
+const COUNT_VARIABLE: &str = "RINGSERVE_SEEDS";
+
 /// Of as many seeds one is run twice, and must do the same.
 const TWICE_EVERY: u64 = 100;
 
@@ -104,7 +107,8 @@ impl Seeds {
     }
 
     /// Runs the test once for each seed, and each hundredth seed twice. With the environment variable `RINGSERVE_SEED` only
-    /// that seed is run, and every event is printed.
+    /// that seed is run, and every event is printed. With `RINGSERVE_SEEDS` every test runs that many, from the same first
+    /// one on.
     ///
     /// At the end of each run the servers are [drained](Sim::finish).
     ///
@@ -112,8 +116,7 @@ impl Seeds {
     /// At the first seed that fails, with what it broke, its last events and the command that runs it again.
     #[track_caller]
     pub fn run(self, test: impl Fn(&Sim)) {
-        if let Ok(seed) = env::var(VARIABLE) {
-            let seed = seed.parse().unwrap_or_else(|_| panic!("{VARIABLE}={seed} is no number"));
+        if let Some(seed) = number_of(VARIABLE) {
             return match self.run_seed(seed, Keeps::Prints, &test) {
                 Ok(outcome) => {
                     println!(
@@ -125,7 +128,8 @@ impl Seeds {
             };
         }
         let (mut clients, mut good) = (0, 0);
-        for seed in self.from..self.from.saturating_add(self.count) {
+        let count = number_of(COUNT_VARIABLE).unwrap_or(self.count);
+        for seed in self.from..self.from.saturating_add(count) {
             match self.check(seed, &test) {
                 Ok(outcome) => (clients, good) = (clients + outcome.clients.0, good + outcome.clients.1),
                 Err(failure) => fail(seed, &failure),
@@ -220,6 +224,13 @@ fn close(world: &World) {
     if !leaks.is_empty() {
         world.fail(format!("something is left at the end:\n  {}", leaks.join("\n  ")));
     }
+}
+
+/// What a variable of the environment says, if it is set.
+#[track_caller]
+fn number_of(variable: &str) -> Option<u64> {
+    let text = env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")))
 }
 
 /// What two runs of a seed that differ most likely come from.

@@ -50,7 +50,7 @@ impl<'a> SetOptions<'a> {
     }
 
     /// When the key ends, in milliseconds of the shard.
-    fn end(&self, now: &Moment) -> Result<u64, &'static str> {
+    fn end(&self, now: &Moment<'_>) -> Result<u64, &'static str> {
         let End::At(unit, time) = self.end else { return Ok(NEVER) };
         let time = number::parse(time).ok_or(NOT_A_NUMBER)?;
         let end = if time > 0 { unit.end(time, now) } else { None };

@@ -1,0 +1,230 @@
+//! All keys together, over all shards.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
+use ringserve::testing::Faults;
+
+use super::*;
+
+/// The words of a reply that is an array of strings.
+fn strings(reply: &str) -> BTreeSet<String> {
+    let inner = reply.strip_prefix('[').and_then(|reply| reply.strip_suffix(']')).expect("an array");
+    let words: Vec<String> = inner.split_whitespace().map(|word| word.trim_matches('"').to_owned()).collect();
+    let set: BTreeSet<String> = words.iter().cloned().collect();
+    assert_eq!(set.len(), words.len(), "twice: {reply}");
+    set
+}
+
+/// Everything that SCAN tells, in whatever order, perhaps twice.
+async fn scan(me: &mut Redis, options: &str, mut between: impl AsyncFnMut()) -> io::Result<BTreeSet<String>> {
+    let (mut cursor, mut seen) = ("0".to_owned(), BTreeSet::new());
+    for round in 0.. {
+        let reply = me.ask(&format!("scan {cursor} {options}")).await?;
+        let (next, keys) = reply[1..reply.len() - 1].split_once(' ').expect("a cursor and keys");
+        cursor = next.trim_matches('"').to_owned();
+        seen.extend(strings(keys));
+        if cursor == "0" {
+            break;
+        }
+        assert!(round < 1000, "the scan does not end");
+        between().await;
+    }
+    Ok(seen)
+}
+
+#[test]
+fn keys_scan_and_dbsize_tell_all_keys_of_all_shards() {
+    Sim::seeds(150).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        let count = sim.random() % 80;
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            let (mut stay, mut end) = (BTreeSet::new(), BTreeSet::new());
+            for n in 0..count {
+                let key = format!("{}:{n}", ["one", "two"][n as usize % 2]);
+                if net.random() % 3 == 0 {
+                    me.check(&[(&format!("set {key} v ex 7200"), "+OK")]).await?;
+                    end.insert(key);
+                } else {
+                    me.check(&[(&format!("set {key} v"), "+OK")]).await?;
+                    stay.insert(key);
+                }
+            }
+            let all: BTreeSet<String> = stay.union(&end).cloned().collect();
+            let of_two = |keys: &BTreeSet<String>| -> BTreeSet<String> {
+                keys.iter().filter(|key| key.starts_with("two")).cloned().collect()
+            };
+            let size = net.random() % 20 + 1;
+            assert_eq!(me.ask("dbsize").await?, format!(":{count}"));
+            assert_eq!(strings(&me.ask("keys *").await?), all);
+            assert_eq!(strings(&me.ask("keys t?[a-o]:*").await?), of_two(&all));
+            assert_eq!(scan(&mut me, &format!("count {size}"), async || ()).await?, all);
+            assert_eq!(scan(&mut me, "match two:* type string", async || ()).await?, of_two(&all));
+            assert_eq!(scan(&mut me, "type list", async || ()).await?, BTreeSet::new());
+            let info = me.ask("info keyspace").await?;
+            let told = format!("db0:keys={count},expires={},", end.len());
+            assert!(info.contains(&told) || count == 0 && !info.contains("db0"), "{info}");
+            // An hour before their end they are there, and behind it they are not.
+            net.sleep(3600 * SECOND).await;
+            assert_eq!(strings(&me.ask("keys *").await?), all);
+            net.sleep(3600 * SECOND).await;
+            assert_eq!(strings(&me.ask("keys *").await?), stay);
+            assert_eq!(scan(&mut me, "", async || ()).await?, stay);
+            for key in &end {
+                me.check(&[(&format!("exists {key}"), ":0"), (&format!("ttl {key}"), ":-2")]).await?;
+            }
+            assert_eq!(me.ask("dbsize").await?, format!(":{}", stay.len()));
+            let expired = format!("expired_keys:{}\r\n", end.len());
+            assert!(me.ask("info stats").await?.contains(&expired), "{expired}");
+            // What stays during a scan is seen, whatever else comes and goes.
+            let mut other = Redis::connect(&net, addr).await?;
+            let kept: BTreeSet<String> = stay.iter().filter(|key| key.starts_with("one")).cloned().collect();
+            let mut going = stay.difference(&kept).cloned().collect::<Vec<_>>();
+            let mut number = 0;
+            let options = format!("count {size}");
+            let seen = scan(&mut me, &options, async || {
+                number += 1;
+                other.ask(&format!("set new:{number} v")).await.unwrap();
+                if let Some(key) = going.pop() {
+                    other.check(&[(&format!("del {key}"), ":1")]).await.unwrap();
+                }
+            });
+            let seen = seen.await?;
+            assert!(seen.is_superset(&kept), "{:?} were not seen", kept.difference(&seen));
+            let flush = ["flushall", "flushdb async", "FLUSHALL SYNC"][net.random() as usize % 3];
+            me.check(&[(flush, "+OK"), ("dbsize", ":0"), ("keys *", "[]"), ("get one:0", "nil")]).await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn keys_that_end_give_their_memory_back_as_others_come() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            for round in 0..30 {
+                let sets: Vec<String> = (0..50).map(|n| format!("set k:{round}:{n} v ex 100\r\n")).collect();
+                me.0.send(sets.concat()).await?;
+                for _ in sets {
+                    assert_eq!(me.reply().await?, "+OK");
+                }
+                net.sleep(60 * SECOND).await;
+            }
+            let size: usize = me.ask("dbsize").await?[1..].parse()?;
+            assert!((50..400).contains(&size), "{size} keys of 1500, of which 50 to 100 live");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn increments_of_all_connections_count_once() {
+    Sim::seeds(150).faults(Faults::all()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        let (sent, answered) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        for n in 0..2 + sim.random() % 5 {
+            let (sent, answered) = (sent.clone(), answered.clone());
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = Redis::connect(&net, addr).await?;
+                for _ in 0..10 {
+                    let count = 1 + net.random() % 5;
+                    sent.set(sent.get() + count);
+                    let (mut last, mut others) = (0, 0);
+                    me.0.send("incr shared\r\nincr other\r\n".repeat(count as usize)).await?;
+                    for _ in 0..count {
+                        for last in [&mut last, &mut others] {
+                            let reply = me.reply().await?;
+                            let value: u64 = reply.strip_prefix(':').expect("a number").parse()?;
+                            assert!(value > *last, "{value} after {last}");
+                            *last = value;
+                        }
+                        answered.set(answered.get() + 1);
+                    }
+                    assert!(last <= sent.get(), "{last} of {} sent", sent.get());
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        sim.client("last", async move |net| {
+            // What was sent is worked on by now.
+            net.sleep(60 * SECOND).await;
+            let mut me = Redis::connect(&net, addr).await?;
+            for key in ["shared", "other"] {
+                let value: u64 = me.ask(&format!("get {key}")).await?.trim_matches('"').parse().unwrap_or(0);
+                let range = answered.get()..=sent.get();
+                assert!(range.contains(&value), "{value} counts of {range:?}");
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn client_list_and_info_tell_the_connections_of_all_shards() {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        let shards = 1 + sim.seed() as usize % 4;
+        let count = 1 + sim.random() as usize % 8;
+        sim.client("me", async move |net| {
+            let mut clients = Vec::new();
+            let mut ids = BTreeSet::new();
+            for n in 0..count {
+                let mut client = Redis::connect(&net, addr).await?;
+                client
+                    .check(&[
+                        (&format!("client setname c{n}"), "+OK"),
+                        ("client getname", &format!("\"c{n}\"")),
+                    ])
+                    .await?;
+                assert!(ids.insert(client.ask("client id").await?), "each has another number");
+                clients.push(client);
+                net.sleep(SECOND).await;
+            }
+            let asking = net.random() as usize % count;
+            let list = clients[asking].ask("client list").await?;
+            let lines: Vec<&str> = list.trim_matches('"').lines().collect();
+            assert_eq!(lines.len(), count, "{list}");
+            let id_of =
+                |line: &str| -> u64 { line["id=".len()..].split(' ').next().unwrap().parse().unwrap() };
+            assert!(lines.is_sorted_by_key(|line| id_of(line)), "{list}");
+            for (n, client) in clients.iter().enumerate() {
+                let from = client.0.local_addr().unwrap();
+                let line =
+                    lines.iter().find(|line| line.contains(&format!(" addr={from} "))).expect("its line");
+                assert!(line.contains(&format!(" name=c{n} ")), "{line}");
+                assert_eq!(line.contains(" cmd=client"), n == asking, "{line}");
+                assert!(ids.contains(&format!(":{}", id_of(line))), "{line}");
+                let age = line.split(" age=").nth(1).and_then(|age| age.split(' ').next()).unwrap();
+                let age: usize = age.parse()?;
+                // Seconds, each of which may be longer where the network is slow.
+                assert!((count - n - 1..count - n + 60).contains(&age), "{line}");
+            }
+            let info = clients[asking].ask("info").await?;
+            for told in [
+                format!("connected_clients:{count}\r\n"),
+                format!("total_connections_received:{count}\r\n"),
+                // With CLIENT LIST and INFO.
+                format!("total_commands_processed:{}\r\n", 3 * count + 2),
+                format!("shards:{shards}\r\n"),
+            ] {
+                assert!(info.contains(&told), "{told} is not in {info}");
+            }
+            // Those that leave are told no more.
+            clients.swap(0, asking);
+            clients.truncate(1);
+            net.sleep(60 * SECOND).await;
+            let list = clients[0].ask("client list").await?;
+            assert_eq!(list.lines().filter(|line| line.contains("id=")).count(), 1, "{list}");
+            assert!(clients[0].ask("info clients").await?.contains("connected_clients:1\r\n"));
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
