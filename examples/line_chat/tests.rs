@@ -280,6 +280,55 @@ fn rooms_and_names_hold_while_members_walk_about() {
     });
 }
 
+#[test]
+fn member_is_told_what_happens_in_its_room_and_nothing_else() {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, OUTBOX).addr();
+        let (entered, left) = (Meeting::of(2), Meeting::of(2));
+        let (here, gone) = (entered.clone(), left.clone());
+        sim.client("ann", async move |net| {
+            let mut me = enters(&net, addr, "ann").await?;
+            Meeting::new(&here).all(&net).await;
+            let came = next(&mut me).await?;
+            let guest =
+                came.strip_prefix("* ").and_then(|came| came.strip_suffix(" came")).expect("who came");
+            assert!(guest.starts_with("guest-"), "{came}");
+            assert_eq!(next(&mut me).await?, format!("* {guest} is called bob now"));
+            for line in [
+                "bob: hello",
+                "* bob left",
+                "* bob came",
+                "bob: back",
+                "* bob is called rob now",
+                "* rob left",
+            ] {
+                assert_eq!(next(&mut me).await?, line);
+            }
+            Meeting::new(&gone).all(&net).await;
+            net.sleep(60 * SECOND).await;
+            asks(&mut me, "/who", "* ann is in lobby").await?;
+            Ok(())
+        });
+        sim.client("bob", async move |net| {
+            Meeting::new(&entered).all(&net).await;
+            let mut me = enters(&net, addr, "bob").await?;
+            me.send("hello\n").await?;
+            asks(&mut me, "/join kitchen", "* you are in kitchen now").await?;
+            me.send("heard in the lobby by mistake\n").await?;
+            // People listen for longer than they talk.
+            net.sleep(3600 * SECOND).await;
+            asks(&mut me, "/join lobby", "* you are in lobby now").await?;
+            me.send("back\n").await?;
+            asks(&mut me, "/name rob", "* you are called rob now").await?;
+            me.finish()?;
+            assert_eq!(me.closed().await?, b"");
+            Meeting::new(&left).comes();
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
 const HELP: &str = "* /name X, /join ROOM, /who, /quit; names are short and have no spaces";
 
 #[test]
