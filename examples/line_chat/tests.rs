@@ -355,6 +355,8 @@ fn commands_do_what_they_say() {
             }
             for command in ["name", "join"] {
                 asks(&mut me, &format!("/{command} {longer}"), HELP).await?;
+                // The limit is one of bytes.
+                asks(&mut me, &format!("/{command} {}", "é".repeat(17)), HELP).await?;
             }
             asks(&mut me, "/who", "* ann is in lobby").await?;
             asks(&mut me, &format!("/name {longest}"), &format!("* you are called {longest} now")).await?;

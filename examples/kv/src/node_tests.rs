@@ -116,6 +116,15 @@ fn a_shard_that_is_behind_is_not_waited_for() {
 }
 
 #[test]
+fn shards_behind_one_that_is_full_are_asked_too() {
+    let lab = Lab::new(3, 0);
+    let (far, own) = (lab.keys_of(0).next().unwrap(), lab.keys_of(2).next().unwrap());
+    let reply = lab.ask(2, &format!("mset {far} 1 {own} 2"));
+    assert_eq!(reply, "-TRYAGAIN shard 0 has too many requests waiting");
+    assert_eq!(lab.ask(2, &format!("get {own}")), "$1 2");
+}
+
+#[test]
 fn shard_that_ended_is_an_error_and_no_hang() {
     let lab = Lab::new(2, 100);
     let there = lab.keys_of(1).next().unwrap();
