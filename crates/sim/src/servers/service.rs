@@ -224,8 +224,11 @@ impl Service for Model {
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
         // A slow one finds several pieces there.
-        let (len, pause) =
-            if time.as_micros() % 2 == 0 { (4, Duration::ZERO) } else { (UPSTREAM_BYTES, time / 100) };
+        let (len, pause) = if time.as_micros().is_multiple_of(2) {
+            (4, Duration::ZERO)
+        } else {
+            (UPSTREAM_BYTES, time / 100)
+        };
         match verb {
             Verb::Echo => {}
             Verb::Sleep => {
@@ -262,7 +265,7 @@ impl Service for Model {
             }
             Verb::GiveUp => {
                 // At once, before the shard looks, or a moment later.
-                let time = if time.as_micros() % 2 == 0 { Duration::ZERO } else { time / 1000 };
+                let time = if time.as_micros().is_multiple_of(2) { Duration::ZERO } else { time / 1000 };
                 let attempt = self.shard.connect(SocketAddr::from(UPSTREAM));
                 let given_up = self.shard.timeout(time, attempt).await.is_err();
                 self.cover.count("upstream", if given_up { "given up" } else { "in time" });
