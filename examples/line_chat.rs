@@ -79,8 +79,7 @@ struct Member {
 }
 
 impl Rooms {
-    fn put(&self, room: &Arc<str>, name: Rc<str>, handle: LocalHandle) {
-        let member = Member { name, missed: Cell::new(0), handle };
+    fn put(&self, room: &Arc<str>, member: Member) {
         self.rooms.borrow_mut().entry(room.clone()).or_default().insert(member.handle.id(), member);
     }
 
@@ -117,16 +116,18 @@ impl Rooms {
 impl Member {
     /// Hands a line on, or counts that it was dropped.
     fn tell(&self, line: &str) {
-        let missed = self.missed.get();
-        let told = match missed {
-            0 => Ok(()),
-            missed => self.handle.push(format!("* you read too slowly and missed {missed} lines").as_bytes()),
-        };
-        match told.and_then(|()| self.handle.push(line.as_bytes())) {
-            Ok(()) => self.missed.set(0),
-            Err(PushError::Full) => self.missed.set(missed + 1),
-            // Its close is on the way to us.
-            Err(PushError::Gone) => {}
+        if self.missed.get() > 0 {
+            let notice = format!("* you read too slowly and missed {} lines", self.missed.get());
+            if self.handle.push(notice.as_bytes()).is_ok() {
+                self.missed.set(0);
+            }
+        }
+        // What was missed is told before the next line, and there may be room for one of them only.
+        let pushed =
+            if self.missed.get() > 0 { Err(PushError::Full) } else { self.handle.push(line.as_bytes()) };
+        // Where it is gone, its close is on the way to us.
+        if pushed == Err(PushError::Full) {
+            self.missed.set(self.missed.get() + 1);
         }
     }
 }
@@ -171,16 +172,17 @@ impl Chat {
         match line.split_once(' ').unwrap_or((line, "")) {
             ("/name", name) if is_name(name) => {
                 self.say(cx, &who, &format!("* {} is called {name} now", who.name));
+                let missed = self.rooms.remove(&who.room, who.id).map_or(0, |member| member.missed.get());
                 who.name = name.into();
-                self.enter(cx, who);
+                self.enter(cx, who, missed);
                 cx.reply(format!("* you are called {name} now").as_bytes());
             }
             ("/join", room) if is_name(room) => {
                 self.say(cx, &who, &format!("* {} left", who.name));
-                self.rooms.remove(&who.room, who.id);
+                let missed = self.rooms.remove(&who.room, who.id).map_or(0, |member| member.missed.get());
                 who.room = room.into();
                 self.say(cx, &who, &format!("* {} came", who.name));
-                self.enter(cx, who);
+                self.enter(cx, who, missed);
                 cx.reply(format!("* you are in {room} now").as_bytes());
             }
             ("/who", "") => {
@@ -195,8 +197,10 @@ impl Chat {
         }
     }
 
-    fn enter(&self, cx: &Cx<'_, Session>, who: Who) {
-        self.rooms.put(&who.room, who.name.clone(), cx.local_handle());
+    /// `missed` lines were dropped for it elsewhere, and it was not told of them.
+    fn enter(&self, cx: &Cx<'_, Session>, who: Who, missed: u64) {
+        let member = Member { name: who.name.clone(), handle: cx.local_handle(), missed: Cell::new(missed) };
+        self.rooms.put(&who.room, member);
         cx.session().who.replace(Some(who));
     }
 }
@@ -215,7 +219,7 @@ impl Service for Chat {
         cx.reply(format!("* you are {name}, in lobby; /name X, /join ROOM, /who, /quit").as_bytes());
         let who = Who { id: cx.id(), name: name.into(), room: "lobby".into() };
         self.say(cx, &who, &format!("* {} came", who.name));
-        self.enter(cx, who);
+        self.enter(cx, who, 0);
         Ok(())
     }
 

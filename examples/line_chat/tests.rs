@@ -511,12 +511,15 @@ fn slow_reader_is_told_how_many_lines_it_missed() {
             net.sleep(60 * SECOND).await;
             Ok(())
         });
-        for (name, waits) in [("bob", Duration::ZERO), ("slow", 4 * SECOND)] {
+        // What was missed is not forgotten with a name or a room.
+        let command = ["", "/name sloth\n", "/join lobby\n"][sim.seed() as usize % 3];
+        for (name, waits, command) in [("bob", Duration::ZERO, ""), ("slow", 4 * SECOND, command)] {
             let (count, entered, said) = (count.clone(), entered.clone(), said.clone());
             sim.client(name, async move |net| {
                 let mut me = enters(&net, addr, name).await?;
                 Meeting::new(&entered).all(&net).await;
                 net.sleep(waits).await;
+                me.send(command).await?;
                 Meeting::new(&said).comes();
                 let (mut expected, mut missed) = (0, 0);
                 while expected <= LINES {
