@@ -311,6 +311,46 @@ fn service_with_a_thread_of_its_own_is_named() {
     assert!(text.contains("a thread of the program woke something"), "{text}");
 }
 
+/// Has a thread wake the call in the middle of its turn.
+struct Joined;
+
+impl Service for Joined {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, _frame: Frame) -> Result<(), Infallible> {
+        let mut asked = false;
+        std::future::poll_fn(|task| {
+            if std::mem::replace(&mut asked, true) {
+                return std::task::Poll::Ready(());
+            }
+            let waker = task.waker().clone();
+            std::thread::spawn(move || waker.wake()).join().unwrap();
+            std::task::Poll::Pending
+        })
+        .await;
+        cx.reply("woken");
+        Ok(())
+    }
+}
+
+#[test]
+fn thread_that_wakes_a_shard_in_its_turn_is_named() {
+    let text = failure(|| {
+        Sim::seeds(1).run(|sim| {
+            let addr = sim.serve(lines(), |_shard| Joined);
+            sim.client("me", async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("what?\n").await?;
+                me.line().await?;
+                Ok(())
+            });
+            sim.run_until_done();
+        });
+    });
+    assert!(text.contains("a thread of the program woke something"), "{text}");
+}
+
 #[test]
 fn service_panic_fails_the_run_unless_it_is_expected() {
     let run = |seeds: ringserve_server::testing::Seeds| {

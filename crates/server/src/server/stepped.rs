@@ -1,11 +1,10 @@
 //! A server without threads, for simulations: the same making of its shards, which are stepped by one thread.
 
 use std::net::SocketAddr;
-use std::task::Waker;
 use std::time::Duration;
 
+use ringserve_core::Limits;
 use ringserve_core::framing::Framing;
-use ringserve_core::{Driver as _, Limits};
 use ringserve_simkernel::{Network, RingId};
 
 use super::builder::Server;
@@ -18,7 +17,7 @@ use crate::service::IntoService;
 use crate::shard::calls::calls;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::handle::Shard;
-use crate::shard::inbox::Command;
+use crate::shard::inbox::{Command, OnCall};
 use crate::shard::state::{Others, ShardLoop};
 use crate::shard::stepped::{Stepped, SteppedShard};
 use crate::stats::{ServerStats, ShardStats};
@@ -36,13 +35,13 @@ pub(crate) struct SteppedServer {
 const SIMULATED_DESCRIPTORS: u64 = 20_000;
 
 impl SteppedServer {
-    /// As [`Server::start`], on this network, with one shard by default. The shards take clock and chance as told, and the
-    /// waker of their ring goes through `waker`. If a factory fails, the shards that were made are told to end. What the server was told of its driver, of sockets and of pinning is ignored.
+    /// As [`Server::start`], on this network, with one shard by default. The shards take clock and chance as told, and
+    /// `on_call` hears of each call of theirs. If a factory fails, the shards that were made are told to end. What the server was told of its driver, of sockets and of pinning is ignored.
     pub(crate) fn start<F, Factory, Make>(
         server: Server<F>,
         network: &Network,
         (clock, seed): (Clock, u64),
-        waker: &dyn Fn(Waker) -> Waker,
+        on_call: &OnCall,
         factory: Factory,
     ) -> Result<(SteppedServer, Result<(), Error>), Error>
     where
@@ -70,7 +69,7 @@ impl SteppedServer {
         });
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
         for (shard, driver) in parts.into_iter().zip(drivers) {
-            shard.remotes[shard.index].set_driver(waker(driver.waker()));
+            shard.remotes[shard.index].set_on_call(on_call.clone());
             match shard.make(driver, listeners) {
                 Ok(parts) => {
                     let shard = ShardLoop::new(parts, calls::<Make::Service>);

@@ -68,6 +68,10 @@ impl Letter {
 /// What came for a shard since its last turn began.
 pub(crate) type Delivery = Brought<Letter>;
 
+/// What hears of the calls of a shard.
+#[cfg(feature = "testing")]
+pub(crate) type OnCall = Arc<dyn Fn() + Send + Sync>;
+
 /// A shard as other threads see it.
 pub(crate) struct RemoteShard {
     inbox: ShardInbox<Letter>,
@@ -78,6 +82,9 @@ pub(crate) struct RemoteShard {
     /// Wakes the shard instead of its driver, where that does not block.
     #[cfg(feature = "runtime-tokio")]
     host: Mutex<Option<Waker>>,
+    /// Hears of each call, on the thread that makes it: a simulation, in which one thread makes them all.
+    #[cfg(feature = "testing")]
+    on_call: OnceLock<OnCall>,
     reports: Mutex<Reports>,
     reported: Condvar,
 }
@@ -101,9 +108,17 @@ impl RemoteShard {
             driver: OnceLock::new(),
             #[cfg(feature = "runtime-tokio")]
             host: Mutex::default(),
+            #[cfg(feature = "testing")]
+            on_call: OnceLock::new(),
             reports: Mutex::default(),
             reported: Condvar::new(),
         })
+    }
+
+    /// From now on this one hears of each call.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_on_call(&self, on_call: OnCall) {
+        let _ = self.on_call.set(on_call);
     }
 
     pub(crate) fn set_driver(&self, waker: Waker) {
@@ -203,6 +218,10 @@ impl RemoteShard {
     }
 
     fn rouse(&self, called: Called) {
+        #[cfg(feature = "testing")]
+        if let Some(on_call) = self.on_call.get() {
+            on_call();
+        }
         if called == Called::Awake {
             return;
         }

@@ -75,7 +75,7 @@ impl Sim {
         let watched = move |shard: &Shard| Watch { made: factory(shard), trace: trace.clone() };
         let seed = world.seed ^ number << 48;
         let server =
-            SteppedServer::start(server, &world.network, (clock, seed), &|ring| world.watched(ring), watched);
+            SteppedServer::start(server, &world.network, (clock, seed), &world.watches_callers(), watched);
         world.check_panics("a factory");
         let (server, started) = server?;
         let addrs = server.addrs.clone();

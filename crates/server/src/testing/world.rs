@@ -30,7 +30,7 @@ use crate::guard::message_of;
 use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
 use crate::shard::clock::VirtualTime;
-use crate::shard::inbox::Command;
+use crate::shard::inbox::{Command, OnCall};
 
 /// The longest that a shard does not run.
 const STALL_MAX: Duration = Duration::from_secs(2);
@@ -145,23 +145,6 @@ impl Wake for TaskWaker {
     }
 }
 
-/// The waker of a shard's ring, under watch.
-struct RingWaker {
-    woken: Arc<Woken>,
-    ring: Waker,
-}
-
-impl Wake for RingWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.seen();
-        self.ring.wake_by_ref();
-    }
-}
-
 /// How [`World::run`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
@@ -238,9 +221,10 @@ impl World {
 
     // Servers.
 
-    /// A waker that tells whether another thread calls it.
-    pub(crate) fn watched(&self, ring: Waker) -> Waker {
-        Waker::from(Arc::new(RingWaker { woken: self.woken.clone(), ring }))
+    /// What notes whether another thread calls a shard.
+    pub(crate) fn watches_callers(&self) -> OnCall {
+        let woken = self.woken.clone();
+        Arc::new(move || woken.seen())
     }
 
     pub(crate) fn add_server(&self, server: SteppedServer) -> usize {
