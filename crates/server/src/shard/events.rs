@@ -306,7 +306,8 @@ where
                 break;
             }
         }
-        if self.called.has(Attention::UPSTREAMS) || self.remote.take(Attention::UPSTREAMS) {
+        // Both: what is left in the word would keep the shard from sleeping.
+        if self.called.has(Attention::UPSTREAMS) | self.remote.take(Attention::UPSTREAMS) {
             self.upstreams.serve(core);
         }
         let grown = core.held_bytes() >> 20;
