@@ -26,7 +26,7 @@ pub fn build(name: &str) -> PathBuf {
     // With examples of the whole workspace, features are those of `cargo test --workspace`: little is built twice.
     cargo.args(["build", "--quiet", "--workspace", "--examples"]).current_dir(workspace());
     let package = format!("example-{}", name.replace('_', "-"));
-    let is_package = workspace().join("examples").join(name).is_dir();
+    let is_package = workspace().join("examples").join(name).join("Cargo.toml").exists();
     if is_package {
         cargo.args(["--bin", &package]);
     }
