@@ -40,7 +40,7 @@ impl Field {
         if bytes.is_empty() {
             return Start::Part;
         }
-        // Nobody looks at more.
+        // No check looks at more.
         let seen = &bytes[..bytes.len().min(frame_bytes_max)];
         let ends = |bytes: usize| if bytes > frame_bytes_max { Start::TooLarge } else { Start::Part };
         let offset = usize::from(self.offset);

@@ -262,8 +262,8 @@ fn a_path_that_cannot_be_had_is_named_with_the_cause() {
     let path = closed.join("s");
     let text = thread::spawn(move || {
         // Root may write anywhere; any other user stays that user.
-        let nobody = Uid::from_raw(65_534);
-        let _ = set_thread_res_uid(nobody, nobody, nobody);
+        let unprivileged = Uid::from_raw(65_534);
+        let _ = set_thread_res_uid(unprivileged, unprivileged, unprivileged);
         refused(&path)
     });
     let text = text.join().unwrap();

@@ -349,7 +349,7 @@ pub trait Driver {
     /// Only when the driver itself is broken, as the `errno`; the shard then ends.
     fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32>;
 
-    /// Nobody waits for the [`Completion::Sent`] of what is submitted until the next turn and fits at once: it
+    /// No task waits for the [`Completion::Sent`] of what is submitted until the next turn and fits at once: it
     /// may come with the next other completion instead of ending that turn's wait. Holds for one turn.
     ///
     /// It halves the system calls of an echo to a single connection. Not to be called while something

@@ -30,7 +30,7 @@ const ABORT: u16 = 4;
 const NOT_FRAMED: u16 = 8;
 /// The connection takes nothing any more.
 const GONE: u16 = 16;
-/// Somebody waits for the outbox to fall below its low mark.
+/// A task waits for the outbox to fall below its low mark.
 const AWAITED: u16 = 32;
 /// The service holds the connection open beyond the peer's FIN.
 const HELD_OPEN: u16 = 64;

@@ -85,7 +85,7 @@ impl Observer for LogObserver {
         // What the peer does is its affair, and handler errors have their own line.
         let notable = match reason.closed_by() {
             ClosedBy::Peer => false,
-            // Whoever asked for it is told.
+            // The task that asked for it is told.
             ClosedBy::Upstream => false,
             ClosedBy::Service => reason == CloseReason::OutboxFull,
             ClosedBy::Server => matches!(reason, CloseReason::MemoryLimit | CloseReason::DrainTimeout),

@@ -41,7 +41,7 @@
 //!
 //! # Errors
 //!
-//! An error of `poll_ready` or of the response's future is the call's: it is logged, and closes the connection. Whoever wants
+//! An error of `poll_ready` or of the response's future is the call's: it is logged, and closes the connection. A service that wants
 //! to answer with it instead, as to requests that `load_shed` turns away, maps it to a response, with `ServiceExt::map_result`.
 
 use std::cell::RefCell;

@@ -262,6 +262,19 @@ fn clock_and_chance_of_a_shard_are_the_seeds() {
     Sim::seeds(1).run(|sim| asks_once(sim, |cx| format!("{:?} {}", cx.shard().now(), cx.shard().random())));
 }
 
+/// Waits until a waker is woken that `wakes` is given.
+async fn woken_by(wakes: impl FnOnce(std::task::Waker)) {
+    let mut wakes = Some(wakes);
+    std::future::poll_fn(|task| match wakes.take() {
+        Some(wakes) => {
+            wakes(task.waker().clone());
+            std::task::Poll::Pending
+        }
+        None => std::task::Poll::Ready(()),
+    })
+    .await;
+}
+
 /// Has a thread wake the call, once it is told to.
 struct Threaded(Arc<Mutex<Option<mpsc::Receiver<()>>>>, mpsc::Sender<()>);
 
@@ -270,18 +283,13 @@ impl Service for Threaded {
     type Error = Infallible;
 
     async fn call(&self, cx: &Cx<'_, ()>, _frame: Frame) -> Result<(), Infallible> {
-        let mut asked = false;
-        std::future::poll_fn(|task| {
-            if std::mem::replace(&mut asked, true) {
-                return std::task::Poll::Ready(());
-            }
-            let (waker, go, done) = (task.waker().clone(), self.0.lock().unwrap().take(), self.1.clone());
+        let (go, done) = (self.0.lock().unwrap().take(), self.1.clone());
+        woken_by(|waker| {
             std::thread::spawn(move || {
                 go.unwrap().recv().unwrap();
                 waker.wake();
                 done.send(()).unwrap();
             });
-            std::task::Poll::Pending
         })
         .await;
         cx.reply("woken");
@@ -319,16 +327,7 @@ impl Service for Joined {
     type Error = Infallible;
 
     async fn call(&self, cx: &Cx<'_, ()>, _frame: Frame) -> Result<(), Infallible> {
-        let mut asked = false;
-        std::future::poll_fn(|task| {
-            if std::mem::replace(&mut asked, true) {
-                return std::task::Poll::Ready(());
-            }
-            let waker = task.waker().clone();
-            std::thread::spawn(move || waker.wake()).join().unwrap();
-            std::task::Poll::Pending
-        })
-        .await;
+        woken_by(|waker| std::thread::spawn(move || waker.wake()).join().unwrap()).await;
         cx.reply("woken");
         Ok(())
     }

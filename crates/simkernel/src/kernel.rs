@@ -17,7 +17,8 @@ use crate::alarm::{self, Alarm};
 use crate::connection::{File, Side};
 use crate::faults::{Fault, Injector};
 use crate::ring::{Posted, Ring, Sizes};
-use crate::state::{Shared, Sleep, State};
+use crate::shared::Shared;
+use crate::state::{Sleep, State};
 
 /// The lower half of a shard's driver on a [`Network`](crate::Network).
 pub struct SimKernel {

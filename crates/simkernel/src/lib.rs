@@ -54,6 +54,7 @@ mod operations;
 mod progress;
 pub mod ring;
 pub mod rng;
+mod shared;
 mod socket;
 mod state;
 mod stepped;
@@ -69,7 +70,7 @@ use ringserve_buf::Pool;
 use ringserve_drivers::{Uring, UringConfig};
 
 use faults::Plan;
-use state::Shared;
+use shared::Shared;
 
 pub use faults::{Fault, Faults, Injected};
 pub use kernel::{RingId, SimKernel};

@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::connection::{Connection, Direction, Side};
-use crate::state::{NEVER, Shared};
+use crate::shared::Shared;
+use crate::state::NEVER;
 
 /// Names a connection of a [`Network`](crate::Network), for as long as either end is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

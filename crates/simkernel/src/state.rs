@@ -1,15 +1,13 @@
-//! What all ends of a network share, behind one lock.
+//! What all ends of a network share: listeners, connections, rings, descriptors, time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, PipeReader};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -38,96 +36,6 @@ pub(crate) const NEVER: Duration = Duration::MAX;
 /// Salts of what draws faults, beside the numbers of rings: each connection's, and the handshakes'.
 const CONNECTIONS_DRAW: u64 = 1 << 32;
 const HANDSHAKES_DRAW: u64 = 1 << 48;
-
-/// The lock, and what clients wait at.
-pub(crate) struct Shared {
-    /// Time is virtual, and nothing blocks.
-    pub(crate) stepped: bool,
-    pub(crate) plan: Arc<Plan>,
-    state: Mutex<State>,
-    changed: Condvar,
-    /// Of all that happened, in virtual time.
-    hash: AtomicU64,
-}
-
-impl Shared {
-    pub(crate) fn new(stepped: bool, plan: Plan) -> Shared {
-        let plan = Arc::new(plan);
-        let state = Mutex::new(State::new(stepped, plan.clone()));
-        Shared { stepped, plan, state, changed: Condvar::new(), hash: AtomicU64::new(0) }
-    }
-
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
-    }
-
-    /// A server did something that clients may wait for.
-    pub(crate) fn tell_clients(&self) {
-        self.changed.notify_all();
-    }
-
-    /// Waits until a server did something, at most until the deadline.
-    pub(crate) fn wait<'a>(&self, mut locked: Locked<'a>, deadline: Option<Instant>) -> Locked<'a> {
-        let state = locked.state.take().expect("it is taken by wait and drop alone");
-        let state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-        };
-        Locked { state: Some(state) }
-    }
-
-    /// Takes an event into the hash.
-    pub(crate) fn note(&self, words: &[u64]) {
-        if self.stepped {
-            let mix =
-                |hash: u64, word: &u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517C_C1B7_2722_0A95);
-            let hash = words.iter().fold(self.hash.load(Ordering::Relaxed), mix);
-            self.hash.store(hash, Ordering::Relaxed);
-        }
-    }
-
-    /// As [`note`](Shared::note), with bytes.
-    pub(crate) fn note_bytes(&self, words: &[u64], bytes: &[u8]) {
-        if self.stepped {
-            self.note(words);
-            let (whole, rest) = bytes.as_chunks();
-            whole.iter().for_each(|word| self.note(&[u64::from_le_bytes(*word)]));
-            rest.iter().for_each(|byte| self.note(&[u64::from(*byte)]));
-        }
-    }
-
-    pub(crate) fn hash(&self) -> u64 {
-        self.hash.load(Ordering::Relaxed)
-    }
-}
-
-/// The state under its lock. Wakers are woken once the lock is free: what they drop may be a socket.
-pub(crate) struct Locked<'a> {
-    state: Option<MutexGuard<'a, State>>,
-}
-
-impl Deref for Locked<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        self.state.as_ref().expect("it is taken by wait and drop alone")
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        self.state.as_mut().expect("it is taken by wait and drop alone")
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        let Some(mut state) = self.state.take() else { return };
-        let wakes = mem::take(&mut state.wakes);
-        drop(state);
-        wakes.into_iter().for_each(Waker::wake);
-    }
-}
 
 /// Who accepts at a listening socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -238,7 +146,7 @@ pub(crate) struct State {
     /// Connections held by hand.
     held: BTreeSet<u32>,
     /// Woken when the lock is free.
-    wakes: Vec<Waker>,
+    pub(crate) wakes: Vec<Waker>,
     /// What rings left when they ended.
     pub(crate) left: Vec<String>,
 }
@@ -248,7 +156,7 @@ fn pair(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
 }
 
 impl State {
-    fn new(stepped: bool, plan: Arc<Plan>) -> State {
+    pub(crate) fn new(stepped: bool, plan: Arc<Plan>) -> State {
         State {
             handshakes: Injector::new(plan.clone(), HANDSHAKES_DRAW),
             plan,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, Side};
-use crate::state::Shared;
+use crate::shared::Shared;
 
 /// A connected client, with what [`TcpStream`](std::net::TcpStream) offers to a test. Clones are the same end; dropping the
 /// last one closes it.

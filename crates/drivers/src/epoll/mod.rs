@@ -326,7 +326,7 @@ impl Driver for Epoll {
         polled?;
         let mut room =
             Room { end: completions.len() + budget.completions.max(1), bytes: budget.bytes.max(1) };
-        // Whoever is first may use up the budget, so they take turns. The completions of one operation all
+        // The one that is first may use up the budget, so they take turns. The completions of one operation all
         // come by the same way, so their order is kept.
         for source in 0..3 {
             match (self.stats.turns + source) % 3 {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::guard::{discard, wake};
 
-/// So many may hold a permit at once.
+/// A bound on how many calls hold a permit at once.
 ///
 /// Invariant: while a call waits, no permit is free. A permit that comes back goes to the first call that waits, by taking it
 /// off the list; a call that finds itself off the list has one.

@@ -23,7 +23,7 @@ pub enum Error {
     SocketOption(SocketOptionError),
     /// The number of shards is 0 or above 1024.
     Shards(usize),
-    /// Somebody listens there already.
+    /// Another process, or another listener of this one, listens there already.
     AddressInUse {
         /// The address.
         addr: Address,

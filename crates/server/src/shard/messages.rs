@@ -135,7 +135,7 @@ impl<M: Send + 'static> Mesh<M> {
         mailbox.messages.push_back(message);
         let first = mailbox.messages.len() == 1;
         drop(mailbox);
-        // Whoever left the first one has told the shard, or is about to.
+        // The sender of the first one has told the shard, or is about to.
         if first {
             member.remote.announce_messages();
         }

@@ -91,7 +91,7 @@ impl Drop for Connecting {
                 self.shard.upstream_requests().give_up(id);
                 self.shard.remote().announce_upstreams();
             }
-            // Nobody will ever read or write it.
+            // No task will ever read or write it.
             Progress::Done(Ok(shared)) => shared.close(),
             _ => {}
         }

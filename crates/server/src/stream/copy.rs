@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use super::byte_stream::Stream;
 
 /// Copies what each of two streams receives to the other, until both have ended. The end of one direction is passed on as
-/// FIN, and the other direction goes on. Whoever reads slowly slows the other end down.
+/// FIN, and the other direction goes on. An end that reads slowly slows the other one down.
 ///
 /// Bytes are copied into the outbox, or lent to the send where 4 KiB or more arrived together; there is no buffer in
 /// between. Returns the bytes that went from `first` to `second`, and back.

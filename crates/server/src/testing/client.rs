@@ -270,7 +270,7 @@ impl ClientStream {
         }
     }
 
-    /// Reads so many bytes.
+    /// Reads exactly `len` bytes.
     ///
     /// # Errors
     /// `UnexpectedEof` if the stream ends before, or `ConnectionReset`.

@@ -77,8 +77,8 @@ struct Place<'a> {
 
 /// Who is at a socket file.
 enum Found {
-    Nobody,
-    Somebody(Option<String>),
+    Free,
+    Holder(Option<String>),
 }
 
 impl Place<'_> {
@@ -130,7 +130,7 @@ impl Place<'_> {
                 Err(_) if deadline.pauses(LOOK_EVERY) => {}
                 Err(_) => {
                     let holder = match who_is_at(addr) {
-                        Ok(Found::Somebody(holder)) => holder,
+                        Ok(Found::Holder(holder)) => holder,
                         _ => None,
                     };
                     return Err(self.in_use(holder));
@@ -154,7 +154,7 @@ impl Place<'_> {
                 Ok(_) => {}
             }
             match who_is_at(addr) {
-                Ok(Found::Nobody) => {
+                Ok(Found::Free) => {
                     return match fs::remove_file(self.path) {
                         Err(error) if error.kind() != ErrorKind::NotFound => {
                             Err(self.failed(self.explained(error)))
@@ -168,8 +168,8 @@ impl Place<'_> {
                         }
                     };
                 }
-                Ok(Found::Somebody(_)) if deadline.pauses(LOOK_EVERY) => {}
-                Ok(Found::Somebody(holder)) => return Err(self.in_use(holder)),
+                Ok(Found::Holder(_)) if deadline.pauses(LOOK_EVERY) => {}
+                Ok(Found::Holder(holder)) => return Err(self.in_use(holder)),
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
                 Err(error) => return Err(self.failed(self.explained(error))),
             }
@@ -199,12 +199,12 @@ fn who_is_at(addr: &SockAddr) -> io::Result<Found> {
     match socket.connect(addr) {
         Ok(()) => {
             let pid = peer_process(&socket);
-            Ok(Found::Somebody(pid.map(process_name)))
+            Ok(Found::Holder(pid.map(process_name)))
         }
         Err(error) => match Errno::from_io_error(&error) {
-            Some(Errno::CONNREFUSED) => Ok(Found::Nobody),
+            Some(Errno::CONNREFUSED) => Ok(Found::Free),
             // Its queue is full; it is of another kind.
-            Some(Errno::AGAIN | Errno::PROTOTYPE) => Ok(Found::Somebody(None)),
+            Some(Errno::AGAIN | Errno::PROTOTYPE) => Ok(Found::Holder(None)),
             _ => Err(error),
         },
     }

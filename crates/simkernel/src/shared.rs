@@ -1,0 +1,101 @@
+//! The lock around a network's state, what clients wait at, and the hash of all that happened.
+
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Instant;
+
+use crate::faults::Plan;
+use crate::state::State;
+
+/// The lock, and what clients wait at.
+pub(crate) struct Shared {
+    /// Time is virtual, and nothing blocks.
+    pub(crate) stepped: bool,
+    pub(crate) plan: Arc<Plan>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Of all that happened, in virtual time.
+    hash: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(stepped: bool, plan: Plan) -> Shared {
+        let plan = Arc::new(plan);
+        let state = Mutex::new(State::new(stepped, plan.clone()));
+        Shared { stepped, plan, state, changed: Condvar::new(), hash: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
+    }
+
+    /// A server did something that clients may wait for.
+    pub(crate) fn tell_clients(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until a server did something, at most until the deadline.
+    pub(crate) fn wait<'a>(&self, mut locked: Locked<'a>, deadline: Option<Instant>) -> Locked<'a> {
+        let state = locked.state.take().expect("it is taken by wait and drop alone");
+        let state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+        };
+        Locked { state: Some(state) }
+    }
+
+    /// Takes an event into the hash.
+    pub(crate) fn note(&self, words: &[u64]) {
+        if self.stepped {
+            let mix =
+                |hash: u64, word: &u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517C_C1B7_2722_0A95);
+            let hash = words.iter().fold(self.hash.load(Ordering::Relaxed), mix);
+            self.hash.store(hash, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`note`](Shared::note), with bytes.
+    pub(crate) fn note_bytes(&self, words: &[u64], bytes: &[u8]) {
+        if self.stepped {
+            self.note(words);
+            let (whole, rest) = bytes.as_chunks();
+            whole.iter().for_each(|word| self.note(&[u64::from_le_bytes(*word)]));
+            rest.iter().for_each(|byte| self.note(&[u64::from(*byte)]));
+        }
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.load(Ordering::Relaxed)
+    }
+}
+
+/// The state under its lock. Wakers are woken once the lock is free: what they drop may be a socket.
+pub(crate) struct Locked<'a> {
+    state: Option<MutexGuard<'a, State>>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state.as_ref().expect("it is taken by wait and drop alone")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state.as_mut().expect("it is taken by wait and drop alone")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let Some(mut state) = self.state.take() else { return };
+        let wakes = mem::take(&mut state.wakes);
+        drop(state);
+        wakes.into_iter().for_each(Waker::wake);
+    }
+}
