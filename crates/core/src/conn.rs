@@ -24,7 +24,7 @@ use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
 use crate::wheel::steps_for;
 use crate::{CloseReason, ConnId, IdleCounts, LaneId, Limits, Time};
 
-/// See the module.
+/// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Open,

@@ -47,7 +47,7 @@ impl Default for Node {
     }
 }
 
-/// See the module. Connections are named by the index of their slot. Holds no memory until one is listed.
+/// The lists of connections that hold much. Connections are named by the index of their slot. Holds no memory until one is listed.
 #[derive(Debug)]
 pub(crate) struct Holders {
     nodes: Chunked<Node>,

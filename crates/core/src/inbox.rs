@@ -22,7 +22,7 @@ use crate::stamp::Stamp;
 /// is missing. What turns out to belong to the next frame is given back, so this bounds what is copied in vain.
 const STEP_BYTES: usize = 1024;
 
-/// See the module.
+/// What a connection received and no frame holds yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     partial: Vec<u8>,

@@ -73,7 +73,7 @@ impl Node {
     }
 }
 
-/// See the module.
+/// A timer wheel: one timer for each number, set and cleared at a constant cost.
 #[derive(Debug)]
 pub struct Wheel {
     nodes: Chunked<Node>,

@@ -37,7 +37,7 @@ pub struct Look {
     pub free: bool,
 }
 
-/// See the module.
+/// When each time limit of a connection is due.
 #[derive(Debug, Default)]
 pub struct Clocks {
     /// When bytes reached the core last.

@@ -17,7 +17,7 @@ pub const NEVER: u64 = u64::MAX;
 /// The latest time at which a shard's clock starts: 146 years, a quarter of what it counts.
 const CLOCK_MAX: u64 = 1 << 62;
 
-/// See the module.
+/// What a seed draws before it runs.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The limits the shard keeps.

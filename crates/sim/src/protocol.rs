@@ -40,7 +40,7 @@ enum Listening {
     Closed,
 }
 
-/// See the module.
+/// What the core may ask of its driver, and the driver may answer, for each connection.
 ///
 /// A stop may meet an end on the way: it is allowed in the turn in which the core hears of the end, too.
 #[derive(Debug, Default)]

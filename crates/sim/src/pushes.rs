@@ -29,7 +29,7 @@ struct Mail {
     bytes: usize,
 }
 
-/// See the module.
+/// Handles of other threads, and pushes on their way.
 #[derive(Debug, Default)]
 pub struct Pushes {
     handles: Vec<Handle>,

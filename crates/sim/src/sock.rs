@@ -69,7 +69,7 @@ pub mod excuse {
     pub const UPSTREAM: u32 = 4096;
 }
 
-/// See the module.
+/// A peer and its connection, with what each side owes the other.
 #[derive(Debug)]
 pub struct Sock {
     /// Its number, from which all its bytes come.

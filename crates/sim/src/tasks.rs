@@ -12,7 +12,7 @@ struct Task {
     next: Option<u32>,
 }
 
-/// See the module.
+/// Calls that wait, in lists as the shard numbers them.
 #[derive(Debug, Default)]
 pub struct Tasks {
     slots: Vec<Option<Task>>,

@@ -125,7 +125,7 @@ struct Pace {
     held: bool,
 }
 
-/// See the module.
+/// A connection between two ends of a network, with the bytes on their way.
 #[derive(Debug)]
 pub(crate) struct Connection {
     client: SocketAddr,

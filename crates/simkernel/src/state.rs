@@ -119,7 +119,7 @@ impl Connections {
     }
 }
 
-/// See the module.
+/// Listeners, connections, rings and descriptors of a network, and its time.
 pub(crate) struct State {
     plan: Arc<Plan>,
     listeners: Vec<Listener>,

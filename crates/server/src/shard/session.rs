@@ -14,7 +14,7 @@ use super::spawned::{LocalTasks, TaskId};
 const KEPT_BYTES_MIN: usize = 4096;
 const KEPT_SHARE_MIN: usize = 4;
 
-/// See the module.
+/// What a stream and its service share of a connection.
 #[derive(Default)]
 pub struct Session {
     /// What was received last and not read yet.

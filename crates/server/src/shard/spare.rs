@@ -53,7 +53,7 @@ pub(super) enum Step {
     Chunks,
 }
 
-/// See the module.
+/// What a shard needed, and how far it is with giving back what it needs no more.
 pub(super) struct Spare {
     /// The most since memory was given back.
     most: InUse,

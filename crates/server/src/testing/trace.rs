@@ -14,7 +14,7 @@ const KEPT: usize = 4000;
 /// Lines of a report.
 const SHOWN: usize = 40;
 
-/// See the module.
+/// The last events of a run, for printing them after a failure.
 pub(crate) struct Trace {
     time: VirtualTime,
     hash: Cell<u64>,

@@ -41,7 +41,7 @@ const LOOKS_EVERY: u64 = 16;
 /// A task of a client: it ends with why it gave up, or with nothing.
 pub(crate) type Code = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
-/// See the module.
+/// One run: its servers, clients, network and clock, and what happens next.
 pub(crate) struct World {
     pub(crate) seed: u64,
     pub(crate) network: Network,

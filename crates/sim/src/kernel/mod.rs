@@ -76,7 +76,7 @@ pub struct Listener {
     neglected: Option<(u64, u32)>,
 }
 
-/// See the module.
+/// The simulated kernel: its ring, its sockets, its clock and its peers.
 pub struct State {
     /// Chance.
     pub rng: Rng,

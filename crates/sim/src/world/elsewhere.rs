@@ -42,7 +42,7 @@ struct Kept {
 
 type OtherCore = Shard;
 
-/// See the module.
+/// The other shard of the server, with the sockets on their way to it and back.
 pub struct Elsewhere {
     plan: plan::Elsewhere,
     core: OtherCore,

@@ -54,7 +54,7 @@ type Core = Shard<Watched>;
 /// A connection's frames.
 type Batch<'a> = Frames<'a, Watched>;
 
-/// See the module.
+/// A seed's shard, with its driver, its service and its kernel.
 pub struct World {
     core: Core,
     above: Above,
