@@ -12,7 +12,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use ringserve::framing::FrameError;
-use ringserve::{CloseReason, ConnHandle, Cx, Frame, LocalHandle, PushError, Refusal, Service};
+use ringserve::{
+    CloseReason, Closed, ConnHandle, Cx, Frame, LocalHandle, Opening, PushError, Refusal, Service,
+};
 
 use crate::order::Order;
 
@@ -116,22 +118,22 @@ impl Service for Puppet {
     type Session = Session;
     type Error = Failed;
 
-    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
         if self.shared.panic_in_open.swap(false, SeqCst) {
             panic!("planted: open panics");
         }
         if self.shared.refuse.load(SeqCst) {
-            cx.reply(b"no");
+            opening.reply(b"no");
             return Err(Refusal::new("planted"));
         }
         if self.shared.greet.load(SeqCst) {
-            cx.reply(b"hello");
+            opening.reply(b"hello");
         }
-        note(&self.shared.peers, cx.peer().addr());
+        note(&self.shared.peers, opening.peer().addr());
         self.shared.opened.fetch_add(1, SeqCst);
         let now = self.shared.open_now.fetch_add(1, SeqCst) + 1;
         self.shared.open_most.fetch_max(now, SeqCst);
-        Ok(())
+        Ok(Session::default())
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Failed> {
@@ -271,11 +273,11 @@ impl Service for Puppet {
         cx.reply(b"malformed");
     }
 
-    fn close(&self, session: &Session, reason: CloseReason) {
+    fn close(&self, closed: &Closed<'_, Session>) {
         self.shared.closed.fetch_add(1, SeqCst);
         self.shared.open_now.fetch_sub(1, SeqCst);
-        note(&self.shared.reasons, reason);
-        session.kept.borrow_mut().clear();
+        note(&self.shared.reasons, closed.reason());
+        closed.session().kept.borrow_mut().clear();
         if self.shared.panic_in_close.swap(false, SeqCst) {
             panic!("planted: close panics");
         }

@@ -83,6 +83,17 @@ pub(crate) enum Intake {
     Cut,
 }
 
+/// How far the service is with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opened {
+    /// It was not asked, or has refused.
+    No,
+    /// Its `open` waits: bytes are received and kept, and no frame is handed out.
+    Waits,
+    /// It accepted.
+    Yes,
+}
+
 /// [`Limits`] in steps of the wheel, [`NEVER`] for those that are off.
 pub(crate) struct Times {
     first_frame: u32,
@@ -93,6 +104,7 @@ pub(crate) struct Times {
     pub write_look: u32,
     linger: u32,
     handler: u32,
+    open: u32,
     pub heartbeat: u32,
     read_window: u32,
     probe_busy: u32,
@@ -113,6 +125,7 @@ impl Times {
             write_look: write_look(limits),
             linger: steps_for(limits.linger_timeout),
             handler: steps(limits.handler_timeout),
+            open: steps(limits.open_timeout),
             heartbeat: steps(limits.heartbeat_interval),
             read_window: steps((limits.read_bytes_per_second_min > 0).then_some(RATE_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),
@@ -223,8 +236,7 @@ pub(crate) struct Conn {
     pub send: Flight,
     /// No frame is handed out until the outbox falls below its low mark.
     pub held_back: bool,
-    /// `Service::open` accepted it.
-    pub opened: bool,
+    pub opened: Opened,
     /// A whole frame arrived.
     pub frame_seen: bool,
     /// As many calls wait as may.
@@ -246,12 +258,13 @@ pub(crate) struct Conn {
     pub write: Write,
     /// The close is in flight.
     pub close_sent: bool,
-    /// The first of the calls that wait, as the caller names it, or [`NO_HANDLER`].
+    /// The first of the calls that wait, as the caller names it, or [`NO_HANDLER`]. The call of one that is being opened is its
+    /// `open`, alone.
     pub handler: u32,
     /// When the connection's timer goes off.
     pub timer: Timer,
-    /// When it was adopted, until its first frame came. Then, while calls wait, when the first of them began to, or
-    /// the last one was done.
+    /// When it was adopted, or its `open` was done if that waited, until its first frame came. Then, while calls wait, when the
+    /// first of them began to, or the last one was done. While its `open` waits, since when.
     pub since: Stamp,
     /// When a byte arrived, or the peer was last asked for a sign of life.
     pub heard_at: Stamp,
@@ -277,7 +290,7 @@ impl Conn {
             input_ended: false,
             send: Flight::None,
             held_back: false,
-            opened: false,
+            opened: Opened::No,
             frame_seen: false,
             calls_full: false,
             input_end_told: false,
@@ -308,6 +321,12 @@ impl Conn {
         self.calls > 0
     }
 
+    /// True while its `open` waits.
+    #[inline]
+    pub(crate) fn is_opening(&self) -> bool {
+        self.opened == Opened::Waits
+    }
+
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.state == State::Open
@@ -315,7 +334,7 @@ impl Conn {
 
     /// True if the next frame may go to the service now.
     pub(crate) fn takes_frames(&self) -> bool {
-        self.is_open() && self.opened && !self.calls_full && !self.held_back
+        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.held_back
     }
 
     /// Bytes that were received and not looked at.
@@ -327,7 +346,7 @@ impl Conn {
     pub(crate) fn wants_receive(&self) -> bool {
         !self.input_ended
             && match self.state {
-                State::Open => self.opened && !self.paused,
+                State::Open => self.opened != Opened::No && !self.paused,
                 State::Draining => true,
                 State::Closing => self.lingering,
             }
@@ -340,7 +359,7 @@ impl Conn {
 
     /// True if the peer is owed nothing and owes nothing.
     pub(crate) fn is_quiet(&self) -> bool {
-        !self.has_handler()
+        (!self.has_handler() || self.is_opening())
             && !self.send.is_on()
             && self.inbox.is_none()
             && self.outlet().is_none_or(|outlet| {
@@ -364,7 +383,7 @@ impl Conn {
         if self.send.is_on() {
             next.0 = self.send_at.left(times.write_look, now);
         }
-        if self.is_open() && !self.frame_seen {
+        if self.is_open() && !self.frame_seen && !self.is_opening() {
             let left = self.since.left(times.first_frame, now);
             if left < next.0 {
                 next = (left, Due::Close(CloseReason::FirstFrameTimeout));
@@ -381,9 +400,13 @@ impl Conn {
             }
         }
         if self.is_open() && self.has_handler() {
-            let left = self.since.left(times.handler, now);
+            let (limit, reason) = match self.is_opening() {
+                false => (times.handler, CloseReason::HandlerTimeout),
+                true => (times.open, CloseReason::OpenTimeout),
+            };
+            let left = self.since.left(limit, now);
             if left < next.0 {
-                next = (left, Due::Close(CloseReason::HandlerTimeout));
+                next = (left, Due::Close(reason));
             }
         }
         if let Some(inbox) = &self.inbox
@@ -397,7 +420,7 @@ impl Conn {
             }
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
-        let answers = self.opened && !self.input_ended && self.write == Write::Open;
+        let answers = self.opened == Opened::Yes && !self.input_ended && self.write == Write::Open;
         if self.is_open() && answers && times.heartbeat != NEVER {
             let left = self.heard_at.left(times.heartbeat, now);
             if left < next.0 {

@@ -53,7 +53,7 @@ pub struct Limits {
     pub receive_bytes_max: usize,
     /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
     pub receive_buffer_bytes: usize,
-    /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
+    /// Time from being accepted, or from the end of an [`open`](Limits::open_timeout) that waited, to the first whole frame. Default 30 s: a mobile client on a bad line needs
     /// seconds, an attacker wants forever.
     pub first_frame_timeout: Option<Duration>,
     /// Time in which nothing happens that [`idle_counts`](Limits::idle_counts), while no call waits; then the connection is
@@ -77,6 +77,12 @@ pub struct Limits {
     /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
     /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
+    /// Time that [`Service::open`] may wait: then it is dropped and its connection closed, after what it had queued.
+    /// `first_frame_timeout` begins when it is done. Default 10 s: what a peer waits for before it may speak, such as a look-up
+    /// of its address, takes less or fails.
+    ///
+    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    pub open_timeout: Option<Duration>,
     /// Time to make a connection to an upstream ([`Shard::connect`]). Without it the kernel tries for about
     /// two minutes. Default 10 s.
     ///
@@ -156,6 +162,7 @@ impl Default for Limits {
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
             handler_timeout: Some(Duration::from_secs(60)),
+            open_timeout: Some(Duration::from_secs(10)),
             connect_timeout: Some(Duration::from_secs(10)),
             upstreams_max: 1024,
             heartbeat_interval: None,
@@ -245,6 +252,7 @@ impl Limits {
             ("idle_timeout", self.idle_timeout),
             ("write_stall_timeout", self.write_stall_timeout),
             ("handler_timeout", self.handler_timeout),
+            ("open_timeout", self.open_timeout),
             ("connect_timeout", self.connect_timeout),
             ("heartbeat_interval", self.heartbeat_interval),
             ("drain_timeout", Some(self.drain_timeout)),
@@ -335,7 +343,8 @@ impl Limits {
         }
         options {
             first_frame_timeout: Duration, idle_timeout: Duration, write_stall_timeout: Duration,
-            handler_timeout: Duration, connect_timeout: Duration, heartbeat_interval: Duration,
+            handler_timeout: Duration, open_timeout: Duration, connect_timeout: Duration,
+            heartbeat_interval: Duration,
         }
     }
 }

@@ -144,7 +144,7 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.
     pub fn local_handle(&self) -> LocalHandle {
-        LocalHandle::new(self.shared)
+        LocalHandle::new(self.shared.head())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ringserve_buf::WeakHead;
-use ringserve_core::{ConnId, ConnShared, Outlet, Payload, RemoteGate};
+use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate};
 
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Letter, RemoteShard};
@@ -149,8 +149,8 @@ pub struct LocalHandle {
 }
 
 impl LocalHandle {
-    pub(crate) fn new<S: 'static>(shared: &ConnShared<S>) -> LocalHandle {
-        LocalHandle { id: shared.id(), shared: shared.head().downgrade() }
+    pub(crate) fn new(shared: &ConnHead) -> LocalHandle {
+        LocalHandle { id: shared.id(), shared: shared.downgrade() }
     }
 
     /// The connection's name on its shard.

@@ -2,12 +2,14 @@
 
 use std::error::Error;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 
 use ringserve_core::framing::FrameError;
-use ringserve_core::{CloseReason, Frame, Limits};
+use ringserve_core::{Frame, Limits};
 
+use crate::closed::Closed;
 use crate::cx::Cx;
+use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::shard::handle::Shard;
 
 /// What a server does with frames.
@@ -32,20 +34,34 @@ use crate::shard::handle::Shard;
 /// }
 /// ```
 pub trait Service: Sized + 'static {
-    /// State of one connection, made by `Default` when it is accepted. It is shared (`Cell` and `RefCell`
-    /// inside, like the service itself), so that it can be reached from several places at once.
-    type Session: Default + 'static;
+    /// State of one connection, made by [`open`](Service::open). It is shared (`Cell` and `RefCell` inside, like the service
+    /// itself), so that it can be reached from several places at once.
+    type Session: Session;
 
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
-    /// A connection was accepted. It may be greeted here, or refused: what was written until then still leaves.
+    /// A connection was accepted: makes its session, of what is known of its peer. It may be greeted here, or refused: what was
+    /// queued until then still leaves. By default the session is made by `Default`; a service whose session is not `Default`
+    /// does not compile without a method of its own.
+    ///
+    /// This may wait, for a look-up or an authentication. Frames are received meanwhile and wait, up to
+    /// [`Limits::inbox_bytes_high`]. A future that does not wait is never stored and allocates nothing. One that waits is
+    /// dropped, and [`close`](Service::close) is not called, if [`Limits::open_timeout`] is over, the peer resets the
+    /// connection, or the server ends it. A drain closes a connection that waits here and has sent nothing yet, and answers the
+    /// frames of one that has. The peer's FIN alone ends nothing: the peer may have sent what it wants to be answered.
     ///
     /// # Errors
-    /// A [`Refusal`] closes it; [`close`](Service::close) is not called then.
-    fn open(&self, cx: &Cx<'_, Self::Session>) -> Result<(), Refusal> {
-        let _ = cx;
-        Ok(())
+    /// A [`Refusal`] closes the connection after what was queued; [`close`](Service::close) is not called then.
+    fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
+        const {
+            assert!(
+                Self::Session::DEFAULT.is_some(),
+                "a session without `Default` is made by `Service::open`: write that method"
+            );
+        }
+        let _ = opening;
+        ready(by_default())
     }
 
     /// A frame arrived. The next frame of the same connection is handed over when this future is done; other
@@ -79,25 +95,8 @@ pub trait Service: Sized + 'static {
 
     /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the
     /// connection is left.
-    fn close(&self, session: &Self::Session, reason: CloseReason) {
-        let _ = (session, reason);
-    }
-}
-
-/// Why [`Service::open`] refuses a connection; it goes to the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal(String);
-
-impl Refusal {
-    /// A refusal with its reason.
-    pub fn new(reason: impl Into<String>) -> Refusal {
-        Refusal(reason.into())
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+    fn close(&self, closed: &Closed<'_, Self::Session>) {
+        let _ = closed;
     }
 }
 
@@ -147,8 +146,11 @@ impl<S: IntoService<F>, F, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F>
 /// The methods of a service beside `call`, all handed to the field `service`.
 macro_rules! delegate_to_service {
     () => {
-        fn open(&self, cx: &$crate::Cx<'_, Self::Session>) -> Result<(), $crate::Refusal> {
-            self.service.open(cx)
+        fn open(
+            &self,
+            opening: &$crate::Opening<'_>,
+        ) -> impl Future<Output = Result<Self::Session, $crate::Refusal>> {
+            self.service.open(opening)
         }
 
         fn malformed(&self, cx: &$crate::Cx<'_, Self::Session>, error: &$crate::framing::FrameError) {
@@ -163,8 +165,8 @@ macro_rules! delegate_to_service {
             self.service.input_ended(cx);
         }
 
-        fn close(&self, session: &Self::Session, reason: $crate::CloseReason) {
-            self.service.close(session, reason);
+        fn close(&self, closed: &$crate::Closed<'_, Self::Session>) {
+            self.service.close(closed);
         }
     };
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ringserve_server::framing::Lines;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
-use ringserve_server::{CloseReason, Cx, Frame, Limits, Refusal, Server, Service};
+use ringserve_server::{CloseReason, Cx, Frame, Limits, Opening, Refusal, Server, Service};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -475,9 +475,9 @@ impl Service for Manners {
     type Session = Cell<u32>;
     type Error = String;
 
-    fn open(&self, cx: &Cx<'_, Cell<u32>>) -> Result<(), Refusal> {
-        cx.reply("welcome");
-        Ok(())
+    async fn open(&self, opening: &Opening<'_>) -> Result<Cell<u32>, Refusal> {
+        opening.reply("welcome");
+        Ok(Cell::default())
     }
 
     async fn call(&self, cx: &Cx<'_, Cell<u32>>, frame: Frame) -> Result<(), String> {

@@ -26,8 +26,9 @@ impl Lane for Model {
         if opening == 1 {
             return shard.refuse(socket);
         }
+        let id = shard.admit::<Session>(socket, None, 0).expect("there is memory");
         let session = Session { peer, ..Session::default() };
-        let id = shard.admit(socket, None, 0, session).expect("there is memory");
+        assert!(shard.shared(id).is_some_and(|head| head.fill(session).is_ok()), "a new connection has no session");
         assert!(
             shard.connections(LaneId::FIRST) <= self.plan.connections_max,
             "more connections than there may be"

@@ -1,7 +1,7 @@
 //! Calls that wait, as the state machine counts them.
 
 use super::Shard;
-use crate::conn::NO_HANDLER;
+use crate::conn::{NO_HANDLER, Opened};
 use crate::{CloseReason, ConnId, Observer};
 
 /// What [`Shard::call_parked`] answers.
@@ -66,6 +66,29 @@ impl<O: Observer> Shard<O> {
             inbox.begin_window(now);
         }
         self.arm(id);
+    }
+
+    /// The `open` of a connection that was [admitted](Shard::admit) waits, and holds `bytes` of memory. Bytes are received from
+    /// now on and kept, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and no frame is handed out until
+    /// [`open_done`](Shard::open_done). `open` is the caller's name for it, which [`Ended`](crate::Ended) brings back if the
+    /// connection ends before: at [`Limits::open_timeout`](crate::Limits::open_timeout), by the peer, in a drain unless something
+    /// was received, by an abort. Returns the bytes that were counted for it.
+    pub fn open_parked(&mut self, id: ConnId, open: u32, bytes: usize) -> usize {
+        let Some(conn) = self.conns.get_mut(id) else { return 0 };
+        conn.opened = Opened::Waits;
+        let parked = self.call_parked(id, open, bytes);
+        self.sync_receive(id);
+        parked.bytes
+    }
+
+    /// An `open` that waited is done. The next call for the connection is [`opened`](Shard::opened), also if it is ending
+    /// already, [`refused`](Shard::refused) or [`abort`](Shard::abort). `bytes` is what [`open_parked`](Shard::open_parked)
+    /// answered.
+    pub fn open_done(&mut self, id: ConnId, open: u32, bytes: usize) {
+        self.call_done(id, open, None, bytes);
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.opened = Opened::No;
+        }
     }
 
     /// True if the turn has room for another call beside frames: one that waited, or a task. It counts; what finds no room

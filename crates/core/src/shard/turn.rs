@@ -41,7 +41,8 @@ pub trait Lane<O: Observer = ()> {
     #[inline]
     fn begin(&mut self, shard: &mut Shard<O>) {}
 
-    /// A peer wants to connect: answer with [`Shard::admit`] and then [`Shard::opened`], or with [`Shard::refuse`].
+    /// A peer wants to connect: answer with [`Shard::admit`], then with [`Shard::opened`], [`Shard::refused`] or
+    /// [`Shard::open_parked`]; or with [`Shard::refuse`].
     fn accepted(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
     /// This shard's table is full and another one's is not: hand the socket to it. Comes only after
@@ -66,7 +67,7 @@ pub trait Lane<O: Observer = ()> {
     /// the task was not woken, and the connection is to be aborted.
     fn wake(&mut self, shard: &mut Shard<O>, id: ConnId, waker: Waker);
 
-    /// The service is done with a connection: drop its waiting calls, then tell the service if the connection was
+    /// The service is done with a connection: drop its waiting calls, or its `open`, then tell the service if the connection was
     /// `opened`, then drop the block.
     fn ended(&mut self, shard: &mut Shard<O>, ended: Ended);
 
@@ -88,7 +89,7 @@ pub struct Ended {
     pub reason: CloseReason,
     /// True if the service accepted it in `open`.
     pub opened: bool,
-    /// The first of the calls that wait, if there is one.
+    /// The first of the calls that wait, if there is one; of a connection that was not `opened` its `open`.
     pub call: Option<u32>,
 }
 

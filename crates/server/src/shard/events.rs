@@ -13,10 +13,12 @@ use tracing::{debug, warn};
 use super::Core;
 use super::calls::{CallEnd, Job, Resumed};
 use super::inbox::Command;
+use super::opens::{Answer, Begun, OPENING, OpenEnd};
 use super::spawned::SPAWNED;
 use super::state::{ServiceLane, named};
 use super::upstreams::UPSTREAM;
 use super::wake::Attention;
+use crate::closed::Closed;
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard, wake};
 use crate::log::{LogObserver, guarded};
@@ -106,20 +108,31 @@ where
             None => Ok(true),
             Some(admit) => guard(|| admit(&peer)),
         };
-        let session = match admitted {
-            Ok(true) => guard(S::Session::default).map(Some),
-            Ok(false) => Ok(None),
-            Err(panicked) => Err(panicked),
-        };
-        let session = session.unwrap_or_else(|panicked| {
+        let admitted = admitted.unwrap_or_else(|panicked| {
             self.report_panic("admit", None, &panicked);
-            None
+            false
         });
-        let Some(session) = session else { return core.refuse(socket) };
-        let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
-        let Some(shared) = self.shared(core, id) else { return };
-        match guard(|| self.service.open(&Cx::new(&shared, &self.shard))) {
-            Ok(Ok(())) => core.opened(id),
+        if !admitted {
+            return core.refuse(socket);
+        }
+        let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
+        let Some(head) = core.shared(id) else { return };
+        match self.opens.begin(head.clone()) {
+            Begun::Done(answer) => self.answered(core, id, answer),
+            Begun::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
+            Begun::NoMemory => core.abort(id, CloseReason::MemoryLimit),
+        }
+    }
+
+    /// An `open` is done.
+    fn answered(&mut self, core: &mut Core, id: ConnId, answer: Result<Answer<S>, Panicked>) {
+        let Some(head) = core.shared(id) else { return };
+        let peer = Peer::of(head);
+        match answer {
+            Ok(Ok(session)) => match head.fill(session) {
+                Ok(_) => core.opened(id),
+                Err(session) => _ = guard(move || drop(session)),
+            },
             Ok(Err(refusal)) => {
                 let shard = self.shard.index();
                 guarded(|| debug!(shard, %id, %peer, %refusal, "connection refused by open"));
@@ -130,6 +143,16 @@ where
                 core.abort(id, CloseReason::HandlerPanicked);
             }
         }
+    }
+
+    /// An `open` that waited was woken.
+    #[cold]
+    fn open_on(&mut self, core: &mut Core, task: u32) {
+        let Some(OpenEnd { id, answer, bytes }) = self.opens.resume(task) else { return };
+        core.open_done(id, task, bytes);
+        self.answered(core, id, answer);
+        core.run_frames(id, self);
+        core.dispatch(self);
     }
 
     #[cold]
@@ -172,6 +195,10 @@ where
                     core.run_frames(id, self);
                     core.dispatch(self);
                 }
+                continue;
+            }
+            if task & OPENING != 0 {
+                self.open_on(core, task & !OPENING);
                 continue;
             }
             let Some(CallEnd { id, result, next, bytes }) = self.tasks.resume(task) else { continue };
@@ -274,13 +301,15 @@ where
             return self.upstreams.ended(core, ended);
         }
         let Ended { id, shared, reason, opened, call, .. } = ended;
-        if let Some(task) = call {
-            self.tasks.cancel(task);
+        match call {
+            Some(task) if opened => self.tasks.cancel(task),
+            Some(task) => self.opens.cancel(task),
+            None => {}
         }
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
-                self.service.close(shared.body(), reason);
+                self.service.close(&Closed::new(shared.body(), &**shared, reason));
             }
         });
         let peer = Peer::of(&shared);

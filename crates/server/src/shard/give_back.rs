@@ -49,6 +49,7 @@ where
             // Receives that are stopped in this turn are found so in the next.
             Step::None => {
                 self.tasks.give_back();
+                self.opens.give_back();
                 core.give_back();
             }
             Step::Ring => self.spare.ring(self.driver.give_back()),

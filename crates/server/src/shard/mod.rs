@@ -12,6 +12,7 @@ pub(crate) mod handle;
 mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod messages;
+mod opens;
 mod passing;
 pub(crate) mod random;
 pub(crate) mod session;

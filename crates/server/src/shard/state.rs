@@ -10,6 +10,7 @@ use super::Core;
 use super::calls::{Job, Tasks};
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
+use super::opens::Opens;
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
@@ -53,6 +54,7 @@ pub(crate) struct ServiceLane<S: Service, F, D: Driver, Make, Fut> {
     pub(super) framing: Rc<F>,
     pub(super) service: Rc<S>,
     pub(super) tasks: Tasks<S, Make, Fut>,
+    pub(super) opens: Opens<S>,
     pub(super) remote: Arc<RemoteShard>,
     pub(super) admit: Option<Admit>,
     pub(super) others: Option<Others>,
@@ -92,6 +94,7 @@ where
             driver: parts.driver,
             framing: parts.framing,
             tasks: Tasks::new(service.clone(), make, parts.shard.clone()),
+            opens: Opens::new(service.clone(), parts.shard.clone()),
             service,
             remote: parts.shard.remote().clone(),
             upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),

@@ -12,7 +12,7 @@ use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
 use ringserve_server::sync::Mesh;
-use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard};
+use ringserve_server::{Closed, ConnHandle, Cx, Frame, Opening, PushError, Refusal, Service, Shard};
 
 use super::plan::{Plan, Verb};
 
@@ -208,7 +208,7 @@ impl Service for Model {
     type Session = Session;
     type Error = &'static str;
 
-    fn open(&self, _cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+    async fn open(&self, _opening: &Opening<'_>) -> Result<Session, Refusal> {
         if self.one_in(self.open_panics) {
             panic!("planted: open panics");
         }
@@ -216,7 +216,7 @@ impl Service for Model {
             self.cover.count("did", "refusal");
             return Err(Refusal::new("planted"));
         }
-        Ok(())
+        Ok(Session::default())
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), &'static str> {
@@ -317,9 +317,9 @@ impl Service for Model {
         cx.reply("?");
     }
 
-    fn close(&self, session: &Session, reason: CloseReason) {
-        self.cover.count("close", reason);
-        if session.panics_in_close.get() {
+    fn close(&self, closed: &Closed<'_, Session>) {
+        self.cover.count("close", closed.reason());
+        if closed.session().panics_in_close.get() {
             panic!("planted: close panics");
         }
     }

@@ -178,9 +178,7 @@ impl Above {
             return core.refuse(socket);
         }
         let listener = state.socks[tag].listener;
-        let session = Session { tag, ..Session::default() };
-        let id = core.admit(socket, Some(address_of(tag)), listener, session);
-        let Some(id) = id else {
+        let Some(id) = core.admit::<Session>(socket, Some(address_of(tag)), listener) else {
             let deadline = state.drain_deadline.unwrap_or(u64::MAX);
             assert!(state.forced || self.now.as_nanos() >= deadline, "there is memory");
             return;
@@ -188,6 +186,11 @@ impl Above {
         if self.stopped_turn != u64::MAX {
             state.cover.fault(Fault::AdmittedLate);
         }
+        let session = Session { tag, ..Session::default() };
+        assert!(
+            core.shared(id).is_some_and(|head| head.fill(session).is_ok()),
+            "a new connection has no session"
+        );
         drop(state);
         self.tally(LaneId::FIRST).opened += 1;
         self.open(core, id, tag);
