@@ -52,6 +52,7 @@ pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
 pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use shared::{LaneShared, ShardShared};
+pub use stamp::Stamp;
 pub use time::Time;
 
 /// Parts that other crates of this workspace take: the server's timers stand on the wheel, the

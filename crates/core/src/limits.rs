@@ -74,8 +74,8 @@ pub struct Limits {
     /// Time in which the server itself holds the connection back does not count. Default 240: slower than any modem,
     /// and it ends a peer that sends a byte now and then to keep a connection and its half frame for ever.
     pub read_bytes_per_second_min: usize,
-    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
-    /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
+    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. Each of
+    /// several calls in flight has that time. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
     /// Time that [`Service::open`] may wait: then it is dropped and its connection closed, after what it had queued.
     /// `first_frame_timeout` begins when it is done. Default 10 s: what a peer waits for before it may speak, such as a look-up

@@ -197,8 +197,7 @@ impl Tested {
     /// The call that began last is done: the next frame follows.
     fn call_done(&mut self) -> Call {
         let call = self.lane.calls.pop().expect("a call waits");
-        let Parked { next, bytes } = call.parked;
-        self.shard.call_done(call.id, self.lane.calls.len() as u32, next, bytes);
+        self.shard.call_done(call.id, self.lane.calls.len() as u32, call.parked, None);
         self.shard.run_frames(call.id, &mut self.lane);
         self.dispatch();
         call

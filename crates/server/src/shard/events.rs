@@ -201,8 +201,8 @@ where
                 self.open_on(core, task & !OPENING);
                 continue;
             }
-            let Some(CallEnd { id, result, next, bytes }) = self.tasks.resume(task) else { continue };
-            core.call_done(id, task, next, bytes);
+            let Some(CallEnd { id, result, parked, before }) = self.tasks.resume(task) else { continue };
+            core.call_done(id, task, parked, before);
             match result {
                 Resumed::Done(Ok(())) => core.run_frames(id, self),
                 Resumed::Done(Err(error)) => self.failed(core, id, error),

@@ -193,3 +193,49 @@ fn probes_of_connections_silent_together_are_spread() {
         assert!(span.contains(&took), "{took} steps");
     }
 }
+
+#[test]
+fn each_of_several_calls_has_its_time() {
+    let limits = Limits::default()
+        .calls_in_flight_max(8)
+        .handler_timeout(Duration::from_secs(10))
+        .first_frame_timeout(None)
+        .idle_timeout(None);
+    let (mut shard, id) = with_connection(limits);
+    shard.lane.parks = Some(0);
+    shard.begin(at(1), 1);
+    shard.receive(id, &empty_frames(1));
+    shard.end();
+    // Others come and go, each within a second.
+    for seconds in 2..=10 {
+        shard.begin(at(seconds), 1);
+        shard.receive(id, &empty_frames(1));
+        shard.call_done();
+        shard.end();
+    }
+    assert_eq!(shard.counters(LaneId::FIRST).closed, 0);
+    shard.turn(at(12));
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(crate::CloseReason::HandlerTimeout), 1);
+}
+
+#[test]
+fn oldest_call_that_is_done_leaves_the_next_one_its_time() {
+    let limits = Limits::default().calls_in_flight_max(8).handler_timeout(Duration::from_secs(10));
+    let (mut shard, id) = with_connection(limits);
+    shard.lane.parks = Some(0);
+    for seconds in [1, 5] {
+        shard.begin(at(seconds), 1);
+        shard.receive(id, &empty_frames(1));
+        shard.end();
+    }
+    shard.begin(at(9), 0);
+    // The one behind the newest, which waits since the fifth second.
+    let oldest = shard.lane.calls.remove(0);
+    let newest = shard.lane.calls[0].parked.since;
+    shard.shard.call_done(id, 0, oldest.parked, Some(newest));
+    shard.end();
+    shard.turn(at(14));
+    assert_eq!(shard.counters(LaneId::FIRST).closed, 0);
+    shard.turn(at(16));
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(crate::CloseReason::HandlerTimeout), 1);
+}
