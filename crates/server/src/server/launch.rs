@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Driver, Limits};
+use ringserve_core::{Driver, Limits, ServerLimits};
 use ringserve_drivers::{Epoll, Uring};
 use socket2::SockRef;
 use tracing::{error, info, warn};
@@ -253,6 +253,7 @@ pub(super) fn announce(
     shards: usize,
     cpus: &[usize],
     chosen: &Chosen,
+    server: &ServerLimits,
     limits: &Limits,
 ) {
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
@@ -268,15 +269,15 @@ pub(super) fn announce(
         chosen.connections_max(),
         chosen.connections(),
         limits.frame_bytes_max,
-        limits.receive_bytes_max >> 20,
-        limits.held_bytes_max >> 20,
+        server.receive_bytes_max >> 20,
+        server.held_bytes_max >> 20,
         or_off(limits.first_frame_timeout),
         or_off(limits.idle_timeout),
         or_off(limits.write_stall_timeout),
         limits.write_bytes_per_second_min,
         limits.read_bytes_per_second_min,
         or_off(limits.handler_timeout),
-        limits.drain_timeout,
+        server.drain_timeout,
     );
     info!(
         "an idle connection costs {IDLE_BYTES} bytes of user memory or less, beside the session and the kernel's \

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Driver, Limits, Quota};
+use ringserve_core::{Driver, Limits, Quota, ServerLimits};
 use socket2::{Domain, SockRef};
 
 use super::driver::Chosen;
@@ -24,6 +24,7 @@ use crate::shard::upstreams::add_upstreams;
 /// What all shards are made from.
 pub(super) struct Plan<F, Factory> {
     pub(super) framing: F,
+    pub(super) server_limits: ServerLimits,
     pub(super) limits: Limits,
     pub(super) chosen: Chosen,
     pub(super) admit: Option<Admit>,
@@ -45,6 +46,7 @@ impl<F: Clone, Factory> Plan<F, Factory> {
             shards: self.shards,
             cpu: cpus.get(index).copied(),
             framing: self.framing.clone(),
+            server_limits: self.server_limits.clone(),
             limits: self.limits.clone(),
             chosen: self.chosen.clone(),
             admit: self.admit.clone(),
@@ -67,6 +69,7 @@ pub(super) struct OneShard<F, Factory> {
     shards: usize,
     pub(super) cpu: Option<usize>,
     framing: F,
+    server_limits: ServerLimits,
     limits: Limits,
     pub(super) chosen: Chosen,
     admit: Option<Admit>,
@@ -111,6 +114,7 @@ where
         };
         let framing = Rc::new(self.framing);
         let mut core = ringserve_core::Shard::new(
+            self.server_limits,
             self.limits.clone(),
             self.chosen.connections(),
             listeners,

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ringserve_core::Limits;
+use ringserve_core::ServerLimits;
 use ringserve_core::framing::Framing;
 use ringserve_simkernel::{Network, RingId};
 
@@ -25,7 +25,7 @@ use crate::stats::{ServerStats, ShardStats};
 /// A server whose shards are stepped, on a simulated network, by one thread.
 pub(crate) struct SteppedServer {
     pub(crate) addrs: Vec<SocketAddr>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ServerLimits,
     remotes: Others,
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
@@ -52,7 +52,7 @@ impl SteppedServer {
         server.refuse_runtime()?;
         let listen = |addr, shards| network.listen(addr, shards);
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS, factory)?;
-        let (limits, listeners) = (plan.limits.clone(), listening.addrs.len() as u16);
+        let (limits, listeners) = (plan.server_limits.clone(), listening.addrs.len() as u16);
         let plan = Plan { clock, seed, ..plan };
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
         let parts = plan.shards(no_sockets, &[]);

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, Time, Wait};
+use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, ServerLimits, Time, Wait};
 use tracing::{debug, error};
 
 use super::calls::{Job, calls};
@@ -159,6 +159,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let connections_max = driver.connections_max();
     let framing = Rc::new(framing);
     let mut core = ringserve_core::Shard::new(
+        ServerLimits::default(),
         limits.clone(),
         connections_max,
         1,

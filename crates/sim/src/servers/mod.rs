@@ -239,6 +239,7 @@ fn server(plan: &Plan) -> Server {
     Server::bind(SocketAddr::from(ADDR))
         .shards(plan.shards)
         .limits(plan.limits.clone())
+        .server_limits(plan.server_limits.clone())
         .incremental_buffers(plan.incremental)
 }
 
