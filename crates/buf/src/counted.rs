@@ -455,9 +455,9 @@ mod tests {
         let wrong = unfilled.fill((7u8, Noted(drops.clone()))).err().unwrap();
         assert_eq!(wrong.0, 7, "of the same size, and another type");
         drop(wrong);
-        assert_eq!(unfilled.fill((Noted(drops.clone()), 7)).ok().unwrap().body().1, 7);
+        assert_eq!(unfilled.fill((Noted(drops.clone()), 7u8)).ok().unwrap().body().1, 7);
         assert_eq!(other.downcast_ref::<(Noted, u8)>().unwrap().body().1, 7, "for every holder");
-        assert!(unfilled.fill((Noted(drops.clone()), 8)).is_err(), "once");
+        assert!(unfilled.fill((Noted(drops.clone()), 8u8)).is_err(), "once");
         assert_eq!(drops.take(), 2, "the two that were refused");
         drop((unfilled, other));
         assert_eq!(drops.get(), 2);

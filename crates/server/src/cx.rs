@@ -33,6 +33,7 @@ impl<'a, S: 'static> Cx<'a, S> {
         Cx { shared, shard }
     }
 
+    #[cfg(feature = "codec")]
     pub(crate) fn shared(&self) -> &'a ConnShared<S> {
         self.shared
     }
