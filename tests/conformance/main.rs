@@ -10,6 +10,7 @@ mod accepting;
 mod connecting;
 mod echoing;
 mod ending;
+mod opening;
 mod pressure;
 mod reaching;
 mod serving;
@@ -122,6 +123,17 @@ macro_rules! cases {
                 closed_with_replies_unread
                 aborted_by_the_service
                 closed_twice
+            }
+            opening {
+                frames_wait_until_they_are_let_in
+                half_closed_before_it_is_open
+                reset_before_it_is_open
+                refused_after_a_wait
+                open_that_never_ends
+                many_are_opened_at_once
+                shutdown_before_it_is_open
+                shutdown_with_a_frame_before_it_is_open
+                force_before_it_is_open
             }
             stopping {
                 shutdown_while_receiving

@@ -37,7 +37,7 @@ pub struct Shared {
     pub opened: AtomicU64,
     pub closed: AtomicU64,
     pub malformed: AtomicU64,
-    /// Calls that were dropped while they waited.
+    /// Calls that were dropped while they waited, and opens.
     pub dropped: AtomicU64,
     pub reasons: Mutex<Vec<CloseReason>>,
     pub peers: Mutex<Vec<Option<std::net::SocketAddr>>>,
@@ -45,6 +45,7 @@ pub struct Shared {
     pub outbox_most: AtomicUsize,
     /// What `open` does with the next connection.
     pub greet: AtomicBool,
+    pub waits_in_open: AtomicBool,
     pub refuse: AtomicBool,
     pub panic_in_open: AtomicBool,
     pub panic_in_close: AtomicBool,
@@ -121,6 +122,10 @@ impl Service for Puppet {
     async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
         if self.shared.panic_in_open.swap(false, SeqCst) {
             panic!("planted: open panics");
+        }
+        if self.shared.waits_in_open.load(SeqCst) {
+            opening.reply(b"wait");
+            self.pass().await;
         }
         if self.shared.refuse.load(SeqCst) {
             opening.reply(b"no");

@@ -176,6 +176,8 @@ fn expected() -> Vec<(&'static str, String)> {
         "push by a task",
         "word from an upstream",
         "refusal",
+        "open that waits",
+        "open that is dropped",
         "heartbeat",
         "factory fails",
         "factory panics",

@@ -77,6 +77,9 @@ pub struct Model {
     kept: RefCell<Option<Frame>>,
     open_panics: u64,
     refuses: u64,
+    open_waits: u64,
+    /// One that waits may do so for ever.
+    open_hangs: bool,
     canary: bool,
 }
 
@@ -113,6 +116,7 @@ impl Model {
         });
         let kept = RefCell::default();
         let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
+        let (open_waits, open_hangs) = (plan.open_waits, plan.limits.open_timeout.is_some());
         Model {
             shard: shard.clone(),
             mesh: mesh.clone(),
@@ -120,6 +124,8 @@ impl Model {
             kept,
             open_panics,
             refuses,
+            open_waits,
+            open_hangs,
             canary,
         }
     }
@@ -204,11 +210,31 @@ async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Durati
     Ok(true)
 }
 
+/// An `open` that waits, and is done or dropped.
+struct Waits<'a> {
+    cover: &'a Cover,
+    is_done: bool,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.cover.count("did", if self.is_done { "open that waits" } else { "open that is dropped" });
+    }
+}
+
 impl Service for Model {
     type Session = Session;
     type Error = &'static str;
 
-    async fn open(&self, _opening: &Opening<'_>) -> Result<Session, Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+        if self.one_in(self.open_waits) {
+            let mut waits = Waits { cover: &self.cover, is_done: false };
+            if self.open_hangs && self.one_in(4) {
+                pending::<()>().await;
+            }
+            opening.sleep(Duration::from_micros(self.shard.random() % 2_000_000)).await;
+            waits.is_done = true;
+        }
         if self.one_in(self.open_panics) {
             panic!("planted: open panics");
         }
