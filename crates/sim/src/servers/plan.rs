@@ -298,7 +298,7 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
         limits = limits
             .first_frame_timeout(time(rng))
             .idle_timeout(idle)
-            .open_timeout(idle.map(|idle| idle / 8))
+            .open_timeout(idle.map(|idle| (idle / 8).max(Duration::from_millis(20))))
             .handler_timeout(time(rng))
             .write_stall_timeout(time(rng))
             .heartbeat_interval(idle.map(|idle| idle / rng.range(1, 4) as u32));
