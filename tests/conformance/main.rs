@@ -10,6 +10,7 @@ mod accepting;
 mod connecting;
 mod echoing;
 mod ending;
+mod last_words;
 mod opening;
 mod pressure;
 mod reaching;
@@ -123,6 +124,15 @@ macro_rules! cases {
                 closed_with_replies_unread
                 aborted_by_the_service
                 closed_twice
+            }
+            last_words {
+                of_a_call_that_fails
+                of_a_call_that_fails_after_waiting
+                of_a_call_that_panics
+                of_a_call_that_waits_too_long
+                nothing_is_said_by_default
+                to_all_at_the_start_of_a_drain
+                to_one_that_opens_in_a_drain
             }
             opening {
                 frames_wait_until_they_are_let_in

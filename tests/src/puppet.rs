@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ringserve::framing::FrameError;
 use ringserve::{
-    CloseReason, Closed, ConnHandle, Cx, Frame, LocalHandle, Opening, PushError, Refusal, Service,
+    CloseReason, Closed, ConnHandle, Cx, Failure, Frame, LocalHandle, Opening, PushError, Refusal, Service,
 };
 
 use crate::order::Order;
@@ -46,6 +46,9 @@ pub struct Shared {
     /// What `open` does with the next connection.
     pub greet: AtomicBool,
     pub waits_in_open: AtomicBool,
+    /// What is said to a connection whose call fails, and at the start of a drain.
+    pub last_words: AtomicBool,
+    pub goodbye: AtomicBool,
     pub refuse: AtomicBool,
     pub panic_in_open: AtomicBool,
     pub panic_in_close: AtomicBool,
@@ -276,6 +279,18 @@ impl Service for Puppet {
             panic!("planted: malformed panics");
         }
         cx.reply(b"malformed");
+    }
+
+    fn failed(&self, cx: &Cx<'_, Session>, failure: &Failure<'_, Failed>) {
+        if self.shared.last_words.load(SeqCst) {
+            cx.reply(failure.to_string().as_bytes());
+        }
+    }
+
+    fn draining(&self, cx: &Cx<'_, Session>) {
+        if self.shared.goodbye.load(SeqCst) {
+            cx.reply(b"goodbye");
+        }
     }
 
     fn close(&self, closed: &Closed<'_, Session>) {

@@ -1,10 +1,32 @@
-//! The end of a connection, as its service is told of it.
+//! What a service is told of a failure, and of the end of a connection.
 
 use std::fmt;
 
 use ringserve_core::{CloseReason, ConnId, Outlet};
 
 use crate::peer::Peer;
+
+/// Why a call ends its connection, for [`Service::failed`](crate::Service::failed).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Failure<'a, E> {
+    /// It returned an error.
+    Error(&'a E),
+    /// It waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
+    TimedOut,
+    /// It panicked, or the framing did, with this message.
+    Panicked(&'a str),
+}
+
+impl<E: fmt::Display> fmt::Display for Failure<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Error(error) => write!(f, "failed: {error}"),
+            Failure::TimedOut => f.write_str("timed out"),
+            Failure::Panicked(message) => write!(f, "panicked: {message}"),
+        }
+    }
+}
 
 /// A connection that ended. Nothing can be sent to it any more.
 pub struct Closed<'a, S> {

@@ -31,7 +31,7 @@ pub use tokio_uring;
 pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits};
 pub use ringserve_drivers::SetupError;
 
-pub use closed::Closed;
+pub use closed::{Closed, Failure};
 pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 #[cfg(feature = "http")]

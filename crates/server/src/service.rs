@@ -7,7 +7,7 @@ use std::future::{Future, ready};
 use ringserve_core::framing::FrameError;
 use ringserve_core::{Frame, Limits};
 
-use crate::closed::Closed;
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::shard::handle::Shard;
@@ -80,6 +80,20 @@ pub trait Service: Sized + 'static {
         let _ = (cx, error);
     }
 
+    /// A call fails: by its error, by [`Limits::handler_timeout`], or by a panic. Last words may be queued, after which the
+    /// connection is closed. A panic resets the connection, unless something is queued here. The service need not log it: the
+    /// server does. Called for the first failure of a connection.
+    fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, Self::Error>) {
+        let _ = (cx, failure);
+    }
+
+    /// The server begins to shut down: a moment for a goodbye. Called once for each connection that is open, before
+    /// [`Limits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for one that opens later, right after that. A server with many connections tells some of
+    /// them in each turn.
+    fn draining(&self, cx: &Cx<'_, Self::Session>) {
+        let _ = cx;
+    }
+
     /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): what this queues asks it for a sign of
     /// life. Any byte is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) without
     /// one the connection is closed. Not called while the outbox is over its high mark.
@@ -143,7 +157,7 @@ impl<S: IntoService<F>, F, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F>
     }
 }
 
-/// The methods of a service beside `call`, all handed to the field `service`.
+/// The methods of a service that know nothing of its error, all handed to the field `service`.
 macro_rules! delegate_to_service {
     () => {
         fn open(
@@ -155,6 +169,10 @@ macro_rules! delegate_to_service {
 
         fn malformed(&self, cx: &$crate::Cx<'_, Self::Session>, error: &$crate::framing::FrameError) {
             self.service.malformed(cx, error);
+        }
+
+        fn draining(&self, cx: &$crate::Cx<'_, Self::Session>) {
+            self.service.draining(cx);
         }
 
         fn heartbeat(&self, cx: &$crate::Cx<'_, Self::Session>) {

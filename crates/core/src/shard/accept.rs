@@ -243,6 +243,7 @@ impl<O: Observer> Shard<O> {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.opened = Opened::Yes;
         }
+        self.tell_opened(id);
         self.sync_receive(id);
         self.arm(id);
     }

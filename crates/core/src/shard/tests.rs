@@ -65,6 +65,8 @@ struct Recorder {
     calls: Vec<Call>,
     /// The names of what waited for connections that ended.
     dropped: Vec<u32>,
+    /// Connections that were told of a drain.
+    told: Vec<ConnId>,
 }
 
 /// The name of every `open` that waits.
@@ -106,6 +108,10 @@ impl Lane for Recorder {
                 self.calls.push(Call { id, frame, parked });
             }
         }
+    }
+
+    fn draining(&mut self, _shard: &mut Core, id: ConnId) {
+        self.told.push(id);
     }
 
     fn heartbeat(&mut self, _shard: &mut Core, id: ConnId) {

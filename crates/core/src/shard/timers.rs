@@ -99,6 +99,7 @@ impl<O: Observer> Shard<O> {
                     conn.active_at = self.stamp;
                     self.arm(id);
                 }
+                Due::Close(CloseReason::HandlerTimeout) => self.events.push_back(Event::TimedOut(id)),
                 Due::Close(reason) => {
                     self.finish(id, reason);
                     // Its last replies may still be on their way, and must not be for ever.

@@ -59,6 +59,15 @@ pub trait Lane<O: Observer = ()> {
     /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): ask for a sign of life.
     fn heartbeat(&mut self, shard: &mut Shard<O>, id: ConnId);
 
+    /// A call of the connection waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout): say last words,
+    /// then [`Shard::finish`] it.
+    fn timed_out(&mut self, shard: &mut Shard<O>, id: ConnId) {
+        shard.finish(id, CloseReason::HandlerTimeout);
+    }
+
+    /// The shard drains, and the connection, which was `opened`, is cut later: tell it. Comes once for each.
+    fn draining(&mut self, shard: &mut Shard<O>, id: ConnId) {}
+
     /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
     /// ([`Outlet::hold_open`](crate::Outlet::hold_open)).
     fn input_ended(&mut self, shard: &mut Shard<O>, id: ConnId);
@@ -101,6 +110,8 @@ pub(crate) enum Event {
     Connected(ConnId),
     Frames(ConnId),
     Heartbeat(ConnId),
+    TimedOut(ConnId),
+    Draining(ConnId),
     InputEnded(ConnId),
     Wake(ConnId, Waker),
     Ended(Ended),
@@ -170,6 +181,12 @@ impl<O: Observer> Shard<O> {
                 Event::HandOff { socket, peer, listener } => lane.hand_off(self, socket, peer, listener),
                 Event::Connected(id) => lane.connected(self, id),
                 Event::Heartbeat(id) => lane.heartbeat(self, id),
+                Event::TimedOut(id) => {
+                    lane.timed_out(self, id);
+                    // Its last words may still be on their way, and must not be for ever.
+                    self.arm(id);
+                }
+                Event::Draining(id) => lane.draining(self, id),
                 Event::InputEnded(id) => lane.input_ended(self, id),
                 Event::Wake(id, waker) => lane.wake(self, id, waker),
                 Event::Ended(ended) => lane.ended(self, ended),

@@ -68,7 +68,7 @@ use ringserve_core::{CloseReason, Frame, Limits};
 
 pub use tokio_util::codec::{Decoder, Encoder};
 
-use crate::closed::Closed;
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::service::Service;
@@ -128,6 +128,16 @@ pub trait CodecService: Sized + 'static {
         let _ = (cx, error);
     }
 
+    /// A call fails. Last words may be written, after which the connection is closed.
+    fn failed(&self, cx: &CodecCx<'_, Self>, failure: &Failure<'_, Self::Error>) {
+        let _ = (cx, failure);
+    }
+
+    /// The server begins to shut down.
+    fn draining(&self, cx: &CodecCx<'_, Self>) {
+        let _ = cx;
+    }
+
     /// The connection ended. If the peer ended it in the middle of an item the reason is
     /// [`CloseReason::PeerClosedMidFrame`], which counters and log, who know no items, show as `peer_closed`.
     fn close(&self, closed: &Closed<'_, Self::Session>) {
@@ -162,6 +172,25 @@ impl<E: fmt::Display> fmt::Display for CodecError<E> {
 }
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for CodecError<E> {}
+
+/// Why a call of [`WithCodec`] failed. `E` is the error of the [`CodecService`], `D` that of the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WithCodecError<E, D> {
+    /// The service failed.
+    Service(E),
+    /// The peer sent what is no item.
+    Codec(CodecError<D>),
+}
+
+impl<E: fmt::Display, D: fmt::Display> fmt::Display for WithCodecError<E, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WithCodecError::Service(error) => error.fmt(f),
+            WithCodecError::Codec(error) => error.fmt(f),
+        }
+    }
+}
 
 /// A [`Service`] made of a [`CodecService`]. See the [module](self).
 pub struct WithCodec<S> {
@@ -231,7 +260,7 @@ type Decoded<C> = Result<Option<<C as Decoder>::Item>, CodecError<<C as Decoder>
 
 impl<S: CodecService> Service for WithCodec<S> {
     type Session = CodecSession<S>;
-    type Error = Box<dyn fmt::Display>;
+    type Error = WithCodecError<S::Error, <S::Codec as Decoder>::Error>;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<CodecSession<S>, Refusal> {
         let opening = CodecOpening { opening, with: self, codec: RefCell::default() };
@@ -247,11 +276,11 @@ impl<S: CodecService> Service for WithCodec<S> {
         let cx = &CodecCx { cx, with: self };
         loop {
             match self.next(state) {
-                Ok(Some(item)) => self.service.call(cx, item).await.map_err(|error| Box::new(error) as _)?,
+                Ok(Some(item)) => self.service.call(cx, item).await.map_err(WithCodecError::Service)?,
                 Ok(None) => return Ok(()),
                 Err(error) => {
                     self.service.malformed(cx, &error);
-                    return Err(Box::new(error));
+                    return Err(WithCodecError::Codec(error));
                 }
             }
             if cx.shared().is_ending() {
@@ -261,6 +290,21 @@ impl<S: CodecService> Service for WithCodec<S> {
             }
             cx.ready().await;
         }
+    }
+
+    fn failed(&self, cx: &Cx<'_, CodecSession<S>>, failure: &Failure<'_, Self::Error>) {
+        let failure = match failure {
+            Failure::Error(WithCodecError::Service(error)) => Failure::Error(error),
+            // The service heard of it, as malformed.
+            Failure::Error(WithCodecError::Codec(_)) => return,
+            Failure::TimedOut => Failure::TimedOut,
+            Failure::Panicked(message) => Failure::Panicked(message),
+        };
+        self.service.failed(&CodecCx { cx, with: self }, &failure);
+    }
+
+    fn draining(&self, cx: &Cx<'_, CodecSession<S>>) {
+        self.service.draining(&CodecCx { cx, with: self });
     }
 
     fn close(&self, closed: &Closed<'_, CodecSession<S>>) {

@@ -1,6 +1,7 @@
 //! A bound on the calls in flight.
 
 use super::permits::Permits;
+use crate::closed::Failure;
 use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
@@ -51,6 +52,10 @@ impl<S: Service> Service for ConcurrencyLimit<S> {
     async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), S::Error> {
         let _permit = self.permits.acquire().await;
         self.service.call(cx, frame).await
+    }
+
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, S::Error>) {
+        self.service.failed(cx, failure);
     }
 
     delegate_to_service!();

@@ -18,7 +18,7 @@ use super::spawned::SPAWNED;
 use super::state::{ServiceLane, named};
 use super::upstreams::UPSTREAM;
 use super::wake::Attention;
-use crate::closed::Closed;
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard, wake};
 use crate::log::{LogObserver, guarded};
@@ -155,6 +155,14 @@ where
         core.dispatch(self);
     }
 
+    /// Tells the service of the first failure of a connection.
+    #[cold]
+    fn tell_failure(&mut self, core: &mut Core, id: ConnId, failure: &Failure<'_, S::Error>) {
+        if core.shared(id).is_some_and(|shared| !shared.is_gone()) {
+            self.notify(core, id, "failed", |service, cx| service.failed(cx, failure));
+        }
+    }
+
     #[cold]
     fn failed(&mut self, core: &mut Core, id: ConnId, error: S::Error) {
         let shard = self.shard.index();
@@ -163,7 +171,7 @@ where
         let first = core.shared(id).is_some_and(|shared| !shared.is_gone());
         let warns = first && self.handler_errors.allows(self.now);
         // Writing the error and dropping it is user code too.
-        let done = guard(move || {
+        let logged = guard(|| {
             let peer = peer.map(display);
             if warns {
                 warn!(shard, %id, peer, %error, "handler failed, connection closed");
@@ -171,7 +179,9 @@ where
                 debug!(shard, %id, peer, %error, "handler failed");
             }
         });
-        if let Err(panicked) = done {
+        self.tell_failure(core, id, &Failure::Error(&error));
+        let dropped = guard(move || drop(error));
+        if let Err(panicked) = logged.and(dropped) {
             self.report_panic("error", named(core, id), &panicked);
         }
         core.finish(id, CloseReason::HandlerError);
@@ -219,7 +229,13 @@ where
     #[cold]
     fn panicked(&mut self, core: &mut Core, id: ConnId, panicked: &Panicked) {
         self.report_panic("call", named(core, id), panicked);
-        core.abort(id, CloseReason::HandlerPanicked);
+        let queued = |core: &Core| core.shared(id).map_or(0, |shared| shared.outbox_bytes());
+        let before = queued(core);
+        self.tell_failure(core, id, &Failure::Panicked(panicked.message()));
+        match queued(core) > before {
+            true => core.finish(id, CloseReason::HandlerPanicked),
+            false => core.abort(id, CloseReason::HandlerPanicked),
+        }
     }
 }
 
@@ -273,6 +289,15 @@ where
             let id = frames.id();
             self.panicked(frames.shard(), id, &panicked);
         }
+    }
+
+    fn timed_out(&mut self, core: &mut Core, id: ConnId) {
+        self.tell_failure(core, id, &Failure::TimedOut);
+        core.finish(id, CloseReason::HandlerTimeout);
+    }
+
+    fn draining(&mut self, core: &mut Core, id: ConnId) {
+        self.notify(core, id, "draining", |service, cx| service.draining(cx));
     }
 
     fn heartbeat(&mut self, core: &mut Core, id: ConnId) {

@@ -17,7 +17,7 @@ use super::panics;
 use super::sim::Sim;
 use super::trace::{Keeps, Trace};
 use super::world::{Ran, SeedFailed, Settings, World};
-use crate::closed::Closed;
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::message_of;
 use crate::opening::{Opening, Refusal};
@@ -328,6 +328,20 @@ impl<S: Service> Service for Recorded<S> {
 
     fn malformed(&self, cx: &Cx<'_, S::Session>, error: &FrameError) {
         self.service.malformed(cx, error);
+    }
+
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, &'static str>) {
+        let result = self.seen.result.borrow();
+        match (failure, &*result) {
+            (Failure::Error(_), Some(Err(error))) => self.service.failed(cx, &Failure::Error(error)),
+            (Failure::Error(_), _) => {}
+            (Failure::TimedOut, _) => self.service.failed(cx, &Failure::TimedOut),
+            (Failure::Panicked(message), _) => self.service.failed(cx, &Failure::Panicked(message)),
+        }
+    }
+
+    fn draining(&self, cx: &Cx<'_, S::Session>) {
+        self.service.draining(cx);
     }
 
     fn heartbeat(&self, cx: &Cx<'_, S::Session>) {

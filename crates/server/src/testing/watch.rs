@@ -10,7 +10,7 @@ use ringserve_core::framing::FrameError;
 use ringserve_core::{CloseReason, ConnId, Frame, Limits};
 
 use super::trace::{Place, Trace};
-use crate::closed::Closed;
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal};
 use crate::peer::Peer;
@@ -54,6 +54,8 @@ struct Open {
     peer: Option<SocketAddr>,
     /// `open` is not done.
     is_opening: bool,
+    /// It was told that the server shuts down.
+    is_told: bool,
     calls: u32,
 }
 
@@ -69,7 +71,7 @@ impl Watcher {
     }
 
     fn opens(&self, id: ConnId, peer: Peer) {
-        let open = Open { peer: peer.addr, is_opening: true, calls: 0 };
+        let open = Open { peer: peer.addr, is_opening: true, is_told: false, calls: 0 };
         if let Some(before) = self.conns.borrow_mut().insert(id.bits(), open) {
             self.trace.broke(|| {
                 format!("a connection of {:?} was not closed before its name was used again", before.peer)
@@ -81,6 +83,17 @@ impl Watcher {
         match self.conns.borrow_mut().get_mut(&id.bits()) {
             Some(open) => open.is_opening = false,
             None => self.trace.broke(|| "an open of a connection that is gone".to_owned()),
+        }
+    }
+
+    fn draining(&self, id: ConnId) {
+        let is_new = match self.conns.borrow_mut().get_mut(&id.bits()) {
+            Some(open) => !open.is_opening && !std::mem::replace(&mut open.is_told, true),
+            None => false,
+        };
+        if !is_new {
+            self.trace
+                .broke(|| "a connection that is not open, or was told before, is told of a drain".to_owned());
         }
     }
 
@@ -161,6 +174,17 @@ impl<S: Service> Service for Watched<S> {
     fn malformed(&self, cx: &Cx<'_, S::Session>, error: &FrameError) {
         self.watcher.event(cx, 5, || format!("malformed: {error}"));
         self.service.malformed(cx, error);
+    }
+
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, S::Error>) {
+        self.watcher.event(cx, 9, || format!("call {failure}"));
+        self.service.failed(cx, failure);
+    }
+
+    fn draining(&self, cx: &Cx<'_, S::Session>) {
+        self.watcher.event(cx, 10, || "draining".to_owned());
+        self.watcher.draining(cx.id());
+        self.service.draining(cx);
     }
 
     fn heartbeat(&self, cx: &Cx<'_, S::Session>) {
