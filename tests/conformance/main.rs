@@ -110,6 +110,7 @@ macro_rules! cases {
                 two_connections_in_turns
             }
             ending {
+                account_at_the_end
                 half_closed_after_a_request
                 half_closed_with_much_queued
                 half_closed_in_the_middle_of_a_frame

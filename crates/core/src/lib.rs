@@ -10,6 +10,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod account;
 mod address;
 mod batch;
 mod chunked;
@@ -34,6 +35,7 @@ mod stamp;
 mod time;
 mod wheel;
 
+pub use account::Account;
 pub use address::Address;
 pub use batch::Batch;
 pub use counters::ConnStats;

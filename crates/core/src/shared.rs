@@ -10,6 +10,7 @@ use core::task::Waker;
 
 use ringserve_buf::try_box;
 
+use crate::account::Accounts;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
 use crate::{Batch, ConnId, Limits, ServerLimits};
@@ -26,6 +27,7 @@ pub struct LaneShared {
     encoding: Encoding,
     outbox_bytes_high: usize,
     outbox_bytes_max: usize,
+    accounts: Accounts,
 }
 
 /// What the connections of one shard share.
@@ -74,6 +76,7 @@ impl LaneShared {
             encoding,
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
+            accounts: Accounts::default(),
         }
     }
 
@@ -81,6 +84,10 @@ impl LaneShared {
     #[inline]
     pub fn shard(&self) -> &ShardShared {
         &self.shard
+    }
+
+    pub(crate) fn accounts(&self) -> &Accounts {
+        &self.accounts
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ringserve_core::{CloseReason, ConnId, Outlet};
+use ringserve_core::{Account, CloseReason, ConnId, Outlet};
 
 use crate::peer::Peer;
 
@@ -33,17 +33,23 @@ pub struct Closed<'a, S> {
     session: &'a S,
     outlet: &'a Outlet,
     reason: CloseReason,
+    account: Option<Account>,
 }
 
 impl<'a, S> Closed<'a, S> {
-    pub(crate) fn new(session: &'a S, outlet: &'a Outlet, reason: CloseReason) -> Closed<'a, S> {
-        Closed { session, outlet, reason }
+    pub(crate) fn new(
+        session: &'a S,
+        outlet: &'a Outlet,
+        reason: CloseReason,
+        account: Option<Account>,
+    ) -> Closed<'a, S> {
+        Closed { session, outlet, reason, account }
     }
 
     /// The same end with another session, and for another reason.
     #[cfg(feature = "codec")]
     pub(crate) fn with<T>(&self, session: &'a T, reason: CloseReason) -> Closed<'a, T> {
-        Closed { session, outlet: self.outlet, reason }
+        Closed { session, outlet: self.outlet, reason, account: self.account }
     }
 
     /// The connection's state.
@@ -59,6 +65,11 @@ impl<'a, S> Closed<'a, S> {
     /// Who was on the other end.
     pub fn peer(&self) -> Peer {
         Peer::of(self.outlet)
+    }
+
+    /// What was counted of it, for a service that asks for [accounts](crate::Service::ACCOUNTS).
+    pub fn account(&self) -> Option<Account> {
+        self.account
     }
 
     /// Why it ended. [`CloseReason::closed_by`] says who ended it.

@@ -41,6 +41,10 @@ pub trait Service: Sized + 'static {
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
+    /// Whether each connection has an [account](Closed::account), for logs of accesses and for bills: 56 bytes for each, in
+    /// chunks of 256, and a few instructions for each frame. Without it neither.
+    const ACCOUNTS: bool = false;
+
     /// A connection was accepted: makes its session, of what is known of its peer. It may be greeted here, or refused: what was
     /// queued until then still leaves. By default the session is made by `Default`; a service whose session is not `Default`
     /// does not compile without a method of its own.
@@ -159,7 +163,9 @@ impl<S: IntoService<F>, F, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F>
 
 /// The methods of a service that know nothing of its error, all handed to the field `service`.
 macro_rules! delegate_to_service {
-    () => {
+    ($service:ty) => {
+        const ACCOUNTS: bool = <$service as $crate::Service>::ACCOUNTS;
+
         fn open(
             &self,
             opening: &$crate::Opening<'_>,

@@ -1,6 +1,6 @@
 //! `ringserve::testing`: what it runs, what it finds, and what it says.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
+use ringserve_server::stats::Account;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
 use ringserve_server::{
     CloseReason, Closed, Cx, Frame, Limits, Opening, Refusal, Server, Service, Session, Shard,
@@ -647,5 +648,67 @@ fn peers_that_are_let_in_late_hear_of_their_own_connection() {
             });
         }
         sim.run_until_done();
+    });
+}
+
+/// Echoes, says a word more to frames that ask for it, and keeps the accounts of connections that ended.
+struct Billing(Rc<RefCell<Vec<Account>>>);
+
+impl Service for Billing {
+    type Session = ();
+    type Error = Infallible;
+
+    const ACCOUNTS: bool = true;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        if frame.starts_with(b"wait") {
+            cx.sleep(SECOND).await;
+            cx.write(b"and\n");
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+
+    fn close(&self, closed: &Closed<'_, ()>) {
+        self.0.borrow_mut().push(closed.account().expect("it is counted"));
+    }
+}
+
+#[test]
+fn account_has_every_byte_and_frame_of_its_connection() {
+    let accounts = Rc::new(RefCell::new(Vec::new()));
+    let kept = accounts.clone();
+    Sim::seeds(200).faults(Faults::harmless()).run(move |sim| {
+        kept.borrow_mut().clear();
+        let of_shards = kept.clone();
+        let addr = sim.serve(lines(), move |_shard| Billing(of_shards.clone()));
+        for n in 0..4_usize {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                for round in 0..=n {
+                    let line = format!("{} {round}\n", if n == 3 { "wait" } else { "word" });
+                    me.send(&line).await?;
+                    assert!(me.line().await?.is_some());
+                    if n == 3 {
+                        assert!(me.line().await?.is_some());
+                    }
+                }
+                me.finish()?;
+                assert_eq!(me.closed().await?, b"");
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        let mut accounts = kept.take();
+        accounts.sort_by_key(|account| account.frames_received);
+        for (n, account) in accounts.iter().enumerate() {
+            let rounds = n as u64 + 1;
+            let more = if n == 3 { 4 * rounds } else { 0 };
+            let bytes = 7 * rounds;
+            assert_eq!((account.frames_received, account.frames_sent), (rounds, rounds));
+            assert_eq!((account.bytes_received, account.bytes_sent), (bytes, bytes + more));
+            assert!(n < 3 || account.duration >= 4 * SECOND, "{account:?}");
+        }
+        assert_eq!(accounts.len(), 4);
     });
 }

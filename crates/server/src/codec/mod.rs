@@ -94,6 +94,9 @@ pub trait CodecService: Sized + 'static {
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
+    /// Whether each connection has an account, whose frames are what is received together. As [`Service::ACCOUNTS`].
+    const ACCOUNTS: bool = false;
+
     /// A codec for one connection. It is asked for when the first bytes come or the first reply is made.
     fn codec(&self) -> Self::Codec;
 
@@ -261,6 +264,8 @@ type Decoded<C> = Result<Option<<C as Decoder>::Item>, CodecError<<C as Decoder>
 impl<S: CodecService> Service for WithCodec<S> {
     type Session = CodecSession<S>;
     type Error = WithCodecError<S::Error, <S::Codec as Decoder>::Error>;
+
+    const ACCOUNTS: bool = S::ACCOUNTS;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<CodecSession<S>, Refusal> {
         let opening = CodecOpening { opening, with: self, codec: RefCell::default() };

@@ -58,5 +58,5 @@ impl<S: Service> Service for ConcurrencyLimit<S> {
         self.service.failed(cx, failure);
     }
 
-    delegate_to_service!();
+    delegate_to_service!(S);
 }

@@ -151,7 +151,7 @@ impl<S: Service, O: CallObserver<S>> Service for Observe<S, O> {
         self.service.failed(cx, failure);
     }
 
-    delegate_to_service!();
+    delegate_to_service!(S);
 }
 
 /// Tells of the end of a call in any case.

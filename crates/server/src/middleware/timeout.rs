@@ -55,7 +55,7 @@ impl<S: Service> Service for TimeLimit<S> {
         );
     }
 
-    delegate_to_service!();
+    delegate_to_service!(S);
 }
 
 /// Why a call through [`TimeLimit`] failed.

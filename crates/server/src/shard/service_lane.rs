@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use ringserve_core::framing::{FrameError, Framing};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, Next, Socket};
+use ringserve_core::{CloseReason, Completion, ConnId, ConnShared, Ended, Frames, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
 
@@ -53,11 +53,16 @@ where
             // The slot is free for the next call as long as none waits.
             let failed = loop {
                 match frames.next_frame(&*self.framing) {
-                    Next::Frame(frame) => match slot.call(shared, frame) {
-                        Some(Ok(())) => {}
-                        Some(Err(error)) => break Some(error),
-                        None => break None,
-                    },
+                    Next::Frame(frame) => {
+                        if S::ACCOUNTS {
+                            shared.count_frame();
+                        }
+                        match slot.call(shared, frame) {
+                            Some(Ok(())) => {}
+                            Some(Err(error)) => break Some(error),
+                            None => break None,
+                        }
+                    }
                     Next::Nothing => return,
                     Next::Bad(error) => return self.malformed(common, frames, shared, error),
                 }
@@ -201,6 +206,26 @@ where
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut + 'static,
     Fut: Future<Output = ()> + 'static,
 {
+    #[inline]
+    fn comes(&mut self, core: &Core, completion: &Completion) {
+        if !S::ACCOUNTS {
+            return;
+        }
+        match completion {
+            Completion::Received { id, lease } => {
+                if let Some(shared) = core.shared(*id) {
+                    shared.count_received(lease.len());
+                }
+            }
+            Completion::Sent { id, batch, .. } => {
+                if let Some(shared) = core.shared(*id) {
+                    shared.count_sent(batch.len());
+                }
+            }
+            _ => {}
+        }
+    }
+
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
         let admitted = match &self.admit {
             None => Ok(true),
@@ -215,6 +240,9 @@ where
         }
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
         let Some(head) = core.shared(id) else { return };
+        if S::ACCOUNTS && !head.open_account(common.now) {
+            return core.abort(id, CloseReason::MemoryLimit);
+        }
         match self.opens.begin(head.clone()) {
             Begun::Done(answer) => self.answered(common, core, id, answer),
             Begun::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
@@ -258,7 +286,8 @@ where
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
-                self.service.close(&Closed::new(shared.body(), shared, reason));
+                let account = if S::ACCOUNTS { shared.account(common.now) } else { None };
+                self.service.close(&Closed::new(shared.body(), shared, reason, account));
             }
         });
         let peer = Peer::of(&shared);

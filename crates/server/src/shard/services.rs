@@ -1,6 +1,6 @@
 //! What a shard asks of the services that stand on it.
 
-use ringserve_core::{ConnId, Ended, Frames, Socket};
+use ringserve_core::{Completion, ConnId, Ended, Frames, Socket};
 
 use super::Core;
 use super::state::Common;
@@ -11,6 +11,9 @@ use crate::peer::Peer;
 ///
 /// None of this panics: what user code panics with is reported, and its connection ended.
 pub(crate) trait Services: 'static {
+    /// A completion comes, which the shard looks at next.
+    fn comes(&mut self, core: &Core, completion: &Completion);
+
     /// A peer wants to connect.
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer);
 

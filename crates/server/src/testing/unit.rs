@@ -312,6 +312,8 @@ impl<S: Service> Service for Recorded<S> {
     type Session = S::Session;
     type Error = &'static str;
 
+    const ACCOUNTS: bool = S::ACCOUNTS;
+
     async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
         let mut answer = OpenAnswer { seen: &self.seen.opened, is_open: false };
         let opened = self.service.open(opening).await;

@@ -143,6 +143,8 @@ impl<S: Service> Service for Watched<S> {
     type Session = S::Session;
     type Error = S::Error;
 
+    const ACCOUNTS: bool = S::ACCOUNTS;
+
     async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
         let (id, peer) = (opening.id(), opening.peer());
         self.watcher.told(peer.addr, 1, || "open".to_owned());
