@@ -12,6 +12,7 @@ mod echoing;
 mod ending;
 mod last_words;
 mod opening;
+mod own_limits;
 mod pressure;
 mod reaching;
 mod serving;
@@ -134,6 +135,12 @@ macro_rules! cases {
                 nothing_is_said_by_default
                 to_all_at_the_start_of_a_drain
                 to_one_that_opens_in_a_drain
+            }
+            own_limits {
+                small_frames_before_a_login
+                idle_time_of_one_connection
+                call_that_waits_as_long_as_it_likes
+                bad_limits_change_nothing
             }
             opening {
                 frames_wait_until_they_are_let_in

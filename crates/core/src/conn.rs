@@ -95,6 +95,7 @@ pub(crate) enum Opened {
 }
 
 /// [`Limits`] in steps of the wheel, [`NEVER`] for those that are off.
+#[derive(Clone, Copy)]
 pub(crate) struct Times {
     first_frame: u32,
     pub idle: u32,
@@ -240,6 +241,8 @@ pub(crate) struct Conn {
     pub opened: Opened,
     /// A whole frame arrived.
     pub frame_seen: bool,
+    /// It has limits of its own.
+    pub limited: bool,
     /// As many calls wait as may.
     pub calls_full: bool,
     /// The service heard that nothing more will arrive.
@@ -293,6 +296,7 @@ impl Conn {
             held_back: false,
             opened: Opened::No,
             frame_seen: false,
+            limited: false,
             calls_full: false,
             input_end_told: false,
             missed_heartbeats: 0,
@@ -368,10 +372,29 @@ impl Conn {
             })
     }
 
+    /// Its times, where its lane's are `times`.
+    #[inline]
+    pub(crate) fn times(&self, times: &Times) -> Times {
+        if self.limited { self.own_times().unwrap_or(*times) } else { *times }
+    }
+
+    /// The times that it set, if it did.
+    #[cold]
+    pub(crate) fn own_times(&self) -> Option<Times> {
+        Some(self.outlet()?.own_limits()?.times)
+    }
+
     /// Steps from `now` until the next limit of this connection, which is in `slot`, is over, negative once it has been for
-    /// longer, and what it leads to.
+    /// longer, and what it leads to. `times` are its lane's.
     #[inline]
     pub(crate) fn next_limit(&self, slot: u32, times: &Times, now: Stamp) -> (i64, Due) {
+        let own;
+        let times = if self.limited {
+            own = self.times(times);
+            &own
+        } else {
+            times
+        };
         if self.state == State::Closing {
             let left = if self.lingering { self.send_at.left(times.linger, now) } else { FOR_EVER };
             return (left, Due::Linger);

@@ -200,6 +200,75 @@ impl Default for ServerLimits {
     }
 }
 
+/// Limits of one connection that differ from those of its service, for as long as it lives or until others are set. What is not
+/// set is as the service's [`Limits`] say.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ringserve_core::{ConnLimits, IdleCounts};
+///
+/// // A client that promised a sign of life every minute.
+/// let keeps_alive = ConnLimits::default().idle_timeout(Duration::from_secs(90)).idle_counts(IdleCounts::Received);
+/// // A peer that did not log in yet.
+/// let stranger = ConnLimits::default().frame_bytes_max(4096);
+/// // A call that waits for as long as its peer does.
+/// let patient = ConnLimits::default().handler_timeout(None);
+/// # let _ = (keeps_alive, stranger, patient);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnLimits {
+    frame_bytes_max: Option<usize>,
+    idle_timeout: Option<Option<Duration>>,
+    idle_counts: Option<IdleCounts>,
+    handler_timeout: Option<Option<Duration>>,
+    heartbeat_interval: Option<Option<Duration>>,
+}
+
+impl ConnLimits {
+    /// As [`Limits::frame_bytes_max`], from the next frame on, also of those that were received already.
+    #[must_use]
+    pub fn frame_bytes_max(self, bytes: usize) -> ConnLimits {
+        ConnLimits { frame_bytes_max: Some(bytes), ..self }
+    }
+
+    /// As [`Limits::idle_timeout`]; `None` is off.
+    #[must_use]
+    pub fn idle_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { idle_timeout: Some(time.into()), ..self }
+    }
+
+    /// As [`Limits::idle_counts`].
+    #[must_use]
+    pub fn idle_counts(self, counts: IdleCounts) -> ConnLimits {
+        ConnLimits { idle_counts: Some(counts), ..self }
+    }
+
+    /// As [`Limits::handler_timeout`], also for calls that wait already; `None` is off.
+    #[must_use]
+    pub fn handler_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { handler_timeout: Some(time.into()), ..self }
+    }
+
+    /// As [`Limits::heartbeat_interval`]; `None` is off.
+    #[must_use]
+    pub fn heartbeat_interval(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { heartbeat_interval: Some(time.into()), ..self }
+    }
+
+    /// What holds for a connection of a service with such limits.
+    pub(crate) fn over(&self, service: &Limits) -> Limits {
+        Limits {
+            frame_bytes_max: self.frame_bytes_max.unwrap_or(service.frame_bytes_max),
+            idle_timeout: self.idle_timeout.unwrap_or(service.idle_timeout),
+            idle_counts: self.idle_counts.unwrap_or(service.idle_counts),
+            handler_timeout: self.handler_timeout.unwrap_or(service.handler_timeout),
+            heartbeat_interval: self.heartbeat_interval.unwrap_or(service.heartbeat_interval),
+            ..service.clone()
+        }
+    }
+}
+
 /// Which limit is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

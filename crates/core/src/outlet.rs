@@ -15,10 +15,11 @@ use core::task::Waker;
 
 use ringserve_buf::{Counted, CountedHead};
 
+use crate::conn::Times;
 use crate::framing::Payload;
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
-use crate::{Account, Batch, CloseReason, ConnId, RemoteGate, Time};
+use crate::{Account, Batch, CloseReason, ConnId, ConnLimits, LimitError, RemoteGate, Time};
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -47,6 +48,8 @@ const NO_MEMORY: u16 = 1024;
 const OVER_HIGH: u16 = 2048;
 /// What it sends and receives is counted.
 const ACCOUNTED: u16 = 4096;
+/// It has limits of its own. Its frames and replies take the slower ways, which look at them.
+const LIMITED: u16 = 8192;
 
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
@@ -73,6 +76,14 @@ struct Extra {
     service_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
+    limits: Option<Box<OwnLimits>>,
+}
+
+/// What a connection with limits of its own is bounded by, instead of what its lane says.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnLimits {
+    pub frame_bytes_max: usize,
+    pub times: Times,
 }
 
 impl Outlet {
@@ -280,7 +291,7 @@ impl Outlet {
     /// True if a frame may have to wait: the outbox was full a moment ago, or the connection is to end.
     #[inline]
     pub(crate) fn stops_frames(&self) -> bool {
-        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH)
+        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH | LIMITED)
     }
 
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
@@ -407,6 +418,37 @@ impl Outlet {
         let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes);
         self.extra.set(extra);
         bytes
+    }
+
+    /// Bounds the connection by other limits than those of its service, from now on. What an earlier call set and this one does
+    /// not is the service's again. Allocates; a connection without limits of its own holds nothing for them.
+    ///
+    /// # Errors
+    /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's; nothing is changed then.
+    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
+        let service = self.lane.limits();
+        let limits = limits.over(service);
+        limits.check()?;
+        let own = OwnLimits { frame_bytes_max: limits.frame_bytes_max, times: Times::new(&limits, None) };
+        self.with_extra(|extra| extra.limits = Some(Box::new(own)));
+        self.set(LIMITED);
+        // The state machine looks when they are due.
+        self.mark_dirty();
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn is_limited(&self) -> bool {
+        self.has(LIMITED)
+    }
+
+    /// The limits that were set, if any were.
+    #[cold]
+    pub(crate) fn own_limits(&self) -> Option<OwnLimits> {
+        let extra = self.extra.take();
+        let limits = extra.as_ref().and_then(|extra| extra.limits.as_deref().copied());
+        self.extra.set(extra);
+        limits
     }
 
     /// What the connection sends and receives is counted from now on. False if the system has no memory for that.

@@ -27,6 +27,8 @@ pub struct LaneShared {
     encoding: Encoding,
     outbox_bytes_high: usize,
     outbox_bytes_max: usize,
+    /// For connections that set some of their own.
+    limits: Limits,
     accounts: Accounts,
 }
 
@@ -76,6 +78,7 @@ impl LaneShared {
             encoding,
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
+            limits: limits.clone(),
             accounts: Accounts::default(),
         }
     }
@@ -84,6 +87,10 @@ impl LaneShared {
     #[inline]
     pub fn shard(&self) -> &ShardShared {
         &self.shard
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     pub(crate) fn accounts(&self) -> &Accounts {

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringserve_core::{ConnId, ConnShared, Payload};
+use ringserve_core::{ConnId, ConnLimits, ConnShared, LimitError, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -109,6 +109,17 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn hold_open(&self) {
         self.shared.hold_open();
+    }
+
+    /// Bounds this connection by other limits than those of its service, until others are set: the keep-alive that a client
+    /// asked for, small frames before a login, a call that waits for as long as its peer does. What is not set, or no longer, is as
+    /// [`Limits`](crate::Limits) say. They hold from the next frame on, and for the calls that wait. It allocates some 150 bytes, which stay until the
+    /// connection ends; one that sets no limits holds nothing for them. Its frames take a few instructions more from then on.
+    ///
+    /// # Errors
+    /// A value out of its range, or one that contradicts another limit: nothing is changed then.
+    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
+        self.shared.set_limits(limits)
     }
 
     /// The shard this connection lives on.

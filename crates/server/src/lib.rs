@@ -57,7 +57,7 @@ pub mod framing {
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
-    pub use ringserve_core::{IdleCounts, LimitError, ServerLimits};
+    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
 }
 
 /// Addresses, what the kernel is told about sockets, and connections to other servers.

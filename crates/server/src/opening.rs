@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use ringserve_core::{ConnHead, ConnId, Payload};
+use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -137,6 +137,14 @@ impl<'a> Opening<'a> {
     /// As [`Cx::hold_open`](crate::Cx::hold_open).
     pub fn hold_open(&self) {
         self.head.hold_open();
+    }
+
+    /// As [`Cx::set_limits`](crate::Cx::set_limits).
+    ///
+    /// # Errors
+    /// A value out of its range, or one that contradicts another limit: nothing is changed then.
+    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
+        self.head.set_limits(limits)
     }
 
     /// True once the server shuts down.

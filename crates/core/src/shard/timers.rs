@@ -25,6 +25,15 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    /// A connection has limits of its own, which may be nearer than those before.
+    #[cold]
+    pub(super) fn limits_set(&mut self, id: ConnId) {
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.limited = true;
+        }
+        self.arm(id);
+    }
+
     pub(super) fn fire_timers(&mut self) {
         let mut fired = core::mem::take(&mut self.fired);
         let starved = self.is_starved();
@@ -93,7 +102,7 @@ impl<O: Observer> Shard<O> {
                 }
                 // What it sent may wait where the server does not look at it.
                 Due::Close(CloseReason::IdleTimeout)
-                    if !self.lanes[conn.lane].times.idle_counts_sent
+                    if !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
                         && (conn.held_back || conn.paused || starved) =>
                 {
                     conn.active_at = self.stamp;

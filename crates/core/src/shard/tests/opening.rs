@@ -31,7 +31,8 @@ fn check_dropped(shard: &mut Tested, id: ConnId, reason: CloseReason) {
 
 #[test]
 fn frames_wait_for_an_open_that_waits() {
-    let mut shard = Tested::new(Limits::default(), 1, 1);
+    // An `open` that waits is not one of its calls.
+    let mut shard = Tested::new(Limits::default().calls_in_flight_max(8), 1, 1);
     shard.lane.parks_open = Some(100);
     shard.begin(Time::ZERO, 1);
     shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
