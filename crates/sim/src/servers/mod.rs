@@ -178,6 +178,8 @@ fn expected() -> Vec<(&'static str, String)> {
         "refusal",
         "open that waits",
         "open that is dropped",
+        "word of a drain",
+        "limits of one connection",
         "heartbeat",
         "factory fails",
         "factory panics",
@@ -186,6 +188,7 @@ fn expected() -> Vec<(&'static str, String)> {
     ] {
         all.push(("did", did.to_owned()));
     }
+    all.extend(["error", "time limit", "panic"].map(|kind| ("failed", kind.to_owned())));
     all.extend([("upstream", "given up".to_owned()), ("crowd", "beyond a turn".to_owned())]);
     for heard in ["heard every reply", "heard its stream to the end"] {
         all.push(("client", heard.to_owned()));

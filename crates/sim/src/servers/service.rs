@@ -11,8 +11,9 @@ use std::time::Duration;
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
+use ringserve_server::limits::ConnLimits;
 use ringserve_server::sync::Mesh;
-use ringserve_server::{Closed, ConnHandle, Cx, Frame, Opening, PushError, Refusal, Service, Shard};
+use ringserve_server::{Closed, ConnHandle, Cx, Failure, Frame, Opening, PushError, Refusal, Service, Shard};
 
 use super::plan::{Plan, Verb};
 
@@ -255,6 +256,11 @@ impl Service for Model {
         } else {
             (UPSTREAM_BYTES, time / 100)
         };
+        if self.one_in(16) {
+            // No other than they were, and looked at in another way.
+            self.cover.count("did", "limits of one connection");
+            cx.set_limits(&ConnLimits::default().frame_bytes_max(1 << 20)).expect("they are in range");
+        }
         match verb {
             Verb::Echo => {}
             Verb::Sleep => {
@@ -336,6 +342,24 @@ impl Service for Model {
             cx.close();
         }
         Ok(())
+    }
+
+    fn failed(&self, cx: &Cx<'_, Session>, failure: &Failure<'_, &'static str>) {
+        let kind = match failure {
+            Failure::Error(_) => "error",
+            Failure::TimedOut => "time limit",
+            _ => "panic",
+        };
+        self.cover.count("failed", kind);
+        // Clients expect that a panic resets them.
+        if kind != "panic" && self.one_in(2) {
+            cx.reply("?");
+        }
+    }
+
+    fn draining(&self, cx: &Cx<'_, Session>) {
+        self.cover.count("did", "word of a drain");
+        cx.reply("?");
     }
 
     fn heartbeat(&self, cx: &Cx<'_, Session>) {
