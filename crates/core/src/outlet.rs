@@ -191,7 +191,7 @@ impl Outlet {
         if self.flags.get() & (GATED | DIRTY | ACCOUNTED) != DIRTY {
             self.update_gate();
             self.mark_dirty();
-            if FRAMES > 0 && len > before {
+            if FRAMES > 0 && self.has(ACCOUNTED) && len > before {
                 self.count(|account| account.frames_sent += FRAMES);
             }
         }
