@@ -75,8 +75,9 @@ impl<H: 'static, B: 'static> Block<H, B> {
         let memory = unsafe { alloc(Layout::new::<Block<H, B>>()) };
         let block = NonNull::new(memory.cast::<Block<H, B>>())?;
         let counts = Counts { strong: Cell::new(1), weak: Cell::new(1), kind: Cell::new(kind) };
-        // SAFETY: the memory was just allocated with the layout of this type, and belongs to this function alone.
-        unsafe { (&raw mut (*block.as_ptr()).headed).write(Headed { counts, head }) };
+        // SAFETY: the memory was just allocated with the layout of this type, and belongs to this function alone. What is headed is
+        // the first field of a block, which is `repr(C)`.
+        unsafe { block.cast::<Headed<H>>().write(Headed { counts, head }) };
         Some(block)
     }
 
@@ -85,7 +86,9 @@ impl<H: 'static, B: 'static> Block<H, B> {
     unsafe fn drop_head(counts: NonNull<Counts>) {
         let block = counts.cast::<Block<H, B>>().as_ptr();
         // SAFETY: the caller's promise, and the addresses are the same as in `drop_contents`.
-        unsafe { ptr::drop_in_place(&raw mut (*block).headed.head) }
+        let head = unsafe { &raw mut (*block).headed.head };
+        // SAFETY: the caller's promise.
+        unsafe { ptr::drop_in_place(head) }
     }
 
     /// # Safety
@@ -149,8 +152,10 @@ impl<H: 'static, B: 'static> Counted<H, B> {
     /// then.
     pub fn try_new(head: H, body: B) -> Option<Counted<H, B>> {
         let block = Block::<H, B>::try_allocate(head, Block::<H, B>::KIND)?;
-        // SAFETY: the block was just allocated, has no body yet, and belongs to this function alone.
-        unsafe { (&raw mut (*block.as_ptr()).body).write(body) };
+        // SAFETY: the block was just allocated for a body of this type.
+        let place = unsafe { &raw mut (*block.as_ptr()).body };
+        // SAFETY: there is no body yet, and the block belongs to this function alone.
+        unsafe { place.write(body) };
         Some(Counted { head: CountedHead { block: block.cast() }, body: PhantomData })
     }
 
@@ -230,9 +235,10 @@ impl<H: 'static> CountedHead<H> {
             return Err(body);
         }
         let block: NonNull<Block<H, B>> = self.block.cast();
-        // SAFETY: the block was allocated for a body of this type, which is not there, so nothing refers to it. Nothing else runs
-        // between here and the exchange of the kind.
-        unsafe { (&raw mut (*block.as_ptr()).body).write(body) };
+        // SAFETY: the block was allocated for a body of this type, as its kind says, and this is a strong holder.
+        let place = unsafe { &raw mut (*block.as_ptr()).body };
+        // SAFETY: the body is not there, so nothing refers to it. Nothing else runs between here and the exchange of the kind.
+        unsafe { place.write(body) };
         counts.kind.set(Block::<H, B>::KIND);
         // SAFETY: as in `downcast_ref`.
         Ok(unsafe { &*ptr::from_ref(self).cast::<Counted<H, B>>() })
