@@ -98,6 +98,8 @@ impl<O: Observer> Shard<O> {
         self.call_done(id, open, Parked { next: None, bytes, since: self.stamp }, None);
         if let Some(conn) = self.conns.get_mut(id) {
             conn.opened = Opened::No;
+            // A peer that was let in now has its whole time until it is asked for a sign of life.
+            conn.heard_at = self.stamp;
         }
     }
 
