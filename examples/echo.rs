@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use ringserve::framing::{LengthPrefix, Lines};
+use ringserve::limits::ServerLimits;
 use ringserve::net::SocketOptions;
 use ringserve::{Cx, Driver, Frame, Limits, Server, Service, Shard};
 use tracing_subscriber::EnvFilter;
@@ -95,16 +96,11 @@ fn main() -> Result<(), ringserve::Error> {
     server = server.driver(args.driver);
     // Without limits a server takes those that fit the machine.
     if args.held.is_some() || args.calls > 1 {
-        let defaults = Limits::default();
-        let held_bytes_max = args.held.map_or(defaults.held_bytes_max, |mib| mib << 20);
+        let (defaults, of_server) = (Limits::default(), ServerLimits::default());
+        let held_bytes_max = args.held.map_or(of_server.held_bytes_max, |mib| mib << 20);
         let outbox_bytes_max = defaults.outbox_bytes_max.min(held_bytes_max);
-        let calls_in_flight_max = args.calls;
-        server = server.limits(
-            defaults
-                .held_bytes_max(held_bytes_max)
-                .outbox_bytes_max(outbox_bytes_max)
-                .calls_in_flight_max(calls_in_flight_max),
-        );
+        let limits = defaults.outbox_bytes_max(outbox_bytes_max).calls_in_flight_max(args.calls);
+        server = server.limits(limits).server_limits(of_server.held_bytes_max(held_bytes_max));
     }
     server = server.sockets(SocketOptions::default().unix_mode(args.unix_mode));
     if let Some(shards) = args.shards {

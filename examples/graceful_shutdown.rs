@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
+use ringserve::limits::ServerLimits;
 use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, Service};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -100,8 +101,13 @@ fn main() -> Result<(), ringserve::Error> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let limits = Limits::default().calls_in_flight_max(4).drain_timeout(Duration::from_millis(args.drain));
-    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits).framing(Lines::default());
+    let limits = Limits::default().calls_in_flight_max(4);
+    let server_limits = ServerLimits::default().drain_timeout(Duration::from_millis(args.drain));
+    let mut server = Server::bind(args.listen)
+        .driver(args.driver)
+        .limits(limits)
+        .server_limits(server_limits)
+        .framing(Lines::default());
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
@@ -127,8 +133,12 @@ mod tests {
     fn drain_cuts_no_answer_off() {
         Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
             let report = Arc::new(Report::default());
-            let limits = Limits::default().calls_in_flight_max(4).drain_timeout(Duration::from_secs(60));
-            let server = Server::bind("10.0.0.1:7000").limits(limits).framing(Lines::default());
+            let limits = Limits::default().calls_in_flight_max(4);
+            let server_limits = ServerLimits::default().drain_timeout(Duration::from_secs(60));
+            let server = Server::bind("10.0.0.1:7000")
+                .limits(limits)
+                .server_limits(server_limits)
+                .framing(Lines::default());
             let of_all = report.clone();
             let addr = sim.serve(server.shards(1 + sim.seed() as usize % 3), move |_shard| Patient {
                 deadline: Duration::from_secs(20),

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
+use ringserve::limits::ServerLimits;
 use ringserve::net::{Address, CopyError, CopySide, copy_bidirectional};
 use ringserve::{Driver, Limits, Server, Stream, stream};
 use tracing_subscriber::EnvFilter;
@@ -89,13 +90,14 @@ fn main() -> Result<(), ringserve::Error> {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let limits = Limits::default()
+    // Which side speaks first is for the protocol to say.
+    let limits = Limits::default().first_frame_timeout(None);
+    let server_limits = ServerLimits::default()
         .connect_timeout(Duration::from_secs(args.connect_timeout))
         // One for each client.
-        .upstreams_max(1 << 20)
-        // Which side speaks first is for the protocol to say.
-        .first_frame_timeout(None);
-    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits);
+        .upstreams_max(1 << 20);
+    let mut server =
+        Server::bind(args.listen).driver(args.driver).limits(limits).server_limits(server_limits);
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }

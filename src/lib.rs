@@ -73,9 +73,10 @@
 //!
 //! # What can be bounded
 //!
-//! [`Limits`] has every bound with its default, its reason and its cost: connections, frame size, bytes held for a
-//! connection and for a shard, receive memory, time to the first frame, slow senders, silent peers, waiting calls, idle
-//! time, stalled writes, drain. They are checked against each other at the start. [`net::SocketOptions`] has what the kernel is
+//! [`Limits`] has every bound of a service with its default, its reason and its cost: frame size, bytes held for a connection,
+//! time to the first frame, slow senders, silent peers, waiting calls, idle time, stalled writes.
+//! [`ServerLimits`](limits::ServerLimits) has those of the server: connections, bytes held by a shard, receive memory, upstreams,
+//! drain. They are checked against each other at the start. [`net::SocketOptions`] has what the kernel is
 //! told: keep-alive, user timeout, buffers, backlog, fast open and more, each read back at the start.
 //!
 //! # How a connection ends
@@ -85,9 +86,9 @@
 //!
 //! # How a server ends
 //!
-//! [`Server::serve`] handles SIGINT and SIGTERM: after [`Limits::drain_delay`], which is none unless it is set, the listeners
+//! [`Server::serve`] handles SIGINT and SIGTERM: after [`ServerLimits::drain_delay`](limits::ServerLimits::drain_delay), which is none unless it is set, the listeners
 //! are closed; frames that had arrived whole are answered, no further call begins, and connections are closed when nothing
-//! is owed; after [`Limits::drain_timeout`] the rest is reset. A second signal stops at once.
+//! is owed; after [`ServerLimits::drain_timeout`](limits::ServerLimits::drain_timeout) the rest is reset. A second signal stops at once.
 //! [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with the addresses, the [`stats`], and the same
 //! two ways to stop.
 //!
@@ -111,7 +112,7 @@
 //! |---|---|
 //! | the root | what a first program needs: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
 //! | [`framing`] | how bytes become frames |
-//! | [`limits`] | what belongs to [`Limits`]: errors, the memory that may be used |
+//! | [`limits`] | the server's own [`ServerLimits`](limits::ServerLimits), what belongs to both: errors, the memory that may be used |
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`stats`] | what a server counts and holds |

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{CloseReason, Limits, ReceiveEnd};
+use ringserve_core::{CloseReason, Limits, ReceiveEnd, ServerLimits};
 
 use crate::framings::{Kind, Start};
 use crate::input::Input;
@@ -30,8 +30,6 @@ pub fn run(bytes: &[u8]) {
     let buffers = 4;
     let limits = Limits::default()
         .frame_bytes_max(frame_bytes_max)
-        .receive_buffer_bytes(receive_buffer_bytes)
-        .receive_bytes_max(buffers * receive_buffer_bytes)
         .inbox_bytes_high(if options & 1 == 0 { 64 << 10 } else { 10 })
         .first_frame_timeout(None)
         .idle_timeout(None)
@@ -40,12 +38,17 @@ pub fn run(bytes: &[u8]) {
         .handler_timeout(None)
         .read_bytes_per_second_min(0)
         .linger_timeout(Duration::from_millis(20));
+    let server_limits = ServerLimits::default()
+        .receive_buffer_bytes(receive_buffer_bytes)
+        .receive_bytes_max(buffers * receive_buffer_bytes)
+        .with_room_for(&limits);
     if !kind.works_with(&limits) {
         return;
     }
     let plan = Plan {
         kind,
         limits,
+        server_limits,
         buffers,
         incremental: options & 2 != 0,
         copy_frames: options & 4 != 0,

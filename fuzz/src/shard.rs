@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{AcceptEnd, CloseReason, Limits, Parked, ReceiveEnd, SendEnd, Wait};
+use ringserve_core::{AcceptEnd, CloseReason, Limits, Parked, ReceiveEnd, SendEnd, ServerLimits, Wait};
 
 use crate::framings::Kind;
 use crate::input::Input;
@@ -43,34 +43,37 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
     let inbox_bytes_high = input.pick(&[64 << 10, 1, 100, 5000]);
     let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
     let limits = Limits::default()
-        .connections_max(CONNECTIONS_MAX)
         .frame_bytes_max(frame_bytes_max)
         .outbox_bytes_high(outbox_bytes_high)
         .outbox_bytes_low((outbox_bytes_high / input.pick(&[1, 4])).max(1))
         .outbox_bytes_max(outbox_bytes_max)
-        .inbox_bytes_high(inbox_bytes_high)
+        .inbox_bytes_high(inbox_bytes_high);
+    let server_limits = ServerLimits::default()
+        .connections_max(CONNECTIONS_MAX)
         .held_bytes_max(needed * input.pick(&[1000, 1, 2]))
         .receive_bytes_max(buffers * receive_buffer_bytes)
         .receive_buffer_bytes(receive_buffer_bytes)
+        .connect_timeout(ms(if has(2) { 100 } else { 5000 }))
+        .upstreams_max(0);
+    let limits = limits
         .first_frame_timeout(input.pick(&[None, Some(ms(20)), Some(ms(3000))]))
         .idle_counts(ringserve_core::IdleCounts::Either)
         .idle_timeout(input.pick(&[None, Some(ms(50)), Some(ms(5000))]))
         .write_stall_timeout(input.pick(&[None, Some(ms(30)), Some(ms(1000))]))
         .handler_timeout(has(2).then_some(ms(200)))
-        .connect_timeout(ms(if has(2) { 100 } else { 5000 }))
-        .upstreams_max(0)
         .heartbeat_interval(has(4).then_some(ms(40)))
         .heartbeats_missed_max(2)
         .write_bytes_per_second_min(if has(8) { 240 } else { 0 })
         .read_bytes_per_second_min(if has(8) { 240 } else { 0 })
-        .calls_in_flight_max([1, 2, 3, 9][usize::from(what >> 4 & 3)])
-        .drain_timeout(input.pick(&[ms(2000), ms(20), ms(300)]))
-        .drain_delay(Duration::ZERO)
-        .linger_timeout(input.pick(&[ms(100), ms(20), ms(4000)]));
+        .calls_in_flight_max([1, 2, 3, 9][usize::from(what >> 4 & 3)]);
+    let server_limits =
+        server_limits.drain_timeout(input.pick(&[ms(2000), ms(20), ms(300)])).drain_delay(Duration::ZERO);
+    let limits = limits.linger_timeout(input.pick(&[ms(100), ms(20), ms(4000)]));
     let options = input.byte();
     Plan {
         kind,
         limits,
+        server_limits,
         buffers,
         incremental: options & 1 != 0,
         copy_frames: options & 2 != 0,

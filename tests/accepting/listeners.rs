@@ -14,6 +14,7 @@ use std::thread;
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::net::Address;
 use ringserve::{Cx, Error, Frame, Peer, Server, Service};
+use ringserve_tests::Bounded;
 use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, order};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -41,7 +42,7 @@ fn listeners_of_all_kinds_serve_at_once_and_peers_know_which() {
     let admitted = Arc::new(Mutex::new(Vec::<Peer>::new()));
     let for_shards = admitted.clone();
     let server = Server::bind_unix(&one).listen("127.0.0.1:0").listen_unix(&two).listen("[::1]:0");
-    let server = server.shards(2).limits(no_time_limits()).framing(Lines::default());
+    let server = server.shards(2).bounded(no_time_limits()).framing(Lines::default());
     let running = server
         .admit(move |peer| {
             for_shards.lock().unwrap().push(*peer);
@@ -103,7 +104,8 @@ fn wildcard_of_ipv6_takes_both_families_unless_beside_ipv4() {
     let v6: SocketAddr = (Ipv6Addr::LOCALHOST, port).into();
     let start = |addrs: &[&str]| {
         let at = |addr: &&str| format!("{addr}:{port}");
-        let server = Server::bind(at(&addrs[0])).shards(2).limits(no_time_limits()).framing(Lines::default());
+        let server =
+            Server::bind(at(&addrs[0])).shards(2).bounded(no_time_limits()).framing(Lines::default());
         addrs[1..].iter().fold(server, |server, addr| server.listen(at(addr))).start(|_| Numbers).unwrap()
     };
     let ask = |addr| {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use ringserve::framing::LengthPrefix;
 use ringserve::{Cx, Error, Frame, LocalHandle, Server, Service};
+use ringserve_tests::Bounded;
 use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, finish, no_time_limits, order};
 
 #[test]
@@ -87,7 +88,7 @@ fn all_shards_share_one_port_and_all_serve() {
 #[test]
 fn every_address_is_served_and_peers_know_which() {
     let addrs: Vec<_> = ["127.0.0.1:0", "[::1]:0"].iter().map(|addr| addr.parse().unwrap()).collect();
-    let server = Server::bind(&addrs[..]).shards(1).limits(no_time_limits()).framing(framing());
+    let server = Server::bind(&addrs[..]).shards(1).bounded(no_time_limits()).framing(framing());
     let lab = Lab::of(server);
     let local: Vec<_> = lab.running.local_addrs().to_vec();
     assert!(local[0].is_ipv4() && local[1].is_ipv6());

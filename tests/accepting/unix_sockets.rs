@@ -12,6 +12,7 @@ use std::time::Duration;
 use ringserve::framing::LengthPrefix;
 use ringserve::net::{Address, SocketOptions};
 use ringserve::{CloseReason, Error, Server, ServerHandle};
+use ringserve_tests::Bounded;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, Lab, On, Puppet, no_time_limits, on_epoll, order, pattern};
@@ -46,7 +47,7 @@ impl Drop for Dir {
 }
 
 fn server_at(path: impl Into<PathBuf>) -> Server<LengthPrefix> {
-    let server = Server::bind_unix(path).shards(1).pin(false).limits(no_time_limits());
+    let server = Server::bind_unix(path).shards(1).pin(false).bounded(no_time_limits());
     server.framing(LengthPrefix::default())
 }
 
@@ -297,7 +298,7 @@ fn an_abstract_name_needs_no_file() {
 fn limits_drain_and_ends_are_those_of_tcp() {
     let dir = Dir::new("limits");
     let lab =
-        Lab::of(server_at(dir.path("s")).limits(no_time_limits().idle_timeout(Duration::from_millis(300))));
+        Lab::of(server_at(dir.path("s")).bounded(no_time_limits().idle_timeout(Duration::from_millis(300))));
     let connect = || Client::connect_unix(dir.path("s"));
     let mut silent = connect();
     silent.echoes("");

@@ -11,7 +11,8 @@ use ringserve::framing::{FrameError, LengthPrefix};
 use ringserve::middleware::{
     CallEnd, CallObserver, Calls, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError,
 };
-use ringserve::{CloseReason, Cx, Frame, IntoService, Limits, Refusal, ServerHandle, Service, Shard};
+use ringserve::{CloseReason, Cx, Frame, IntoService, Refusal, ServerHandle, Service, Shard};
+use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
 use tokio::sync::Semaphore;
@@ -128,7 +129,7 @@ impl Service for Inner {
 }
 
 fn serve<M: IntoService<LengthPrefix>>(
-    limits: Limits,
+    limits: Bounds,
     factory: impl Fn(&Shard) -> M + Send + Sync + 'static,
 ) -> ServerHandle {
     On::default().server(limits).framing(LengthPrefix::default()).start(factory).expect("the server starts")
@@ -139,7 +140,7 @@ fn client(running: &ServerHandle) -> Client {
 }
 
 /// The whole stack, and what it counts.
-fn stack(limits: Limits, max: usize, time: Duration) -> (ServerHandle, Inner, Calls) {
+fn stack(limits: Bounds, max: usize, time: Duration) -> (ServerHandle, Inner, Calls) {
     let (inner, calls) = (Inner::default(), Calls::default().time_one_in(1).slower_than(Duration::ZERO));
     let (inside, counts) = (inner.clone(), calls.clone());
     let running = serve(limits, move |_| {

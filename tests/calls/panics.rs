@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve::framing::{Decode, EncodeError, FrameError, Framing, LengthPrefix, Lines, Outbox, Payload};
-use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service};
+use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service};
+use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, watch};
 
@@ -183,7 +184,7 @@ impl Framing for Touchy {
     }
 }
 
-fn touchy(limits: Limits) -> Lab {
+fn touchy(limits: Bounds) -> Lab {
     Lab::of(On::default().server(limits).framing(Touchy))
 }
 
@@ -233,7 +234,7 @@ fn echoes_half(client: &mut Client) {
 }
 
 /// Less than what a few panics leave behind if what they wrote is not taken back.
-fn few_bytes() -> Limits {
+fn few_bytes() -> Bounds {
     no_time_limits()
         .frame_bytes_max(4 << 10)
         .outbox_bytes_low(1 << 10)

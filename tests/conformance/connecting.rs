@@ -9,8 +9,9 @@ use std::task::Poll;
 use ringserve::framing::LengthPrefix;
 use ringserve::net::{CopySide, copy_bidirectional};
 use ringserve::stats::ServerStats;
-use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service, Stream, stream};
+use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service, Stream, stream};
 
+use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, Net, On, SOON, Site, eventually, no_time_limits, order, pattern, watch};
 
@@ -22,7 +23,7 @@ struct Between {
 
 impl Between {
     #[track_caller]
-    fn new(on: On, limits: Limits, net: &Net, upstream: SocketAddr) -> Between {
+    fn new(on: On, limits: Bounds, net: &Net, upstream: SocketAddr) -> Between {
         let site = Site::on(on.server(limits), net.clone());
         let running = site.start(move |_| stream(async move |client: Stream| relay(client, upstream).await));
         Between { running: running.expect("the proxy starts"), net: net.clone() }
@@ -65,7 +66,7 @@ async fn relay(mut client: Stream, upstream: SocketAddr) -> Result<(), String> {
 
 /// An upstream and a proxy before it.
 #[track_caller]
-fn pair(on: On, limits: Limits) -> (Lab, Between) {
+fn pair(on: On, limits: Bounds) -> (Lab, Between) {
     let lab = Lab::on(on, limits.clone());
     let between = Between::new(on, limits, &lab.net, lab.addr());
     (lab, between)

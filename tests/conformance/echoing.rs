@@ -2,15 +2,16 @@
 
 use std::thread;
 
+use ringserve::CloseReason;
 use ringserve::framing::{FrameError, LengthPrefix, Lines, Raw};
-use ringserve::{CloseReason, Limits};
 
+use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, On, no_time_limits, order, pattern};
 
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 
-fn small_buffers() -> Limits {
+fn small_buffers() -> Bounds {
     no_time_limits().receive_buffer_bytes(64).receive_bytes_max(64 * 1024)
 }
 

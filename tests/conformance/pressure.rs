@@ -4,12 +4,13 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::Duration;
 
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
 
+use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, pattern};
 
-fn four_buffers() -> Limits {
+fn four_buffers() -> Bounds {
     no_time_limits().receive_buffer_bytes(64).receive_bytes_max(4 * 64)
 }
 

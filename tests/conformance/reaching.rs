@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use ringserve::framing::LengthPrefix;
 use ringserve::sync::Mesh;
-use ringserve::{CloseReason, ConnHandle, Limits, PushError};
+use ringserve::{CloseReason, ConnHandle, PushError};
 
+use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, order, pattern};
 
-fn on_shards(on: On, shards: usize, limits: Limits) -> Lab {
+fn on_shards(on: On, shards: usize, limits: Bounds) -> Lab {
     Lab::of(on.site(limits).shards(shards).framing(LengthPrefix::default()))
 }
 

@@ -4,17 +4,18 @@ use std::io::Write;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
+use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame, frames};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
 /// Asked for each tenth of a second; no peer is lost that is silent for less than a second.
-fn often() -> Limits {
+fn often() -> Bounds {
     no_time_limits().heartbeat_interval(Duration::from_millis(100)).heartbeats_missed_max(10)
 }
 
 /// A mute peer is lost after twice this.
-fn soon_lost() -> Limits {
+fn soon_lost() -> Bounds {
     no_time_limits().heartbeat_interval(Duration::from_millis(100)).heartbeats_missed_max(1)
 }
 

@@ -3,7 +3,8 @@
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
-use ringserve::{CloseReason, Limits};
+use ringserve::CloseReason;
+use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
@@ -45,7 +46,7 @@ fn peers_that_take_a_little_now_and_then_are_closed() {
 const HELD_BYTES_MAX: usize = 8 << 20;
 
 /// Little enough to be filled by a few hundred half frames.
-fn tight() -> Limits {
+fn tight() -> Bounds {
     no_time_limits().outbox_bytes_max(4 << 20).frame_bytes_max(4 << 20).held_bytes_max(HELD_BYTES_MAX)
 }
 

@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use self::custom_framing::Http2Frames;
 use ringserve::framing::{ByteOrder, Delimiter, Fixed, FrameError, Framing, LengthPrefix, Lines, Raw};
-use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, ServerHandle, Service};
+use ringserve::{CloseReason, Cx, Driver, Frame, Server, ServerHandle, Service};
 use ringserve_tests::client::End;
+use ringserve_tests::{Bounded, Bounds};
 use ringserve_tests::{Client, SOON, eventually, no_time_limits, on_epoll};
 
 const LAST_WORDS: &[u8] = b"these are no frames";
@@ -28,10 +29,10 @@ fn drivers() -> impl Iterator<Item = Driver> {
 fn start<F: Framing + Clone + Send, S: Service>(
     driver: Driver,
     framing: F,
-    limits: Limits,
+    limits: Bounds,
     service: impl Fn() -> S + Send + Sync + 'static,
 ) -> ServerHandle {
-    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).driver(driver).limits(limits);
+    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).driver(driver).bounded(limits);
     server.framing(framing).start(move |_| service()).expect("the server starts")
 }
 
@@ -152,7 +153,7 @@ fn copies_only_what_spans_buffers(framing: impl Framing + Clone + Send, frame: &
     let half = frame.len() / 2;
     for driver in drivers() {
         let limits = no_time_limits();
-        let buffer = limits.receive_buffer_bytes;
+        let buffer = limits.server.receive_buffer_bytes;
         let seen = Arc::new(Seen::default());
         let running = start(driver, framing.clone(), limits, move || Witness(seen.clone()));
         let mut client = Client::connect(running.local_addrs()[0]);
@@ -197,7 +198,7 @@ fn raw_bytes_are_never_copied() {
         let mut client = Client::connect(running.local_addrs()[0]);
         for len in [1, 100, 1000] {
             client.write(&vec![7; len]);
-            assert_eq!(told(&mut client), (len, no_time_limits().receive_buffer_bytes));
+            assert_eq!(told(&mut client), (len, no_time_limits().server.receive_buffer_bytes));
         }
         drop(client);
         ringserve_tests::finish(running);

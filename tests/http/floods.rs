@@ -12,7 +12,8 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use ringserve::http::HttpOptions;
-use ringserve::{CloseReason, Limits, ServerHandle, http};
+use ringserve::{CloseReason, ServerHandle, http};
+use ringserve_tests::Bounds;
 use ringserve_tests::http::{frames, read_answer};
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
 
@@ -30,7 +31,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     Ok(Response::new(Full::new(answer)))
 }
 
-fn start(limits: Limits, options: HttpOptions) -> ServerHandle {
+fn start(limits: Bounds, options: HttpOptions) -> ServerHandle {
     let server = On::default().server(limits).shards(1);
     server.start(move |_| http(service_fn(answer)).options(options.clone())).expect("the server starts")
 }
@@ -53,7 +54,7 @@ impl Neighbour {
 }
 
 /// Limits under which a shard holds little.
-fn little(held_bytes_max: usize) -> Limits {
+fn little(held_bytes_max: usize) -> Bounds {
     no_time_limits()
         .frame_bytes_max(64 << 10)
         .outbox_bytes_high(64 << 10)

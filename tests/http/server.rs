@@ -21,7 +21,8 @@ use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
 use ringserve::http::{Http, HttpOptions, HttpVersions};
-use ringserve::{CloseReason, Limits, ServerHandle, Stream, http, stream};
+use ringserve::{CloseReason, ServerHandle, Stream, http, stream};
+use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::http::{Bodies, Sender, frames, read_answer, with_http2};
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
@@ -63,7 +64,7 @@ impl Rig {
         Rig::start_with(no_time_limits(), options)
     }
 
-    fn start_with(limits: Limits, options: HttpOptions) -> Rig {
+    fn start_with(limits: Bounds, options: HttpOptions) -> Rig {
         let (handlers, gate) = (Arc::new(Handlers::default()), Arc::new(Semaphore::new(0)));
         let (shared, open) = (handlers.clone(), gate.clone());
         let running = On::default().server(limits).start(move |_| {

@@ -13,6 +13,7 @@ use std::thread;
 use ringserve::framing::Lines;
 use ringserve::sync::Mesh;
 use ringserve::{Cx, Frame, Server, Service};
+use ringserve_tests::Bounded;
 use ringserve_tests::{Client, EndOf, SOON, alone, eventually, no_time_limits};
 
 /// Connections that send empty lines without end.
@@ -66,7 +67,7 @@ fn line(client: &mut Client) -> u64 {
 fn while_others_flood(ask: impl FnOnce(&mut Client, &AtomicU64)) {
     let lines = Arc::new(AtomicU64::new(0));
     let counted = lines.clone();
-    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).limits(no_time_limits());
+    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).bounded(no_time_limits());
     let running = server.framing(Lines::default()).start(move |_| Count(counted.clone())).unwrap();
     let addr = running.local_addrs()[0];
     let mut flooders: Vec<Client> = (0..FLOODERS).map(|_| Client::connect(addr)).collect();
@@ -161,7 +162,7 @@ fn tasks_beyond_the_bound_of_a_turn_are_all_polled() {
         return;
     }
     const TASKS: u64 = 20_000;
-    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).limits(no_time_limits());
+    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).bounded(no_time_limits());
     let running = server.framing(Lines::default()).start(|shard| {
         let crowd = Crowd::default();
         for _ in 0..TASKS {
@@ -203,7 +204,7 @@ fn messages_beyond_the_bound_of_a_turn_arrive_in_order() {
     }
     const MESSAGES: u64 = 20_000;
     let shards = Mesh::new();
-    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).limits(no_time_limits());
+    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).bounded(no_time_limits());
     let handled = Arc::new(AtomicU64::new(0));
     let (joined, in_shard) = (shards.clone(), handled.clone());
     let running = server.framing(Lines::default()).start(move |shard| {

@@ -13,6 +13,7 @@ use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Budget, Completion, Driver, DriverStats, Op, Socket, Wait};
 use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on};
+use ringserve_tests::Bounded;
 use ringserve_tests::client::End;
 use ringserve_tests::{
     Client, Logged, Puppet, SOON, Shared, alone, eventually, no_time_limits, on_epoll, order,
@@ -151,7 +152,7 @@ impl Drivers for OnEpoll {
 
 fn start(told: &Arc<Told>, shared: &Arc<Shared>) -> ServerHandle {
     let server =
-        Server::bind("127.0.0.1:0").shards(3).limits(no_time_limits()).framing(LengthPrefix::default());
+        Server::bind("127.0.0.1:0").shards(3).bounded(no_time_limits()).framing(LengthPrefix::default());
     let for_shards = shared.clone();
     let factory = move |_: &ringserve::Shard| Puppet::new(for_shards.clone());
     let listeners = Listeners::new(told);

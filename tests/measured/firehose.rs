@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{Cx, Frame, Limits, Service};
+use ringserve::limits::ServerLimits;
+use ringserve::{Cx, Frame, Service};
 use ringserve_tests::brake::{Brake, brake};
 use ringserve_tests::client::frame;
 use ringserve_tests::proc_net::unread;
@@ -123,7 +124,7 @@ fn ping_beside_a_firehose_waits_few_turns() {
     if !alone(ping_beside_a_firehose_waits_few_turns) {
         return;
     }
-    pings_beside_a_firehose(Limits::default().receive_bytes_max);
+    pings_beside_a_firehose(ServerLimits::default().receive_bytes_max);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use ringserve::Limits;
+use ringserve_tests::Bounds;
 use ringserve_tests::{Client, Lab, SOON, alone, eventually, order};
 
 const QUIET: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
         return;
     }
     // With all limits as they come.
-    let lab = Lab::start(Limits::default());
+    let lab = Lab::start(Bounds::default());
     let mut clients: Vec<Client> = (0..200).map(|_| lab.client()).collect();
     clients[..100].iter_mut().for_each(|client| client.echoes(""));
     let mut waits = lab.client();

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Limits, ServerHandle, Service, Stream, stream};
+use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service, Stream, stream};
+use ringserve_tests::Bounds;
 use ringserve_tests::client::frame;
 use ringserve_tests::{Client, Logged, On, SOON, alone, eventually, no_time_limits, watch};
 use tracing_subscriber::filter::LevelFilter;
@@ -52,7 +53,7 @@ impl Service for Fails {
     }
 }
 
-fn frames(limits: Limits) -> ServerHandle {
+fn frames(limits: Bounds) -> ServerHandle {
     let server = On::default().server(limits).framing(LengthPrefix::default());
     server.start(|_| Fails).expect("the server starts")
 }

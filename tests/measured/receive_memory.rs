@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Limits, Refusal, Service};
+use ringserve::{CloseReason, Cx, Frame, Refusal, Service};
+use ringserve_tests::Bounds;
 use ringserve_tests::brake::{Brake, brake};
 use ringserve_tests::client::frame;
 use ringserve_tests::proc_net::unread;
@@ -23,7 +24,7 @@ const BYTES: usize = 64 << 10;
 /// As many frames that fill a buffer each.
 const FRAMES: usize = BYTES / BUFFER_BYTES;
 
-fn eight_buffers() -> Limits {
+fn eight_buffers() -> Bounds {
     let receive_bytes_max = BUFFERS * BUFFER_BYTES;
     no_time_limits().receive_buffer_bytes(BUFFER_BYTES).receive_bytes_max(receive_bytes_max)
 }

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 
 use ringserve::framing::Lines;
 use ringserve::{CloseReason, Cx, Frame, Server, Service};
+use ringserve_tests::Bounded;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, SOON, eventually, no_time_limits, status_kib};
@@ -49,7 +50,7 @@ fn child_serves() {
         .held_bytes_max(4 << 30)
         .inbox_bytes_high(1 << 20)
         .calls_in_flight_max(u16::MAX);
-    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).limits(limits).framing(Lines::default());
+    let server = Server::bind("127.0.0.1:0").shards(1).pin(false).bounded(limits).framing(Lines::default());
     let running = server.start(|_| Greedy).unwrap();
     let mut warm = Client::connect(running.local_addrs()[0]);
     warm.write(b"hello\n");

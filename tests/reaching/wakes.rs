@@ -11,6 +11,7 @@ use ringserve::framing::LengthPrefix;
 use ringserve::stats::ServerStats;
 use ringserve::sync::Mesh;
 use ringserve::{CloseReason, Cx, Frame, Server, ServerHandle, Service};
+use ringserve_tests::Bounded;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;
 use ringserve_tests::{Client, Lab, On, SOON, eventually, finish, no_time_limits, order};
@@ -216,7 +217,7 @@ fn report_is_whole_never_falls_and_names_stale_shards() {
     let (running, block) = (Arc::new(OnceLock::new()), Arc::new(ringserve_tests::puppet::Block::default()));
     let (got, reports) = channel();
     let (for_shards, for_block, got) = (running.clone(), block.clone(), Mutex::new(got));
-    let server = Server::bind("127.0.0.1:0").shards(2).pin(false).limits(no_time_limits());
+    let server = Server::bind("127.0.0.1:0").shards(2).pin(false).bounded(no_time_limits());
     let started = server.framing(LengthPrefix::default()).start(move |_| Reports {
         running: for_shards.clone(),
         gate: for_block.clone(),

@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ringserve::framing::{Framing, LengthPrefix, Raw};
 use ringserve::stats::{AcceptQueueStats, ServerStats};
-use ringserve::{CloseReason, Driver, Limits, Server, ServerHandle};
+use ringserve::{CloseReason, Driver, Server, ServerHandle};
 use ringserve_simkernel::Network;
 
+use crate::{Bounded, Bounds};
 use crate::{Client, Net, Puppet, SOON, Shared, Site, eventually, order, watch};
 
 /// What a server under test runs on.
@@ -34,21 +35,21 @@ pub enum Kernel {
 
 impl On {
     /// A server to be, of one shard on a port of the kernel's choice, on this machine.
-    pub fn server(self, limits: Limits) -> Server<Raw> {
+    pub fn server(self, limits: Bounds) -> Server<Raw> {
         self.server_at("127.0.0.1:0", limits)
     }
 
-    pub fn server_at(self, addr: &str, limits: Limits) -> Server<Raw> {
-        let server = Server::bind(addr).shards(1).pin(false).limits(limits);
+    pub fn server_at(self, addr: &str, limits: Bounds) -> Server<Raw> {
+        let server = Server::bind(addr).shards(1).pin(false).bounded(limits);
         server.driver(self.driver).incremental_buffers(self.incremental)
     }
 
     /// The same, on the network of its kernel.
-    pub fn site(self, limits: Limits) -> Site<Raw> {
+    pub fn site(self, limits: Bounds) -> Site<Raw> {
         self.site_at("127.0.0.1:0", limits)
     }
 
-    pub fn site_at(self, addr: &str, limits: Limits) -> Site<Raw> {
+    pub fn site_at(self, addr: &str, limits: Bounds) -> Site<Raw> {
         let net = match self.kernel {
             Kernel::Real => Net::Local,
             Kernel::Simulated => Net::Simulated(Network::default()),
@@ -70,12 +71,12 @@ pub struct Lab {
 impl Lab {
     /// With frames of a 4-byte length.
     #[track_caller]
-    pub fn start(limits: Limits) -> Lab {
+    pub fn start(limits: Bounds) -> Lab {
         Lab::on(On::default(), limits)
     }
 
     #[track_caller]
-    pub fn on(on: On, limits: Limits) -> Lab {
+    pub fn on(on: On, limits: Bounds) -> Lab {
         Lab::of(on.site(limits).framing(LengthPrefix::default()))
     }
 
@@ -90,7 +91,7 @@ impl Lab {
 
     /// With frames of a 4-byte length, on several shards.
     #[track_caller]
-    pub fn on_shards(shards: usize, limits: Limits) -> Lab {
+    pub fn on_shards(shards: usize, limits: Bounds) -> Lab {
         Lab::of(On::default().server(limits).shards(shards).framing(LengthPrefix::default()))
     }
 

@@ -3,6 +3,7 @@
 //! Nothing here sleeps to let something happen: [`eventually`] polls for it, with a bound.
 #![allow(missing_docs)] // Read by tests alone.
 
+pub mod bounds;
 pub mod brake;
 pub mod child;
 pub mod client;
@@ -20,8 +21,7 @@ pub mod watch;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use ringserve::Limits;
-
+pub use bounds::{Bounded, Bounds};
 pub use child::alone;
 pub use client::Client;
 pub use lab::{Kernel, Lab, On};
@@ -55,9 +55,9 @@ impl Drop for EndOf<'_> {
 
 /// Limits without time limits but those of closing, so that a test meets only the limit it is about. Lingering is
 /// short, since at the end of a test its clients are still there.
-pub fn no_time_limits() -> Limits {
+pub fn no_time_limits() -> Bounds {
     let linger = Duration::from_millis(200);
-    Limits::default()
+    Bounds::default()
         .first_frame_timeout(None)
         .idle_timeout(None)
         .write_stall_timeout(None)

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use ringserve::net::StreamResult;
 use ringserve::stats::ServerStats;
-use ringserve::{CloseReason, Limits, ServerHandle, Shard, Stream, stream};
+use ringserve::{CloseReason, ServerHandle, Shard, Stream, stream};
 
+use crate::Bounds;
 use crate::{Client, On, finish, watch};
 
 pub struct Streams {
@@ -15,7 +16,7 @@ pub struct Streams {
 impl Streams {
     /// One shard, on the driver that the environment decides.
     #[track_caller]
-    pub fn start<H, R>(limits: Limits, factory: impl Fn(&Shard) -> H + Send + Sync + 'static) -> Streams
+    pub fn start<H, R>(limits: Bounds, factory: impl Fn(&Shard) -> H + Send + Sync + 'static) -> Streams
     where
         H: AsyncFn(Stream) -> R + 'static,
         R: StreamResult + 'static,

@@ -17,8 +17,9 @@ use self::echo::Echo;
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::net::copy_bidirectional;
 use ringserve::{
-    CloseReason, Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream, stream,
+    CloseReason, Cx, Driver, Frame, Runtime, Server, ServerHandle, Service, Shard, Stream, stream,
 };
+use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, pattern, watch};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,7 +32,7 @@ const HOSTS: &[Runtime] = &[
     Runtime::TokioUring,
 ];
 
-fn server(host: Runtime, limits: Limits) -> Server {
+fn server(host: Runtime, limits: Bounds) -> Server {
     On::default().server(limits).runtime(host)
 }
 

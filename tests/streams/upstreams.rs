@@ -8,14 +8,15 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use ringserve::net::Address;
-use ringserve::{CloseReason, Limits, ServerHandle, Shard, Stream, stream};
+use ringserve::{CloseReason, ServerHandle, Shard, Stream, stream};
+use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{On, SOON, Streams, alone, no_time_limits, pattern, watch};
 use socket2::{Domain, SockRef, Socket, Type};
 
 /// A server whose shard runs one task at its start.
 #[track_caller]
-fn with_task<F>(limits: Limits, task: impl Fn(Shard) -> F + Send + Sync + 'static) -> ServerHandle
+fn with_task<F>(limits: Bounds, task: impl Fn(Shard) -> F + Send + Sync + 'static) -> ServerHandle
 where
     F: Future<Output = ()> + 'static,
 {

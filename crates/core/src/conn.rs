@@ -104,7 +104,8 @@ pub(crate) struct Times {
 pub(crate) const NO_HANDLER: u32 = u32::MAX;
 
 impl Times {
-    pub(crate) fn new(limits: &Limits) -> Times {
+    /// `connect` is the time to make a connection.
+    pub(crate) fn new(limits: &Limits, connect: Option<Duration>) -> Times {
         let steps = |limit: Option<Duration>| limit.map_or(NEVER, steps_for);
         Times {
             first_frame: steps(limits.first_frame_timeout),
@@ -117,7 +118,7 @@ impl Times {
             read_window: steps((limits.read_bytes_per_second_min > 0).then_some(RATE_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),
             probe_idle: steps_for(PROBE_IDLE),
-            connect: steps(limits.connect_timeout),
+            connect: steps(connect),
         }
     }
 }
@@ -319,6 +320,7 @@ impl Conn {
     }
 
     /// Bytes that were received and not looked at.
+    #[inline]
     pub(crate) fn waiting_bytes(&self) -> usize {
         self.inbox.as_ref().map_or(0, |inbox| inbox.waiting_bytes())
     }

@@ -44,7 +44,7 @@ pub use driver::{
 pub use frame::Frame;
 pub use framing::Payload;
 pub use id::{ConnId, LaneId};
-pub use limits::{IdleCounts, LimitError, Limits};
+pub use limits::{IdleCounts, LimitError, Limits, ServerLimits};
 pub use observer::Observer;
 pub use outbox::Outbox;
 pub use outlet::{ConnHead, ConnShared, Outlet};

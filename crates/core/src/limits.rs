@@ -5,9 +5,9 @@ use core::time::Duration;
 
 use crate::wheel::STEP;
 
-/// The bounds of a server. Each has a default that is safe on the open Internet; [`check`](Limits::check)
-/// refuses sets that contradict each other, and [`fitted`](Limits::fitted) lowers those that cost memory. A server that is
-/// given none fits the defaults into the memory that it may use.
+/// The bounds of a service and of each of its connections. Each has a default that is safe on the open Internet;
+/// [`check`](Limits::check) refuses sets that contradict each other, and [`fitted`](Limits::fitted) lowers those that cost
+/// memory. What all services of a server have together is in [`ServerLimits`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,10 +20,6 @@ use crate::wheel::STEP;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections of the whole server at once, 1 to 16 million for each shard. Each shard takes its equal
-    /// share. At the limit accepting pauses and the backlog pushes back; no peer is dropped. Default 1 000 000,
-    /// less where the driver holds fewer. Costs nothing until they come.
-    pub connections_max: usize,
     /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A connection can make the server hold this
     /// much before its first frame is whole.
     pub frame_bytes_max: usize,
@@ -38,21 +34,6 @@ pub struct Limits {
     /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
     /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Bytes that all connections of one shard hold together in outboxes, in frames that are not handed out, in calls that
-    /// wait and in the buffers of HTTP. Beyond, those that hold most are closed until the rest is below: in the order of the
-    /// powers of two of what they hold, and of connections that hold less than 4 KiB in one of these only if no other is there.
-    /// From three quarters of it on a connection of which a call waits begins no other, and one that takes no frames is not
-    /// received from. At least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`. Default 1 GiB.
-    ///
-    /// A call that waits counts with the size of its future, about 300 bytes, and with its frame if that is on the heap.
-    /// What a handler allocates is not counted, nor are receive buffers, which have `receive_bytes_max`.
-    pub held_bytes_max: usize,
-    /// Receive buffers of one shard together, at least one buffer and at most 32768 of them. They are taken in
-    /// steps of 1 MiB as they are needed. Default 64 MiB. When frames kept by handlers pin half of it, frames
-    /// are copied before they are handed out.
-    pub receive_bytes_max: usize,
-    /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
-    pub receive_buffer_bytes: usize,
     /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
     /// seconds, an attacker wants forever.
     pub first_frame_timeout: Option<Duration>,
@@ -77,15 +58,6 @@ pub struct Limits {
     /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
     /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
-    /// Time to make a connection to an upstream ([`Shard::connect`]). Without it the kernel tries for about
-    /// two minutes. Default 10 s.
-    ///
-    /// [`Shard::connect`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
-    pub connect_timeout: Option<Duration>,
-    /// Connections to upstreams that each shard may have at once, beside those it accepts. The ring's table has a place
-    /// for each, 8 bytes of kernel memory, and is bound by `RLIMIT_NOFILE`: where both together exceed that, these get
-    /// half of it at most. Default 1024.
-    pub upstreams_max: usize,
     /// Time without a byte from the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since
     /// only a service knows how its protocol asks.
     ///
@@ -97,6 +69,55 @@ pub struct Limits {
     /// Calls of one connection that may wait at once, 1 to 65535. Default 1: a connection's replies come in the order
     /// of its frames. More suits protocols whose replies carry the number of their request.
     pub calls_in_flight_max: u16,
+    /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
+    /// could destroy the last reply on its way. Default 2 s.
+    pub linger_timeout: Duration,
+}
+
+/// The bounds of a server, whatever its services: connections, memory, upstreams and the end. Each has a default that is safe on
+/// the open Internet. [`check`](ServerLimits::check) refuses values out of range, [`check_service`](ServerLimits::check_service)
+/// a service that could not live within them. A server that is given none [fits](ServerLimits::fitted) the defaults into the
+/// memory that it may use.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ringserve::limits::ServerLimits;
+///
+/// let limits = ServerLimits::default().connections_max(50_000).drain_timeout(Duration::from_secs(10));
+/// assert_eq!(limits.check(), Ok(()));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerLimits {
+    /// Connections of the whole server at once, 1 to 16 million for each shard. Each shard takes its equal
+    /// share. At the limit accepting pauses and the backlog pushes back; no peer is dropped. Default 1 000 000,
+    /// less where the driver holds fewer. Costs nothing until they come.
+    pub connections_max: usize,
+    /// Bytes that all connections of one shard hold together in outboxes, in frames that are not handed out, in calls that
+    /// wait and in the buffers of HTTP. Beyond, those that hold most are closed until the rest is below: in the order of the
+    /// powers of two of what they hold, and of connections that hold less than 4 KiB in one of these only if no other is there.
+    /// From three quarters of it on a connection of which a call waits begins no other, and one that takes no frames is not
+    /// received from. At least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`. Default 1 GiB.
+    ///
+    /// A call that waits counts with the size of its future, about 300 bytes, and with its frame if that is on the heap.
+    /// What a handler allocates is not counted, nor are receive buffers, which have `receive_bytes_max`.
+    pub held_bytes_max: usize,
+    /// Receive buffers of one shard together, at least one buffer and at most 32768 of them. They are taken in
+    /// steps of 1 MiB as they are needed. Default 64 MiB. When frames kept by handlers pin half of it, frames
+    /// are copied before they are handed out.
+    pub receive_bytes_max: usize,
+    /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
+    pub receive_buffer_bytes: usize,
+    /// Time to make a connection to an upstream ([`Shard::connect`]). Without it the kernel tries for about
+    /// two minutes. Default 10 s.
+    ///
+    /// [`Shard::connect`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
+    pub connect_timeout: Option<Duration>,
+    /// Connections to upstreams that each shard may have at once, beside those it accepts. The ring's table has a place
+    /// for each, 8 bytes of kernel memory, and is bound by `RLIMIT_NOFILE`: where both together exceed that, these get
+    /// half of it at most. Default 1024.
+    pub upstreams_max: usize,
     /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
     /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.
     pub drain_timeout: Duration,
@@ -107,9 +128,6 @@ pub struct Limits {
     ///
     /// [`Shard::is_draining`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub drain_delay: Duration,
-    /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
-    /// could destroy the last reply on its way. Default 2 s.
-    pub linger_timeout: Duration,
 }
 
 /// A server with two shards and nothing to do: 6 MiB resident.
@@ -140,15 +158,11 @@ pub enum IdleCounts {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            connections_max: 1_000_000,
             frame_bytes_max: 1 << 20,
             outbox_bytes_high: 256 << 10,
             outbox_bytes_low: 64 << 10,
             outbox_bytes_max: 64 << 20,
             inbox_bytes_high: 64 << 10,
-            held_bytes_max: 1 << 30,
-            receive_bytes_max: 64 << 20,
-            receive_buffer_bytes: 16 << 10,
             first_frame_timeout: Some(Duration::from_secs(30)),
             idle_timeout: Some(Duration::from_secs(600)),
             idle_counts: IdleCounts::Either,
@@ -156,14 +170,25 @@ impl Default for Limits {
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
             handler_timeout: Some(Duration::from_secs(60)),
-            connect_timeout: Some(Duration::from_secs(10)),
-            upstreams_max: 1024,
             heartbeat_interval: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
+            linger_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Default for ServerLimits {
+    fn default() -> ServerLimits {
+        ServerLimits {
+            connections_max: 1_000_000,
+            held_bytes_max: 1 << 30,
+            receive_bytes_max: 64 << 20,
+            receive_buffer_bytes: 16 << 10,
+            connect_timeout: Some(Duration::from_secs(10)),
+            upstreams_max: 1024,
             drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
-            linger_timeout: Duration::from_secs(2),
         }
     }
 }
@@ -184,7 +209,7 @@ pub enum LimitError {
         max: u64,
     },
     /// Two values contradict each other.
-    Command {
+    Order {
         /// The limit that must be the smaller one.
         small: &'static str,
         /// Its value.
@@ -202,7 +227,7 @@ impl fmt::Display for LimitError {
             LimitError::Range { name, value, min, max } => {
                 write!(f, "{name} is {value}; it must be {min} to {max}")
             }
-            LimitError::Command { small, small_value, large, large_value } => {
+            LimitError::Order { small, small_value, large, large_value } => {
                 write!(f, "{small} is {small_value} and {large} is {large_value}; {small} must not be larger")
             }
         }
@@ -219,12 +244,10 @@ impl Limits {
     pub fn check(&self) -> Result<(), LimitError> {
         let gib = 1u64 << 30;
         let bytes = [
-            ("connections_max", self.connections_max, u64::MAX),
             ("frame_bytes_max", self.frame_bytes_max, gib),
             ("outbox_bytes_high", self.outbox_bytes_high, 2 * gib),
             ("outbox_bytes_max", self.outbox_bytes_max, 2 * gib),
             ("inbox_bytes_high", self.inbox_bytes_high, gib),
-            ("held_bytes_max", self.held_bytes_max, u64::MAX),
             ("heartbeats_missed_max", self.heartbeats_missed_max.into(), 255),
             ("calls_in_flight_max", self.calls_in_flight_max.into(), 65535),
         ];
@@ -233,40 +256,93 @@ impl Limits {
         }
         in_range("write_bytes_per_second_min", self.write_bytes_per_second_min as u64, 0, gib)?;
         in_range("read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
-        in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
-        in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
-        let buffer = self.receive_buffer_bytes as u64;
-        in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
-
-        let step = STEP.as_millis() as u64 + 1;
-        let year = 365 * 24 * 3600 * 1000;
-        let times = [
+        times_in_range([
             ("first_frame_timeout", self.first_frame_timeout),
             ("idle_timeout", self.idle_timeout),
             ("write_stall_timeout", self.write_stall_timeout),
             ("handler_timeout", self.handler_timeout),
-            ("connect_timeout", self.connect_timeout),
             ("heartbeat_interval", self.heartbeat_interval),
-            ("drain_timeout", Some(self.drain_timeout)),
             ("linger_timeout", Some(self.linger_timeout)),
-        ];
-        for (name, time) in times {
-            if let Some(time) = time {
-                in_range(name, u64::try_from(time.as_millis()).unwrap_or(u64::MAX), step, year)?;
-            }
-        }
-
-        in_range("drain_delay", u64::try_from(self.drain_delay.as_millis()).unwrap_or(u64::MAX), 0, year)?;
+        ])?;
 
         if let (Some(heartbeat), Some(idle)) = (self.heartbeat_interval, self.idle_timeout) {
-            let millis = |time: Duration| usize::try_from(time.as_millis()).unwrap_or(usize::MAX);
+            let millis = |time| usize::try_from(millis(time)).unwrap_or(usize::MAX);
             ordered("heartbeat_interval", millis(heartbeat), "idle_timeout", millis(idle))?;
         }
         ordered("outbox_bytes_low", self.outbox_bytes_low, "outbox_bytes_high", self.outbox_bytes_high)?;
-        ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)?;
-        ordered("outbox_bytes_max", self.outbox_bytes_max, "held_bytes_max", self.held_bytes_max)?;
-        ordered("frame_bytes_max", self.frame_bytes_max, "held_bytes_max", self.held_bytes_max)?;
-        ordered("inbox_bytes_high", self.inbox_bytes_high, "held_bytes_max", self.held_bytes_max)
+        ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)
+    }
+
+    /// These limits, lowered so that an outbox or a frame may have half of what a shard of such a server may hold. None is
+    /// raised.
+    ///
+    /// A service whose program sets no limits has the defaults, fitted into those of its server.
+    pub fn fitted(self, server: &ServerLimits) -> Limits {
+        let most = server.held_bytes_max / 2;
+        let outbox_bytes_max = self.outbox_bytes_max.min(most);
+        let outbox_bytes_high = self.outbox_bytes_high.min(outbox_bytes_max);
+        Limits {
+            frame_bytes_max: self.frame_bytes_max.min(most),
+            outbox_bytes_high,
+            outbox_bytes_low: self.outbox_bytes_low.min(outbox_bytes_high / 2),
+            outbox_bytes_max,
+            inbox_bytes_high: self.inbox_bytes_high.min(most),
+            ..self
+        }
+    }
+
+    /// The limits that a shard's [`held_bytes_max`](ServerLimits::held_bytes_max) must not be below.
+    fn held_bytes(&self) -> [(&'static str, usize); 3] {
+        [
+            ("outbox_bytes_max", self.outbox_bytes_max),
+            ("frame_bytes_max", self.frame_bytes_max),
+            ("inbox_bytes_high", self.inbox_bytes_high),
+        ]
+    }
+
+    crate::setters! {
+        values {
+            frame_bytes_max: usize, outbox_bytes_high: usize, outbox_bytes_low: usize, outbox_bytes_max: usize,
+            inbox_bytes_high: usize, idle_counts: IdleCounts, write_bytes_per_second_min: usize,
+            read_bytes_per_second_min: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16,
+            linger_timeout: Duration,
+        }
+        options {
+            first_frame_timeout: Duration, idle_timeout: Duration, write_stall_timeout: Duration,
+            handler_timeout: Duration, heartbeat_interval: Duration,
+        }
+    }
+}
+
+impl ServerLimits {
+    /// Refuses values out of range.
+    ///
+    /// # Errors
+    /// The first thing found.
+    pub fn check(&self) -> Result<(), LimitError> {
+        in_range("connections_max", self.connections_max as u64, 1, u64::MAX)?;
+        in_range("held_bytes_max", self.held_bytes_max as u64, 1, u64::MAX)?;
+        in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
+        in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
+        let buffer = self.receive_buffer_bytes as u64;
+        in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
+        times_in_range([
+            ("connect_timeout", self.connect_timeout),
+            ("drain_timeout", Some(self.drain_timeout)),
+        ])?;
+        in_range("drain_delay", millis(self.drain_delay), 0, YEAR)
+    }
+
+    /// Refuses a service of which one connection may hold more than all together.
+    ///
+    /// # Errors
+    /// The first contradiction found, and what [`Limits::check`] finds.
+    pub fn check_service(&self, service: &Limits) -> Result<(), LimitError> {
+        service.check()?;
+        service
+            .held_bytes()
+            .into_iter()
+            .try_for_each(|(name, bytes)| ordered(name, bytes, "held_bytes_max", self.held_bytes_max))
     }
 
     /// These limits, lowered so that a server of `shards` shards fits into `memory_bytes`: connections, receive memory, and what
@@ -277,39 +353,36 @@ impl Limits {
     /// | part | for |
     /// |---|---|
     /// | 1/4 | connections, at 5 KiB each: their state, and the kernel's socket |
-    /// | 1/8 | [`receive_bytes_max`](Limits::receive_bytes_max) of all shards |
-    /// | 1/4 | [`held_bytes_max`](Limits::held_bytes_max) of all shards; an outbox or a frame may have half of a shard's |
+    /// | 1/8 | [`receive_bytes_max`](ServerLimits::receive_bytes_max) of all shards |
+    /// | 1/4 | [`held_bytes_max`](ServerLimits::held_bytes_max) of all shards; an outbox or a frame may have half of a shard's |
     /// | 3/8 | nothing: what sockets buffer, the allocator's loss, what calls build before it counts, the service |
     ///
     /// A server whose program sets no limits has the defaults, fitted into what the process may use.
     ///
     /// ```
-    /// use ringserve_core::Limits;
+    /// use ringserve_core::{Limits, ServerLimits};
     ///
-    /// let limits = Limits::default().fitted(40 << 20, 2);
-    /// assert_eq!((limits.connections_max, limits.held_bytes_max), (1638, 4 << 20));
-    /// assert_eq!(limits.check(), Ok(()));
+    /// let server = ServerLimits::default().fitted(40 << 20, 2);
+    /// assert_eq!((server.connections_max, server.held_bytes_max), (1638, 4 << 20));
+    /// assert_eq!(server.check_service(&Limits::default().fitted(&server)), Ok(()));
     /// ```
-    pub fn fitted(self, memory_bytes: u64, shards: usize) -> Limits {
+    pub fn fitted(self, memory_bytes: u64, shards: usize) -> ServerLimits {
         let rest = usize::try_from(memory_bytes.saturating_sub(FIXED_BYTES)).unwrap_or(usize::MAX);
         let shards = shards.max(1);
-        let held_bytes_max = self.held_bytes_max.min((rest / 4 / shards).max(HELD_MIN));
-        let most = held_bytes_max / 2;
-        let outbox_bytes_max = self.outbox_bytes_max.min(most);
-        let outbox_bytes_high = self.outbox_bytes_high.min(outbox_bytes_max);
-        Limits {
+        ServerLimits {
             connections_max: self.connections_max.min((rest / 4 / CONNECTION_BYTES).max(1)),
-            frame_bytes_max: self.frame_bytes_max.min(most),
-            outbox_bytes_high,
-            outbox_bytes_low: self.outbox_bytes_low.min(outbox_bytes_high / 2),
-            outbox_bytes_max,
-            inbox_bytes_high: self.inbox_bytes_high.min(most),
-            held_bytes_max,
+            held_bytes_max: self.held_bytes_max.min((rest / 4 / shards).max(HELD_MIN)),
             receive_bytes_max: self
                 .receive_bytes_max
                 .min((rest / 8 / shards).max(RECEIVE_BUFFERS_MIN * self.receive_buffer_bytes)),
             ..self
         }
+    }
+
+    /// These limits, raised so that a shard may hold what one connection of the service may.
+    pub fn with_room_for(self, service: &Limits) -> ServerLimits {
+        let held_bytes_max = service.held_bytes().iter().fold(self.held_bytes_max, |most, of| most.max(of.1));
+        ServerLimits { held_bytes_max, ..self }
     }
 
     /// The most memory that all of `shards` shards hold by these limits in receive buffers, outboxes and unfinished frames.
@@ -326,16 +399,11 @@ impl Limits {
 
     crate::setters! {
         values {
-            connections_max: usize, frame_bytes_max: usize, outbox_bytes_high: usize,
-            outbox_bytes_low: usize, outbox_bytes_max: usize, inbox_bytes_high: usize,
-            held_bytes_max: usize, receive_bytes_max: usize, receive_buffer_bytes: usize,
-            idle_counts: IdleCounts, write_bytes_per_second_min: usize, read_bytes_per_second_min: usize,
-            upstreams_max: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16,
-            drain_timeout: Duration, drain_delay: Duration, linger_timeout: Duration,
+            connections_max: usize, held_bytes_max: usize, receive_bytes_max: usize, receive_buffer_bytes: usize,
+            upstreams_max: usize, drain_timeout: Duration, drain_delay: Duration,
         }
         options {
-            first_frame_timeout: Duration, idle_timeout: Duration, write_stall_timeout: Duration,
-            handler_timeout: Duration, connect_timeout: Duration, heartbeat_interval: Duration,
+            connect_timeout: Duration,
         }
     }
 }
@@ -364,6 +432,19 @@ macro_rules! setters {
     };
 }
 
+/// In milliseconds.
+const YEAR: u64 = 365 * 24 * 3600 * 1000;
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn times_in_range<const N: usize>(times: [(&'static str, Option<Duration>); N]) -> Result<(), LimitError> {
+    let step = STEP.as_millis() as u64 + 1;
+    let set = times.into_iter().filter_map(|(name, time)| Some((name, time?)));
+    set.into_iter().try_for_each(|(name, time)| in_range(name, millis(time), step, YEAR))
+}
+
 fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), LimitError> {
     if (min..=max).contains(&value) { Ok(()) } else { Err(LimitError::Range { name, value, min, max }) }
 }
@@ -377,12 +458,7 @@ fn ordered(
     if small_value <= large_value {
         return Ok(());
     }
-    Err(LimitError::Command {
-        small,
-        small_value: small_value as u64,
-        large,
-        large_value: large_value as u64,
-    })
+    Err(LimitError::Order { small, small_value: small_value as u64, large, large_value: large_value as u64 })
 }
 
 #[cfg(test)]
@@ -392,7 +468,8 @@ mod tests {
 
     #[test]
     fn the_defaults_hold_together() {
-        assert_eq!(Limits::default().check(), Ok(()));
+        assert_eq!(ServerLimits::default().check(), Ok(()));
+        assert_eq!(ServerLimits::default().check_service(&Limits::default()), Ok(()));
     }
 
     #[test]
@@ -400,16 +477,28 @@ mod tests {
         for shards in [0, 1, 2, 64, 1024] {
             for shift in 0..=64 {
                 let bytes = 1u64.checked_shl(shift).unwrap_or(u64::MAX);
-                let limits = Limits::default().fitted(bytes, shards);
-                assert_eq!(limits.check(), Ok(()), "{bytes} bytes, {shards} shards");
-                let least = (HELD_MIN + RECEIVE_BUFFERS_MIN * limits.receive_buffer_bytes) * shards;
-                let fits = limits.memory_bytes(shards) <= bytes / 2 + least as u64;
-                assert!(fits, "{bytes} bytes, {shards} shards: {limits:?}");
+                let server = ServerLimits::default().fitted(bytes, shards);
+                let limits = Limits::default().fitted(&server);
+                assert_eq!(server.check(), Ok(()), "{bytes} bytes, {shards} shards");
+                assert_eq!(server.check_service(&limits), Ok(()), "{bytes} bytes, {shards} shards");
+                let least = (HELD_MIN + RECEIVE_BUFFERS_MIN * server.receive_buffer_bytes) * shards;
+                let fits = server.memory_bytes(shards) <= bytes / 2 + least as u64;
+                assert!(fits, "{bytes} bytes, {shards} shards: {server:?}");
             }
         }
-        assert_eq!(Limits::default().fitted(64 << 30, 2), Limits::default());
-        let own = Limits { held_bytes_max: 1 << 20, outbox_bytes_max: 1 << 20, ..Limits::default() };
-        assert_eq!(own.clone().fitted(64 << 30, 2).held_bytes_max, 1 << 20, "no limit is raised");
+        let server = ServerLimits::default();
+        assert_eq!(server.clone().fitted(64 << 30, 2), server);
+        assert_eq!(Limits::default().fitted(&server), Limits::default());
+        let own = ServerLimits { held_bytes_max: 1 << 20, ..server };
+        assert_eq!(own.fitted(64 << 30, 2).held_bytes_max, 1 << 20, "no limit is raised");
+    }
+
+    #[test]
+    fn a_server_has_room_for_what_one_connection_may_hold() {
+        let little = ServerLimits { held_bytes_max: 1 << 20, ..ServerLimits::default() };
+        let error = little.check_service(&Limits::default()).unwrap_err().to_string();
+        assert!(error.starts_with("outbox_bytes_max is 67108864 and held_bytes_max is 1048576"), "{error}");
+        assert_eq!(little.with_room_for(&Limits::default()).check_service(&Limits::default()), Ok(()));
     }
 
     #[test]
@@ -425,9 +514,9 @@ mod tests {
         assert!(
             limits.check().unwrap_err().to_string().starts_with("first_frame_timeout is 0; it must be 17 to")
         );
-        let limits = Limits { receive_bytes_max: 1, ..Limits::default() };
+        let limits = ServerLimits { receive_bytes_max: 1, ..ServerLimits::default() };
         assert!(limits.check().is_err());
-        let limits = Limits { drain_delay: Duration::MAX, ..Limits::default() };
+        let limits = ServerLimits { drain_delay: Duration::MAX, ..ServerLimits::default() };
         assert!(limits.check().unwrap_err().to_string().starts_with("drain_delay is "));
     }
 }

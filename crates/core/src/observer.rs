@@ -15,7 +15,7 @@ pub trait Observer {
     fn sending(&mut self, now: Time, id: ConnId, bytes: usize) {}
     /// Receiving was paused, or resumed.
     fn paused(&mut self, now: Time, id: ConnId, paused: bool) {}
-    /// The shard holds `held` bytes, more than [`Limits::held_bytes_max`](crate::Limits::held_bytes_max): this connection, which
+    /// The shard holds `held` bytes, more than [`ServerLimits::held_bytes_max`](crate::ServerLimits::held_bytes_max): this connection, which
     /// has held `bytes` of them for more than a moment, is closed for that.
     fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {}
     /// The connection ended: no more frames, no more replies.

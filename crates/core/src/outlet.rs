@@ -381,7 +381,7 @@ impl Outlet {
     }
 
     /// Says how many bytes the service now holds for the connection beside what the shard sees, as in the buffers of a library.
-    /// They count in [`Limits::held_bytes_max`](crate::limits::Limits::held_bytes_max) until the connection ends; beyond it the connections that hold most are closed.
+    /// They count in [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) until the connection ends; beyond it the connections that hold most are closed.
     /// The first call allocates.
     pub fn set_service_bytes(&self, bytes: usize) {
         if self.is_gone() {
@@ -437,6 +437,7 @@ impl Outlet {
     }
 
     /// The bytes to send next, if there are any, and which count as in flight from now on.
+    #[inline]
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
         let batch = self.pending.borrow_mut().take()?;
         if batch.is_empty() {
@@ -603,7 +604,7 @@ mod tests {
     #[test]
     fn push_that_panics_wakes_a_sleeping_shard() {
         let limits = Limits::default();
-        let shard = Rc::new(ShardShared::new(&limits));
+        let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
         let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &limits));
         let woken = Arc::new(Woken::default());
         shard.wake_when_dirty(Waker::from(woken.clone()));

@@ -63,7 +63,7 @@ pub enum CloseReason {
     UpstreamFailed,
     /// A connection of the server's own, to an upstream, could not be made: an `errno`.
     ConnectFailed(i32),
-    /// A connection was not made within [`Limits::connect_timeout`](crate::Limits::connect_timeout).
+    /// A connection was not made within [`ServerLimits::connect_timeout`](crate::ServerLimits::connect_timeout).
     ConnectTimeout,
     /// A handler or other user code panicked.
     HandlerPanicked,
@@ -71,12 +71,12 @@ pub enum CloseReason {
     ReplyNotFramed,
     /// The service queued more than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max).
     OutboxFull,
-    /// The shard held more than [`Limits::held_bytes_max`](crate::Limits::held_bytes_max) and this connection was
+    /// The shard held more than [`ServerLimits::held_bytes_max`](crate::ServerLimits::held_bytes_max) and this connection was
     /// among those that held most, or the system had no memory for it.
     MemoryLimit,
     /// The server shut down, after the replies.
     Shutdown,
-    /// The server shut down and the connection was not done within [`Limits::drain_timeout`](crate::Limits::drain_timeout).
+    /// The server shut down and the connection was not done within [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout).
     DrainTimeout,
     /// The server was told to stop at once.
     ServerAborted,

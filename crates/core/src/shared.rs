@@ -12,11 +12,11 @@ use ringserve_buf::try_box;
 
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
-use crate::{Batch, ConnId, Limits};
+use crate::{Batch, ConnId, Limits, ServerLimits};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
 /// of 256 completions are not needed; and no more than an eighth of what connections may hold, which they come on top of.
-fn spare_batches_max(limits: &Limits) -> usize {
+fn spare_batches_max(limits: &ServerLimits) -> usize {
     (limits.held_bytes_max / 8 / KEPT_BYTES_MAX).clamp(1, 256)
 }
 
@@ -99,7 +99,7 @@ impl LaneShared {
 }
 
 impl ShardShared {
-    pub(crate) fn new(limits: &Limits) -> ShardShared {
+    pub(crate) fn new(limits: &ServerLimits) -> ShardShared {
         ShardShared {
             queues: RefCell::default(),
             held_bytes: Cell::new(0),
@@ -174,10 +174,12 @@ impl ShardShared {
         self.service_grew.take()
     }
 
+    #[inline]
     pub(crate) fn has_dirty(&self) -> bool {
         !self.queues.borrow().dirty.is_empty()
     }
 
+    #[inline]
     pub(crate) fn swap_dirty(&self, with: &mut Vec<ConnId>) {
         core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
     }

@@ -105,7 +105,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// Keeps the connection open after the peer has sent its last byte, until [`close`](Cx::close); the service hears of
     /// the peer's end in [`Service::input_ended`](crate::Service::input_ended). For protocols in which a peer closes its
     /// half and goes on reading for longer than its last call takes. A drain waits for such a connection, up to
-    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout).
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn hold_open(&self) {
         self.shared.hold_open();
     }

@@ -50,10 +50,10 @@ pub mod framing {
     pub use ringserve_core::framing::*;
 }
 
-/// Bounds of a server, beside [`Limits`], and the memory that it may use.
+/// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
-    pub use ringserve_core::{IdleCounts, LimitError};
+    pub use ringserve_core::{IdleCounts, LimitError, ServerLimits};
 }
 
 /// Addresses, what the kernel is told about sockets, and connections to other servers.

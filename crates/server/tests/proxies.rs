@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{ClientResult, ClientStream, Faults, Net, Sim};
 use ringserve_server::{CloseReason, Limits, Server, Shard, Stream, stream};
 
@@ -174,17 +175,18 @@ fn proxy_ends_each_upstream_once_whatever_happens_to_them() {
     Sim::seeds(seeds).faults(Faults::all()).allow_panics(planted).run(move |sim| {
         let draw = |below: u64| sim.random() % below;
         let held = [64 << 10, 128 << 10, 1 << 20][draw(3) as usize];
+        let server_limits =
+            ServerLimits::default().connections_max(2 + draw(8) as usize).upstreams_max(1 + draw(8) as usize);
         let limits = Limits::default()
-            .connections_max(2 + draw(8) as usize)
-            .upstreams_max(1 + draw(8) as usize)
             .outbox_bytes_max(held / 2)
             .outbox_bytes_high(held / 8)
             .outbox_bytes_low(held / 16)
             .inbox_bytes_high(16 << 10)
             .frame_bytes_max(16 << 10)
+            .linger_timeout(millis(2000));
+        let server_limits = server_limits
             .held_bytes_max(held)
             .connect_timeout(millis(3000))
-            .linger_timeout(millis(2000))
             .drain_delay(millis(draw(2) * draw(3000)))
             .drain_timeout(millis(1000 + draw(10_000)));
         sim.expect_losses();
@@ -195,7 +197,8 @@ fn proxy_ends_each_upstream_once_whatever_happens_to_them() {
                 net.spawn(upstream(stream, net.random() % 5, net.random() % 100_000));
             }
         });
-        let server = Server::bind("10.0.0.1:7000").shards(1 + draw(3) as usize).limits(limits);
+        let server = Server::bind("10.0.0.1:7000").shards(1 + draw(3) as usize);
+        let server = server.limits(limits).server_limits(server_limits);
         let readers: Rc<Cell<u32>> = Rc::default();
         let of_shards = readers.clone();
         let server = sim.start(server, move |_shard| {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use ringserve_server::framing::Lines;
+use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
 use ringserve_server::{CloseReason, Cx, Frame, Limits, Refusal, Server, Service};
 
@@ -541,13 +542,14 @@ impl Service for Slow {
 /// A look whether memory can be given back was due in the middle of a drain, and was due in each turn from then on.
 #[test]
 fn drain_that_waits_for_a_call_does_not_spin() {
-    let limits = Limits::default()
+    let limits = Limits::default().handler_timeout(None);
+    let server_limits = ServerLimits::default()
         .drain_timeout(100 * SECOND)
-        .handler_timeout(None)
         .receive_buffer_bytes(512)
         .receive_bytes_max(8 << 20);
     Sim::seeds(5).steps_max(10_000).run(move |sim| {
-        let addr = sim.serve(lines().limits(limits.clone()), |_shard| Slow);
+        let addr =
+            sim.serve(lines().limits(limits.clone()).server_limits(server_limits.clone()), |_shard| Slow);
         sim.client("me", async move |net| {
             let mut me = net.connect(addr).await?;
             // More receive buffers than a shard keeps.

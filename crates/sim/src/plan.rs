@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{Budget, IdleCounts, Limits};
+use ringserve_core::{Budget, IdleCounts, Limits, ServerLimits};
 
 use crate::bytes::AnyFraming;
 use crate::faults::Rates;
@@ -21,6 +21,8 @@ const CLOCK_MAX: u64 = 1 << 62;
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The limits the shard keeps.
+    pub server_limits: ServerLimits,
+    /// Those of accepted connections.
     pub limits: Limits,
     /// Those that its connections to upstreams have instead.
     pub upstream_limits: Limits,
@@ -130,16 +132,6 @@ impl Plan {
         if is_upstream { &self.upstream_limits } else { &self.limits }
     }
 
-    /// The limits as the shard is given them: those of accepted connections with one of a connect that none of them has, and
-    /// which is another than that of upstreams.
-    pub fn shard_limits(&self) -> Limits {
-        let connect = match self.upstream_limits.connect_timeout {
-            Some(_) => None,
-            None => Some(Duration::from_nanos(MS)),
-        };
-        self.limits.clone().connect_timeout(connect)
-    }
-
     /// Connections to upstreams that there may be at once: fewer than there are upstreams.
     pub fn upstreams_max(&self) -> usize {
         self.upstreams.div_ceil(2)
@@ -170,8 +162,9 @@ impl Plan {
         let elsewhere = passes_on.then(|| Elsewhere::draw(rng, connections_max));
         // Early, so that much is under way.
         let short = rng.one_in(if passes_on { 3 } else { 8 });
-        let limits = draw_times(rng, slow, sizes);
-        limits.check().expect("limits are drawn so that they hold together");
+        let (server_limits, limits) = draw_times(rng, slow, sizes);
+        server_limits.check().expect("limits are drawn in their ranges");
+        server_limits.check_service(&limits).expect("limits are drawn so that they hold together");
         // Of a copy, so that what it draws changes nothing else of a seed.
         let upstream_limits = draw_upstreams(&mut Rng::new(rng.clone().below(1 << 32)), &limits);
         upstream_limits.check().expect("those of upstreams too");
@@ -230,6 +223,7 @@ impl Plan {
             },
             calls: rng.one_in(3).then(|| (rng.spread(1, 64) as u32, rng.range(1, 4) as u32)),
             check_every: rng.pick(&[4, 8, 16]),
+            server_limits,
             limits,
             upstream_limits,
         }
@@ -258,33 +252,36 @@ fn draw_sizes(
     buffer_bytes: usize,
     buffers: usize,
     tight_memory: bool,
-) -> Limits {
+) -> (ServerLimits, Limits) {
     let frame_bytes_max = payload_max + framing.head() + 2 + rng.below(64) as usize;
     let outbox_bytes_high = rng.spread(64, 16_384) as usize;
     let outbox_bytes_max = outbox_bytes_high * rng.pick(&[1, 4, 64]);
     let inbox_bytes_high = rng.spread(16, 2048) as usize;
+    let outbox_bytes_low = rng.below(outbox_bytes_high as u64 + 1) as usize;
     let needed = outbox_bytes_max.max(frame_bytes_max).max(inbox_bytes_high);
-    Limits::default()
+    let server = ServerLimits::default()
         .connections_max(1 << 20)
-        .frame_bytes_max(frame_bytes_max)
-        .outbox_bytes_high(outbox_bytes_high)
-        .outbox_bytes_low(rng.below(outbox_bytes_high as u64 + 1) as usize)
-        .outbox_bytes_max(outbox_bytes_max)
-        .inbox_bytes_high(inbox_bytes_high)
         .held_bytes_max(if tight_memory { needed.max(rng.pick(&[1, 8192, 16_384])) } else { 1 << 30 })
         .receive_bytes_max(buffers * buffer_bytes)
-        .receive_buffer_bytes(buffer_bytes)
-        .calls_in_flight_max(if rng.one_in(3) { 1 } else { rng.range(2, 4) as u16 })
+        .receive_buffer_bytes(buffer_bytes);
+    let limits = Limits::default()
+        .frame_bytes_max(frame_bytes_max)
+        .outbox_bytes_high(outbox_bytes_high)
+        .outbox_bytes_low(outbox_bytes_low)
+        .outbox_bytes_max(outbox_bytes_max)
+        .inbox_bytes_high(inbox_bytes_high)
+        .calls_in_flight_max(if rng.one_in(3) { 1 } else { rng.range(2, 4) as u16 });
+    (server, limits)
 }
 
 /// How long things may take. A `slow` seed leaves half received frames the time that their limit is measured over.
-fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
+fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)) -> (ServerLimits, Limits) {
     let time = |rng: &mut Rng, low: u64, high: u64| Duration::from_nanos(rng.spread(low * MS, high * MS));
     let maybe = |rng: &mut Rng, low, high| rng.below(3).min(1).eq(&1).then(|| time(rng, low, high));
     let longest = if slow { 40_000 } else { 4000 };
     let idle = maybe(rng, if slow { 4000 } else { 60 }, longest);
     let heartbeat = rng.one_in(3).then(|| time(rng, 20, 1500));
-    sizes
+    let limits = sizes
         .first_frame_timeout(if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) })
         .idle_timeout(idle)
         // Of a copy, so that what it draws changes nothing else of a seed.
@@ -302,14 +299,18 @@ fn draw_times(rng: &mut Rng, slow: bool, sizes: Limits) -> Limits {
         .read_bytes_per_second_min(match slow {
             true => rng.spread(1, 400) as usize,
             false => rng.pick(&[0, 1, 240]),
-        })
-        .connect_timeout(maybe(rng, 40, 1000))
+        });
+    let server = server.connect_timeout(maybe(rng, 40, 1000));
+    let limits = limits
         .handler_timeout(rng.one_in(2).then(|| time(rng, 20, if slow { 15_000 } else { 1000 })))
         .heartbeat_interval(heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))))
-        .heartbeats_missed_max(rng.range(1, 3) as u8)
-        .drain_timeout(time(rng, 40, 2000))
-        .drain_delay(if rng.one_in(4) { time(rng, 1, 500) } else { Duration::ZERO })
-        .linger_timeout(time(rng, 20, 300))
+        .heartbeats_missed_max(rng.range(1, 3) as u8);
+    let server = server.drain_timeout(time(rng, 40, 2000)).drain_delay(if rng.one_in(4) {
+        time(rng, 1, 500)
+    } else {
+        Duration::ZERO
+    });
+    (server, limits.linger_timeout(time(rng, 20, 300)))
 }
 
 /// The limits of connections to upstreams: in every third seed those of accepted ones, else with other times and numbers of calls.

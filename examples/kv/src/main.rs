@@ -49,6 +49,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use clap::Parser;
+use ringserve::limits::ServerLimits;
 use ringserve::sync::Mesh;
 use ringserve::{Driver, Limits, Server, Shard};
 use tracing_subscriber::EnvFilter;
@@ -88,16 +89,21 @@ impl Args {
     fn limits(&self) -> Limits {
         let request = self.request_bytes_max as usize;
         let defaults = Limits::default();
-        let (outbox, held) = (defaults.outbox_bytes_max, defaults.held_bytes_max);
+        let outbox = defaults.outbox_bytes_max;
         defaults
             .frame_bytes_max(request)
             .outbox_bytes_high(OUTBOX_BYTES_HIGH)
             // Room for a value behind what waits already.
             .outbox_bytes_max(outbox.max(2 * request))
-            .held_bytes_max(held.max(4 * request))
             // Clients keep connections for hours without a word, and Redis lets them.
             .first_frame_timeout(None)
             .idle_timeout(None)
+    }
+
+    fn server_limits(&self) -> ServerLimits {
+        let defaults = ServerLimits::default();
+        let held = defaults.held_bytes_max.max(4 * self.request_bytes_max as usize);
+        defaults.held_bytes_max(held)
     }
 }
 
@@ -119,7 +125,10 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let value_bytes_max = args.request_bytes_max as usize;
-    let mut server = Server::bind(args.listen).driver(args.driver).limits(args.limits());
+    let mut server = Server::bind(args.listen)
+        .driver(args.driver)
+        .limits(args.limits())
+        .server_limits(args.server_limits());
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }

@@ -26,8 +26,8 @@ use std::time::Duration;
 use ringserve_buf::{KernelSide, Pool, PoolConfig};
 use ringserve_core::framing::Framing;
 use ringserve_core::{
-    CloseReason, ConnId, ConnShared, ConnStats, Frame, Frames, LaneId, Limits, Quota, RemoteGate, Shard,
-    Time, Wait,
+    CloseReason, ConnId, ConnShared, ConnStats, Frame, Frames, LaneId, Limits, Quota, RemoteGate,
+    ServerLimits, Shard, Time, Wait,
 };
 
 use crate::framings::{Checked, Kind};
@@ -60,6 +60,8 @@ pub struct Plan {
     pub kind: Kind,
     /// The limits; they pass their check.
     pub limits: Limits,
+    /// Those of the shard, which has room for what a connection may hold.
+    pub server_limits: ServerLimits,
     /// Buffers in the pool.
     pub buffers: usize,
     /// Several receives share a buffer.
@@ -177,16 +179,25 @@ pub enum Command {
 impl Rig {
     /// A shard in its first turn, which accepts.
     pub fn new(plan: Plan) -> Rig {
-        assert_eq!(plan.limits.check(), Ok(()));
+        assert_eq!(plan.server_limits.check(), Ok(()));
+        assert_eq!(plan.server_limits.check_service(&plan.limits), Ok(()));
         let config = PoolConfig {
-            buffer_bytes: plan.limits.receive_buffer_bytes,
+            buffer_bytes: plan.server_limits.receive_buffer_bytes,
             buffers_max: plan.buffers,
             poison: true,
         };
         let (pool, side) = Pool::new(config).expect("sizes are within their ranges");
         let framing = Rc::new(Checked { kind: plan.kind, frame_bytes_max: plan.limits.frame_bytes_max });
         let (limits, max) = (plan.limits.clone(), plan.connections_max);
-        let mut shard = Shard::new(limits.clone(), max, plan.listeners, framing.encoding(), pool.clone(), ());
+        let mut shard = Shard::new(
+            plan.server_limits.clone(),
+            limits.clone(),
+            max,
+            plan.listeners,
+            framing.encoding(),
+            pool.clone(),
+            (),
+        );
         let lane = shard.add_outbound(limits, max, framing.encoding());
         if plan.copy_frames {
             shard.copy_frames();

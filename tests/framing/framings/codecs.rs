@@ -9,10 +9,11 @@ use std::thread;
 use bytes_of::{Bytes, BytesMut};
 use ringserve::codec::{CodecCx, CodecError, CodecService, Decoder, Encoder, WithCodec};
 use ringserve::framing::Raw;
-use ringserve::{CloseReason, Limits, ServerHandle};
+use ringserve::{CloseReason, ServerHandle};
 use tokio_util::bytes as bytes_of;
 use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
+use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;
 use ringserve_tests::{self, Client, SOON, eventually, no_time_limits, pattern};
@@ -88,7 +89,7 @@ struct Lab {
 
 impl Lab {
     #[track_caller]
-    fn with(limits: Limits, line_bytes_max: usize, bytes_max: usize) -> Lab {
+    fn with(limits: Bounds, line_bytes_max: usize, bytes_max: usize) -> Lab {
         let shared = Arc::new(Shared::default());
         let for_service = shared.clone();
         let running = super::start(Default::default(), Raw, limits, move || {
@@ -259,7 +260,7 @@ fn items_wait_for_the_one_before_and_keep_their_order() {
 #[test]
 fn replies_to_one_piece_of_input_are_bounded() {
     let limits = no_time_limits().outbox_bytes_max(1 << 20);
-    let high = limits.outbox_bytes_high;
+    let high = limits.service.outbox_bytes_high;
     let lab = Lab::with(limits, usize::MAX, 1 << 20);
     let mut client = Client::with_small_window(lab.running.local_addrs()[0]);
     client.write(&b"much\n".repeat(1000));

@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
+use ringserve::limits::ServerLimits;
 use ringserve::net::SocketOptions;
 use ringserve::{Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream};
 use rustix::process::{Resource, getrlimit};
@@ -59,7 +60,8 @@ pub(crate) fn raw(address: SocketAddr, shards: usize) -> io::Result<()> {
 
 /// Echoes raw bytes on io_uring, and asks for no peer's address.
 pub(crate) fn raw_without_addresses(address: SocketAddr, shards: usize) -> io::Result<()> {
-    let server = Server::bind(address).driver(Driver::IoUring).limits(limits(shards));
+    let server =
+        Server::bind(address).driver(Driver::IoUring).limits(limits()).server_limits(server_limits(shards));
     let server = server.sockets(sockets().peer_address(false)).shards(shards).pin(false);
     wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
 }
@@ -97,7 +99,8 @@ pub(crate) fn raw_epoll_on_tokio(address: SocketAddr) -> io::Result<()> {
 
 fn serve_hosted(address: SocketAddr, driver: Driver, runtime: Runtime) -> io::Result<()> {
     let server = Server::bind(address).driver(driver).runtime(runtime);
-    let server = server.limits(limits(1)).sockets(sockets()).shards(1).pin(false);
+    let server =
+        server.limits(limits()).server_limits(server_limits(1)).sockets(sockets()).shards(1).pin(false);
     wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
 }
 
@@ -119,14 +122,24 @@ fn serve<S: Service>(
     factory: fn(&Shard) -> S,
 ) -> io::Result<()> {
     let server = Server::bind(address).framing(framing).driver(driver);
-    let server = server.limits(limits(shards)).sockets(sockets()).shards(shards).pin(false);
+    let server = server
+        .limits(limits())
+        .server_limits(server_limits(shards))
+        .sockets(sockets())
+        .shards(shards)
+        .pin(false);
     wait(server.start(factory).map_err(io::Error::other)?)
 }
 
 /// Echoes on io_uring, through a stream: read and written by copying, with tokio's traits.
 pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
     let server = Server::bind(address).driver(Driver::IoUring);
-    let server = server.limits(limits(shards)).sockets(sockets()).shards(shards).pin(false);
+    let server = server
+        .limits(limits())
+        .server_limits(server_limits(shards))
+        .sockets(sockets())
+        .shards(shards)
+        .pin(false);
     let running = server.start(|_shard| {
         ringserve::stream(async |mut stream: Stream| {
             let mut buf = [0; 4096];
@@ -146,14 +159,18 @@ pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
 /// default.
 pub(crate) fn connections_max(shards: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
-    let wanted = Limits::default().connections_max.max(SHARD_CONNECTIONS_MAX * shards);
+    let wanted = ServerLimits::default().connections_max.max(SHARD_CONNECTIONS_MAX * shards);
     files.map_or(wanted, |files| files.saturating_mul(shards).min(wanted))
 }
 
-/// The limits of all servers here: nothing ends a connection that is measured for long.
-pub(super) fn limits(shards: usize) -> Limits {
-    let idle = Some(Duration::from_secs(24 * 3600));
-    Limits::default().connections_max(connections_max(shards)).idle_timeout(idle).upstreams_max(0)
+/// The limits of all services here: nothing ends a connection that is measured for long.
+pub(super) fn limits() -> Limits {
+    Limits::default().idle_timeout(Duration::from_secs(24 * 3600))
+}
+
+/// The limits of all servers here.
+pub(super) fn server_limits(shards: usize) -> ServerLimits {
+    ServerLimits::default().connections_max(connections_max(shards)).upstreams_max(0)
 }
 
 /// Without keep-alive: connections opened together are probed together, after two minutes. On loopback all probes beyond

@@ -8,7 +8,7 @@ use ringserve::{Driver, Server, Stream, stream};
 use rustix::thread::sched_getcpu;
 use tokio::net::TcpStream;
 
-use super::product::{limits, sockets, wait};
+use super::product::{limits, server_limits, sockets, wait};
 use crate::child::Child;
 use crate::process;
 
@@ -39,8 +39,9 @@ pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
 fn serve(address: SocketAddr, driver: Driver) -> io::Result<()> {
     let upstream = upstream()?;
     let to = upstream.address;
-    let limits = limits(1).upstreams_max(10_000);
-    let server = Server::bind(address).driver(driver).limits(limits).sockets(sockets());
+    let server_limits = server_limits(1).upstreams_max(10_000);
+    let server =
+        Server::bind(address).driver(driver).limits(limits()).server_limits(server_limits).sockets(sockets());
     let running = server.shards(1).pin(false).start(move |_shard| {
         stream(async move |mut client: Stream| {
             let mut upstream = client.shard().connect(to).await?;

@@ -7,7 +7,7 @@
 //!                             taken in
 //! ```
 //!
-//! * *Delayed*, for [`Limits::drain_delay`](crate::Limits::drain_delay): nothing changes but what
+//! * *Delayed*, for [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): nothing changes but what
 //!   [`ShardShared::is_draining`](crate::ShardShared::is_draining) says.
 //! * *Looking*: the listeners are closed, and what had arrived is received. It is over once a turn brings nothing, or after
 //!   [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings what was there first
@@ -20,7 +20,7 @@
 //!   admitted it. One that was accepted less than that ago, and has not brought a frame, has as much time.
 //! * Connections that the server made stay until the last accepted one is gone, since that one may need them. Then what is
 //!   queued for them leaves, and they are closed.
-//! * *Aborted*, when [`Limits::drain_timeout`](crate::Limits::drain_timeout) is over or at the order: every connection is reset.
+//! * *Aborted*, when [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) is over or at the order: every connection is reset.
 //! * What is there [`GIVE_UP`] and [`LAST_LOOKS`] later is left behind: a completion of the driver did not come.
 
 use alloc::collections::VecDeque;
@@ -44,7 +44,7 @@ const NEWCOMER: Duration = Duration::from_millis(30);
 
 /// How long the driver may take to end what was aborted, and how much longer once the shard has looked at what came in that
 /// time: a machine that slept finds all of it there. Together what is left of the 30 s after which Kubernetes kills, with the
-/// default of `Limits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
+/// default of `ServerLimits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
 const GIVE_UP: Duration = Duration::from_secs(4);
 const LAST_LOOKS: Duration = Duration::from_secs(1);
 
@@ -113,9 +113,9 @@ impl Drain {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Begins to shut down, at once or after [`Limits::drain_delay`](crate::Limits::drain_delay): listeners are closed, what
+    /// Begins to shut down, at once or after [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): listeners are closed, what
     /// was received is answered, and connections are closed as soon as nothing is owed; after
-    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) the rest is aborted.
+    /// [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) the rest is aborted.
     pub fn drain(&mut self) {
         if self.drain.is_some() {
             return;
@@ -171,7 +171,7 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
-    /// True once the shard drains and its [`drain_delay`](crate::Limits::drain_delay) is over: its listeners are closed, or
+    /// True once the shard drains and its [`drain_delay`](crate::ServerLimits::drain_delay) is over: its listeners are closed, or
     /// being closed.
     pub fn has_stopped(&self) -> bool {
         self.drain.as_ref().is_some_and(Drain::has_stopped)

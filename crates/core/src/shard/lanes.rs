@@ -6,6 +6,7 @@
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
+use core::time::Duration;
 
 use ringserve_buf::has_room_for;
 
@@ -39,11 +40,11 @@ pub(super) struct Lanes {
 impl Lanes {
     pub(super) fn new(
         shared: &Rc<ShardShared>,
-        limits: &Limits,
+        limits: Limits,
         connections_max: usize,
         encoding: Encoding,
     ) -> Lanes {
-        let first = LaneState::new(shared, limits.clone(), connections_max, encoding, false);
+        let first = LaneState::new(shared, limits, connections_max, encoding, false, None);
         Lanes { first, others: Vec::new() }
     }
 
@@ -60,9 +61,10 @@ impl LaneState {
         connections_max: usize,
         encoding: Encoding,
         is_outbound: bool,
+        connect_timeout: Option<Duration>,
     ) -> LaneState {
         LaneState {
-            times: Times::new(&limits),
+            times: Times::new(&limits, connect_timeout),
             shared: Rc::new(LaneShared::new(shared.clone(), encoding, &limits)),
             limits,
             counters: ConnStats::default(),
@@ -97,10 +99,12 @@ impl IndexMut<LaneId> for Lanes {
 
 impl<O: Observer> Shard<O> {
     /// Adds a lane for connections that the server makes, at most `connections_max` of them. Of its limits those of a connection
-    /// hold; the sums of memory and the times of a drain are the shard's.
+    /// hold; the sums of memory, the time to connect and the times of a drain are the shard's.
     pub fn add_outbound(&mut self, limits: Limits, connections_max: usize, encoding: Encoding) -> LaneId {
         let lane = LaneId::nth(1 + self.lanes.others.len() as u8);
-        self.lanes.others.push(LaneState::new(&self.shared, limits, connections_max, encoding, true));
+        let connect_timeout = self.limits.connect_timeout;
+        let state = LaneState::new(&self.shared, limits, connections_max, encoding, true, connect_timeout);
+        self.lanes.others.push(state);
         lane
     }
 

@@ -35,7 +35,7 @@ use crate::shared::ShardShared;
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
-use crate::{ConnId, ConnStats, LaneId, Limits, Observer, Op, Time};
+use crate::{ConnId, ConnStats, LaneId, Limits, Observer, Op, ServerLimits, Time};
 
 use accept::Accepting;
 pub use accept::Quota;
@@ -53,7 +53,7 @@ const QUEUE_KEPT: usize = 1024;
 /// The connections of one core, of all its services and upstreams, in one table. A [`Lane`] stands above it.
 pub struct Shard<O: Observer = ()> {
     /// Of the shard as a whole; those of its connections are their lanes'.
-    limits: Limits,
+    limits: ServerLimits,
     lanes: Lanes,
     observer: O,
     shared: Rc<ShardShared>,
@@ -93,10 +93,11 @@ pub struct Shard<O: Observer = ()> {
 }
 
 impl<O: Observer> Shard<O> {
-    /// A shard with one lane, [`LaneId::FIRST`]: `listeners` listeners, of which at most `connections_max` connections come, and
+    /// A shard within `limits` with one lane, [`LaneId::FIRST`], within `first`: `listeners` listeners, of which at most `connections_max` connections come, and
     /// replies that are written by `encoding`. The limits must have been checked.
     pub fn new(
-        limits: Limits,
+        limits: ServerLimits,
+        first: Limits,
         connections_max: usize,
         listeners: u16,
         encoding: Encoding,
@@ -106,7 +107,7 @@ impl<O: Observer> Shard<O> {
         let shared = Rc::new(ShardShared::new(&limits));
         Shard {
             accepting: Accepting::new(listeners),
-            lanes: Lanes::new(&shared, &limits, connections_max, encoding),
+            lanes: Lanes::new(&shared, first, connections_max, encoding),
             observer,
             shared,
             pool,
@@ -186,6 +187,7 @@ impl<O: Observer> Shard<O> {
     }
 }
 
+#[inline]
 pub(crate) fn expect_conn(conns: &mut Slots<Conn>, id: ConnId) -> Option<&mut Conn> {
     let found = conns.get_mut(id);
     debug_assert!(found.is_some(), "a completion for {id}, which is free: it was freed too early");

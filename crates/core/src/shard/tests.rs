@@ -23,7 +23,7 @@ use super::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 use crate::framing::{Encoding, Framing, LengthPrefix};
 use crate::{
     Address, Batch, CloseHow, CloseReason, Completion, ConnId, Frame, LaneId, Limits, Op, Payload, SendEnd,
-    Socket, Time, Wait,
+    ServerLimits, Socket, Time, Wait,
 };
 
 type Core = Shard;
@@ -116,6 +116,21 @@ impl Lane for Recorder {
     }
 }
 
+/// Those of the shard and those of its first lane.
+type Bounds = (ServerLimits, Limits);
+
+impl From<Limits> for Bounds {
+    fn from(first: Limits) -> Bounds {
+        (ServerLimits::default(), first)
+    }
+}
+
+impl From<ServerLimits> for Bounds {
+    fn from(server: ServerLimits) -> Bounds {
+        (server, Limits::default())
+    }
+}
+
 /// A shard, and the lane above it.
 struct Tested {
     shard: Core,
@@ -123,9 +138,10 @@ struct Tested {
 }
 
 impl Tested {
-    fn new(limits: Limits, connections_max: usize, listeners: u16) -> Tested {
+    fn new(limits: impl Into<Bounds>, connections_max: usize, listeners: u16) -> Tested {
         let (pool, _side) = Pool::new(PoolConfig::default()).unwrap();
-        let shard = Shard::new(limits, connections_max, listeners, encoding(), pool, ());
+        let (server, first) = limits.into();
+        let shard = Shard::new(server, first, connections_max, listeners, encoding(), pool, ());
         Tested { shard, lane: Recorder::default() }
     }
 
@@ -225,13 +241,13 @@ fn accept(shard: &mut Tested, number: u64) -> ConnId {
 }
 
 /// A shard with one connection.
-fn with_connection(limits: Limits) -> (Tested, ConnId) {
+fn with_connection(limits: impl Into<Bounds>) -> (Tested, ConnId) {
     let (shard, ids) = with_connections(1, limits);
     (shard, ids[0])
 }
 
 /// A shard with `count` connections, each of which may be handed frames.
-fn with_connections(count: usize, limits: Limits) -> (Tested, Vec<ConnId>) {
+fn with_connections(count: usize, limits: impl Into<Bounds>) -> (Tested, Vec<ConnId>) {
     let mut shard = Tested::new(limits, count, 1);
     shard.begin(Time::ZERO, count);
     let ids = (0..count as u64).map(|number| accept(&mut shard, number)).collect();

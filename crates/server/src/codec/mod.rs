@@ -41,7 +41,7 @@
 //! # What is bounded, and what ends a connection
 //!
 //! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`]. They do not count towards
-//! [`Limits::held_bytes_max`]. A codec that makes room for what a peer claims, as
+//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max). A codec that makes room for what a peer claims, as
 //! `LengthDelimitedCodec` does, allocates before the bound can act: set the codec's own limit too.
 //!
 //! An error of the decoder, or too many bytes, goes to [`CodecService::malformed`] for last words, then the

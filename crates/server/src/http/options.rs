@@ -23,7 +23,7 @@ pub enum HttpVersions {
 
 /// Bounds of HTTP, beside the [`Limits`](crate::Limits) of the connections below.
 ///
-/// What hyper holds for a connection counts in [`Limits::held_bytes_max`](crate::Limits::held_bytes_max): of responses the bytes
+/// What hyper holds for a connection counts in [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max): of responses the bytes
 /// that it has not passed on, of what the peer sent at most what was read since the oldest request began that may have an unread
 /// body, and no more than [`buffer_bytes_max`](HttpOptions::buffer_bytes_max), or with HTTP/2
 /// [`connection_window_bytes`](HttpOptions::connection_window_bytes) and [`header_bytes_max`](HttpOptions::header_bytes_max). So

@@ -10,7 +10,7 @@ use super::error::Error;
 use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::Binds;
 use super::listen::sockets::Listen;
-use super::memory;
+use super::memory::{self, Given};
 use super::plan::Plan;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
@@ -26,7 +26,7 @@ use crate::shard::handle::Shard;
 use crate::shard::random::Random;
 use crate::shard::state::Admit;
 use ringserve_core::framing::{Framing, Raw};
-use ringserve_core::{Address, Limits};
+use ringserve_core::{Address, Limits, ServerLimits};
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -53,8 +53,9 @@ pub struct Server<F = Raw> {
     pub(super) binds: Binds,
     pub(super) framing: F,
     pub(super) limits: Limits,
-    /// They are the program's own.
-    limits_given: bool,
+    pub(super) server_limits: ServerLimits,
+    /// Which of both are the program's own.
+    given: Given,
     pub(super) shards: Option<usize>,
     pin: Option<bool>,
     share_port: bool,
@@ -82,7 +83,8 @@ impl Server<Raw> {
             binds,
             framing: Raw,
             limits: Limits::default(),
-            limits_given: false,
+            server_limits: ServerLimits::default(),
+            given: Given::default(),
             shards: None,
             pin: None,
             share_port: false,
@@ -102,7 +104,8 @@ impl<F: Framing + Clone + Send> Server<F> {
             framing,
             binds: self.binds,
             limits: self.limits,
-            limits_given: self.limits_given,
+            server_limits: self.server_limits,
+            given: self.given,
             shards: self.shards,
             pin: self.pin,
             share_port: self.share_port,
@@ -143,11 +146,18 @@ impl<F: Framing + Clone + Send> Server<F> {
         Server { binds: self.binds.unix(path), ..self }
     }
 
-    /// Bounds. They are checked at the start, and stay as they are: where they allow more memory than the process may use, a
-    /// warning says so. Without them the server has the defaults, [fitted](Limits::fitted) into
-    /// [that memory](crate::limits::usable_memory), and logs what followed from it.
+    /// Bounds of the service and of each of its connections. They are checked at the start, and stay as they are. Without them
+    /// the service has the defaults, [fitted](Limits::fitted) into what the server may hold.
     pub fn limits(self, limits: Limits) -> Server<F> {
-        Server { limits, limits_given: true, ..self }
+        Server { limits, given: Given { service: true, ..self.given }, ..self }
+    }
+
+    /// Bounds of the server: connections, memory, upstreams and the end. They are checked at the start, and stay as they are:
+    /// where they allow more memory than the process may use, a warning says so. Without them the server has the defaults,
+    /// [fitted](ServerLimits::fitted) into [that memory](crate::limits::usable_memory) and with room for what one connection may
+    /// hold by [`limits`](Server::limits), and logs what followed from it.
+    pub fn server_limits(self, server_limits: ServerLimits) -> Server<F> {
+        Server { server_limits, given: Given { server: true, ..self.given }, ..self }
     }
 
     /// How many shards, 1 to 1024. By default as many as the process may use CPUs at once
@@ -191,7 +201,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     }
 
     /// Lets io_uring put the bytes of several receives into one buffer (Linux 6.12, prudent from 6.14; ignored
-    /// elsewhere). Set [`Limits::receive_buffer_bytes`] to about 1 MiB with it. Since a kept frame would pin all of such
+    /// elsewhere). Set [`ServerLimits::receive_buffer_bytes`] to about 1 MiB with it. Since a kept frame would pin all of such
     /// a buffer, every frame is copied before it is handed to the service. Off by default: measured, it gains nothing
     /// at 64 bytes and costs a quarter more at 16 KiB; it saves memory where many connections send little.
     pub fn incremental_buffers(self, incremental: bool) -> Server<F> {
@@ -205,7 +215,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     }
 
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
-    /// arrived is answered, and what is left after [`Limits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal forces.
+    /// arrived is answered, and what is left after [`ServerLimits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal forces.
     /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`, and the factory's
     /// thread is left alone.
     ///
@@ -260,24 +270,25 @@ impl<F: Framing + Clone + Send> Server<F> {
         let parallelism = || thread::available_parallelism().map_or(1, usize::from);
         let (addrs, shards) = self.check::<Make>(parallelism)?;
         self.runtime.check()?;
-        let limits = memory::fit(self.limits, self.limits_given, shards);
+        let (server_limits, limits) = memory::fit(self.server_limits, self.limits, self.given, shards);
         let descriptors = descriptors(shards, addrs.len())?;
         let wanted = Wanted {
             driver: self.driver,
             incremental: self.incremental,
             shards,
             descriptors,
-            limits: &limits,
+            limits: &server_limits,
             sockets: &self.sockets,
         };
         let chosen = wanted.choose()?;
         let cpus = cpus_to_pin(self.pin, shards);
         let listen = Listen { shards, share_port: self.share_port, options: &self.sockets, cpus: &cpus };
         let (sockets, listening) = listen.at(&addrs)?;
-        announce(&listening, shards, &cpus, &chosen, &limits);
+        announce(&listening, shards, &cpus, &chosen, &server_limits, &limits);
 
         let plan = Plan {
             framing: self.framing,
+            server_limits,
             limits,
             chosen,
             admit: self.admit,
@@ -301,7 +312,15 @@ impl<F> Server<F> {
     ) -> Result<(Vec<Address>, usize), Error> {
         let addrs = std::mem::take(&mut self.binds).all().map_err(Error::Address)?;
         Make::adjust(&mut self.limits);
+        self.server_limits.check().map_err(Error::Limits)?;
         self.limits.check().map_err(Error::Limits)?;
+        if !self.given.server {
+            self.server_limits = self.server_limits.clone().with_room_for(&self.limits);
+        } else if self.given.service {
+            self.server_limits.check_service(&self.limits).map_err(Error::Limits)?;
+        } else {
+            self.limits = self.limits.clone().fitted(&self.server_limits);
+        }
         self.sockets.check().map_err(Error::SocketOption)?;
         let shards = self.shards.unwrap_or_else(by_default);
         if !(1..=SHARDS_MAX).contains(&shards) {

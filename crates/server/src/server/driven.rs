@@ -89,7 +89,7 @@ where
         incremental: server.incremental,
         shards,
         descriptors,
-        limits: &server.limits,
+        limits: &server.server_limits,
         sockets: &server.sockets,
     };
     let (config, chosen) = wanted.driven();
@@ -101,6 +101,7 @@ where
     let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
     let plan = Plan {
         framing: server.framing,
+        server_limits: server.server_limits,
         limits: server.limits,
         chosen,
         admit: server.admit,

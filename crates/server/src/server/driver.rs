@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use ringserve_buf::PoolConfig;
-use ringserve_core::{Address, ConnId, Limits};
+use ringserve_core::{Address, ConnId, ServerLimits};
 use ringserve_drivers::{
     BeforeConnect, EpollConfig, Resource, ResourceLimit, SetupError, Uring, UringConfig, probe, probe_epoll,
     try_apart,
@@ -94,7 +94,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) shards: usize,
     /// The soft limit on descriptors.
     pub(crate) descriptors: u64,
-    pub(crate) limits: &'a Limits,
+    pub(crate) limits: &'a ServerLimits,
     pub(crate) sockets: &'a SocketOptions,
 }
 
@@ -253,7 +253,7 @@ pub(crate) const DESCRIPTORS_PER_SHARD: u64 = 32;
 mod tests {
     use super::*;
 
-    fn sizes(descriptors: u64, shards: usize, limits: Limits) -> Sizes {
+    fn sizes(descriptors: u64, shards: usize, limits: ServerLimits) -> Sizes {
         let sockets = SocketOptions::default();
         let wanted = Wanted {
             driver: Driver::Auto,
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_table_is_no_larger_than_descriptors_and_the_kernel_allow() {
-        let unlimited = Limits::default().connections_max(16 << 20);
+        let unlimited = ServerLimits::default().connections_max(16 << 20);
         let of = |descriptors| sizes(descriptors, 1, unlimited.clone()).slots();
         assert_eq!([of(20_000), of(u64::MAX)], [20_000, 1 << 20]);
     }
@@ -281,7 +281,7 @@ mod tests {
             let sizes = sizes(
                 descriptors,
                 2,
-                Limits::default().connections_max(connections_max).upstreams_max(upstreams_max),
+                ServerLimits::default().connections_max(connections_max).upstreams_max(upstreams_max),
             );
             (sizes.connections, sizes.upstreams, sizes.connections_max)
         };

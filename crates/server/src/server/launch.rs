@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Driver, Limits};
+use ringserve_core::{Driver, Limits, ServerLimits};
 use ringserve_drivers::{Epoll, Uring};
 use socket2::SockRef;
 use tracing::{error, info, warn};
@@ -24,9 +24,9 @@ use super::starting::{Heard, Ready, Starting};
 use crate::guard::message_of;
 use crate::log::guarded;
 use crate::service::IntoService;
-use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
+use crate::shard::services::Services;
 use crate::shard::state::{Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
@@ -171,10 +171,9 @@ where
                     async move {
                         let Some(ready) = ready else { return Ok(Default::default()) };
                         match self.prepare(driver, listeners, ready) {
-                            Some(parts) => ShardLoop::new(parts, calls::<Make::Service>)
-                                .run_hosted()
-                                .await
-                                .map_err(ShardDeath::Driver),
+                            Some(parts) => {
+                                ShardLoop::new(parts).run_hosted().await.map_err(ShardDeath::Driver)
+                            }
                             None => Ok(Default::default()),
                         }
                     }
@@ -195,7 +194,7 @@ where
         ready: Ready,
     ) -> ShardEnd {
         match self.prepare(driver, listeners, ready) {
-            Some(parts) => ShardLoop::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver),
+            Some(parts) => ShardLoop::new(parts).run().map_err(ShardDeath::Driver),
             None => Ok(Default::default()),
         }
     }
@@ -206,7 +205,7 @@ where
         driver: D,
         listeners: u16,
         ready: Ready,
-    ) -> Option<Parts<Make::Service, F, D>> {
+    ) -> Option<Parts<D, impl Services>> {
         match self.make(driver, listeners) {
             Ok(parts) => {
                 ready.succeeded();
@@ -253,6 +252,7 @@ pub(super) fn announce(
     shards: usize,
     cpus: &[usize],
     chosen: &Chosen,
+    server: &ServerLimits,
     limits: &Limits,
 ) {
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
@@ -268,15 +268,15 @@ pub(super) fn announce(
         chosen.connections_max(),
         chosen.connections(),
         limits.frame_bytes_max,
-        limits.receive_bytes_max >> 20,
-        limits.held_bytes_max >> 20,
+        server.receive_bytes_max >> 20,
+        server.held_bytes_max >> 20,
         or_off(limits.first_frame_timeout),
         or_off(limits.idle_timeout),
         or_off(limits.write_stall_timeout),
         limits.write_bytes_per_second_min,
         limits.read_bytes_per_second_min,
         or_off(limits.handler_timeout),
-        limits.drain_timeout,
+        server.drain_timeout,
     );
     info!(
         "an idle connection costs {IDLE_BYTES} bytes of user memory or less, beside the session and the kernel's \

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ringserve_core::Limits;
+use ringserve_core::{Limits, ServerLimits};
 use ringserve_drivers::{Resource, ResourceLimit};
 use tracing::{info, warn};
 
@@ -33,9 +33,9 @@ impl fmt::Display for UsableMemory {
 /// them can be found out. What others in the same control group use is not taken off.
 ///
 /// ```no_run
-/// use ringserve_server::{Limits, limits::usable_memory};
+/// use ringserve_server::limits::{ServerLimits, usable_memory};
 ///
-/// let mut limits = Limits::default().frame_bytes_max(4096);
+/// let mut limits = ServerLimits::default();
 /// if let Some(memory) = usable_memory() {
 ///     limits = limits.fitted(memory.bytes, 2);
 /// }
@@ -90,23 +90,41 @@ fn available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// Which limits are the program's own.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Given {
+    pub(crate) server: bool,
+    pub(crate) service: bool,
+}
+
 /// Fits limits that were left alone into the memory that the process may use. Those of the program stay, and are warned of
 /// where they exceed it.
-pub(crate) fn fit(limits: Limits, given: bool, shards: usize) -> Limits {
-    let Some(memory) = usable_memory() else { return limits };
-    let fitted = limits.clone().fitted(memory.bytes, shards);
-    if given {
-        let most = limits.memory_bytes(shards);
-        if most > memory.bytes {
-            warn!(
-                "the limits let {shards} shards hold {} MiB (receive_bytes_max and held_bytes_max of each), and the process \
-                 may use {memory}: lower them, or fit them by Limits::fitted",
-                most >> 20
-            );
-        }
-        return limits;
+pub(crate) fn fit(
+    server: ServerLimits,
+    service: Limits,
+    given: Given,
+    shards: usize,
+) -> (ServerLimits, Limits) {
+    let Some(memory) = usable_memory() else { return (server, service) };
+    let fitted = server.clone().fitted(memory.bytes, shards);
+    let fitted = match given {
+        Given { server: true, .. } => server.clone(),
+        Given { service: true, .. } => fitted.with_room_for(&service),
+        Given { .. } => fitted,
+    };
+    let most = fitted.memory_bytes(shards);
+    if most > memory.bytes {
+        warn!(
+            "the limits let {shards} shards hold {} MiB (receive_bytes_max and held_bytes_max of each), and the process may \
+             use {memory}: lower them, or fit them by ServerLimits::fitted",
+            most >> 20
+        );
     }
-    if fitted == limits {
+    if given.server {
+        return (server, service);
+    }
+    let service = if given.service { service } else { service.fitted(&fitted) };
+    if fitted == server {
         info!("memory: the process may use {memory}; the default limits fit");
     } else {
         info!(
@@ -115,11 +133,11 @@ pub(crate) fn fit(limits: Limits, given: bool, shards: usize) -> Limits {
             fitted.connections_max,
             fitted.receive_bytes_max,
             fitted.held_bytes_max,
-            fitted.outbox_bytes_max,
-            fitted.frame_bytes_max
+            service.outbox_bytes_max,
+            service.frame_bytes_max
         );
     }
-    fitted
+    (fitted, service)
 }
 
 #[cfg(test)]

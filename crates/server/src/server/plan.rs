@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Driver, Limits, Quota};
+use ringserve_core::{Driver, Limits, Quota, ServerLimits};
 use socket2::{Domain, SockRef};
 
 use super::driver::Chosen;
@@ -14,16 +14,20 @@ use super::runtime::Runtime;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::IntoService;
+use crate::shard::calls::calls;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
+use crate::shard::service_lane::ServiceLane;
+use crate::shard::services::Services;
 use crate::shard::state::{Admit, Others, Parts};
 use crate::shard::upstreams::add_upstreams;
 
 /// What all shards are made from.
 pub(super) struct Plan<F, Factory> {
     pub(super) framing: F,
+    pub(super) server_limits: ServerLimits,
     pub(super) limits: Limits,
     pub(super) chosen: Chosen,
     pub(super) admit: Option<Admit>,
@@ -45,6 +49,7 @@ impl<F: Clone, Factory> Plan<F, Factory> {
             shards: self.shards,
             cpu: cpus.get(index).copied(),
             framing: self.framing.clone(),
+            server_limits: self.server_limits.clone(),
             limits: self.limits.clone(),
             chosen: self.chosen.clone(),
             admit: self.admit.clone(),
@@ -67,6 +72,7 @@ pub(super) struct OneShard<F, Factory> {
     shards: usize,
     pub(super) cpu: Option<usize>,
     framing: F,
+    server_limits: ServerLimits,
     limits: Limits,
     pub(super) chosen: Chosen,
     admit: Option<Admit>,
@@ -96,7 +102,7 @@ where
         self,
         driver: D,
         listeners: u16,
-    ) -> Result<Parts<Make::Service, F, D>, Error> {
+    ) -> Result<Parts<D, impl Services>, Error> {
         let remote = self.remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
@@ -111,6 +117,7 @@ where
         };
         let framing = Rc::new(self.framing);
         let mut core = ringserve_core::Shard::new(
+            self.server_limits,
             self.limits.clone(),
             self.chosen.connections(),
             listeners,
@@ -125,7 +132,7 @@ where
         // Others may give connections away before this shard's first turn.
         self.remotes[self.index].set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
-        let (admit, unix) = (self.admit, self.unix);
-        Ok(Parts { shard, core, framing, driver, service, admit, others, unix, upstreams })
+        let services = ServiceLane::new(&shard, service, framing, self.admit, calls::<Make::Service>);
+        Ok(Parts { shard, core, driver, services, others, unix: self.unix, upstreams })
     }
 }

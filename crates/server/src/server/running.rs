@@ -88,10 +88,10 @@ impl ServerHandle {
         self.listening.ips.iter().map(|addr| AcceptQueueStats::of(*addr)).collect()
     }
 
-    /// Begins to shut down, after [`Limits::drain_delay`](crate::Limits::drain_delay): the listeners are closed, frames that
+    /// Begins to shut down, after [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the listeners are closed, frames that
     /// had arrived whole are answered, no further call begins, and connections are closed as soon as nothing is owed. Half a
     /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
-    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) the rest is reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) the rest is reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
     pub fn shutdown(&self) {
         self.command(Command::Drain);
     }

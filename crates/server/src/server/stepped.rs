@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ringserve_core::Limits;
+use ringserve_core::ServerLimits;
 use ringserve_core::framing::Framing;
 use ringserve_simkernel::{Network, RingId};
 
@@ -14,7 +14,6 @@ use super::launch::ended;
 use super::plan::Plan;
 use super::running::{ShardDeath, ShardEnd};
 use crate::service::IntoService;
-use crate::shard::calls::calls;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, OnCall};
@@ -25,7 +24,7 @@ use crate::stats::{ServerStats, ShardStats};
 /// A server whose shards are stepped, on a simulated network, by one thread.
 pub(crate) struct SteppedServer {
     pub(crate) addrs: Vec<SocketAddr>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ServerLimits,
     remotes: Others,
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
@@ -52,7 +51,7 @@ impl SteppedServer {
         server.refuse_runtime()?;
         let listen = |addr, shards| network.listen(addr, shards);
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS, factory)?;
-        let (limits, listeners) = (plan.limits.clone(), listening.addrs.len() as u16);
+        let (limits, listeners) = (plan.server_limits.clone(), listening.addrs.len() as u16);
         let plan = Plan { clock, seed, ..plan };
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
         let parts = plan.shards(no_sockets, &[]);
@@ -72,7 +71,7 @@ impl SteppedServer {
             shard.remotes[shard.index].set_on_call(on_call.clone());
             match shard.make(driver, listeners) {
                 Ok(parts) => {
-                    let shard = ShardLoop::new(parts, calls::<Make::Service>);
+                    let shard = ShardLoop::new(parts);
                     server.shards.push(Box::new(SteppedShard::new(shard)));
                     server.ends.push(None);
                 }

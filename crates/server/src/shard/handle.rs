@@ -34,7 +34,7 @@ struct Inner {
     remote: Arc<RemoteShard>,
     mailboxes: RefCell<Vec<ReadMailbox>>,
     draining: DrainFlag,
-    /// Its [`drain_delay`](crate::Limits::drain_delay) is over.
+    /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
     upstreams: Requests,
 }
@@ -124,14 +124,14 @@ impl Shard {
     }
 
     /// True once the server was told to shut down, also while it goes on as before for
-    /// [`Limits::drain_delay`](crate::Limits::drain_delay): what a readiness probe should answer by.
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): what a readiness probe should answer by.
     pub fn is_draining(&self) -> bool {
         self.inner.draining.has_begun()
     }
 
     /// Waits until the server is told to shut down; at once if it was already, also while it goes on as before for
-    /// [`Limits::drain_delay`](crate::Limits::drain_delay). For tasks and [streams](crate::Stream) that have to
-    /// say goodbye: a drain waits for what is owed, up to [`Limits::drain_timeout`](crate::Limits::drain_timeout).
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay). For tasks and [streams](crate::Stream) that have to
+    /// say goodbye: a drain waits for what is owed, up to [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn draining(&self) -> Draining {
         self.inner.draining.wait()
     }

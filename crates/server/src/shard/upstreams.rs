@@ -104,7 +104,7 @@ impl UpstreamLane {
             0 => io::Error::new(
                 io::ErrorKind::ResourceBusy,
                 format!(
-                    "the shard has {} connections to upstreams; Limits::upstreams_max allows no more",
+                    "the shard has {} connections to upstreams; ServerLimits::upstreams_max allows no more",
                     core.connections(self.lane)
                 ),
             ),

@@ -39,7 +39,7 @@ use crate::shard::session::Session;
 ///
 /// Dropping the stream closes the connection once what is queued has left. [`end_writing`](Stream::end_writing), and
 /// `poll_shutdown`, send FIN and leave reading open. When the connection ends otherwise (a reset, a limit, the end of
-/// [`Limits::drain_timeout`](crate::Limits::drain_timeout)) its future is polled once more, so that it sees the error, and dropped if it
+/// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout)) its future is polled once more, so that it sees the error, and dropped if it
 /// waits again. A stream that was moved elsewhere stays: reads and writes give the error.
 pub struct Stream {
     pub(super) shared: ConnShared<Session>,
@@ -188,7 +188,7 @@ impl Stream {
     }
 
     /// Waits until the server shuts down. The drain waits for this connection until the stream is dropped, up to
-    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout): so one that may have nothing to do for long watches this, and ends.
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout): so one that may have nothing to do for long watches this, and ends.
     pub fn draining(&self) -> Draining {
         self.shard.draining()
     }

@@ -43,8 +43,8 @@ impl Shard {
     /// ```
     ///
     /// # Errors
-    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`Limits::connect_timeout`](crate::Limits::connect_timeout); `ResourceBusy` if
-    /// the shard has [`Limits::upstreams_max`](crate::Limits::upstreams_max) of them.
+    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout); `ResourceBusy` if
+    /// the shard has [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max) of them.
     pub fn connect(&self, address: impl Into<Address>) -> Connecting {
         Connecting::new(address.into(), self)
     }

@@ -27,7 +27,7 @@ fn tag_of(address: &Address) -> usize {
 impl State {
     /// The longest time that a connection may take to be made, with what the shard's clock adds.
     fn connect_ends(&self, since: u64) -> u64 {
-        let limit = self.plan.limits.connect_timeout.map_or(NEVER, |limit| limit.as_nanos() as u64);
+        let limit = self.plan.server_limits.connect_timeout.map_or(NEVER, |limit| limit.as_nanos() as u64);
         since.saturating_add(limit)
     }
 
@@ -47,7 +47,8 @@ impl State {
             return self.post(done(-libc::EBADF), Arm::ConnectError);
         };
         assert_eq!(tag, tag_of(address), "{id} connects to another than its socket was made for");
-        let never = self.plan.limits.connect_timeout.is_some() && self.strikes(Fault::ConnectUnanswered);
+        let never =
+            self.plan.server_limits.connect_timeout.is_some() && self.strikes(Fault::ConnectUnanswered);
         let refused = self.strikes(Fault::ConnectRefused);
         let soon = self.rng.one_in(2);
         let due = match () {

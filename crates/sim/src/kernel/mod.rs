@@ -164,7 +164,7 @@ impl State {
             submissions: plan.submissions,
             completions: plan.completions,
             buffers: plan.ring_entries,
-            buffer_bytes: plan.limits.receive_buffer_bytes,
+            buffer_bytes: plan.server_limits.receive_buffer_bytes,
             incremental: plan.incremental,
             slots: plan.slots(),
             listeners: plan.listeners.into(),

@@ -41,7 +41,7 @@ impl State {
         let (sock, limits) = (&self.socks[tag], self.plan.limits_of(self.socks[tag].upstream));
         let connecting = self.ring.connects.iter().any(|connect| connect.file == tag);
         assert!(
-            !connecting || limits.connect_timeout.is_none() || sock.ended.is_some(),
+            !connecting || self.plan.server_limits.connect_timeout.is_none() || sock.ended.is_some(),
             "connection {tag}: the shard sleeps for ever, and the limit of its connect never comes"
         );
         if !sock.opened {

@@ -241,6 +241,7 @@ fn server(plan: &Plan) -> Server {
     Server::bind(SocketAddr::from(ADDR))
         .shards(plan.shards)
         .limits(plan.limits.clone())
+        .server_limits(plan.server_limits.clone())
         .incremental_buffers(plan.incremental)
 }
 
@@ -376,7 +377,7 @@ fn with_deeds(
             Deed::DrainLate => {
                 sim.expect_losses();
                 // The one to which most come.
-                server.stall(0, plan.limits.drain_delay + time);
+                server.stall(0, plan.server_limits.drain_delay + time);
                 server.drain();
             }
             Deed::Abort => server.abort(),
@@ -432,8 +433,8 @@ const DRAIN_TAKES: Duration = Duration::from_secs(30);
 /// Shuts a server down, which ends in time, and once no accepted connection is left.
 fn drain(sim: &Sim, plan: &Plan, server: &SimServer) {
     server.drain();
-    sim.run_until(plan.limits.drain_delay + DRAIN_TAKES, || server.is_done());
-    sim.run_until(plan.limits.drain_timeout, || server.is_done() || server.stats().connections == 0);
+    sim.run_until(plan.server_limits.drain_delay + DRAIN_TAKES, || server.is_done());
+    sim.run_until(plan.server_limits.drain_timeout, || server.is_done() || server.stats().connections == 0);
     assert!(sim.run_until(DRAIN_TAKES, || server.is_done()), "a drain takes longer than its limits say");
 }
 
@@ -447,6 +448,6 @@ fn check_sockets(server: &SimServer, plan: &Plan, is_broken: bool, cover: &Cover
         is_broken || counters.accepted == counters.opened + turned_away,
         "a socket was accepted and then lost: {counters:?}"
     );
-    let has_room = plan.limits.connections_max > plan.clients.len() * plan.shards;
+    let has_room = plan.server_limits.connections_max > plan.clients.len() * plan.shards;
     assert!(!has_room || counters.handed_off == 0, "a connection is passed on by a shard that has room");
 }

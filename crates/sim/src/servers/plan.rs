@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ringserve_server::Limits;
+use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::Faults;
 
 use crate::rng::Rng;
@@ -175,6 +176,7 @@ pub struct Plan {
     pub frames: Frames,
     pub shards: usize,
     pub limits: Limits,
+    pub server_limits: ServerLimits,
     /// `limits` may end a connection.
     pub limits_bite: bool,
     /// Nothing is done and nothing goes wrong that ends an upstream.
@@ -236,13 +238,13 @@ impl Plan {
             deeds.push((millis(rng, 10_000), rng.pick(&[Deed::BreakDriver, Deed::DrainLate])));
         }
         deeds.sort_by_key(|(at, _)| *at);
-        let mut limits = limits(rng, limits_bite);
+        let (mut server_limits, limits) = limits(rng, limits_bite);
         if crowded {
-            limits = limits.connections_max(8).drain_delay(Duration::from_secs(5));
+            server_limits = server_limits.connections_max(8).drain_delay(Duration::from_secs(5));
         }
         let is_patient = rng.one_in(2);
         if is_patient {
-            limits = limits.drain_timeout(PATIENCE);
+            server_limits = server_limits.drain_timeout(PATIENCE);
         }
         let drains = |deed: &Deed| matches!(deed, Deed::Drain | Deed::Restart);
         let cuts_none = harmless && is_patient && !limits_bite && deeds.iter().all(|(_, deed)| drains(deed));
@@ -251,6 +253,7 @@ impl Plan {
             frames,
             shards,
             limits,
+            server_limits,
             limits_bite,
             keeps_upstreams: harmless && deeds.is_empty(),
             cuts_none,
@@ -297,16 +300,19 @@ fn client(rng: &mut Rng, frames: Frames, number: u32) -> ClientPlan {
     }
 }
 
-fn limits(rng: &mut Rng, bite: bool) -> Limits {
-    let mut limits = Limits::default()
-        .calls_in_flight_max(if rng.one_in(2) { 1 } else { rng.range(2, 8) as u16 })
+fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
+    let calls_in_flight_max = if rng.one_in(2) { 1 } else { rng.range(2, 8) as u16 };
+    let server = ServerLimits::default()
         .drain_timeout(millis(rng, 60_000).max(Duration::from_millis(100)))
         .drain_delay(if rng.one_in(2) { Duration::ZERO } else { millis(rng, 5000) })
         .receive_buffer_bytes(rng.pick(&[512, 4096, 16 << 10]))
-        .receive_bytes_max(rng.pick(&[256 << 10, 8 << 20]))
-        .inbox_bytes_high(rng.pick(&[1 << 10, 64 << 10]))
+        .receive_bytes_max(rng.pick(&[256 << 10, 8 << 20]));
+    let inbox_bytes_high = rng.pick(&[1 << 10, 64 << 10]);
+    let server = server
         .connections_max(if rng.one_in(4) { rng.range(4, 8) as usize } else { 1000 })
         .upstreams_max(rng.pick(&[64, 1024]));
+    let mut limits =
+        Limits::default().calls_in_flight_max(calls_in_flight_max).inbox_bytes_high(inbox_bytes_high);
     if rng.one_in(4) {
         limits = limits.outbox_bytes_low(1 << 10).outbox_bytes_high(4 << 10);
     }
@@ -329,5 +335,5 @@ fn limits(rng: &mut Rng, bite: bool) -> Limits {
             .write_bytes_per_second_min(0)
             .read_bytes_per_second_min(0);
     }
-    limits
+    (server, limits)
 }

@@ -11,7 +11,8 @@ use std::task::Waker;
 use ringserve_buf::Pool;
 use ringserve_core::framing::Framing;
 use ringserve_core::{
-    CloseReason, Completion, ConnId, Ended, Frames, Lane, Limits, Op, Quota, ReceiveEnd, Shard, Socket, Time,
+    CloseReason, Completion, ConnId, Ended, Frames, Lane, Limits, Op, Quota, ReceiveEnd, ServerLimits, Shard,
+    Socket, Time,
 };
 
 use super::Core;
@@ -59,7 +60,15 @@ impl Elsewhere {
     pub fn new(plan: plan::Elsewhere, framing: AnyFraming, pool: Pool) -> (Elsewhere, Arc<Quota>) {
         let quota = Arc::new(Quota::new(plan.quota));
         let limits = Limits::default().idle_timeout(None).first_frame_timeout(None);
-        let mut core = Shard::new(limits, plan.connections_max, 0, Rc::new(framing).encoding(), pool, ());
+        let mut core = Shard::new(
+            ServerLimits::default(),
+            limits,
+            plan.connections_max,
+            0,
+            Rc::new(framing).encoding(),
+            pool,
+            (),
+        );
         core.share_quota(quota.clone());
         let other = Elsewhere {
             plan,

@@ -128,7 +128,7 @@ impl World {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng, turns);
         let config = PoolConfig {
-            buffer_bytes: plan.limits.receive_buffer_bytes,
+            buffer_bytes: plan.server_limits.receive_buffer_bytes,
             buffers_max: plan.buffers,
             poison: true,
         };
@@ -158,7 +158,8 @@ impl World {
         let driver = Uring::with_kernel(kernel, side, plan.slots() as u32);
         let framing = Rc::new(TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 });
         let mut core = Shard::new(
-            plan.shard_limits(),
+            plan.server_limits.clone(),
+            plan.limits.clone(),
             plan.connections_max,
             plan.listeners,
             framing.encoding(),
@@ -260,7 +261,7 @@ impl Above {
         completions.retain(|completion| !self.loses(completion));
         core.turn(self.shard_time(), completions, self);
         self.check_relieved(core);
-        let (held, most) = (core.held_bytes(), self.state.borrow().plan.limits.held_bytes_max);
+        let (held, most) = (core.held_bytes(), self.state.borrow().plan.server_limits.held_bytes_max);
         assert!(held <= most, "{held} bytes are held after a turn, of {most}");
         let defers = !core.take_send_awaited() && self.state.borrow().plan.defers;
         if defers {
@@ -273,7 +274,7 @@ impl Above {
                 assert!(self.now >= self.stops_at, "a listener is closed before it is time");
                 if self.stopped_turn == u64::MAX {
                     self.stopped_turn = self.turn;
-                    self.resets_at = self.now + self.state.borrow().plan.limits.drain_timeout;
+                    self.resets_at = self.now + self.state.borrow().plan.server_limits.drain_timeout;
                 }
             }
             self.protocol.submitted(&op);
@@ -398,12 +399,12 @@ impl Above {
             }
             state.log(|| "drain".into());
             self.drained_at = Some(self.turn);
-            let delay = state.plan.limits.drain_delay;
+            let delay = state.plan.server_limits.drain_delay;
             if !delay.is_zero() {
                 state.cover.fault(Fault::DrainDelayed);
             }
             self.stops_at = self.now + delay;
-            let deadline = self.stops_at + state.plan.limits.drain_timeout;
+            let deadline = self.stops_at + state.plan.server_limits.drain_timeout;
             state.drain_deadline = Some(deadline.as_nanos());
             if let Some(after) = state.plan.force_after {
                 self.force_at = now + after;

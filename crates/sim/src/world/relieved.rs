@@ -32,7 +32,7 @@ impl Above {
                 "{id} holds {holds} bytes, {outbox} of them in its outbox, and stays; of {relieved:?} one goes"
             );
         }
-        let most = state.plan.limits.held_bytes_max;
+        let most = state.plan.server_limits.held_bytes_max;
         assert!(
             relieved.iter().all(|(_, _, held)| *held > most),
             "of {most} bytes there are some: {relieved:?}"

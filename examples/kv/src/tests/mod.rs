@@ -22,7 +22,8 @@ const SECOND: Duration = Duration::from_secs(1);
 fn starts(sim: &Sim, args: &[&str]) -> SimServer {
     let args = Args::parse_from([&["kv"], args].concat());
     let keyer = Keyer::of(sim.random(), sim.random());
-    let server = Server::bind("10.0.0.1:6379").limits(args.limits()).framing(Resp);
+    let server =
+        Server::bind("10.0.0.1:6379").limits(args.limits()).server_limits(args.server_limits()).framing(Resp);
     let server = server.shards(1 + sim.seed() as usize % 4);
     sim.start(server, service(keyer, args.request_bytes_max as usize)).unwrap()
 }

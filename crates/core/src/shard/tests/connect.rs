@@ -7,9 +7,9 @@ fn address() -> Address {
 }
 
 /// A shard that connects on a lane for at most `max`.
-fn connecting(limits: Limits, max: usize) -> (Tested, LaneId, ConnId) {
-    let mut shard = Tested::new(limits.clone(), 1, 0);
-    let lane = shard.add_outbound(limits, max, encoding());
+fn connecting(limits: impl Into<Bounds>, max: usize) -> (Tested, LaneId, ConnId) {
+    let mut shard = Tested::new(limits, 1, 0);
+    let lane = shard.add_outbound(Limits::default(), max, encoding());
     shard.begin(Time::ZERO, 0);
     let id = shard.connect(lane, address(), ()).unwrap();
     shard.end();
@@ -48,7 +48,7 @@ fn connection_that_cannot_be_made_ends_and_frees_its_slot() {
 
 #[test]
 fn connect_that_takes_too_long_is_stopped_then_closed() {
-    let limits = Limits { connect_timeout: Some(Duration::from_secs(3)), ..Limits::default() };
+    let limits = ServerLimits { connect_timeout: Some(Duration::from_secs(3)), ..ServerLimits::default() };
     let (mut shard, _, id) = connecting(limits, 1);
     shard.turn(at(2));
     assert_eq!(shard.take_ops().count(), 0);
@@ -114,8 +114,9 @@ fn upstreams_outlive_the_last_accepted_connection_of_a_drain() {
 #[test]
 fn upstreams_have_no_drain_limit_beside_that_of_the_shard() {
     let drain_timeout = Duration::from_secs(10);
-    let limits = Limits { drain_timeout, write_stall_timeout: None, ..Limits::default() };
-    let (mut shard, accepted) = with_connection(limits.clone());
+    let limits = Limits { write_stall_timeout: None, ..Limits::default() };
+    let server = ServerLimits { drain_timeout, ..ServerLimits::default() };
+    let (mut shard, accepted) = with_connection((server, limits.clone()));
     let lane = shard.add_outbound(limits, 1, encoding());
     let upstream = shard.connect(lane, address(), ()).unwrap();
     shard.begin(at(1), 0);

@@ -52,7 +52,7 @@ fn shard_that_stood_still_takes_what_its_driver_ended_meanwhile() {
 fn delayed_drain_accepts_until_its_time_or_force() {
     for forced in [false, true] {
         let (mut shard, id) =
-            with_connection(Limits { drain_delay: Duration::from_secs(10), ..Limits::default() });
+            with_connection(ServerLimits { drain_delay: Duration::from_secs(10), ..ServerLimits::default() });
         shard.begin(at(1), 0);
         shard.drain();
         shard.end();

@@ -18,15 +18,22 @@ fn ended(shard: &mut Tested) -> Vec<ConnId> {
         .collect()
 }
 
+/// Limits of a shard that holds at most `held_bytes_max`.
+fn held(held_bytes_max: usize) -> ServerLimits {
+    ServerLimits { held_bytes_max, ..ServerLimits::default() }
+}
+
 /// 8 half frames of 10 KB and one of 20 KB: 100 KB, where 110 KB may be held.
 fn nearly_full() -> (Tested, Vec<ConnId>) {
-    let limits = Limits {
-        frame_bytes_max: 100_000,
-        outbox_bytes_max: 100_000,
-        outbox_bytes_high: 100_000,
-        held_bytes_max: 110_000,
-        ..Limits::default()
-    };
+    let limits = (
+        held(110_000),
+        Limits {
+            frame_bytes_max: 100_000,
+            outbox_bytes_max: 100_000,
+            outbox_bytes_high: 100_000,
+            ..Limits::default()
+        },
+    );
     let (mut shard, ids) = with_connections(12, limits);
     shard.begin(at(1), 0);
     for (n, id) in ids[..9].iter().enumerate() {
@@ -64,13 +71,15 @@ fn half_a_frame_counts_once_the_rest_does_not_follow() {
 
 #[test]
 fn half_a_frame_counts_whatever_gives_its_peer_more_time() {
-    let limits = Limits {
-        calls_in_flight_max: 2,
-        frame_bytes_max: 100_000,
-        outbox_bytes_max: 100_000,
-        held_bytes_max: 110_000,
-        ..Limits::default()
-    };
+    let limits = (
+        held(110_000),
+        Limits {
+            calls_in_flight_max: 2,
+            frame_bytes_max: 100_000,
+            outbox_bytes_max: 100_000,
+            ..Limits::default()
+        },
+    );
     let millis = |millis| at(1) + Duration::from_millis(millis);
     let mut half = Vec::from([0, 0, 0x80, 0]);
     half.resize(20_000, b'h');
@@ -101,15 +110,17 @@ fn half_a_frame_counts_whatever_gives_its_peer_more_time() {
 fn connection_that_closes_is_not_reset_for_what_others_hold() {
     let (mut shard, ids) = with_connections(
         40,
-        Limits {
-            outbox_bytes_max: 3000,
-            outbox_bytes_high: 3000,
-            outbox_bytes_low: 100,
-            frame_bytes_max: 3000,
-            inbox_bytes_high: 3000,
-            held_bytes_max: 100_000,
-            ..Limits::default()
-        },
+        (
+            held(100_000),
+            Limits {
+                outbox_bytes_max: 3000,
+                outbox_bytes_high: 3000,
+                outbox_bytes_low: 100,
+                frame_bytes_max: 3000,
+                inbox_bytes_high: 3000,
+                ..Limits::default()
+            },
+        ),
     );
     shard.begin(at(1), 0);
     // No one holds so much that it is compared.
@@ -141,12 +152,7 @@ fn queued_bytes_count_once_they_do_not_leave() {
 fn heaviest_reply_goes_where_nothing_is_held_for_long() {
     let (mut shard, ids) = with_connections(
         12,
-        Limits {
-            outbox_bytes_max: 100_000,
-            frame_bytes_max: 100_000,
-            held_bytes_max: 100_000,
-            ..Limits::default()
-        },
+        (held(100_000), Limits { outbox_bytes_max: 100_000, frame_bytes_max: 100_000, ..Limits::default() }),
     );
     shard.begin(at(1), 0);
     for (n, id) in ids.iter().enumerate() {
@@ -157,16 +163,18 @@ fn heaviest_reply_goes_where_nothing_is_held_for_long() {
 
 #[test]
 fn calls_that_wait_hold_back_others_where_memory_is_tight() {
-    let limits = Limits {
-        calls_in_flight_max: 1000,
-        frame_bytes_max: 10_000,
-        outbox_bytes_max: 10_000,
-        outbox_bytes_high: 10_000,
-        inbox_bytes_high: 10_000,
-        outbox_bytes_low: 1000,
-        held_bytes_max: 40_000,
-        ..Limits::default()
-    };
+    let limits = (
+        held(40_000),
+        Limits {
+            calls_in_flight_max: 1000,
+            frame_bytes_max: 10_000,
+            outbox_bytes_max: 10_000,
+            outbox_bytes_high: 10_000,
+            inbox_bytes_high: 10_000,
+            outbox_bytes_low: 1000,
+            ..Limits::default()
+        },
+    );
     let (mut shard, ids) = with_connections(3, limits);
     shard.begin(at(1), 0);
     shard.lane.parks = Some(1000);
@@ -236,7 +244,7 @@ fn the_last_frame_of_a_block_counts_with_all_that_it_pins() {
 fn frames_behind_a_finished_one_do_not_count_it_again() {
     let limits = Limits { calls_in_flight_max: 8, ..Limits::default() };
     let (pool, mut side) = Pool::new(PoolConfig::default()).unwrap();
-    let shard = Shard::new(limits, 1, 1, encoding(), pool, ());
+    let shard = Shard::new(ServerLimits::default(), limits, 1, 1, encoding(), pool, ());
     let mut shard = Tested { shard, lane: Recorder::default() };
     shard.begin(Time::ZERO, 1);
     let id = accept(&mut shard, 0);

@@ -1,0 +1,81 @@
+//! Limits of a server under test and of its one service, set in one chain.
+
+use std::time::Duration;
+
+use ringserve::limits::{IdleCounts, ServerLimits};
+use ringserve::{Limits, Server};
+
+/// Both sorts of limits.
+#[derive(Clone, Debug, Default)]
+pub struct Bounds {
+    pub service: Limits,
+    pub server: ServerLimits,
+}
+
+impl From<Limits> for Bounds {
+    fn from(service: Limits) -> Bounds {
+        Bounds { service, ..Bounds::default() }
+    }
+}
+
+/// A server takes both.
+pub trait Bounded {
+    fn bounded(self, bounds: impl Into<Bounds>) -> Self;
+}
+
+impl<F: ringserve::framing::Framing + Clone + Send> Bounded for Server<F> {
+    fn bounded(self, bounds: impl Into<Bounds>) -> Server<F> {
+        let Bounds { service, server } = bounds.into();
+        self.limits(service).server_limits(server)
+    }
+}
+
+macro_rules! setters {
+    ($($part:ident { $($name:ident: $type:ty,)* } options { $($option:ident,)* })*) => {
+        impl Bounds {
+            $($(
+                #[must_use]
+                pub fn $name(mut self, value: $type) -> Bounds {
+                    self.$part = self.$part.$name(value);
+                    self
+                }
+            )*
+            $(
+                #[must_use]
+                pub fn $option(mut self, time: impl Into<Option<Duration>>) -> Bounds {
+                    self.$part = self.$part.$option(time);
+                    self
+                }
+            )*)*
+        }
+    };
+}
+
+setters! {
+    service {
+        frame_bytes_max: usize,
+        outbox_bytes_high: usize,
+        outbox_bytes_low: usize,
+        outbox_bytes_max: usize,
+        inbox_bytes_high: usize,
+        idle_counts: IdleCounts,
+        write_bytes_per_second_min: usize,
+        read_bytes_per_second_min: usize,
+        heartbeats_missed_max: u8,
+        calls_in_flight_max: u16,
+        linger_timeout: Duration,
+    } options {
+        first_frame_timeout, idle_timeout, write_stall_timeout, handler_timeout, heartbeat_interval,
+    }
+    server {
+        connections_max: usize,
+        held_bytes_max: usize,
+        receive_bytes_max: usize,
+        receive_buffer_bytes: usize,
+        upstreams_max: usize,
+        drain_timeout: Duration,
+        drain_delay: Duration,
+    } options {
+        connect_timeout,
+    }
+}
