@@ -33,6 +33,7 @@ mod shared;
 mod slots;
 mod stamp;
 mod time;
+mod times;
 mod wheel;
 
 pub use account::Account;

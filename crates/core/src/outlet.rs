@@ -15,10 +15,10 @@ use core::task::Waker;
 
 use ringserve_buf::{Counted, CountedHead};
 
-use crate::conn::Times;
 use crate::framing::Payload;
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
+use crate::times::Times;
 use crate::{Account, Batch, CloseReason, ConnId, ConnLimits, LimitError, RemoteGate, Time};
 
 /// The connection is on the dirty list.

@@ -11,10 +11,11 @@ use core::time::Duration;
 use ringserve_buf::has_room_for;
 
 use super::Shard;
-use crate::conn::{Conn, Times};
+use crate::conn::Conn;
 use crate::framing::Encoding;
 use crate::outlet::{ConnHead, Outlet};
 use crate::shared::{LaneShared, ShardShared};
+use crate::times::Times;
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
 use core::net::SocketAddr;
 

@@ -5,8 +5,9 @@
 
 use super::Shard;
 use super::turn::Event;
-use crate::conn::{Due, Queued, RATE_WINDOW};
+use crate::conn::{Due, Queued};
 use crate::stamp::Timer;
+use crate::times::RATE_WINDOW;
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
 
