@@ -271,12 +271,15 @@ where
 
     fn ended(&mut self, core: &mut Core, ended: Ended) {
         if ended.lane == self.upstreams.lane() {
-            return self.upstreams.ended(core, ended);
+            let id = ended.id;
+            self.upstreams.ended(core, ended);
+            return self.shard.awaited().ended(id);
         }
         let Ended { id, shared, reason, opened, call, .. } = ended;
         if let Some(task) = call {
             self.tasks.cancel(task);
         }
+        self.shard.tasks().end_of(id);
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
@@ -288,6 +291,7 @@ where
         if let Err(panicked) = closed.and(dropped) {
             self.report_panic("close", Some((id, peer)), &panicked);
         }
+        self.shard.awaited().ended(id);
     }
 
     #[inline]

@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -104,7 +104,16 @@ impl Timers {
     }
 
     pub(crate) fn sleep(&self, time: Duration) -> Sleep {
-        Sleep { until: self.now() + time, timers: self.clone(), number: None }
+        self.sleep_until(self.now() + time)
+    }
+
+    fn sleep_until(&self, until: Time) -> Sleep {
+        Sleep { until, timers: self.clone(), number: None }
+    }
+
+    pub(crate) fn interval(&self, period: Duration) -> Interval {
+        let sleep = self.sleep_until(self.now());
+        Interval { period: period.max(PERIOD_MIN), sleep, waited: true }
     }
 }
 
@@ -233,6 +242,61 @@ impl Drop for Sleep {
 impl fmt::Debug for Sleep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sleep(until {} ms)", self.until.as_millis())
+    }
+}
+
+/// The least period of an [`Interval`], since timers are no finer.
+const PERIOD_MIN: Duration = Duration::from_millis(1);
+
+/// Ticks at whole periods after its first tick. See [`Shard::interval`](crate::Shard::interval).
+pub struct Interval {
+    period: Duration,
+    /// Ends at the next tick.
+    sleep: Sleep,
+    /// Others had a turn since the last tick, or it is the first one.
+    waited: bool,
+}
+
+impl Interval {
+    /// Waits for the next tick, and returns when it was due. It comes up to about a millisecond late and never early.
+    ///
+    /// If ticks were missed it returns the first one of them, and the next one is due at the next whole period. Others of the
+    /// shard have their turn before a tick that is late, so that one whose work takes longer than its period
+    /// does not keep the shard to itself. A call that is dropped loses no tick.
+    pub async fn tick(&mut self) -> Time {
+        poll_fn(|task| self.poll_tick(task)).await
+    }
+
+    /// Time from tick to tick.
+    pub fn period(&self) -> Duration {
+        self.period
+    }
+
+    fn poll_tick(&mut self, task: &mut Context<'_>) -> Poll<Time> {
+        if Pin::new(&mut self.sleep).poll(task).is_pending() {
+            self.waited = true;
+            return Poll::Pending;
+        }
+        if !std::mem::take(&mut self.waited) {
+            self.waited = true;
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let (due, timers) = (self.sleep.until, &self.sleep.timers);
+        let missed = (timers.now() - due).as_nanos() / self.period.as_nanos();
+        let periods = self.period.as_nanos().saturating_mul(missed + 1);
+        let next = due + Duration::from_nanos(u64::try_from(periods).unwrap_or(u64::MAX));
+        self.sleep = timers.sleep_until(next);
+        Poll::Ready(due)
+    }
+}
+
+impl fmt::Debug for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interval")
+            .field("period", &self.period)
+            .field("next", &self.sleep)
+            .finish_non_exhaustive()
     }
 }
 
