@@ -1,5 +1,6 @@
 //! How user code reaches a connection.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::poll_fn;
 use std::task::Poll;
@@ -120,6 +121,15 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// that which it holds says so. See [`Shard::spawn`].
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         self.shard.spawn(future)
+    }
+
+    /// As [`spawn`](Cx::spawn), for a task that is called `name` in the line that is logged if it panics.
+    pub fn spawn_named<T: 'static>(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        self.shard.spawn_named(name, future)
     }
 
     /// Runs a future that ends with this connection: it is dropped when that has ended, before
