@@ -18,6 +18,8 @@ pub(crate) mod notice;
 mod passing;
 pub(crate) mod random;
 mod records;
+pub(crate) mod service_lane;
+pub(crate) mod services;
 pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;
