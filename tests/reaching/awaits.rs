@@ -131,6 +131,7 @@ fn raw_push_leaves_as_it_is_between_whole_frames() {
 }
 
 #[test]
+#[allow(clippy::mutable_key_type, reason = "a handle is told from others by what never changes")]
 fn handles_are_keys_and_name_their_shard() {
     let lab = Lab::on_shards(2, no_time_limits());
     let mut clients: Vec<Client> = (0..20).map(|n| lab.reached(&n.to_string())).collect();

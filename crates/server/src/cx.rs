@@ -136,9 +136,9 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// [`Service::close`](crate::Service::close). For subscriptions and pushes that serve this peer alone. A panic in it resets
     /// the connection, as one in a call does.
     ///
-    /// It keeps the connection from nothing: one that is idle or drained is closed though tasks of it wait, unless it is
-    /// [held open](Cx::hold_open). A task costs its future, some 150 bytes beside, and no time limit but its own;
-    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not count it.
+    /// A connection that is idle or drained is closed though tasks of it wait, unless it is [held open](Cx::hold_open). No time
+    /// limit ends a task, and [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not count it. A
+    /// connection without tasks has no byte for them.
     ///
     /// # Errors
     /// [`SpawnError::Full`] if the connection has

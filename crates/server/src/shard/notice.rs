@@ -102,17 +102,7 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Woken(AtomicU32);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
+    use crate::guard::tests::Woken;
 
     #[test]
     fn notice_wakes_the_last_waker_once() {
@@ -123,7 +113,7 @@ mod tests {
             assert!(Pin::new(&mut noticed).poll(&mut Context::from_waker(&waker)).is_pending());
         }
         drop(notify);
-        assert_eq!(woken.map(|woken| woken.0.load(Ordering::SeqCst)), [0, 1]);
+        assert_eq!(woken.map(|woken| woken.count()), [0, 1]);
         assert!(Pin::new(&mut noticed).poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 

@@ -357,18 +357,8 @@ impl std::error::Error for Elapsed {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::tests::Woken;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Woken(AtomicU32);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
 
     #[test]
     fn a_sleep_is_woken_once_it_is_over_and_not_before() {
@@ -379,10 +369,10 @@ mod tests {
         let mut sleep = timers.sleep(Duration::from_secs(3600));
         assert!(Pin::new(&mut sleep).poll(&mut task).is_pending());
         timers.fire(Time::ZERO + Duration::from_secs(3599)).unwrap();
-        assert_eq!(woken.0.load(Ordering::SeqCst), 0);
+        assert_eq!(woken.count(), 0);
         assert!(timers.next().is_some());
         timers.fire(Time::ZERO + Duration::from_secs(3601)).unwrap();
-        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert_eq!(woken.count(), 1);
     }
 
     #[test]
@@ -401,13 +391,13 @@ mod tests {
                 let mut sleep = timers.sleep(time);
                 assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending());
                 let mut turns = 0;
-                while woken.0.load(Ordering::SeqCst) == 0 {
+                while woken.count() == 0 {
                     let next = timers.next().expect("it sleeps");
                     assert!(next > timers.now(), "the shard would spin, {age:?} and {time:?}");
                     assert!(next >= sleep.until, "too early, {age:?} and {time:?}");
                     assert!(next - sleep.until <= Duration::from_millis(3), "too late, {age:?} and {time:?}");
                     timers.fire(Time::from_nanos(next.as_nanos() - 1)).unwrap();
-                    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "too early, {age:?} and {time:?}");
+                    assert_eq!(woken.count(), 0, "too early, {age:?} and {time:?}");
                     timers.fire(next).unwrap();
                     turns += 1;
                 }
@@ -427,7 +417,7 @@ mod tests {
             assert!(Pin::new(sleep).poll(&mut Context::from_waker(waker)).is_pending());
         }
         assert!(timers.fire(Time::ZERO + Duration::from_secs(9)).is_err());
-        assert_eq!(woken.0.load(Ordering::SeqCst), 3);
+        assert_eq!(woken.count(), 3);
         assert!(timers.fire(Time::ZERO + Duration::from_secs(10)).is_ok());
     }
 
