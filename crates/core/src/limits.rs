@@ -41,7 +41,7 @@ pub struct Limits {
     /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
     /// 10 min, above the 5 min of common client pools, so that clients close first.
     pub idle_timeout: Option<Duration>,
-    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends. Default either.
+    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends, or takes. Default either.
     pub idle_counts: IdleCounts,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
     pub write_stall_timeout: Option<Duration>,
@@ -153,6 +153,10 @@ pub enum IdleCounts {
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     Received,
+    /// Bytes that the peer took, and the end of a call that waited. A peer whose frames bring it nothing, such as pings without an
+    /// answer, does not stay by sending them. The limit rests while bytes are being sent, of which
+    /// [`Limits::write_stall_timeout`] sees whether the peer takes any.
+    Sent,
 }
 
 impl Default for Limits {
