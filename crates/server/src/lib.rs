@@ -62,7 +62,10 @@ pub mod net {
     pub use crate::server::socket_options::check::SocketOptionError;
     pub use crate::server::socket_options::options::{KeepAlive, SocketOptions};
     pub use crate::stream::connecting::Connecting;
-    pub use crate::stream::copy::{CopyError, CopySide, copy_bidirectional};
+    #[cfg(feature = "tokio")]
+    pub use crate::stream::copy::AnyStream;
+    pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
+    pub use crate::stream::halves::{ReadHalf, WriteHalf};
     pub use crate::stream::service::StreamResult;
     pub use ringserve_core::Address;
 }

@@ -60,7 +60,11 @@ impl Stream {
     /// If the connection ended: `ConnectionReset` if the peer, `TimedOut` if a time limit, `ConnectionAborted` if
     /// other code did it.
     pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
-        poll_fn(|task| self.poll_read_frame(task)).await
+        self.next_frame().await
+    }
+
+    pub(super) async fn next_frame(&self) -> io::Result<Option<Frame>> {
+        poll_fn(|task| self.poll_next_frame(task)).await
     }
 
     /// As [`read_frame`](Stream::read_frame). The task that polled last is woken.
@@ -68,6 +72,11 @@ impl Stream {
     /// # Errors
     /// Those of [`read_frame`](Stream::read_frame).
     pub fn poll_read_frame(&mut self, task: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
+        self.poll_next_frame(task)
+    }
+
+    #[inline]
+    pub(super) fn poll_next_frame(&self, task: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
         let session = self.shared.body();
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| {
             let unread = session.take_unread();
@@ -89,7 +98,11 @@ impl Stream {
     ///
     /// # Errors
     /// `BrokenPipe` if the connection ended, or [`end_writing`](Stream::end_writing) was called.
-    pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    pub async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.put_all(bytes).await
+    }
+
+    pub(super) async fn put_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written = poll_fn(|task| self.poll_put(task, bytes)).await?;
             bytes = &bytes[written..];
