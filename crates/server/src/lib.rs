@@ -61,17 +61,18 @@ pub mod net {
     pub use crate::server::socket_options::apply::SocketOptionWarning;
     pub use crate::server::socket_options::check::SocketOptionError;
     pub use crate::server::socket_options::options::{KeepAlive, SocketOptions};
-    pub use crate::stream::connecting::Connecting;
+    pub use crate::stream::connecting::{Connecting, Destination};
     #[cfg(feature = "tokio")]
     pub use crate::stream::copy::AnyStream;
     pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
     pub use crate::stream::halves::{ReadHalf, WriteHalf};
     pub use crate::stream::service::StreamResult;
-    pub use ringserve_core::Address;
+    pub use ringserve_core::{Address, PeerCredentials};
 }
 
-/// Messages between shards, and the begin of a drain as a future.
+/// Messages between shards, the begin of a drain as a future, and calls that block beside the shards.
 pub mod sync {
+    pub use crate::shard::blocking::{Blocking, BlockingError};
     pub use crate::shard::draining::Draining;
     pub use crate::shard::messages::{Mesh, SendError};
 }

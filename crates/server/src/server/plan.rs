@@ -14,11 +14,12 @@ use super::runtime::Runtime;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::IntoService;
+use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
-use crate::shard::state::{Admit, Others, Parts};
+use crate::shard::state::{Admit, Asks, Others, Parts};
 use crate::shard::upstreams::add_upstreams;
 
 /// What all shards are made from.
@@ -28,12 +29,15 @@ pub(super) struct Plan<F, Factory> {
     pub(super) limits: Limits,
     pub(super) chosen: Chosen,
     pub(super) admit: Option<Admit>,
+    pub(super) asks: Asks,
     pub(super) runtime: Runtime,
     pub(super) factory: Arc<Factory>,
     pub(super) shards: usize,
     pub(super) clock: Clock,
     /// Of the shards' random numbers.
     pub(super) seed: u64,
+    /// For calls that block, of all shards.
+    pub(super) blocking: Arc<dyn Pool>,
 }
 
 impl<F: Clone, Factory> Plan<F, Factory> {
@@ -50,10 +54,12 @@ impl<F: Clone, Factory> Plan<F, Factory> {
             limits: self.limits.clone(),
             chosen: self.chosen.clone(),
             admit: self.admit.clone(),
+            asks: self.asks,
             runtime: self.runtime,
             factory: self.factory.clone(),
             clock: self.clock.clone(),
             seed: self.seed,
+            blocking: self.blocking.clone(),
             remotes: remotes.clone(),
             quota: quota.clone(),
             unix: sockets.iter().map(is_unix).collect(),
@@ -73,10 +79,12 @@ pub(super) struct OneShard<F, Factory> {
     limits: Limits,
     pub(super) chosen: Chosen,
     admit: Option<Admit>,
+    asks: Asks,
     pub(super) runtime: Runtime,
     factory: Arc<Factory>,
     clock: Clock,
     seed: u64,
+    blocking: Arc<dyn Pool>,
     pub(super) remotes: Arc<[Arc<RemoteShard>]>,
     quota: Arc<Quota>,
     /// Which of its listeners are Unix sockets.
@@ -103,7 +111,8 @@ where
         let remote = self.remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
-        let shard = Shard::new(self.index, self.shards, remote, self.clock, random);
+        let shard = Shard::new(self.index, self.shards, remote, self.clock, random, self.blocking);
+        shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
         let service = match guard(|| (self.factory)(&shard).into_service(&shard)) {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
@@ -129,7 +138,7 @@ where
         // Others may give connections away before this shard's first turn.
         self.remotes[self.index].set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
-        let (admit, unix) = (self.admit, self.unix);
-        Ok(Parts { shard, core, framing, driver, service, admit, others, unix, upstreams })
+        let (admit, unix, asks) = (self.admit, self.unix, self.asks);
+        Ok(Parts { shard, core, framing, driver, service, admit, others, unix, asks, upstreams })
     }
 }

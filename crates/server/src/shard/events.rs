@@ -97,10 +97,16 @@ where
         }
     }
 
-    fn accept(&mut self, core: &mut Core, socket: Socket, peer: Peer) {
+    fn accept(&mut self, core: &mut Core, socket: Socket, mut peer: Peer) {
         if self.comes_from_a_shared_queue(&peer) && self.is_ahead(core) {
             core.handed_off();
             return self.hand_off_to_another(socket, peer.addr, peer.listener);
+        }
+        if self.asks.local {
+            peer.asked.local = self.driver.local_of(socket);
+        }
+        if self.asks.credentials && self.may_be_unix(&peer) {
+            peer.asked.credentials = self.driver.credentials_of(socket);
         }
         let admitted = match &self.admit {
             None => Ok(true),
@@ -118,6 +124,7 @@ where
         let Some(session) = session else { return core.refuse(socket) };
         let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
         let Some(shared) = self.shared(core, id) else { return };
+        shared.set_asked(peer.asked);
         match guard(|| self.service.open(&Cx::new(&shared, &self.shard))) {
             Ok(Ok(())) => core.opened(id),
             Ok(Err(refusal)) => {
@@ -225,7 +232,7 @@ where
     }
 
     fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
-        self.accept(core, socket, Peer { addr: peer, listener });
+        self.accept(core, socket, Peer::new(peer, listener));
     }
 
     fn hand_off(&mut self, _: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempts::Requests;
+use super::blocking::{Blocking, Pool, submit};
 use super::clock::Clock;
 use super::draining::{DrainFlag, Draining};
 use super::inbox::RemoteShard;
@@ -37,6 +38,7 @@ struct Inner {
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
     upstreams: Requests,
+    blocking: Arc<dyn Pool>,
 }
 
 impl Shard {
@@ -46,6 +48,7 @@ impl Shard {
         remote: Arc<RemoteShard>,
         clock: Clock,
         random: Random,
+        blocking: Arc<dyn Pool>,
     ) -> Shard {
         let timers = Timers::new(clock);
         let inner = Inner {
@@ -59,6 +62,7 @@ impl Shard {
             draining: DrainFlag::default(),
             stopping: DrainFlag::default(),
             upstreams: Requests::default(),
+            blocking,
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -77,6 +81,55 @@ impl Shard {
     /// `Rc`s with the service. A panic in it ends it alone.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         let _named = self.inner.tasks.spawn(Box::pin(future));
+    }
+
+    /// Runs a function that blocks, such as a query of SQLite or the read of a file, on a thread beside the shards, and waits for
+    /// what it returns.
+    ///
+    /// The threads belong to the server: at most [`ServerLimits::blocking_threads_max`](crate::limits::ServerLimits::blocking_threads_max) for all
+    /// shards together. None is started before it is needed, and one that was idle for 10 s ends. Functions beyond wait in a
+    /// queue of at most [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max), first in, first out. A call costs two
+    /// allocations and some microseconds for the way there and back.
+    ///
+    /// The function is handed over at once, also if the future is never awaited. Dropping the future, as a call does whose
+    /// connection ends, stops nothing: the function runs to its end, or waits for its turn, and what it returns is dropped on
+    /// its thread. At the end of the server functions that still wait are dropped, and those that run have 5 s; then their
+    /// threads are left alone, which the log says.
+    ///
+    /// Inside a runtime of tokio's ([`Server::runtime`](crate::Server::runtime)) the functions run on these threads too, where
+    /// nothing of tokio's is. `tokio::task::spawn_blocking` works there as well, with threads for each shard and no bound on what waits.
+    ///
+    /// In a simulation the function runs on the test's thread, after a virtual time that the seed draws.
+    ///
+    /// ```
+    /// use ringserve::{Cx, Frame, Service};
+    ///
+    /// struct Files;
+    ///
+    /// impl Service for Files {
+    ///     type Session = ();
+    ///     type Error = Box<dyn std::error::Error>;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, path: Frame) -> Result<(), Self::Error> {
+    ///         let path = String::from_utf8(path.to_vec())?;
+    ///         let content = cx.shard().spawn_blocking(|| std::fs::read(path)).await??;
+    ///         cx.reply(&content[..]);
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BlockingError`]: at once if the queue is full, and later if the function panicked.
+    pub fn spawn_blocking<T: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> T + Send + 'static,
+    ) -> Blocking<T> {
+        submit(&*self.inner.blocking, function, None)
+    }
+
+    pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {
+        &self.inner.blocking
     }
 
     pub(crate) fn upstream_requests(&self) -> &Requests {

@@ -1,6 +1,7 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 
 pub(crate) mod attempts;
+pub(crate) mod blocking;
 pub(crate) mod calls;
 pub(crate) mod clock;
 mod commands;

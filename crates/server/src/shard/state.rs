@@ -21,6 +21,15 @@ use crate::service::Service;
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
+/// What the kernel is asked about each accepted socket, beside its peer's address.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asks {
+    /// The address that the peer connected to.
+    pub(crate) local: bool,
+    /// The process at the other end of a Unix socket.
+    pub(crate) credentials: bool,
+}
+
 /// What a shard needs to start.
 pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
     pub shard: Shard,
@@ -32,6 +41,7 @@ pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
     pub others: Option<Others>,
     /// By listener: whether it is a Unix socket, from whose one queue all shards accept.
     pub unix: Box<[bool]>,
+    pub asks: Asks,
     /// The lane of the connections that the shard makes.
     pub upstreams: LaneId,
 }
@@ -57,6 +67,7 @@ pub(crate) struct ServiceLane<S: Service, F, D: Driver, Make, Fut> {
     pub(super) admit: Option<Admit>,
     pub(super) others: Option<Others>,
     pub(super) unix: Box<[bool]>,
+    pub(super) asks: Asks,
     pub(super) upstreams: UpstreamLane,
     pub(super) command: Command,
     /// What the turn has to look at.
@@ -99,6 +110,7 @@ where
             admit: parts.admit,
             others: parts.others,
             unix: parts.unix,
+            asks: parts.asks,
             command: Command::Serve,
             called: Attention::NONE,
             delivery: Delivery::default(),

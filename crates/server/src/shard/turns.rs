@@ -2,17 +2,19 @@
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, ServerLimits, Time, Wait};
 use tracing::{debug, error};
 
+use super::blocking::threads::Threads;
 use super::calls::{Job, calls};
 use super::clock::Clock;
 use super::handle::Shard;
 use super::inbox::RemoteShard;
 use super::random::Random;
-use super::state::{Parts, ShardLoop};
+use super::state::{Asks, Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
@@ -168,10 +170,11 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         LogObserver::new(0),
     );
     let random = Random::of_shard(Random::system_seed(), 0);
-    let shard = Shard::new(0, 1, remote, Clock::start(), random);
+    let blocking = Arc::new(Threads::new(&ServerLimits::default()));
+    let shard = Shard::new(0, 1, remote, Clock::start(), random, blocking);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
-    let (admit, others, unix) = (None, None, Box::default());
-    let parts = Parts { shard, core, framing, driver, service, admit, others, unix, upstreams };
+    let (admit, others, unix, asks) = (None, None, Box::default(), Asks::default());
+    let parts = Parts { shard, core, framing, driver, service, admit, others, unix, asks, upstreams };
     ShardLoop::new(parts, calls::<S>).run()
 }
