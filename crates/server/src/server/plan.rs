@@ -15,10 +15,13 @@ use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::IntoService;
 use crate::shard::blocking::Pool;
+use crate::shard::calls::calls;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
+use crate::shard::service_lane::ServiceLane;
+use crate::shard::services::Services;
 use crate::shard::state::{Admit, Asks, Others, Parts};
 use crate::shard::upstreams::add_upstreams;
 
@@ -107,7 +110,7 @@ where
         self,
         driver: D,
         listeners: u16,
-    ) -> Result<Parts<Make::Service, F, D>, Error> {
+    ) -> Result<Parts<D, impl Services>, Error> {
         let remote = self.remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
@@ -138,7 +141,7 @@ where
         // Others may give connections away before this shard's first turn.
         self.remotes[self.index].set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
-        let (admit, unix, asks) = (self.admit, self.unix, self.asks);
-        Ok(Parts { shard, core, framing, driver, service, admit, others, unix, asks, upstreams })
+        let services = ServiceLane::new(&shard, service, framing, self.admit, calls::<Make::Service>);
+        Ok(Parts { shard, core, driver, services, others, unix: self.unix, asks: self.asks, upstreams })
     }
 }

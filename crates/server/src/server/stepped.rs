@@ -16,7 +16,6 @@ use super::plan::Plan;
 use super::running::{ShardDeath, ShardEnd};
 use crate::service::IntoService;
 use crate::shard::blocking::Pool;
-use crate::shard::calls::calls;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, OnCall};
@@ -78,7 +77,7 @@ impl SteppedServer {
             shard.remotes[shard.index].set_on_call(on_call.clone());
             match shard.make(driver, listeners) {
                 Ok(parts) => {
-                    let shard = ShardLoop::new(parts, calls::<Make::Service>);
+                    let shard = ShardLoop::new(parts);
                     server.shards.push(Box::new(SteppedShard::new(shard)));
                     server.ends.push(None);
                 }
