@@ -212,7 +212,7 @@ fn refuse_all(left: VecDeque<Box<dyn Work>>, why: &BlockingError) {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
+    use std::pin::{Pin, pin};
     use std::sync::mpsc::{Sender, channel};
     use std::task::{Context, Poll, Wake, Waker};
     use std::thread::ThreadId;
@@ -254,6 +254,14 @@ mod tests {
         }
     }
 
+    /// What it comes to without a wait.
+    fn at_once<T>(mut blocking: Blocking<T>) -> Option<Result<T, BlockingError>> {
+        match Pin::new(&mut blocking).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+
     /// A function that runs, until the sender is dropped.
     fn busy(threads: &Threads) -> (Sender<()>, Blocking<()>) {
         let ((held, hold), (tell, told)) = (channel::<()>(), channel());
@@ -275,7 +283,7 @@ mod tests {
             let tell = tell.clone();
             spawn(&threads, move || tell.send(n).unwrap())
         });
-        assert_eq!(wait(fourth), Err(BlockingError::Full));
+        assert_eq!(at_once(fourth), Some(Err(BlockingError::Full)));
         let stats = threads.stats();
         assert_eq!((stats.threads, stats.running, stats.queued, stats.refused), (1, 1, 2, 1));
         drop(held);
@@ -291,7 +299,7 @@ mod tests {
         let threads = threads(LONG, 2, 0);
         for _ in 0..100 {
             let (one, two) = (busy(&threads), busy(&threads));
-            assert_eq!(wait(spawn(&threads, || ())), Err(BlockingError::Full));
+            assert_eq!(at_once(spawn(&threads, || ())), Some(Err(BlockingError::Full)));
             for (held, running) in [one, two] {
                 drop(held);
                 wait(running).unwrap();
@@ -323,7 +331,7 @@ mod tests {
                 self.0.send(thread::current().id()).unwrap();
             }
         }
-        let threads = threads(LONG, 1, 1);
+        let threads = threads(LONG, 1, 2);
         let (held, first) = busy(&threads);
         let (tell, told) = channel();
         drop(spawn(&threads, move || (thread::current().id(), Tells(tell))));
@@ -357,11 +365,11 @@ mod tests {
             let ending = scope.spawn(|| threads.end());
             assert_eq!(wait(queued), Err(BlockingError::ServerEnded));
             assert!(told.recv().is_err(), "the function is dropped");
-            assert_eq!(wait(spawn(&threads, || ())), Err(BlockingError::ServerEnded));
             drop(held);
             ending.join()
         });
         assert!(ends.is_ok());
+        assert_eq!(at_once(spawn(&threads, || ())), Some(Err(BlockingError::ServerEnded)));
         assert_eq!((wait(running), threads.stats().threads), (Ok(()), 0));
     }
 
