@@ -345,3 +345,57 @@ fn halves_of_a_stream_read_and_write_beside_each_other() {
         sim.run_until_done();
     });
 }
+
+/// Copies both ways between a client and an upstream, of which either may be read and written by tokio's traits, and checks what
+/// each got and what was counted.
+#[cfg(feature = "tokio")]
+#[test]
+fn copies_are_whole_through_any_stream() {
+    use ringserve_server::net::AnyStream;
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    const THERE: usize = 50_000;
+    const BACK: usize = 120_000;
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|n| (n % 251) as u8).collect()
+    }
+
+    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+        sim.background("upstream", async |net| {
+            let mut listener = net.listen("10.0.0.9:9000")?;
+            let mut peer = listener.accept().await;
+            assert_eq!(peer.closed().await?, pattern(THERE));
+            peer.send(pattern(BACK)).await?;
+            peer.finish()?;
+            Ok(())
+        });
+        let (copied, by) = (Rc::new(Cell::new(None)), sim.random() % 4);
+        let seen = copied.clone();
+        sim.serve(Server::bind(ADDR), move |_shard| {
+            let copied = copied.clone();
+            stream(async move |mut client: Stream| {
+                let mut upstream = client.shard().connect("10.0.0.9:9000").await?;
+                let result = match by {
+                    0 => copy_bidirectional(&mut client, &mut upstream).await,
+                    1 => copy_bidirectional(&mut AnyStream(client), &mut upstream).await,
+                    2 => copy_bidirectional(&mut client, &mut AnyStream(upstream)).await,
+                    _ => copy_bidirectional(&mut AnyStream(client), &mut AnyStream(upstream)).await,
+                };
+                copied.set(Some(result.map_err(|broken| broken.error)?));
+                io::Result::Ok(())
+            })
+        });
+        sim.client("client", async |net| {
+            net.sleep(Duration::from_secs(1)).await;
+            let mut me = net.connect(ADDR).await?;
+            me.send(pattern(THERE)).await?;
+            me.finish()?;
+            assert_eq!(me.closed().await?, pattern(BACK));
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.run_for(Duration::from_secs(1));
+        assert_eq!(seen.get(), Some((THERE as u64, BACK as u64)));
+    });
+}
