@@ -60,10 +60,6 @@ impl Stream {
     /// If the connection ended: `ConnectionReset` if the peer, `TimedOut` if a time limit, `ConnectionAborted` if
     /// other code did it.
     pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
-        self.next_frame().await
-    }
-
-    pub(super) async fn next_frame(&self) -> io::Result<Option<Frame>> {
         poll_fn(|task| self.poll_next_frame(task)).await
     }
 
@@ -98,11 +94,7 @@ impl Stream {
     ///
     /// # Errors
     /// `BrokenPipe` if the connection ended, or [`end_writing`](Stream::end_writing) was called.
-    pub async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.put_all(bytes).await
-    }
-
-    pub(super) async fn put_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+    pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written = poll_fn(|task| self.poll_put(task, bytes)).await?;
             bytes = &bytes[written..];

@@ -1,5 +1,6 @@
 //! The two directions of a stream, for two owners.
 
+use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -50,7 +51,7 @@ impl ReadHalf {
     /// # Errors
     /// Those of [`Stream::read_frame`].
     pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
-        self.0.next_frame().await
+        poll_fn(|task| self.0.poll_next_frame(task)).await
     }
 
     /// As [`Stream::poll_read_frame`].
@@ -77,8 +78,12 @@ impl WriteHalf {
     ///
     /// # Errors
     /// Those of [`Stream::write_all`].
-    pub async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.put_all(bytes).await
+    pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = poll_fn(|task| self.0.poll_put(task, bytes)).await?;
+            bytes = &bytes[written..];
+        }
+        Ok(())
     }
 
     /// As [`Stream::ready`].
