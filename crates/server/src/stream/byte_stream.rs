@@ -111,7 +111,6 @@ impl Stream {
     }
 
     /// The bytes there is room for, at least 1.
-    #[inline]
     pub(super) fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let outlet = &*self.shared;
         if outlet.writing_ended() {
@@ -127,7 +126,6 @@ impl Stream {
     }
 
     /// Queues as much as there is room for, at least one byte.
-    #[inline(always)]
     pub(super) fn poll_put(&self, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_room(task).map_ok(|room| {
             let len = bytes.len().min(room);
