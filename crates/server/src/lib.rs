@@ -62,14 +62,18 @@ pub mod net {
     pub use crate::server::socket_options::apply::SocketOptionWarning;
     pub use crate::server::socket_options::check::SocketOptionError;
     pub use crate::server::socket_options::options::{KeepAlive, SocketOptions};
-    pub use crate::stream::connecting::Connecting;
-    pub use crate::stream::copy::{CopyError, CopySide, copy_bidirectional};
+    pub use crate::stream::connecting::{Connecting, Destination};
+    #[cfg(feature = "tokio")]
+    pub use crate::stream::copy::AnyStream;
+    pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
+    pub use crate::stream::halves::{ReadHalf, WriteHalf};
     pub use crate::stream::service::StreamResult;
-    pub use ringserve_core::Address;
+    pub use ringserve_core::{Address, PeerCredentials};
 }
 
-/// Handles on tasks of a shard.
+/// Handles on tasks of a shard, and on calls that block beside the shards.
 pub mod task {
+    pub use crate::shard::blocking::{Blocking, BlockingError};
     pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod attempts;
 pub(crate) mod awaited;
+pub(crate) mod blocking;
 pub(crate) mod calls;
 pub(crate) mod clock;
 mod commands;

@@ -156,6 +156,7 @@ where
         let Some(session) = session else { return core.refuse(socket) };
         let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
         let Some(shared) = self.shared(core, id) else { return };
+        shared.set_asked(peer.asked);
         match guard(|| self.service.open(&Cx::new(&shared, &common.shard))) {
             Ok(Ok(())) => core.opened(id),
             Ok(Err(refusal)) => {

@@ -27,7 +27,7 @@ use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Server, Stream, stream};
 
 use plan::{ClientPlan, Deed, Frames, Leave, Plan, Verb};
-use service::{Cover, Model, Order, POOLED, Planted, UPSTREAM};
+use service::{Cover, Model, NAME, NO_UPSTREAM, Order, POOLED, Planted, UPSTREAM};
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
@@ -175,6 +175,8 @@ fn expected() -> Vec<(&'static str, String)> {
         "message to another shard",
         "push by a task",
         "word from an upstream",
+        "upstream by its name",
+        "call that blocks",
         "refusal",
         "heartbeat",
         "factory fails",
@@ -265,6 +267,7 @@ fn play_framed<F: Framing + Clone + Send>(sim: &Sim, plan: &Plan, cover: &Cover,
         assert!(start(Some(fails)).is_err(), "a server starts whose factory fails");
         cover.count("did", if fails.1 { "factory panics" } else { "factory fails" });
     }
+    sim.name(NAME.0, [NO_UPSTREAM, UPSTREAM].map(|(ip, _)| ip.into()));
     sim.background("upstream", async |net| {
         let mut listener = net.listen(SocketAddr::from(UPSTREAM))?;
         loop {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
+use ringserve_server::net::Destination;
 use ringserve_server::sync::Mesh;
 use ringserve_server::task::JoinError;
 use ringserve_server::time::Sleep;
@@ -23,6 +24,9 @@ use super::plan::{Plan, Verb};
 /// Where an upstream answers, and where nothing does.
 pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
 pub const NO_UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 2], 9000);
+
+/// Has the addresses of both.
+pub const NAME: (&str, u16) = ("upstream", 9000);
 
 /// What [`Verb::Big`] replies beside the number, in all.
 pub const BIG_BYTES: usize = 40_000;
@@ -151,6 +155,17 @@ impl Model {
             open_panics,
             refuses,
             canary,
+        }
+    }
+
+    /// The upstream, by its address or by a name that is looked up beside the shard.
+    fn upstream(&self, time: Duration) -> Destination {
+        match time.as_millis() % 3 {
+            0 => {
+                self.cover.count("did", "upstream by its name");
+                NAME.into()
+            }
+            _ => SocketAddr::from(UPSTREAM).into(),
         }
     }
 
@@ -287,8 +302,8 @@ impl Crowd {
 }
 
 /// Sends that many bytes to an upstream and takes them back, with a pause before each piece.
-async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Duration) -> std::io::Result<bool> {
-    let mut stream = shard.connect(addr).await?;
+async fn ask_upstream(shard: &Shard, to: Destination, len: usize, pause: Duration) -> std::io::Result<bool> {
+    let mut stream = shard.connect(to).await?;
     exchange(shard, &mut stream, len, pause).await
 }
 
@@ -339,6 +354,11 @@ impl Service for Model {
                 let (before, time) = (self.shard.now(), time);
                 cx.sleep(time).await;
                 assert!(self.shard.now() - before >= time, "a sleep ends early");
+                if time.as_millis().is_multiple_of(3) {
+                    let sum = self.shard.spawn_blocking(move || time.as_micros() + 1).await;
+                    assert_eq!(sum, Ok(time.as_micros() + 1), "threads and queue are not full");
+                    self.cover.count("did", "call that blocks");
+                }
             }
             Verb::Timeout => {
                 let before = self.shard.now();
@@ -378,19 +398,20 @@ impl Service for Model {
             Verb::Mesh => {
                 self.ask_for_push(cx.handle(), format!("+{number}"));
             }
-            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
+            Verb::Upstream => match ask_upstream(&self.shard, self.upstream(time), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
                 Ok(false) => self.cover.count("did", "upstream that ends early"),
                 Err(error) => self.cover.count("upstream", error.kind()),
             },
             Verb::NoUpstream => {
-                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into(), len, pause).await;
+                let refused =
+                    ask_upstream(&self.shard, SocketAddr::from(NO_UPSTREAM).into(), len, pause).await;
                 self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
             }
             Verb::GiveUp => {
                 // At once, before the shard looks, or a moment later.
                 let time = if time.as_micros().is_multiple_of(2) { Duration::ZERO } else { time / 1000 };
-                let attempt = self.shard.connect(SocketAddr::from(UPSTREAM));
+                let attempt = self.shard.connect(self.upstream(time));
                 let given_up = self.shard.timeout(time, attempt).await.is_err();
                 self.cover.count("upstream", if given_up { "given up" } else { "in time" });
             }
