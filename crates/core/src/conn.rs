@@ -350,7 +350,9 @@ impl Conn {
         }
         // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
         if self.is_open() && !self.has_handler() && !(self.send.is_on() && times.idle_counts_sent) {
-            let mut left = self.active_at.left(times.idle, now);
+            // The end of a call moves both.
+            let from = if times.idle_counts_received { self.active_at } else { self.since };
+            let mut left = from.left(times.idle, now);
             if times.idle_counts_sent {
                 left = left.max(self.send_at.left(times.idle, now));
             }

@@ -19,7 +19,7 @@ use crate::framing::Payload;
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
 use crate::times::Times;
-use crate::{Account, Batch, CloseReason, ConnId, ConnLimits, LimitError, RemoteGate, Time};
+use crate::{Account, Batch, CloseReason, ConnId, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -46,10 +46,12 @@ const READS_ON: u16 = 512;
 const NO_MEMORY: u16 = 1024;
 /// The outbox came to be over its high mark, and may still be.
 const OVER_HIGH: u16 = 2048;
+/// The kernel was asked for more than the peer's address.
+const ASKED: u16 = 4096;
 /// What it sends and receives is counted.
-const ACCOUNTED: u16 = 4096;
+const ACCOUNTED: u16 = 8192;
 /// It has limits of its own. Its frames and replies take the slower ways, which look at them.
-const LIMITED: u16 = 8192;
+const LIMITED: u16 = 16384;
 
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
@@ -77,6 +79,7 @@ struct Extra {
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
     limits: Option<Box<OwnLimits>>,
+    asked: Option<Box<Asked>>,
 }
 
 /// What a connection with limits of its own is bounded by, instead of what its lane says.
@@ -84,6 +87,15 @@ struct Extra {
 pub(crate) struct OwnLimits {
     pub frame_bytes_max: usize,
     pub times: Times,
+}
+
+/// What the kernel was asked for when the connection was accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The address that the peer connected to.
+    pub local: Option<SocketAddr>,
+    /// The process at the other end of a Unix socket.
+    pub credentials: Option<PeerCredentials>,
 }
 
 impl Outlet {
@@ -109,6 +121,23 @@ impl Outlet {
     /// The peer's address, if it has one.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
+    }
+
+    /// What else the kernel was asked for.
+    #[inline]
+    pub fn asked(&self) -> Asked {
+        if !self.has(ASKED) {
+            return Asked::default();
+        }
+        self.with_extra(|extra| extra.asked.as_deref().copied().unwrap_or_default())
+    }
+
+    /// Keeps what the kernel was asked for, if it told something.
+    pub fn set_asked(&self, asked: Asked) {
+        if asked != Asked::default() {
+            self.set(ASKED);
+            self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
+        }
     }
 
     /// The listener that accepted it.
@@ -582,7 +611,7 @@ impl Outlet {
     pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
-        flags & !(DIRTY | HELD_OPEN | READS_ON | ACCOUNTED) != 0
+        flags & !(DIRTY | HELD_OPEN | READS_ON | ASKED | ACCOUNTED) != 0
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
@@ -590,7 +619,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let flags = self.flags.get();
-        flags & !(HELD_OPEN | READS_ON | DIRTY | ACCOUNTED) == 0
+        flags & !(HELD_OPEN | READS_ON | DIRTY | ASKED | ACCOUNTED) == 0
             && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 

@@ -13,6 +13,8 @@ pub(crate) struct Times {
     pub idle: u32,
     /// Bytes that the peer takes keep a connection from being idle.
     pub idle_counts_sent: bool,
+    /// Bytes that the peer sends do.
+    pub idle_counts_received: bool,
     /// Between two looks at what the peer took of a send.
     pub write_look: u32,
     pub linger: u32,
@@ -32,7 +34,8 @@ impl Times {
         Times {
             first_frame: steps(limits.first_frame_timeout),
             idle: steps(limits.idle_timeout),
-            idle_counts_sent: limits.idle_counts == IdleCounts::Either,
+            idle_counts_sent: limits.idle_counts != IdleCounts::Received,
+            idle_counts_received: limits.idle_counts != IdleCounts::Sent,
             write_look: write_look(limits),
             linger: steps_for(limits.linger_timeout),
             handler: steps(limits.handler_timeout),

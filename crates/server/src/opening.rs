@@ -9,6 +9,7 @@ use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload};
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
 use crate::shard::handle::Shard;
+use crate::shard::join::{JoinHandle, SpawnError};
 use crate::shard::timers::{Sleep, Timeout};
 
 /// What a service keeps for a connection. Every type that is `Default` is one, and [`Service::open`](crate::Service::open) makes it
@@ -131,7 +132,7 @@ impl<'a> Opening<'a> {
 
     /// A handle for use on this shard alone, which allocates nothing.
     pub fn local_handle(&self) -> LocalHandle {
-        LocalHandle::new(self.head)
+        LocalHandle::new(self.head, self.shard)
     }
 
     /// As [`Cx::hold_open`](crate::Cx::hold_open).
@@ -150,6 +151,18 @@ impl<'a> Opening<'a> {
     /// True once the server shuts down.
     pub fn is_draining(&self) -> bool {
         self.head.lane().shard().is_draining()
+    }
+
+    /// Runs a future that ends with this connection, also if that is refused. As
+    /// [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn spawn_on_connection<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<JoinHandle<T>, SpawnError> {
+        self.shard.spawn_on(self.head, future)
     }
 
     /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames wait meanwhile.

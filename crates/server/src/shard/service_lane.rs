@@ -240,6 +240,7 @@ where
         }
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
         let Some(head) = core.shared(id) else { return };
+        head.set_asked(peer.asked);
         if S::ACCOUNTS && !head.open_account(common.now) {
             return core.abort(id, CloseReason::MemoryLimit);
         }
@@ -283,6 +284,7 @@ where
             Some(task) => self.opens.cancel(task),
             None => {}
         }
+        common.shard.tasks().end_of(id);
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {

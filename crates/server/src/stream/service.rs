@@ -8,7 +8,7 @@ use std::future::{Future, poll_fn, ready};
 use std::rc::Rc;
 
 use ringserve_core::framing::Raw;
-use ringserve_core::{ConnHead, ConnShared, Frame, Limits};
+use ringserve_core::{ConnHead, Frame, Limits};
 use tracing::warn;
 
 use super::byte_stream::Stream;
@@ -20,6 +20,7 @@ use crate::peer::Peer;
 use crate::service::{IntoService, Service};
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
+use crate::shard::spawned::ResetsOnPanic;
 
 /// What the future of a [`Stream`](crate::Stream) may return: nothing, or a `Result` whose error is logged and closes the
 /// connection as [`HandlerError`](crate::CloseReason::HandlerError).
@@ -197,30 +198,17 @@ impl<H: HandleStream> Service for Streams<H> {
     }
 }
 
-/// Runs a stream's handler. `head` is that of its connection, whose session is there by the time this is polled.
-async fn run<H: HandleStream>(handler: Rc<Handler<H>>, head: ConnHead, shard: Shard) {
-    let Ok(shared) = head.downcast::<Session>() else { return };
-    let panics = Panics(shared.clone(), shard.clone());
+/// Runs a stream's handler. `outlet` is that of its connection, whose session is there by the time this is polled.
+async fn run<H: HandleStream>(handler: Rc<Handler<H>>, outlet: ConnHead, shard: Shard) {
+    let Ok(shared) = outlet.clone().downcast::<Session>() else { return };
+    let _resets = ResetsOnPanic::new(outlet.clone(), shard.tasks().clone());
     let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
-            let (id, peer) = (panics.0.id(), Peer::of(&panics.0));
+            let (id, peer) = (outlet.id(), Peer::of(&outlet));
             guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
         }
-        panics.0.fail();
-    }
-}
-
-/// Resets the connection if its future panics.
-struct Panics(ConnShared<Session>, Shard);
-
-impl Drop for Panics {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let outlet = &*self.0;
-            self.1.tasks().set_panicking(outlet.id(), Peer::of(outlet));
-            outlet.panicked();
-        }
+        outlet.fail();
     }
 }
