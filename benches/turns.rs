@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service, Stream, stream};
+use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service, Stream, stream};
 use ringserve_server::internals::start_on;
 
 use echo::Echo;
@@ -107,9 +107,9 @@ impl Service for Relay {
     type Session = ();
     type Error = PushError;
 
-    fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
-        if cx.shard().index() == self.shard {
-            let _ = self.to.set(cx.handle());
+    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+        if opening.shard().index() == self.shard {
+            let _ = self.to.set(opening.handle());
         }
         Ok(())
     }

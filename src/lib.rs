@@ -141,9 +141,9 @@ pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{
-    CloseReason, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Frame, IntoService, Limits, LocalHandle,
-    Peer, PushError, Refusal, Runtime, Server, ServerHandle, Service, SetupError, Shard, ShutdownHandle,
-    Stream, StreamHandle, StreamService, stream,
+    CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
+    Limits, LocalHandle, Opening, Peer, PushError, Refusal, Runtime, Server, ServerHandle, Service, Session,
+    SetupError, Shard, ShutdownHandle, Stream, StreamHandle, StreamService, stream,
 };
 pub use ringserve_server::{framing, limits, middleware, net, stats, sync, task, time};
 

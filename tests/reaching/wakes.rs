@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ringserve::framing::LengthPrefix;
 use ringserve::stats::ServerStats;
 use ringserve::sync::Mesh;
-use ringserve::{CloseReason, Cx, Frame, Server, ServerHandle, Service};
+use ringserve::{Closed, Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::Bounded;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;
@@ -124,7 +124,7 @@ impl Service for LastWords {
         Ok(())
     }
 
-    fn close(&self, _session: &(), _reason: CloseReason) {
+    fn close(&self, _closed: &Closed<'_, ()>) {
         let _ = self.shards.send(1, 1);
     }
 }

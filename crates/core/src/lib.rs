@@ -10,6 +10,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod account;
 mod address;
 mod batch;
 mod chunked;
@@ -32,8 +33,10 @@ mod shared;
 mod slots;
 mod stamp;
 mod time;
+mod times;
 mod wheel;
 
+pub use account::Account;
 pub use address::Address;
 pub use batch::Batch;
 pub use counters::ConnStats;
@@ -44,7 +47,7 @@ pub use driver::{
 pub use frame::Frame;
 pub use framing::Payload;
 pub use id::{ConnId, LaneId};
-pub use limits::{IdleCounts, LimitError, Limits, ServerLimits};
+pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits};
 pub use observer::Observer;
 pub use outbox::Outbox;
 pub use outlet::{Asked, ConnHead, ConnShared, Outlet};
@@ -52,6 +55,7 @@ pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
 pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use shared::{LaneShared, ShardShared};
+pub use stamp::Stamp;
 pub use time::Time;
 
 /// Parts that other crates of this workspace take: the server's timers stand on the wheel, the

@@ -34,8 +34,8 @@ pub struct Limits {
     /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
     /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
-    /// seconds, an attacker wants forever.
+    /// Time from being accepted, or from the end of an [`open`](Limits::open_timeout) that waited, to the first whole frame.
+    /// Default 30 s: a mobile client on a bad line needs seconds, an attacker wants forever.
     pub first_frame_timeout: Option<Duration>,
     /// Time in which nothing happens that [`idle_counts`](Limits::idle_counts), while no call waits; then the connection is
     /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
@@ -55,9 +55,15 @@ pub struct Limits {
     /// Time in which the server itself holds the connection back does not count. Default 240: slower than any modem,
     /// and it ends a peer that sends a byte now and then to keep a connection and its half frame for ever.
     pub read_bytes_per_second_min: usize,
-    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
-    /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
+    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. Each of
+    /// several calls in flight has that time. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
+    /// Time that [`Service::open`] may wait: then it is dropped and its connection closed, after what it had queued.
+    /// `first_frame_timeout` begins when it is done. Default 10 s: what a peer waits for before it may speak, such as a look-up
+    /// of its address, takes less or fails.
+    ///
+    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    pub open_timeout: Option<Duration>,
     /// Time without a byte from the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since
     /// only a service knows how its protocol asks.
     ///
@@ -188,6 +194,7 @@ impl Default for Limits {
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
             handler_timeout: Some(Duration::from_secs(60)),
+            open_timeout: Some(Duration::from_secs(10)),
             heartbeat_interval: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
@@ -210,6 +217,75 @@ impl Default for ServerLimits {
             blocking_queue_max: 1024,
             drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
+        }
+    }
+}
+
+/// Limits of one connection that differ from those of its service, for as long as it lives or until others are set. What is not
+/// set is as the service's [`Limits`] say.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ringserve_core::{ConnLimits, IdleCounts};
+///
+/// // A client that promised a sign of life every minute.
+/// let keeps_alive = ConnLimits::default().idle_timeout(Duration::from_secs(90)).idle_counts(IdleCounts::Received);
+/// // A peer that did not log in yet.
+/// let stranger = ConnLimits::default().frame_bytes_max(4096);
+/// // A call that waits for as long as its peer does.
+/// let patient = ConnLimits::default().handler_timeout(None);
+/// # let _ = (keeps_alive, stranger, patient);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnLimits {
+    frame_bytes_max: Option<usize>,
+    idle_timeout: Option<Option<Duration>>,
+    idle_counts: Option<IdleCounts>,
+    handler_timeout: Option<Option<Duration>>,
+    heartbeat_interval: Option<Option<Duration>>,
+}
+
+impl ConnLimits {
+    /// As [`Limits::frame_bytes_max`], from the next frame on, also of those that were received already.
+    #[must_use]
+    pub fn frame_bytes_max(self, bytes: usize) -> ConnLimits {
+        ConnLimits { frame_bytes_max: Some(bytes), ..self }
+    }
+
+    /// As [`Limits::idle_timeout`]; `None` is off.
+    #[must_use]
+    pub fn idle_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { idle_timeout: Some(time.into()), ..self }
+    }
+
+    /// As [`Limits::idle_counts`].
+    #[must_use]
+    pub fn idle_counts(self, counts: IdleCounts) -> ConnLimits {
+        ConnLimits { idle_counts: Some(counts), ..self }
+    }
+
+    /// As [`Limits::handler_timeout`], also for calls that wait already; `None` is off.
+    #[must_use]
+    pub fn handler_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { handler_timeout: Some(time.into()), ..self }
+    }
+
+    /// As [`Limits::heartbeat_interval`]; `None` is off.
+    #[must_use]
+    pub fn heartbeat_interval(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { heartbeat_interval: Some(time.into()), ..self }
+    }
+
+    /// What holds for a connection of a service with such limits.
+    pub(crate) fn over(&self, service: &Limits) -> Limits {
+        Limits {
+            frame_bytes_max: self.frame_bytes_max.unwrap_or(service.frame_bytes_max),
+            idle_timeout: self.idle_timeout.unwrap_or(service.idle_timeout),
+            idle_counts: self.idle_counts.unwrap_or(service.idle_counts),
+            handler_timeout: self.handler_timeout.unwrap_or(service.handler_timeout),
+            heartbeat_interval: self.heartbeat_interval.unwrap_or(service.heartbeat_interval),
+            ..service.clone()
         }
     }
 }
@@ -283,6 +359,7 @@ impl Limits {
             ("idle_timeout", self.idle_timeout),
             ("write_stall_timeout", self.write_stall_timeout),
             ("handler_timeout", self.handler_timeout),
+            ("open_timeout", self.open_timeout),
             ("heartbeat_interval", self.heartbeat_interval),
             ("linger_timeout", Some(self.linger_timeout)),
         ])?;
@@ -331,7 +408,7 @@ impl Limits {
         }
         options {
             first_frame_timeout: Duration, idle_timeout: Duration, write_stall_timeout: Duration,
-            handler_timeout: Duration, heartbeat_interval: Duration,
+            handler_timeout: Duration, open_timeout: Duration, heartbeat_interval: Duration,
         }
     }
 }

@@ -3,6 +3,7 @@
 #![deny(clippy::disallowed_methods)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cx;
@@ -12,6 +13,7 @@ mod handle;
 pub mod http;
 mod log;
 pub mod middleware;
+mod opening;
 mod peer;
 mod server;
 mod service;
@@ -30,17 +32,19 @@ pub use tokio_uring;
 pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits};
 pub use ringserve_drivers::SetupError;
 
+pub use closed::{Closed, Failure};
 pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 #[cfg(feature = "http")]
 pub use http::http;
+pub use opening::{Opening, Refusal, Session};
 pub use peer::Peer;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::error::Error;
 pub use server::running::{ServerHandle, ShutdownHandle};
 pub use server::runtime::Runtime;
-pub use service::{IntoService, Refusal, Service};
+pub use service::{IntoService, Service};
 pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
@@ -54,7 +58,7 @@ pub mod framing {
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
-    pub use ringserve_core::{IdleCounts, LimitError, ServerLimits};
+    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
 }
 
 /// Addresses, what the kernel is told about sockets, and connections to other servers.

@@ -1,7 +1,7 @@
 //! What a server, its shards and their parts count and hold.
 
 pub use ringserve_buf::BufferStats;
-pub use ringserve_core::{ConnStats, DriverStats};
+pub use ringserve_core::{Account, ConnStats, DriverStats};
 
 pub use crate::middleware::calls::CallStats;
 pub use crate::server::accept_queue::AcceptQueueStats;

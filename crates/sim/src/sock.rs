@@ -135,6 +135,8 @@ pub struct Sock {
     pub opened: bool,
     /// When it was adopted, by the server's clock.
     pub opened_at: u64,
+    /// When it was accepted: the same, unless its `open` waited.
+    pub accepted_at: u64,
     /// When the first turn after that began which looked for cuts of a drain; 0 before it.
     pub looked_at_from: u64,
     /// The calls that wait, as tasks, the oldest first.
@@ -213,6 +215,7 @@ impl Sock {
             server_closed: false,
             opened: false,
             opened_at: 0,
+            accepted_at: 0,
             looked_at_from: 0,
             waiting: Vec::new(),
             calls_full: false,
@@ -266,6 +269,14 @@ impl Sock {
     #[inline]
     pub fn is_readable(&self) -> bool {
         self.sent > self.read || self.error != 0 || self.reset || (self.peer_fin && !self.fin_read)
+    }
+
+    /// Its `open` is done: all times of its peer begin, but for that of what it sends.
+    pub fn let_in(&mut self, now: u64) {
+        self.opened_at = now;
+        self.touch(now);
+        self.clocks.start(now);
+        self.clocks.call_done(now, true);
     }
 
     /// The connection is active at `now`, the time of this turn.

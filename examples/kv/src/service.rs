@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use ringserve::framing::FrameError;
 use ringserve::sync::Mesh;
-use ringserve::{CloseReason, Cx, Frame, Refusal, Service};
+use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service};
 
 use crate::about;
 use crate::commands::{self, Command, Reach};
@@ -49,14 +49,15 @@ impl Service for Kv {
     type Session = Session;
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
         let place = self.node.place();
         let number = up(&self.node.counts().opened);
         up(&self.node.counts().open);
         // Different on all shards.
         let id = (number - 1) * place.shards as u64 + place.index as u64 + 1;
-        self.node.clients().open(cx.session(), id, cx.peer().to_string(), self.node.elapsed());
-        Ok(())
+        let session = Session::default();
+        self.node.clients().open(&session, id, opening.peer().to_string(), self.node.elapsed());
+        Ok(session)
     }
 
     // Not an async function: what is answered at once is answered before there is a future to carry the frame into.
@@ -82,10 +83,10 @@ impl Service for Kv {
         Reply::new(cx, cx.session().protocol()).error(format!("ERR Protocol error: {what}"));
     }
 
-    fn close(&self, session: &Session, _reason: CloseReason) {
+    fn close(&self, closed: &Closed<'_, Session>) {
         let open = &self.node.counts().open;
         open.set(open.get() - 1);
-        self.node.clients().close(session);
+        self.node.clients().close(closed.session());
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod inbox;
 pub(crate) mod join;
 pub(crate) mod messages;
 pub(crate) mod notice;
+mod opens;
 mod passing;
 pub(crate) mod random;
 mod records;

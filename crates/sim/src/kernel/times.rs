@@ -8,6 +8,7 @@ use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
 use crate::clocks::{LATE_MAX, Look, READ_WINDOW, STEP};
 use crate::faults::Fault;
+use crate::rng::Rng;
 use crate::sock::excuse;
 
 /// How long a connection may stay that was reset together with its last bytes.
@@ -118,6 +119,17 @@ impl State {
                 sock.opened_at
             );
         }
+    }
+
+    /// When the `open` of a connection is done, if it waits: in some seeds a part of them do, some of these for ever. Drawn from
+    /// a copy, so that it changes nothing else of a seed.
+    pub fn open_waits_until(&mut self, tag: usize) -> Option<u64> {
+        let mut rng = Rng::new(self.rng.clone().below(1 << 32) ^ tag as u64);
+        if self.socks[tag].upstream || self.plan.open_waits == 0 || !rng.one_in(self.plan.open_waits) {
+            return None;
+        }
+        let for_ever = self.plan.limits.open_timeout.is_some() && rng.one_in(4);
+        Some(if for_ever { u64::MAX } else { self.now + rng.spread(1, 400_000_000) })
     }
 
     /// When calls that have been waiting since then have waited for too long.

@@ -178,6 +178,10 @@ fn expected() -> Vec<(&'static str, String)> {
         "upstream by its name",
         "call that blocks",
         "refusal",
+        "open that waits",
+        "open that is dropped",
+        "word of a drain",
+        "limits of one connection",
         "heartbeat",
         "factory fails",
         "factory panics",
@@ -188,6 +192,7 @@ fn expected() -> Vec<(&'static str, String)> {
     ] {
         all.push(("did", did.to_owned()));
     }
+    all.extend(["error", "time limit", "panic"].map(|kind| ("failed", kind.to_owned())));
     all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
     all.push(("crowd", "beyond a turn".to_owned()));
     all.push(("watch", "saw the end".to_owned()));

@@ -197,6 +197,8 @@ pub struct Plan {
     pub open_panics: u64,
     /// Of how many opens one is refused; 0 for none.
     pub refuses: u64,
+    /// Of how many opens one waits; 0 for none.
+    pub open_waits: u64,
     pub incremental: bool,
     /// Clients come to their end before the servers are drained, so that nothing is forgiven.
     pub waits: bool,
@@ -270,6 +272,8 @@ impl Plan {
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),
             waits: !rng.one_in(4),
+            // Of a copy, so that what it draws changes nothing else of a seed.
+            open_waits: Rng::new(rng.clone().below(1 << 32)).pick(&[0, 0, 1, 3]),
             canary: false,
         }
     }
@@ -329,6 +333,7 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
         limits = limits
             .first_frame_timeout(time(rng))
             .idle_timeout(idle)
+            .open_timeout(idle.map(|idle| (idle / 8).max(Duration::from_millis(20))))
             .handler_timeout(time(rng))
             .write_stall_timeout(time(rng))
             .heartbeat_interval(idle.map(|idle| idle / rng.range(1, 4) as u32));
@@ -336,6 +341,7 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
         limits = limits
             .first_frame_timeout(None)
             .idle_timeout(None)
+            .open_timeout(None)
             .handler_timeout(None)
             .write_stall_timeout(None)
             .heartbeat_interval(None)

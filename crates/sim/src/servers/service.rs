@@ -13,11 +13,14 @@ use std::time::Duration;
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
+use ringserve_server::limits::ConnLimits;
 use ringserve_server::net::Destination;
 use ringserve_server::sync::Mesh;
 use ringserve_server::task::JoinError;
 use ringserve_server::time::Sleep;
-use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard, Stream};
+use ringserve_server::{
+    Closed, ConnHandle, Cx, Failure, Frame, Opening, PushError, Refusal, Service, Shard, Stream,
+};
 
 use super::plan::{Plan, Verb};
 
@@ -101,6 +104,9 @@ pub struct Model {
     keeps_upstreams: bool,
     open_panics: u64,
     refuses: u64,
+    open_waits: u64,
+    /// One that waits may do so for ever.
+    open_hangs: bool,
     canary: bool,
 }
 
@@ -145,6 +151,7 @@ impl Model {
         });
         let (kept, sleeps) = (RefCell::default(), RefCell::default());
         let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
+        let (open_waits, open_hangs) = (plan.open_waits, plan.limits.open_timeout.is_some());
         Model {
             shard: shard.clone(),
             mesh: mesh.clone(),
@@ -154,6 +161,8 @@ impl Model {
             keeps_upstreams: plan.keeps_upstreams,
             open_panics,
             refuses,
+            open_waits,
+            open_hangs,
             canary,
         }
     }
@@ -323,11 +332,31 @@ async fn exchange(shard: &Shard, stream: &mut Stream, len: usize, pause: Duratio
     Ok(true)
 }
 
+/// An `open` that waits, and is done or dropped.
+struct Waits<'a> {
+    cover: &'a Cover,
+    is_done: bool,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.cover.count("did", if self.is_done { "open that waits" } else { "open that is dropped" });
+    }
+}
+
 impl Service for Model {
     type Session = Session;
     type Error = &'static str;
 
-    fn open(&self, _cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+        if self.one_in(self.open_waits) {
+            let mut waits = Waits { cover: &self.cover, is_done: false };
+            if self.open_hangs && self.one_in(4) {
+                pending::<()>().await;
+            }
+            opening.sleep(Duration::from_micros(self.shard.random() % 2_000_000)).await;
+            waits.is_done = true;
+        }
         if self.one_in(self.open_panics) {
             panic!("planted: open panics");
         }
@@ -335,7 +364,7 @@ impl Service for Model {
             self.cover.count("did", "refusal");
             return Err(Refusal::new("planted"));
         }
-        Ok(())
+        Ok(Session::default())
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), &'static str> {
@@ -348,6 +377,11 @@ impl Service for Model {
         } else {
             (UPSTREAM_BYTES, time / 100)
         };
+        if self.one_in(16) {
+            // No other than they were, and looked at in another way.
+            self.cover.count("did", "limits of one connection");
+            cx.set_limits(&ConnLimits::default().frame_bytes_max(1 << 20)).expect("they are in range");
+        }
         match verb {
             Verb::Echo => {}
             Verb::Sleep => {
@@ -478,15 +512,33 @@ impl Service for Model {
         Ok(())
     }
 
+    fn failed(&self, cx: &Cx<'_, Session>, failure: &Failure<'_, &'static str>) {
+        let kind = match failure {
+            Failure::Error(_) => "error",
+            Failure::TimedOut => "time limit",
+            _ => "panic",
+        };
+        self.cover.count("failed", kind);
+        // Clients expect that a panic resets them.
+        if kind != "panic" && self.one_in(2) {
+            cx.reply("?");
+        }
+    }
+
+    fn draining(&self, cx: &Cx<'_, Session>) {
+        self.cover.count("did", "word of a drain");
+        cx.reply("?");
+    }
+
     fn heartbeat(&self, cx: &Cx<'_, Session>) {
         self.cover.count("did", "heartbeat");
         cx.reply("?");
     }
 
-    fn close(&self, session: &Session, reason: CloseReason) {
-        self.cover.count("close", reason);
-        assert_eq!(session.tasks.0.get(), 0, "tasks of a connection that ended live");
-        if session.panics_in_close.get() {
+    fn close(&self, closed: &Closed<'_, Session>) {
+        self.cover.count("close", closed.reason());
+        assert_eq!(closed.session().tasks.0.get(), 0, "tasks of a connection that ended live");
+        if closed.session().panics_in_close.get() {
             panic!("planted: close panics");
         }
     }

@@ -60,6 +60,17 @@ pub struct World {
     above: Above,
 }
 
+/// An `open` that waits.
+struct Opening {
+    id: ConnId,
+    tag: usize,
+    /// When it is done.
+    due: u64,
+    accepts: bool,
+    /// What the shard counts for it.
+    bytes: usize,
+}
+
 /// What stands above the shard, and what the shard stands on.
 struct Above {
     state: Rc<RefCell<State>>,
@@ -70,6 +81,7 @@ struct Above {
     pool: Pool,
     protocol: Protocol,
     tasks: Tasks,
+    openings: Vec<Opening>,
     pushes: Pushes,
     elsewhere: Option<Elsewhere>,
     /// When the service closes what it held open.
@@ -186,6 +198,7 @@ impl World {
             pool,
             protocol: Protocol::default(),
             tasks: Tasks::default(),
+            openings: Vec::new(),
             pushes: Pushes::default(),
             elsewhere,
             closings: Vec::new(),
@@ -469,6 +482,7 @@ impl Above {
                 None => alarm = alarm.min(parked.due),
             }
         }
+        alarm = self.openings.iter().map(|opening| opening.due).fold(alarm, u64::min);
         alarm = alarm.min(self.pushes.next_due());
         alarm = self.elsewhere.as_ref().map_or(alarm, |elsewhere| alarm.min(elsewhere.next_due()));
         alarm = self.closings.iter().map(|(at, _)| *at).fold(alarm, u64::min);
