@@ -206,9 +206,9 @@ async fn run<H: HandleStream>(handler: Rc<Handler<H>>, outlet: ConnHead, shard: 
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
-            let (id, peer) = (outlet.id(), Peer::of(&outlet));
+            let (id, peer) = (head.id(), Peer::of(&head));
             guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
         }
-        outlet.fail();
+        head.fail();
     }
 }
