@@ -46,12 +46,12 @@ const READS_ON: u16 = 512;
 const NO_MEMORY: u16 = 1024;
 /// The outbox came to be over its high mark, and may still be.
 const OVER_HIGH: u16 = 2048;
-/// The kernel was asked for more than the peer's address.
-const ASKED: u16 = 4096;
 /// What it sends and receives is counted.
-const ACCOUNTED: u16 = 8192;
+const ACCOUNTED: u16 = 4096;
 /// It has limits of its own. Its frames and replies take the slower ways, which look at them.
-const LIMITED: u16 = 16384;
+const LIMITED: u16 = 8192;
+/// The kernel was asked for more than the peer's address.
+const ASKED: u16 = 16384;
 
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
@@ -78,15 +78,8 @@ struct Extra {
     service_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
-    limits: Option<Box<OwnLimits>>,
     asked: Option<Box<Asked>>,
-}
-
-/// What a connection with limits of its own is bounded by, instead of what its lane says.
-#[derive(Clone, Copy)]
-pub(crate) struct OwnLimits {
-    pub frame_bytes_max: usize,
-    pub times: Times,
+    limits: Option<Box<OwnLimits>>,
 }
 
 /// What the kernel was asked for when the connection was accepted.
@@ -96,6 +89,13 @@ pub struct Asked {
     pub local: Option<SocketAddr>,
     /// The process at the other end of a Unix socket.
     pub credentials: Option<PeerCredentials>,
+}
+
+/// What a connection with limits of its own is bounded by, instead of what its lane says.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnLimits {
+    pub frame_bytes_max: usize,
+    pub times: Times,
 }
 
 impl Outlet {
@@ -611,7 +611,7 @@ impl Outlet {
     pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
-        flags & !(DIRTY | HELD_OPEN | READS_ON | ASKED | ACCOUNTED) != 0
+        flags & !(DIRTY | HELD_OPEN | READS_ON | ACCOUNTED | ASKED) != 0
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
@@ -619,7 +619,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let flags = self.flags.get();
-        flags & !(HELD_OPEN | READS_ON | DIRTY | ASKED | ACCOUNTED) == 0
+        flags & !(HELD_OPEN | READS_ON | DIRTY | ACCOUNTED | ASKED) == 0
             && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
-use ringserve_buf::WeakHead;
+use ringserve_buf::{CountedHead, WeakHead};
 use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate};
 
 use crate::shard::awaited::Until;
@@ -262,7 +262,7 @@ impl LocalHandle {
     }
 
     /// The connection, if it takes a push.
-    fn room(&self) -> Result<ConnHead, PushError> {
+    fn room(&self) -> Result<CountedHead<Outlet>, PushError> {
         let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;
         if shared.is_full() { Err(PushError::Full) } else { Ok(shared) }
     }

@@ -135,6 +135,17 @@ impl<'a> Opening<'a> {
         LocalHandle::new(self.head, self.shard)
     }
 
+    /// As [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection). The task of a connection that is refused ends with it.
+    ///
+    /// # Errors
+    /// Those of [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection).
+    pub fn spawn_on_connection<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<JoinHandle<T>, SpawnError> {
+        self.shard.spawn_on(self.head, future)
+    }
+
     /// As [`Cx::hold_open`](crate::Cx::hold_open).
     pub fn hold_open(&self) {
         self.head.hold_open();
@@ -151,18 +162,6 @@ impl<'a> Opening<'a> {
     /// True once the server shuts down.
     pub fn is_draining(&self) -> bool {
         self.head.lane().shard().is_draining()
-    }
-
-    /// Runs a future that ends with this connection, also if that is refused. As
-    /// [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn spawn_on_connection<T: 'static>(
-        &self,
-        future: impl Future<Output = T> + 'static,
-    ) -> Result<JoinHandle<T>, SpawnError> {
-        self.shard.spawn_on(self.head, future)
     }
 
     /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames wait meanwhile.

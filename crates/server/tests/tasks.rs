@@ -209,8 +209,8 @@ impl Service for Tasks {
     type Error = Infallible;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<Owner, Refusal> {
-        let session = Owner::default();
-        let (shard, alive) = (opening.shard().clone(), Alive::new(&session.alive));
+        let owner = Owner::default();
+        let (shard, alive) = (opening.shard().clone(), Alive::new(&owner.alive));
         let (handle, pushed) = (opening.local_handle(), self.pushed.clone());
         let ticks = opening.spawn_on_connection(async move {
             let _alive = alive;
@@ -224,7 +224,7 @@ impl Service for Tasks {
         // It goes on when the connection ended, and finds that out.
         let (handle, shard, outlived) = (opening.handle(), opening.shard().clone(), self.outlived.clone());
         let closed = self.closed.clone();
-        session.handle.replace(Some(opening.local_handle()));
+        owner.handle.replace(Some(opening.local_handle()));
         opening.shard().spawn(async move {
             handle.closed().await;
             assert!(closed.get() > 0, "the service heard of the end before");
@@ -234,7 +234,7 @@ impl Service for Tasks {
             shard.sleep(SECOND).await;
             outlived.set(outlived.get() + 1);
         });
-        Ok(session)
+        Ok(owner)
     }
 
     async fn call(&self, cx: &Cx<'_, Owner>, line: Frame) -> Result<(), Infallible> {

@@ -198,10 +198,10 @@ impl<H: HandleStream> Service for Streams<H> {
     }
 }
 
-/// Runs a stream's handler. `outlet` is that of its connection, whose session is there by the time this is polled.
-async fn run<H: HandleStream>(handler: Rc<Handler<H>>, outlet: ConnHead, shard: Shard) {
-    let Ok(shared) = outlet.clone().downcast::<Session>() else { return };
-    let _resets = ResetsOnPanic::new(outlet.clone(), shard.tasks().clone());
+/// Runs a stream's handler. `head` is that of its connection, whose session is there by the time this is polled.
+async fn run<H: HandleStream>(handler: Rc<Handler<H>>, head: ConnHead, shard: Shard) {
+    let Ok(shared) = head.clone().downcast::<Session>() else { return };
+    let _resets = ResetsOnPanic::new(head.clone(), shard.tasks().clone());
     let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
