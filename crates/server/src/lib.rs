@@ -67,10 +67,12 @@ pub mod net {
     pub use ringserve_core::Address;
 }
 
-/// Messages between shards, and the begin of a drain as a future.
+/// Messages and questions between shards, and the begin of a drain as a future.
 pub mod sync {
+    pub use crate::shard::asks::{Ask, AskError, OnAll, Reply};
     pub use crate::shard::draining::Draining;
-    pub use crate::shard::messages::{Mesh, SendError};
+    pub use crate::shard::mailbox::{SendError, Sending};
+    pub use crate::shard::messages::Mesh;
 }
 
 /// The time on the shards' clock, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).

@@ -1,5 +1,6 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 
+pub(crate) mod asks;
 pub(crate) mod attempts;
 pub(crate) mod calls;
 pub(crate) mod clock;
@@ -11,6 +12,7 @@ pub(crate) mod handle;
 #[cfg(feature = "runtime-tokio")]
 mod hosted;
 pub(crate) mod inbox;
+pub(crate) mod mailbox;
 pub(crate) mod messages;
 mod passing;
 pub(crate) mod random;

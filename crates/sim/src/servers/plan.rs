@@ -46,6 +46,12 @@ pub enum Verb {
     Big,
     /// A frame that is kept until the next call.
     Keep,
+    /// Questions to other shards, some of which they lose, keep or panic at.
+    Ask,
+    /// A question to all shards.
+    AskAll,
+    /// Messages to other shards that wait for room.
+    Send,
     /// A sleep whose waker panics, which is kept.
     BadWaker,
     // From here on the connection ends with it.
@@ -76,6 +82,9 @@ impl Verb {
         Verb::Crowd,
         Verb::Big,
         Verb::Keep,
+        Verb::Ask,
+        Verb::AskAll,
+        Verb::Send,
         Verb::BadWaker,
     ];
     pub const LAST: &[Verb] = &[
@@ -192,6 +201,8 @@ pub struct Plan {
     /// Of how many opens one is refused; 0 for none.
     pub refuses: u64,
     pub incremental: bool,
+    /// Messages that a mailbox has room for.
+    pub mailbox: usize,
     /// Clients come to their end before the servers are drained, so that nothing is forgiven.
     pub waits: bool,
     /// A reply in many comes twice: seeds must find it.
@@ -264,6 +275,7 @@ impl Plan {
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),
             waits: !rng.one_in(4),
+            mailbox: rng.pick(&[1, 4, 65_536]),
             canary: false,
         }
     }
