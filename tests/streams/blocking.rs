@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use ringserve::limits::ServerLimits;
-use ringserve::sync::BlockingError;
+use ringserve::task::BlockingError;
 use ringserve::{Driver, Stream, stream};
 use ringserve_tests::{Client, On, SOON, no_time_limits, watch};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::net::{PeerCredentials, SocketOptions, copy_bidirectional};
-use ringserve_server::sync::BlockingError;
+use ringserve_server::task::BlockingError;
 use ringserve_server::testing::{Faults, Sim, SimServer};
 use ringserve_server::{Cx, Frame, Server, Service, Stream, stream};
 
