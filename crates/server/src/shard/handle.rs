@@ -42,8 +42,8 @@ struct Inner {
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
     upstreams: Requests,
-    blocking: Arc<dyn Pool>,
     awaited: Awaited,
+    blocking: Arc<dyn Pool>,
 }
 
 impl Shard {
@@ -67,8 +67,8 @@ impl Shard {
             draining: DrainFlag::default(),
             stopping: DrainFlag::default(),
             upstreams: Requests::default(),
-            blocking,
             awaited: Awaited::default(),
+            blocking,
         };
         Shard { inner: Rc::new(inner) }
     }
