@@ -157,7 +157,7 @@ impl Chat {
     /// One message for each shard, also where no client listens.
     fn tell_all(&self, teller: &LocalHandle, message: impl Fn() -> Message) {
         for shard in 0..self.shards.count() {
-            if self.shards.send(shard, message()).is_err() {
+            if self.shards.try_send(shard, message()).is_err() {
                 // Tens of thousands wait there: say so rather than wait with everybody behind us.
                 let _ = teller.push(b"* too much is being said, not everybody will hear you");
             }
@@ -242,7 +242,8 @@ impl Service for Chat {
         self.rooms.remove(&who.room, who.id);
         let (line, by) = (Arc::<str>::from(format!("* {} left", who.name)), (self.shard, who.id));
         for shard in 0..self.shards.count() {
-            let _ = self.shards.send(shard, Message::Said { room: who.room.clone(), line: line.clone(), by });
+            let _ =
+                self.shards.try_send(shard, Message::Said { room: who.room.clone(), line: line.clone(), by });
         }
     }
 }
@@ -253,7 +254,7 @@ fn chat() -> impl Fn(&Shard) -> Chat + Send + Sync {
     move |shard| {
         let (rooms, here) = (Rc::new(Rooms::default()), shard.index());
         let local = rooms.clone();
-        shards.register(shard, move |message| local.handle(here, message));
+        shards.register(shard, move |_from, message| local.handle(here, message));
         Chat { shard: here, shards: shards.clone(), rooms }
     }
 }

@@ -120,7 +120,7 @@
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`stats`] | what a server counts and holds |
 //! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
-//! | [`task`] | handles on tasks |
+//! | [`task`] | handles on tasks, and on calls that block |
 //! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | `codec`, `http`, `testing`, `tower` | with the feature of that name |
 //!

@@ -136,7 +136,7 @@ pub struct ServerLimits {
     /// [`Shard::spawn_blocking`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub blocking_threads_max: usize,
     /// Calls that block and wait for one of these threads, 0 to 1 million for the whole server; further ones are refused.
-    /// Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds, and about 150 bytes.
+    /// Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds.
     pub blocking_queue_max: usize,
     /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
     /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.

@@ -5,13 +5,11 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use ringserve::framing::FrameError;
-use ringserve::sync::Mesh;
 use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service};
 
 use crate::about;
 use crate::commands::{self, Command, Reach};
 use crate::data::Outcome;
-use crate::message::Message;
 use crate::node::Node;
 use crate::reply::{Out, Protocol, Reply};
 use crate::resp;
@@ -27,7 +25,7 @@ const TOLD_BYTES_MAX: usize = 128;
 
 /// The server on one shard.
 pub struct Kv {
-    node: Rc<Node<Mesh<Message>>>,
+    node: Rc<Node>,
 }
 
 /// What is left to do of a request that could not be answered in one go.
@@ -92,7 +90,7 @@ impl Service for Kv {
 
 impl Kv {
     /// The server on the shard of `node`.
-    pub fn new(node: Rc<Node<Mesh<Message>>>) -> Kv {
+    pub fn new(node: Rc<Node>) -> Kv {
         Kv { node }
     }
 
@@ -186,7 +184,7 @@ impl Kv {
                 about::info(&mut reply, sections, self.node.place(), uptime, &figures);
                 reply.into_inner()
             }
-            Err(unanswered) => unanswered.reply(),
+            Err(unanswered) => unanswered,
         }
     }
 
@@ -197,7 +195,7 @@ impl Kv {
                 reply.text(&listed.text(&lines));
                 reply.into_inner()
             }
-            Err(unanswered) => unanswered.reply(),
+            Err(unanswered) => unanswered,
         }
     }
 

@@ -105,8 +105,8 @@ fn to_the_end<F, Factory>(
     ready: Ready,
     run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd,
 ) -> ShardEnd {
-    enter_shard();
     let (index, remotes, not_ready) = (shard.index, shard.remotes.clone(), ready.again());
+    enter_shard(index, &remotes[index]);
     let end = ended(index, &remotes, catch_unwind(AssertUnwindSafe(|| run(shard, ready))));
     if let Err(death) = &end {
         not_ready.failed(death.error(index));

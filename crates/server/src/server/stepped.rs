@@ -18,7 +18,7 @@ use crate::service::IntoService;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::handle::Shard;
-use crate::shard::inbox::{Command, OnCall};
+use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::shard::state::{Others, ShardLoop};
 use crate::shard::stepped::{Stepped, SteppedShard};
 use crate::stats::{ServerStats, ShardStats};
@@ -74,14 +74,20 @@ impl SteppedServer {
         });
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
         for (shard, driver) in parts.into_iter().zip(drivers) {
-            shard.remotes[shard.index].set_on_call(on_call.clone());
-            match shard.make(driver, listeners) {
+            let (index, remote) = (shard.index, shard.remotes[shard.index].clone());
+            remote.set_on_call(on_call.clone());
+            // As on its thread.
+            enter_shard(index, &remote);
+            let made = shard.make(driver, listeners);
+            leave_shard();
+            match made {
                 Ok(parts) => {
                     let shard = ShardLoop::new(parts);
                     server.shards.push(Box::new(SteppedShard::new(shard)));
                     server.ends.push(None);
                 }
                 Err(error) => {
+                    remote.close();
                     server.command(Command::Force);
                     return Ok((server, Err(error)));
                 }

@@ -136,7 +136,7 @@ impl Shard {
     /// The threads belong to the server: at most [`ServerLimits::blocking_threads_max`](crate::limits::ServerLimits::blocking_threads_max) for all
     /// shards together. None is started before it is needed, and one that was idle for 10 s ends. Functions beyond wait in a
     /// queue of at most [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max), first in, first out. A call costs two
-    /// allocations and some microseconds for the way there and back.
+    /// allocations.
     ///
     /// The function is handed over at once, also if the future is never awaited. Dropping the future, as a call does whose
     /// connection ends, stops nothing: the function runs to its end, or waits for its turn, and what it returns is dropped on

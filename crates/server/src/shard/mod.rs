@@ -1,5 +1,6 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 
+pub(crate) mod asks;
 pub(crate) mod attempts;
 pub(crate) mod awaited;
 pub(crate) mod blocking;
@@ -14,6 +15,7 @@ pub(crate) mod handle;
 mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod join;
+pub(crate) mod mailbox;
 pub(crate) mod messages;
 pub(crate) mod notice;
 mod opens;

@@ -50,6 +50,12 @@ pub enum Verb {
     Big,
     /// A frame that is kept until the next call.
     Keep,
+    /// Questions to other shards, some of which they lose, keep or panic at.
+    Ask,
+    /// A question to all shards.
+    AskAll,
+    /// Messages to other shards that wait for room.
+    Send,
     /// A sleep whose waker panics, which is kept.
     BadWaker,
     // From here on the connection ends with it.
@@ -82,6 +88,9 @@ impl Verb {
         Verb::Crowd,
         Verb::Big,
         Verb::Keep,
+        Verb::Ask,
+        Verb::AskAll,
+        Verb::Send,
         Verb::BadWaker,
     ];
     pub const LAST: &[Verb] = &[
@@ -200,6 +209,8 @@ pub struct Plan {
     /// Of how many opens one waits; 0 for none.
     pub open_waits: u64,
     pub incremental: bool,
+    /// Messages that a mailbox has room for.
+    pub mailbox: usize,
     /// Clients come to their end before the servers are drained, so that nothing is forgiven.
     pub waits: bool,
     /// A reply in many comes twice: seeds must find it.
@@ -274,6 +285,7 @@ impl Plan {
             waits: !rng.one_in(4),
             // Of a copy, so that what it draws changes nothing else of a seed.
             open_waits: Rng::new(rng.clone().below(1 << 32)).pick(&[0, 0, 1, 3]),
+            mailbox: rng.pick(&[1, 4, 65_536]),
             canary: false,
         }
     }
