@@ -143,10 +143,10 @@ pub use ringserve_server::{
 };
 pub use ringserve_server::{framing, limits, middleware, net, stats, sync, time};
 
-#[doc = include_str!("../docs/FRAMING.md")]
+#[doc = include_str!("../docs/guide/framing.md")]
 pub mod guide {
     #[cfg(feature = "testing")]
-    #[doc = include_str!("../docs/SIMULATING.md")]
+    #[doc = include_str!("../docs/guide/testing.md")]
     pub mod testing {}
 }
 
