@@ -112,3 +112,8 @@ pub fn status_kib(name: &str) -> u64 {
 pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("Linux has /proc").count()
 }
+
+/// Pages of the guide whose programs need more crates than the framework has.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/choosing.md")]
+struct Choosing;
