@@ -24,9 +24,9 @@ use super::starting::{Heard, Ready, Starting};
 use crate::guard::message_of;
 use crate::log::guarded;
 use crate::service::IntoService;
-use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
+use crate::shard::services::Services;
 use crate::shard::state::{Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
@@ -171,10 +171,9 @@ where
                     async move {
                         let Some(ready) = ready else { return Ok(Default::default()) };
                         match self.prepare(driver, listeners, ready) {
-                            Some(parts) => ShardLoop::new(parts, calls::<Make::Service>)
-                                .run_hosted()
-                                .await
-                                .map_err(ShardDeath::Driver),
+                            Some(parts) => {
+                                ShardLoop::new(parts).run_hosted().await.map_err(ShardDeath::Driver)
+                            }
                             None => Ok(Default::default()),
                         }
                     }
@@ -195,7 +194,7 @@ where
         ready: Ready,
     ) -> ShardEnd {
         match self.prepare(driver, listeners, ready) {
-            Some(parts) => ShardLoop::new(parts, calls::<Make::Service>).run().map_err(ShardDeath::Driver),
+            Some(parts) => ShardLoop::new(parts).run().map_err(ShardDeath::Driver),
             None => Ok(Default::default()),
         }
     }
@@ -206,7 +205,7 @@ where
         driver: D,
         listeners: u16,
         ready: Ready,
-    ) -> Option<Parts<Make::Service, F, D>> {
+    ) -> Option<Parts<D, impl Services>> {
         match self.make(driver, listeners) {
             Ok(parts) => {
                 ready.succeeded();

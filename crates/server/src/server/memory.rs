@@ -33,9 +33,9 @@ impl fmt::Display for UsableMemory {
 /// them can be found out. What others in the same control group use is not taken off.
 ///
 /// ```no_run
-/// use ringserve_server::{Limits, limits::usable_memory};
+/// use ringserve_server::limits::{ServerLimits, usable_memory};
 ///
-/// let mut limits = Limits::default().frame_bytes_max(4096);
+/// let mut limits = ServerLimits::default();
 /// if let Some(memory) = usable_memory() {
 ///     limits = limits.fitted(memory.bytes, 2);
 /// }

@@ -14,10 +14,13 @@ use super::runtime::Runtime;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::IntoService;
+use crate::shard::calls::calls;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
+use crate::shard::service_lane::ServiceLane;
+use crate::shard::services::Services;
 use crate::shard::state::{Admit, Others, Parts};
 use crate::shard::upstreams::add_upstreams;
 
@@ -99,7 +102,7 @@ where
         self,
         driver: D,
         listeners: u16,
-    ) -> Result<Parts<Make::Service, F, D>, Error> {
+    ) -> Result<Parts<D, impl Services>, Error> {
         let remote = self.remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
@@ -129,7 +132,7 @@ where
         // Others may give connections away before this shard's first turn.
         self.remotes[self.index].set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
-        let (admit, unix) = (self.admit, self.unix);
-        Ok(Parts { shard, core, framing, driver, service, admit, others, unix, upstreams })
+        let services = ServiceLane::new(&shard, service, framing, self.admit, calls::<Make::Service>);
+        Ok(Parts { shard, core, driver, services, others, unix: self.unix, upstreams })
     }
 }

@@ -14,7 +14,6 @@ use super::launch::ended;
 use super::plan::Plan;
 use super::running::{ShardDeath, ShardEnd};
 use crate::service::IntoService;
-use crate::shard::calls::calls;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, OnCall};
@@ -72,7 +71,7 @@ impl SteppedServer {
             shard.remotes[shard.index].set_on_call(on_call.clone());
             match shard.make(driver, listeners) {
                 Ok(parts) => {
-                    let shard = ShardLoop::new(parts, calls::<Make::Service>);
+                    let shard = ShardLoop::new(parts);
                     server.shards.push(Box::new(SteppedShard::new(shard)));
                     server.ends.push(None);
                 }

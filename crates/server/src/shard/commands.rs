@@ -6,15 +6,15 @@ use ringserve_core::{Driver, Payload};
 
 use super::Core;
 use super::inbox::{Command, Letter};
-use super::state::ServiceLane;
+use super::services::Services;
+use super::state::ShardLane;
 use crate::guard::guard;
 use crate::peer::Peer;
-use crate::service::Service;
 
 /// What other threads want of connections is carried out for at most this many letters in a turn: 1 ms of short pushes.
 const LETTERS_IN_A_TURN: usize = 4096;
 
-impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F, D, Make, Fut> {
+impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(super) fn apply_orders(&mut self, core: &mut Core) {
         let command = self.remote.last_command();
         if command == self.command {
@@ -27,9 +27,9 @@ impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F
             Command::Force => core.force(),
         }
         if command != Command::Serve
-            && let Err(panicked) = self.shard.set_draining()
+            && let Err(panicked) = self.common.shard.set_draining()
         {
-            self.report_panic("waker", None, &panicked);
+            self.common.report_panic("waker", None, &panicked);
         }
     }
 
@@ -37,17 +37,17 @@ impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F
     #[cold]
     pub(super) fn notify_stopping(&mut self, core: &Core) {
         if core.has_stopped()
-            && !self.shard.is_stopping()
-            && let Err(panicked) = self.shard.set_stopping()
+            && !self.common.shard.is_stopping()
+            && let Err(panicked) = self.common.shard.set_stopping()
         {
-            self.report_panic("waker", None, &panicked);
+            self.common.report_panic("waker", None, &panicked);
         }
     }
 
     /// What services of other shards and other threads said.
     pub(super) fn read_messages(&mut self) {
-        let left = self.shard.read_mailboxes().unwrap_or_else(|panicked| {
-            self.report_panic("message", None, &panicked);
+        let left = self.common.shard.read_mailboxes().unwrap_or_else(|panicked| {
+            self.common.report_panic("message", None, &panicked);
             true
         });
         if left {
@@ -56,6 +56,7 @@ impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F
     }
 
     /// What other threads want of connections, as much as a turn has room for.
+    #[inline(never)]
     pub(super) fn read_letters(&mut self, core: &mut Core) {
         let mut letters = std::mem::take(&mut self.delivery.letters);
         for letter in letters.drain(..LETTERS_IN_A_TURN.min(letters.len())) {
@@ -73,7 +74,7 @@ impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F
                     gate.arrived(bytes);
                     if let Err(panicked) = pushed {
                         let peer = core.shared(id).map(|shared| Peer::of(shared));
-                        self.report_panic("push", peer.map(|peer| (id, peer)), &panicked);
+                        self.common.report_panic("push", peer.map(|peer| (id, peer)), &panicked);
                     }
                 }
                 Letter::Close { id } => {

@@ -1,27 +1,18 @@
 //! Memory that a shard gives back when it needs it no more.
 
-use std::rc::Rc;
-
 use ringserve_core::{Driver, LaneId};
 use ringserve_drivers::trim_heap;
 
 use super::Core;
-use super::calls::Job;
 use super::inbox::Command;
+use super::services::Services;
 use super::spare::{InUse, Step};
-use super::state::ServiceLane;
-use crate::service::Service;
+use super::state::ShardLane;
 
 /// Chunks that are given back in one turn: half a millisecond.
 const TRIMMED_MAX: usize = 8;
 
-impl<S, F, D, Make, Fut> ServiceLane<S, F, D, Make, Fut>
-where
-    S: Service,
-    D: Driver,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
-    Fut: Future<Output = ()>,
-{
+impl<D: Driver, V: Services> ShardLane<D, V> {
     /// What is needed now, and the bytes that were moved since the start.
     #[cold]
     fn in_use(&self, core: &Core) -> (InUse, u64) {
@@ -40,15 +31,15 @@ where
     #[cold]
     pub(super) fn check_spare(&mut self, core: &mut Core) {
         let (needs, moved) = self.in_use(core);
-        self.spare.note(self.now, needs, moved);
+        self.spare.note(self.common.now, needs, moved);
         match self.spare.step() {
-            Step::None if !self.spare.is_due(self.now) => {}
+            Step::None if !self.spare.is_due(self.common.now) => {}
             // A shard that ends gives all of it back. A look that stayed due would keep the shard from waiting.
-            Step::None if self.command != Command::Serve => self.spare.look_later(self.now, moved),
-            Step::None if !self.spare.begins(self.now, needs, moved) => {}
+            Step::None if self.command != Command::Serve => self.spare.look_later(self.common.now, moved),
+            Step::None if !self.spare.begins(self.common.now, needs, moved) => {}
             // Receives that are stopped in this turn are found so in the next.
             Step::None => {
-                self.tasks.give_back();
+                self.services.give_back();
                 core.give_back();
             }
             Step::Ring => self.spare.ring(self.driver.give_back()),
@@ -56,7 +47,7 @@ where
             Step::Chunks => {
                 trim_heap();
                 let (needs, moved) = self.in_use(core);
-                self.spare.done(self.now, needs, moved);
+                self.spare.done(self.common.now, needs, moved);
             }
         }
     }

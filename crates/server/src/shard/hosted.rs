@@ -15,20 +15,17 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, Time, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
-use super::calls::Job;
+use super::services::Services;
 use super::state::ShardLoop;
-use crate::service::Service;
 use crate::stats::ShardStats;
 
 /// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need to leave, and no more
@@ -63,14 +60,7 @@ impl Waits {
     }
 }
 
-impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
-where
-    S: Service,
-    F: Framing,
-    D: Driver<Descriptor = OwnedFd>,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
-    Fut: Future<Output = ()>,
-{
+impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// As [`run`](ShardLoop::run), on a runtime of tokio's.
     pub(crate) async fn run_hosted(mut self) -> Result<ShardStats, i32> {
         let mut waits = match self.waits() {
@@ -79,7 +69,7 @@ where
         };
         let outside = self.lane.remote.outside();
         self.core.all_share().wake_when_dirty(outside.clone());
-        self.lane.shard.timers().wake_when_set(outside.clone());
+        self.lane.common.shard.timers().wake_when_set(outside.clone());
         self.lane.driver.pool().wake_when_freed(outside);
         // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
         let end = tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await;
@@ -114,7 +104,7 @@ where
             if std::mem::take(&mut waits.look) {
                 self.lane.driver.turn(Wait::No, Budget::default(), &mut waits.completions)?;
             }
-            self.lane.now = self.lane.shard.timers().now();
+            self.lane.common.now = self.lane.common.shard.timers().now();
             self.turn(&mut waits.completions);
             if self.is_done() {
                 return Poll::Ready(Ok(self.ended()));
@@ -135,7 +125,7 @@ where
     /// False if the time is over.
     fn sleeps(&self, waits: &mut Waits, wait: Wait, task: &mut Context<'_>) -> bool {
         let Wait::For(time) = wait else { return true };
-        let ends = self.lane.now + time;
+        let ends = self.lane.common.now + time;
         if waits.ends.is_some_and(|set| set <= ends + SLACK) {
             return true;
         }

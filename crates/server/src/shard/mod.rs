@@ -14,6 +14,8 @@ pub(crate) mod inbox;
 pub(crate) mod messages;
 mod passing;
 pub(crate) mod random;
+pub(crate) mod service_lane;
+pub(crate) mod services;
 pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;

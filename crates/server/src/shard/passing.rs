@@ -7,15 +7,15 @@ use ringserve_core::{Driver, Socket};
 
 use super::Core;
 use super::inbox::Letter;
-use super::state::ServiceLane;
+use super::services::Services;
+use super::state::ShardLane;
 use crate::peer::Peer;
-use crate::service::Service;
 
 /// A shard that is ahead of another one by this many connections gives away what it accepts from a Unix socket. Without it a burst
 /// stayed with the shard that was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
 const HAND_OFF_LEAD: usize = 8;
 
-impl<S: Service, F, D: Driver<Descriptor = OwnedFd>, Make, Fut> ServiceLane<S, F, D, Make, Fut> {
+impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     /// Tells the other shards how much room there is here, and looks for room there if there is none.
     pub(super) fn share_room(&self, core: &mut Core) {
         let Some(others) = &self.others else { return };

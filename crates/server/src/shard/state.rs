@@ -1,34 +1,29 @@
 //! What a shard at work consists of: driver, state machine and user code.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::framing::Framing;
 use ringserve_core::{ConnId, Driver, LaneId, Time};
 
 use super::Core;
-use super::calls::{Job, Tasks};
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
+use super::services::Services;
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
 use crate::guard::Panicked;
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
-use crate::service::Service;
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
 /// What a shard needs to start.
-pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
+pub(crate) struct Parts<D: Driver, V> {
     pub shard: Shard,
     pub core: Core,
-    pub framing: Rc<F>,
     pub driver: D,
-    pub service: S,
-    pub admit: Option<Admit>,
+    pub services: V,
     pub others: Option<Others>,
     /// By listener: whether it is a Unix socket, from whose one queue all shards accept.
     pub unix: Box<[bool]>,
@@ -40,21 +35,18 @@ pub(crate) struct Parts<S: Service, F: Framing, D: Driver> {
 pub(crate) type Others = Arc<[Arc<RemoteShard>]>;
 
 /// A shard at work: the state machine, and what stands above and below it.
-pub(crate) struct ShardLoop<S: Service, F: Framing, D: Driver, Make, Fut> {
+pub(crate) struct ShardLoop<D: Driver, V> {
     pub(super) core: Core,
-    pub(super) lane: ServiceLane<S, F, D, Make, Fut>,
+    pub(super) lane: ShardLane<D, V>,
 }
 
-/// The service's lane: what a turn does with newcomers, frames, woken calls and the letters of other threads. `Make` makes the
-/// future that calls the service, and `Fut` is that future. What concerns a connection to an upstream it gives to that lane.
-pub(crate) struct ServiceLane<S: Service, F, D: Driver, Make, Fut> {
-    pub(super) shard: Shard,
+/// What a turn of the shard does: what concerns a service or the upstreams it gives to those, and carries the letters of
+/// other threads out.
+pub(crate) struct ShardLane<D: Driver, V> {
+    pub(super) common: Common,
     pub(super) driver: D,
-    pub(super) framing: Rc<F>,
-    pub(super) service: Rc<S>,
-    pub(super) tasks: Tasks<S, Make, Fut>,
+    pub(super) services: V,
     pub(super) remote: Arc<RemoteShard>,
-    pub(super) admit: Option<Admit>,
     pub(super) others: Option<Others>,
     pub(super) unix: Box<[bool]>,
     pub(super) upstreams: UpstreamLane,
@@ -62,50 +54,41 @@ pub(crate) struct ServiceLane<S: Service, F, D: Driver, Make, Fut> {
     /// What the turn has to look at.
     pub(super) called: Attention,
     pub(super) delivery: Delivery,
-    pub(super) now: Time,
     pub(super) spare: Spare,
-    pub(super) handler_errors: LineLimit,
-    pub(super) panics: LineLimit,
 }
 
-impl<S: Service, F, D: Driver, Make, Fut> Drop for ServiceLane<S, F, D, Make, Fut> {
+/// What a shard and its services share.
+pub(crate) struct Common {
+    pub(super) shard: Shard,
+    /// When the turn began.
+    pub(super) now: Time,
+    panics: LineLimit,
+}
+
+impl<D: Driver, V> Drop for ShardLane<D, V> {
     fn drop(&mut self) {
         self.remote.close();
-        self.shard.end();
+        self.common.shard.end();
     }
 }
 
-impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
-where
-    S: Service,
-    F: Framing,
-    D: Driver,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
-    Fut: Future<Output = ()>,
-{
-    pub(crate) fn new(mut parts: Parts<S, F, D>, make: Make) -> Self {
+impl<D: Driver, V: Services> ShardLoop<D, V> {
+    pub(crate) fn new(mut parts: Parts<D, V>) -> Self {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();
         }
-        let service = Rc::new(parts.service);
-        let lane = ServiceLane {
+        let lane = ShardLane {
             driver: parts.driver,
-            framing: parts.framing,
-            tasks: Tasks::new(service.clone(), make, parts.shard.clone()),
-            service,
+            services: parts.services,
             remote: parts.shard.remote().clone(),
             upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
-            shard: parts.shard,
-            admit: parts.admit,
+            common: Common { shard: parts.shard, now: Time::ZERO, panics: LineLimit::default() },
             others: parts.others,
             unix: parts.unix,
             command: Command::Serve,
             called: Attention::NONE,
             delivery: Delivery::default(),
-            now: Time::ZERO,
             spare: Spare::new(),
-            handler_errors: LineLimit::default(),
-            panics: LineLimit::default(),
         };
         ShardLoop { core: parts.core, lane }
     }
@@ -116,7 +99,8 @@ pub(super) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
     core.shared(id).map(|shared| (id, Peer::of(shared)))
 }
 
-impl<S: Service, F, D: Driver, Make, Fut> ServiceLane<S, F, D, Make, Fut> {
+impl Common {
+    #[cold]
     pub(super) fn report_panic(
         &mut self,
         place: &str,

@@ -7,18 +7,15 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
 use std::thread;
 
-use ringserve_core::framing::Framing;
 use ringserve_core::{Completion, Driver as _, Wait};
 use ringserve_drivers::Uring;
 use ringserve_simkernel::{RingId, SimKernel};
 
-use super::calls::Job;
 use super::inbox::{enter_shard, leave_shard};
+use super::services::Services;
 use super::state::ShardLoop;
-use crate::service::Service;
 use crate::stats::ShardStats;
 
 /// A shard of a simulated server, whatever its service.
@@ -38,9 +35,9 @@ pub(crate) trait Stepped {
 }
 
 /// A shard's loop between its rounds.
-pub(crate) struct SteppedShard<S: Service, F: Framing, Make, Fut> {
+pub(crate) struct SteppedShard<V: Services> {
     /// Until it ended.
-    shard: Option<ShardLoop<S, F, Uring<SimKernel>, Make, Fut>>,
+    shard: Option<ShardLoop<Uring<SimKernel>, V>>,
     completions: Vec<Completion>,
     ring: RingId,
     last: ShardStats,
@@ -48,14 +45,8 @@ pub(crate) struct SteppedShard<S: Service, F: Framing, Make, Fut> {
     leased: usize,
 }
 
-impl<S, F, Make, Fut> SteppedShard<S, F, Make, Fut>
-where
-    S: Service,
-    F: Framing,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
-    Fut: Future<Output = ()>,
-{
-    pub(crate) fn new(shard: ShardLoop<S, F, Uring<SimKernel>, Make, Fut>) -> Self {
+impl<V: Services> SteppedShard<V> {
+    pub(crate) fn new(shard: ShardLoop<Uring<SimKernel>, V>) -> Self {
         let ring = shard.lane.driver.kernel().ring();
         SteppedShard {
             shard: Some(shard),
@@ -77,13 +68,7 @@ where
     }
 }
 
-impl<S, F, Make, Fut> Stepped for SteppedShard<S, F, Make, Fut>
-where
-    S: Service,
-    F: Framing,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
-    Fut: Future<Output = ()>,
-{
+impl<V: Services> Stepped for SteppedShard<V> {
     fn step(&mut self) -> Option<thread::Result<Result<ShardStats, i32>>> {
         enter_shard();
         let stepped = catch_unwind(AssertUnwindSafe(|| {

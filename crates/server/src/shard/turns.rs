@@ -7,11 +7,13 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, ServerLimits, Time, Wait};
 use tracing::{debug, error};
 
-use super::calls::{Job, calls};
+use super::calls::calls;
 use super::clock::Clock;
 use super::handle::Shard;
 use super::inbox::RemoteShard;
 use super::random::Random;
+use super::service_lane::ServiceLane;
+use super::services::Services;
 use super::state::{Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
@@ -19,14 +21,7 @@ use crate::log::{LogObserver, guarded};
 use crate::service::Service;
 use crate::stats::ShardStats;
 
-impl<S, F, D, Make, Fut> ShardLoop<S, F, D, Make, Fut>
-where
-    S: Service,
-    F: Framing,
-    D: Driver<Descriptor = OwnedFd>,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
-    Fut: Future<Output = ()>,
-{
+impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Serves until it is told to stop and every connection is gone.
     ///
     /// # Errors
@@ -43,7 +38,7 @@ where
     /// One round of the loop: a turn, and the driver's, which waits for what the next one works off.
     #[inline]
     pub(crate) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<Result<ShardStats, i32>> {
-        self.lane.now = self.lane.shard.timers().now();
+        self.lane.common.now = self.lane.common.shard.timers().now();
         self.turn(completions);
         if self.is_done() {
             return Some(Ok(self.ended()));
@@ -72,10 +67,12 @@ where
 
     /// The last report.
     pub(super) fn ended(&self) -> ShardStats {
-        guarded(|| debug!(shard = self.lane.shard.index(), stats = ?self.lane.driver.stats(), "shard done"));
+        guarded(
+            || debug!(shard = self.lane.common.shard.index(), stats = ?self.lane.driver.stats(), "shard done"),
+        );
         let left = self.core.left_behind();
         if left > 0 {
-            let shard = self.lane.shard.index();
+            let shard = self.lane.common.shard.index();
             guarded(|| {
                 error!(
                     shard,
@@ -105,16 +102,16 @@ where
                 next = Some(next.map_or(at, |next| next.min(at)));
             }
         };
-        sooner(lane.shard.timers().next());
+        sooner(lane.common.shard.timers().next());
         if lane.spare.is_active() {
-            sooner(if lane.spare.has_to_do() { Some(lane.now) } else { lane.spare.next() });
+            sooner(if lane.spare.has_to_do() { Some(lane.common.now) } else { lane.spare.next() });
         }
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
-        let is_due = next.is_some_and(|next| next <= lane.now);
+        let is_due = next.is_some_and(|next| next <= lane.common.now);
         if is_due || left_over || !lane.remote.fall_asleep() {
             return Wait::No;
         }
-        next.map_or(Wait::Forever, |next| Wait::For(next - lane.now))
+        next.map_or(Wait::Forever, |next| Wait::For(next - lane.common.now))
     }
 
     pub(super) fn report(&self) -> ShardStats {
@@ -131,7 +128,7 @@ where
     /// Works off what the driver brought and hands it what is to do next.
     pub(super) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
-        core.turn(lane.now, completions, lane);
+        core.turn(lane.common.now, completions, lane);
         for op in core.take_ops() {
             lane.driver.submit(op);
         }
@@ -171,7 +168,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let shard = Shard::new(0, 1, remote, Clock::start(), random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
-    let (admit, others, unix) = (None, None, Box::default());
-    let parts = Parts { shard, core, framing, driver, service, admit, others, unix, upstreams };
-    ShardLoop::new(parts, calls::<S>).run()
+    let services = ServiceLane::new(&shard, service, framing, None, calls::<S>);
+    let (others, unix) = (None, Box::default());
+    ShardLoop::new(Parts { shard, core, driver, services, others, unix, upstreams }).run()
 }

@@ -1,0 +1,34 @@
+//! What a shard asks of the services that stand on it.
+
+use ringserve_core::{ConnId, Ended, Frames, Socket};
+
+use super::Core;
+use super::state::Common;
+use crate::log::LogObserver;
+use crate::peer::Peer;
+
+/// The services of a shard. Where there is one its lane is all of it, and everything is compiled for it.
+///
+/// None of this panics: what user code panics with is reported, and its connection ended.
+pub(crate) trait Services: 'static {
+    /// A peer wants to connect.
+    fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer);
+
+    /// Has a connection's frames called for.
+    fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>);
+
+    /// A connection's peer is silent.
+    fn heartbeat(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
+
+    /// A connection that is held open has no more input.
+    fn input_ended(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
+
+    /// A connection is gone.
+    fn ended(&mut self, common: &mut Common, ended: Ended);
+
+    /// Polls a call that was woken. Returns its connection, if that may have further frames.
+    fn resume(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId>;
+
+    /// Drops what is kept for further calls.
+    fn give_back(&mut self);
+}
