@@ -4,15 +4,18 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
 use ringserve_server::sync::Mesh;
-use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard};
+use ringserve_server::time::Sleep;
+use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard, Stream};
 
 use super::plan::{Plan, Verb};
 
@@ -32,6 +35,16 @@ const CROWD_MAX: usize = 10_000;
 
 /// Of as many crowds one is large.
 const CROWDS_ONCE_IN: u64 = 64;
+
+/// How long an upstream is asked nothing: longer than any limit on accepted connections that a seed draws.
+pub const POOLED: Duration = Duration::from_secs(600);
+
+/// Messages that are more than a shard handles in a turn, which is 1024, and of how many messages one comes behind them.
+const MESSAGES: usize = 2000;
+const MESSAGES_ONCE_IN: u64 = 64;
+
+/// Of as many messages one comes behind another one that panics.
+const BAD_MESSAGE_ONCE_IN: u64 = 8;
 
 /// Of as many replies one comes twice with the canary.
 const CANARY_ONCE_IN: u64 = 500;
@@ -62,6 +75,7 @@ impl Cover {
 pub struct Order {
     handle: Option<ConnHandle>,
     text: String,
+    panics: bool,
 }
 
 impl Order {
@@ -75,6 +89,8 @@ pub struct Model {
     mesh: Mesh<Order>,
     cover: Cover,
     kept: RefCell<Option<Frame>>,
+    sleeps: RefCell<Vec<Pin<Box<Sleep>>>>,
+    keeps_upstreams: bool,
     open_panics: u64,
     refuses: u64,
     canary: bool,
@@ -98,6 +114,10 @@ impl Model {
     pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, plan: &Plan) -> Model {
         let (of, here) = (cover.clone(), shard.clone());
         mesh.register(shard, move |order: Order| {
+            assert!(!order.panics, "planted: a message panics");
+            if order.handle.is_none() {
+                return of.count("did", "one of many messages");
+            }
             of.count("did", "message to another shard");
             let time = match here.random() % 2 {
                 0 => Duration::ZERO,
@@ -111,13 +131,15 @@ impl Model {
                 });
             }
         });
-        let kept = RefCell::default();
+        let (kept, sleeps) = (RefCell::default(), RefCell::default());
         let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
         Model {
             shard: shard.clone(),
             mesh: mesh.clone(),
             cover: cover.clone(),
             kept,
+            sleeps,
+            keeps_upstreams: plan.keeps_upstreams,
             open_panics,
             refuses,
             canary,
@@ -126,6 +148,42 @@ impl Model {
 
     fn one_in(&self, count: u64) -> bool {
         count > 0 && self.shard.random().is_multiple_of(count)
+    }
+
+    /// Has some shard push to a connection, now and then behind messages that are in its way.
+    fn ask_for_push(&self, handle: ConnHandle, text: String) {
+        let to = (self.shard.random() % self.shard.count() as u64) as usize;
+        if self.one_in(MESSAGES_ONCE_IN) {
+            (0..MESSAGES).for_each(|_| drop(self.mesh.send(to, Order::default())));
+        }
+        if self.one_in(BAD_MESSAGE_ONCE_IN) {
+            let _ = self.mesh.send(to, Order { panics: true, ..Order::default() });
+        }
+        let _ = self.mesh.send(to, Order { handle: Some(handle), text, panics: false });
+    }
+
+    /// Keeps an upstream, and sees after a long time whether it is still there.
+    fn keep_upstream(&self, mut stream: Stream) {
+        let (shard, cover, holds) = (self.shard.clone(), self.cover.clone(), self.keeps_upstreams);
+        self.shard.spawn(async move {
+            shard.sleep(POOLED).await;
+            let kept = exchange(&shard, &mut stream, 4, Duration::ZERO).await;
+            cover.count("upstream", if matches!(kept, Ok(true)) { "kept" } else { "not kept" });
+            let excused = !holds || shard.is_draining();
+            assert!(
+                excused || matches!(kept, Ok(true)),
+                "an upstream that is asked nothing is gone: {kept:?}"
+            );
+        });
+    }
+}
+
+/// A waker that panics.
+struct BadWaker;
+
+impl Wake for BadWaker {
+    fn wake(self: Arc<Self>) {
+        panic!("planted: a waker panics");
     }
 }
 
@@ -190,6 +248,11 @@ impl Crowd {
 /// Sends that many bytes to an upstream and takes them back, with a pause before each piece.
 async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Duration) -> std::io::Result<bool> {
     let mut stream = shard.connect(addr).await?;
+    exchange(shard, &mut stream, len, pause).await
+}
+
+/// Sends that many bytes and takes them back. False if the upstream ends before.
+async fn exchange(shard: &Shard, stream: &mut Stream, len: usize, pause: Duration) -> std::io::Result<bool> {
     stream.write_all(&vec![b'u'; len]).await?;
     let mut heard = 0;
     while heard < len {
@@ -251,8 +314,7 @@ impl Service for Model {
                 });
             }
             Verb::Mesh => {
-                let to = (self.shard.random() % self.shard.count() as u64) as usize;
-                let _ = self.mesh.send(to, Order { handle: Some(cx.handle()), text: format!("+{number}") });
+                self.ask_for_push(cx.handle(), format!("+{number}"));
             }
             Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
@@ -270,6 +332,10 @@ impl Service for Model {
                 let given_up = self.shard.timeout(time, attempt).await.is_err();
                 self.cover.count("upstream", if given_up { "given up" } else { "in time" });
             }
+            Verb::Pool => match self.shard.connect(SocketAddr::from(UPSTREAM)).await {
+                Ok(stream) => self.keep_upstream(stream),
+                Err(error) => self.cover.count("upstream", error.kind()),
+            },
             Verb::Crowd => {
                 let is_large = self.one_in(CROWDS_ONCE_IN);
                 Crowd::run(&self.shard, if is_large { CROWD_MAX } else { 8 }).await;
@@ -285,6 +351,13 @@ impl Service for Model {
                 let before = self.kept.replace(Some(frame.clone()));
                 drop(before);
             }
+            Verb::BadWaker => {
+                let mut sleep = Box::pin(self.shard.sleep(time));
+                let waker = Waker::from(Arc::new(BadWaker));
+                if sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+                    self.sleeps.borrow_mut().push(sleep);
+                }
+            }
             Verb::Abort => cx.abort(),
             Verb::Fail => return Err("planted"),
             Verb::PanicInCall => panic!("planted: a call panics"),
@@ -297,6 +370,11 @@ impl Service for Model {
                 return Ok(());
             }
             Verb::PanicInDecode => return Ok(()),
+            Verb::PanicInPush => {
+                let word = std::str::from_utf8(BAD_WORD).expect("text");
+                self.ask_for_push(cx.handle(), word.to_owned());
+                return Ok(());
+            }
             Verb::PanicInClose => cx.session().panics_in_close.set(true),
             Verb::PanicInDrop => cx.session().panics_in_drop.set(true),
             Verb::Close => {}
@@ -308,6 +386,11 @@ impl Service for Model {
         }
         if matches!(verb, Verb::Close | Verb::PanicInClose | Verb::PanicInDrop) {
             cx.close();
+            let late = (cx.handle().push("late"), cx.local_handle().push("late"));
+            assert!(
+                matches!(late, (Err(PushError::Gone), Err(PushError::Gone))),
+                "a push behind the end: {late:?}"
+            );
         }
         Ok(())
     }
