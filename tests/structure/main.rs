@@ -1,4 +1,5 @@
-//! No files of a crate import each other in a circle (that no crates do is for cargo to see), and pages lead where they say.
+//! No files of a crate import each other in a circle (that no crates do is for cargo to see), public types can grow, and the
+//! links of pages lead somewhere.
 //!
 //! An import leads to the file that defines what is imported, whichever modules pass it on with `pub use`. A module and its
 //! parts are one subject, so a part may name the module that it is a part of. A parent's `mod x;` imports nothing, and
