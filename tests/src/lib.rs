@@ -115,5 +115,13 @@ pub fn descriptors() -> usize {
 
 /// Pages of the guide whose programs need more crates than the framework has.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/guide/choosing.md")]
-struct Choosing;
+mod guide {
+    #[doc = include_str!("../../docs/guide/choosing.md")]
+    struct Choosing;
+
+    #[doc = include_str!("../../docs/guide/databases.md")]
+    struct Databases;
+
+    #[doc = include_str!("../../docs/guide/services.md")]
+    struct Services;
+}
