@@ -69,6 +69,11 @@ pub struct Limits {
     /// Calls of one connection that may wait at once, 1 to 65535. Default 1: a connection's replies come in the order
     /// of its frames. More suits protocols whose replies carry the number of their request.
     pub calls_in_flight_max: u16,
+    /// Tasks of one connection ([`Cx::spawn_on_connection`]) at once, 1 to 65535; a further one is refused. Each holds its
+    /// future, which [`ServerLimits::held_bytes_max`] does not count. Default 64.
+    ///
+    /// [`Cx::spawn_on_connection`]: https://docs.rs/ringserve/latest/ringserve/struct.Cx.html
+    pub connection_tasks_max: u16,
     /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
     /// could destroy the last reply on its way. Default 2 s.
     pub linger_timeout: Duration,
@@ -173,6 +178,7 @@ impl Default for Limits {
             heartbeat_interval: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
+            connection_tasks_max: 64,
             linger_timeout: Duration::from_secs(2),
         }
     }
@@ -250,6 +256,7 @@ impl Limits {
             ("inbox_bytes_high", self.inbox_bytes_high, gib),
             ("heartbeats_missed_max", self.heartbeats_missed_max.into(), 255),
             ("calls_in_flight_max", self.calls_in_flight_max.into(), 65535),
+            ("connection_tasks_max", self.connection_tasks_max.into(), 65535),
         ];
         for (name, value, max) in bytes {
             in_range(name, value as u64, 1, max)?;
@@ -304,7 +311,7 @@ impl Limits {
         values {
             frame_bytes_max: usize, outbox_bytes_high: usize, outbox_bytes_low: usize, outbox_bytes_max: usize,
             inbox_bytes_high: usize, idle_counts: IdleCounts, write_bytes_per_second_min: usize,
-            read_bytes_per_second_min: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16,
+            read_bytes_per_second_min: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
             linger_timeout: Duration,
         }
         options {

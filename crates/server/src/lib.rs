@@ -18,6 +18,7 @@ mod service;
 mod shard;
 pub mod stats;
 mod stream;
+pub mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tower")]
@@ -67,15 +68,14 @@ pub mod net {
     pub use ringserve_core::Address;
 }
 
-/// Messages between shards, and the begin of a drain as a future.
-pub mod sync {
-    pub use crate::shard::draining::Draining;
-    pub use crate::shard::messages::{Mesh, SendError};
+/// Handles on tasks of a shard.
+pub mod task {
+    pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
 }
 
 /// The time on the shards' clock, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
-    pub use crate::shard::timers::{Elapsed, Sleep, Timeout};
+    pub use crate::shard::timers::{Elapsed, Interval, Sleep, Timeout};
     pub use ringserve_core::Time;
 }
 

@@ -117,6 +117,27 @@ impl Observer for LogObserver {
 /// User code panicked in `place`, for a connection if it is one's.
 #[cold]
 pub(crate) fn panicked(shard: usize, place: &str, connection: Option<(ConnId, Peer)>, panic: &Panicked) {
+    panicked_in(shard, place, None, connection, panic);
+}
+
+/// A task panicked, which may have a name and be a connection's.
+#[cold]
+pub(crate) fn task_panicked(
+    shard: usize,
+    name: Option<&str>,
+    connection: Option<(ConnId, Peer)>,
+    panic: &Panicked,
+) {
+    panicked_in(shard, "task", name, connection, panic);
+}
+
+fn panicked_in(
+    shard: usize,
+    place: &str,
+    task: Option<&str>,
+    connection: Option<(ConnId, Peer)>,
+    panic: &Panicked,
+) {
     let what = match (place, connection) {
         ("waker", _) => "a waker panicked; its task may not have been woken",
         (_, Some(_)) => "user code panicked; its connection is closed",
@@ -124,7 +145,7 @@ pub(crate) fn panicked(shard: usize, place: &str, connection: Option<(ConnId, Pe
         _ => "user code panicked",
     };
     let (id, peer) = connection.unzip();
-    guarded(|| error!(shard, place, id = id.map(display), peer = peer.map(display), %panic, "{what}"));
+    guarded(|| error!(shard, place, task, id = id.map(display), peer = peer.map(display), %panic, "{what}"));
 }
 
 /// What a server did, in its last line.

@@ -120,10 +120,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     }
 
     fn ended(&mut self, core: &mut Core, ended: Ended) {
+        let id = ended.id;
         if ended.lane == self.upstreams.lane() {
-            return self.upstreams.ended(core, ended);
+            self.upstreams.ended(core, ended);
+        } else {
+            self.services.ended(&mut self.common, ended);
         }
-        self.services.ended(&mut self.common, ended);
+        self.common.shard.awaited().ended(id);
     }
 
     #[inline]

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
@@ -5,14 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempts::Requests;
+use super::awaited::Awaited;
 use super::clock::Clock;
 use super::draining::{DrainFlag, Draining};
 use super::inbox::RemoteShard;
+use super::join::{JoinHandle, SpawnError};
 use super::random::Random;
-use super::spawned::LocalTasks;
-use ringserve_core::Time;
+use super::spawned::{LocalTasks, ResetsOnPanic};
+use super::task::boxed;
+use ringserve_core::{ConnHead, Time};
 
-use super::timers::{Sleep, Timeout, Timers};
+use super::timers::{Interval, Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
@@ -37,6 +41,7 @@ struct Inner {
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
     upstreams: Requests,
+    awaited: Awaited,
 }
 
 impl Shard {
@@ -59,6 +64,7 @@ impl Shard {
             draining: DrainFlag::default(),
             stopping: DrainFlag::default(),
             upstreams: Requests::default(),
+            awaited: Awaited::default(),
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -74,9 +80,50 @@ impl Shard {
     }
 
     /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
-    /// `Rc`s with the service. A panic in it ends it alone.
-    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        let _named = self.inner.tasks.spawn(Box::pin(future));
+    /// `Rc`s with the service. A panic in it ends it alone, and is logged.
+    ///
+    /// The handle gives its output, and aborts it. Dropping the handle detaches the task, which goes on.
+    /// [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection) spawns one that ends with a connection.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        self.join(None, future)
+    }
+
+    /// As [`spawn`](Shard::spawn), for a task that is called `name` in the line that is logged if it panics.
+    pub fn spawn_named<T: 'static>(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        self.join(Some(name.into()), future)
+    }
+
+    /// As [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection).
+    pub(crate) fn spawn_on<T: 'static>(
+        &self,
+        shared: &ConnHead,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<JoinHandle<T>, SpawnError> {
+        if shared.is_gone() {
+            return Err(SpawnError::Gone);
+        }
+        let tasks = &self.inner.tasks;
+        let (id, tasks_max) = (shared.id(), shared.lane().connection_tasks_max());
+        let resets = ResetsOnPanic::new(shared.clone(), tasks.clone());
+        let future = boxed(None, async move {
+            let _resets = resets;
+            future.await
+        });
+        let recorded = tasks.spawn_owned(id, tasks_max, future).ok_or(SpawnError::Full)?;
+        Ok(JoinHandle::new(tasks.clone(), recorded))
+    }
+
+    fn join<T: 'static>(
+        &self,
+        name: Option<Cow<'static, str>>,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        let tasks = &self.inner.tasks;
+        JoinHandle::new(tasks.clone(), tasks.spawn_recorded(boxed(name, future)))
     }
 
     pub(crate) fn upstream_requests(&self) -> &Requests {
@@ -111,6 +158,28 @@ impl Shard {
     /// Sleeps for at least `time`; may overshoot by about 1 ms.
     pub fn sleep(&self, time: Duration) -> Sleep {
         self.inner.timers.sleep(time)
+    }
+
+    /// Ticks each `period`: the first time at once, then at whole periods after that.
+    ///
+    /// Ticks that were missed are skipped, and do not move those behind them. A period below 1 ms counts as 1 ms: timers are
+    /// no finer.
+    ///
+    /// ```
+    /// # use ringserve::Shard;
+    /// # use std::time::Duration;
+    /// fn report_each_minute(shard: &Shard) {
+    ///     let mut minutes = shard.interval(Duration::from_secs(60));
+    ///     shard.spawn(async move {
+    ///         loop {
+    ///             let at = minutes.tick().await;
+    ///             tracing::info!("alive for {} min", at.as_millis() / 60_000);
+    ///         }
+    ///     });
+    /// }
+    /// ```
+    pub fn interval(&self, period: Duration) -> Interval {
+        self.inner.timers.interval(period)
     }
 
     /// Runs a future for `time` at most, and drops it then. One that does not wait costs no timer and no look at the
@@ -164,6 +233,10 @@ impl Shard {
         &self.inner.tasks
     }
 
+    pub(crate) fn awaited(&self) -> &Awaited {
+        &self.inner.awaited
+    }
+
     pub(crate) fn timers(&self) -> &Timers {
         &self.inner.timers
     }
@@ -187,6 +260,7 @@ impl Shard {
         let mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
         let _ = guard(move || drop(mailboxes));
         self.inner.tasks.clear();
+        self.inner.awaited.clear();
     }
 }
 

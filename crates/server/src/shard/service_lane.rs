@@ -192,6 +192,7 @@ where
         if let Some(task) = call {
             self.tasks.cancel(task);
         }
+        common.shard.tasks().end_of(id);
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {

@@ -182,11 +182,13 @@ fn expected() -> Vec<(&'static str, String)> {
         "connection passed on",
         "second server",
         "one of many messages",
+        "the connection has as many tasks as connection_tasks_max allows",
     ] {
         all.push(("did", did.to_owned()));
     }
     all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
     all.push(("crowd", "beyond a turn".to_owned()));
+    all.push(("watch", "saw the end".to_owned()));
     for heard in ["heard every reply", "heard its stream to the end"] {
         all.push(("client", heard.to_owned()));
     }
@@ -421,6 +423,12 @@ fn with_deeds(
         };
         sim.run_until(Duration::from_secs(3600), are_gone);
         assert!(are_gone(), "connections stay whose clients and calls have gone");
+        if plan.deeds.is_empty() && !server.is_done() {
+            let [began, ended] = ["began", "saw the end"].map(|what| cover.of("watch", what));
+            let all_saw = || cover.of("watch", "saw the end") == cover.of("watch", "began");
+            sim.run_until(Duration::from_secs(10), all_saw);
+            assert!(all_saw(), "{began} tasks wait for ends, and {ended} saw one");
+        }
     }
     drain(sim, plan, &server);
     sim.finish();

@@ -14,6 +14,7 @@ use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
 use ringserve_server::sync::Mesh;
+use ringserve_server::task::JoinError;
 use ringserve_server::time::Sleep;
 use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard, Stream};
 
@@ -65,23 +66,26 @@ impl Cover {
         *self.0.borrow_mut().entry((kind, name.to_string())).or_default() += count;
     }
 
+    pub fn of(&self, kind: &'static str, name: &str) -> u64 {
+        self.0.borrow().get(&(kind, name.to_owned())).copied().unwrap_or(0)
+    }
+
     pub fn take(&self) -> BTreeMap<(&'static str, String), u64> {
         self.0.take()
     }
 }
 
-/// A message to another shard: a frame for a connection, if there is one.
+/// A message to another shard about a connection.
 #[derive(Default)]
-pub struct Order {
-    handle: Option<ConnHandle>,
-    text: String,
-    panics: bool,
-}
-
-impl Order {
-    fn push(&self) -> Result<(), PushError> {
-        self.handle.as_ref().map_or(Ok(()), |handle| handle.push(self.text.clone()))
-    }
+pub enum Order {
+    /// One of many that only take time.
+    #[default]
+    Nothing,
+    Panic,
+    /// A frame for it.
+    Push(ConnHandle, String),
+    /// Wait for its end.
+    Watch(ConnHandle),
 }
 
 pub struct Model {
@@ -98,6 +102,7 @@ pub struct Model {
 
 #[derive(Default)]
 pub struct Session {
+    tasks: Alive,
     panics_in_close: Cell<bool>,
     panics_in_drop: Cell<bool>,
 }
@@ -114,21 +119,24 @@ impl Model {
     pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, plan: &Plan) -> Model {
         let (of, here) = (cover.clone(), shard.clone());
         mesh.register(shard, move |order: Order| {
-            assert!(!order.panics, "planted: a message panics");
-            if order.handle.is_none() {
-                return of.count("did", "one of many messages");
-            }
             of.count("did", "message to another shard");
             let time = match here.random() % 2 {
                 0 => Duration::ZERO,
                 _ => Duration::from_micros(here.random() % 2_000_000),
             };
-            if !time.is_zero() || order.push() == Err(PushError::Full) {
-                let shard = here.clone();
-                here.spawn(async move {
-                    shard.sleep(time).await;
-                    push_on(&shard, || order.push()).await;
-                });
+            match order {
+                Order::Nothing => of.count("did", "one of many messages"),
+                Order::Panic => panic!("planted: a message panics"),
+                Order::Push(handle, text) => {
+                    if !time.is_zero() || handle.push(text.clone()) == Err(PushError::Full) {
+                        let shard = here.clone();
+                        here.spawn(async move {
+                            shard.sleep(time).await;
+                            push_on(|| handle.push(text.clone()), || handle.ready()).await;
+                        });
+                    }
+                }
+                Order::Watch(handle) => watch(&here, handle, time, of.clone()),
             }
         });
         let (kept, sleeps) = (RefCell::default(), RefCell::default());
@@ -157,9 +165,9 @@ impl Model {
             (0..MESSAGES).for_each(|_| drop(self.mesh.send(to, Order::default())));
         }
         if self.one_in(BAD_MESSAGE_ONCE_IN) {
-            let _ = self.mesh.send(to, Order { panics: true, ..Order::default() });
+            let _ = self.mesh.send(to, Order::Panic);
         }
-        let _ = self.mesh.send(to, Order { handle: Some(handle), text, panics: false });
+        let _ = self.mesh.send(to, Order::Push(handle, text));
     }
 
     /// Keeps an upstream, and sees after a long time whether it is still there.
@@ -194,9 +202,42 @@ fn number_of(request: &[u8]) -> &str {
 }
 
 /// Pushes once there is room, unless the connection ended.
-async fn push_on(shard: &Shard, push: impl Fn() -> Result<(), PushError>) {
+async fn push_on(push: impl Fn() -> Result<(), PushError>, ready: impl AsyncFn()) {
     while push() == Err(PushError::Full) {
-        shard.sleep(Duration::from_millis(10)).await;
+        ready().await;
+    }
+}
+
+/// Waits for the end of a connection, which the client brings about.
+fn watch(shard: &Shard, handle: ConnHandle, time: Duration, cover: Cover) {
+    let own = shard.clone();
+    cover.count("watch", "began");
+    shard.spawn(async move {
+        // One that is given up leaves another one in its place.
+        let _ = own.timeout(time, handle.closed()).await;
+        handle.closed().await;
+        assert!(handle.is_gone(), "a connection that ended is gone");
+        cover.count("watch", "saw the end");
+    });
+}
+
+/// Tasks of a connection that live.
+#[derive(Clone, Default)]
+struct Alive(Rc<Cell<u32>>);
+
+/// One of them.
+struct Lives(Alive);
+
+impl Alive {
+    fn one_more(&self) -> Lives {
+        self.0.set(self.0.get() + 1);
+        Lives(self.clone())
+    }
+}
+
+impl Drop for Lives {
+    fn drop(&mut self) {
+        self.0.0.set(self.0.0.get() - 1);
     }
 }
 
@@ -310,8 +351,29 @@ impl Service for Model {
                 cx.spawn(async move {
                     shard.sleep(time).await;
                     cover.count("did", "push by a task");
-                    push_on(&shard, || handle.push(text.as_str())).await;
+                    push_on(|| handle.push(text.as_str()), || handle.ready()).await;
                 });
+            }
+            Verb::Own => {
+                let (lives, shard) = (cx.session().tasks.one_more(), self.shard.clone());
+                let spawned = cx.spawn_on_connection(async move {
+                    let _lives = lives;
+                    shard.sleep(time).await;
+                    time
+                });
+                match (spawned, self.shard.random() % 3) {
+                    (Ok(task), 0) => assert_eq!(task.await, Ok(time), "a task of a connection that lives"),
+                    (Ok(task), 1) => {
+                        task.abort();
+                        assert_eq!(task.await, Err(JoinError::Aborted));
+                    }
+                    (Ok(_detached), _) => {}
+                    (Err(error), _) => self.cover.count("did", error),
+                }
+            }
+            Verb::Watch => {
+                let to = (self.shard.random() % self.shard.count() as u64) as usize;
+                let _ = self.mesh.send(to, Order::Watch(cx.handle()));
             }
             Verb::Mesh => {
                 self.ask_for_push(cx.handle(), format!("+{number}"));
@@ -402,6 +464,7 @@ impl Service for Model {
 
     fn close(&self, session: &Session, reason: CloseReason) {
         self.cover.count("close", reason);
+        assert_eq!(session.tasks.0.get(), 0, "tasks of a connection that ended live");
         if session.panics_in_close.get() {
             panic!("planted: close panics");
         }
