@@ -16,7 +16,7 @@ use std::{fs, thread};
 
 use bytes::Bytes;
 use criterion::{Criterion, criterion_group, criterion_main};
-use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service};
+use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Hands out the handle of each connection.
@@ -26,9 +26,9 @@ impl Service for Handles {
     type Session = ();
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
         let sender = self.0.lock().expect("no thread panics");
-        sender.send(cx.handle()).map_err(|_| Refusal::new("the benchmark is over"))
+        sender.send(opening.handle()).map_err(|_| Refusal::new("the benchmark is over"))
     }
 
     async fn call(&self, _cx: &Cx<'_, ()>, _frame: Frame) -> Result<(), Infallible> {
@@ -116,13 +116,13 @@ impl Service for RelayShard {
     type Session = ();
     type Error = PushError;
 
-    fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
-        let own = cx.shard().index();
+    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+        let own = opening.shard().index();
         match &mut self.0.ends.lock().expect("no shard panics")[own] {
             Some(_) => Err(Refusal::new("this shard has one")),
             free => {
-                *free = Some(cx.handle());
-                cx.write(&[own as u8]);
+                *free = Some(opening.handle());
+                opening.write(&[own as u8]);
                 Ok(())
             }
         }

@@ -16,7 +16,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service, Stream, stream};
+use ringserve::sync::{AskError, Mesh};
+use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service, Stream, stream};
 use ringserve_server::internals::start_on;
 
 use echo::Echo;
@@ -26,7 +27,9 @@ fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
         // `cargo bench` runs every benchmark without arguments.
-        return println!("usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards or stream");
+        return println!(
+            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, asks or stream"
+        );
     };
     let (over, all_turns_over) = sync_channel(0);
     let script = Script { connections: 1, shards: 1, frame: vec![b'x'; 64], sends: 1, rounds: turns, over };
@@ -47,6 +50,14 @@ fn main() {
             let to = Arc::new(OnceLock::new());
             let script = Script { shards: 2, ..script };
             start_on(server.shards(2), start(script), move |_| Relay { shard: 1, to: to.clone() })
+        }
+        "asks" => {
+            let questions = Mesh::new();
+            let script = Script { shards: 2, ..script };
+            start_on(server.shards(2), start(script), move |shard| {
+                questions.register(shard, |_from, number: u64| 2 * number);
+                Asks { questions: questions.clone() }
+            })
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
         other => panic!("there is no case {other}"),
@@ -97,6 +108,25 @@ impl Service for Pairs {
     }
 }
 
+/// Asks another shard 16 questions at once for each frame.
+struct Asks {
+    questions: Mesh<u64, u64>,
+}
+
+impl Service for Asks {
+    type Session = ();
+    type Error = AskError;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), AskError> {
+        let asked = std::array::from_fn::<_, 16, _>(|number| self.questions.ask(1, number as u64));
+        for ask in asked {
+            ask.await?;
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
 /// Pushes each frame to the one connection of a shard.
 struct Relay {
     shard: usize,
@@ -107,9 +137,9 @@ impl Service for Relay {
     type Session = ();
     type Error = PushError;
 
-    fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
-        if cx.shard().index() == self.shard {
-            let _ = self.to.set(cx.handle());
+    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+        if opening.shard().index() == self.shard {
+            let _ = self.to.set(opening.handle());
         }
         Ok(())
     }

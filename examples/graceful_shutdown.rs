@@ -22,7 +22,7 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::limits::ServerLimits;
-use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, Service};
+use ringserve::{Closed, Cx, Driver, Frame, Limits, Server, Service};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -90,9 +90,9 @@ impl Service for Patient {
         Ok(())
     }
 
-    fn close(&self, _session: &(), reason: CloseReason) {
+    fn close(&self, closed: &Closed<'_, ()>) {
         let mut ends = self.report.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        *ends.entry(reason.name()).or_default() += 1;
+        *ends.entry(closed.reason().name()).or_default() += 1;
     }
 }
 

@@ -30,7 +30,7 @@ use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::sync::Mesh;
 use ringserve::{
-    CloseReason, ConnHandle, ConnId, Cx, Driver, Frame, Limits, LocalHandle, PushError, Refusal, Server,
+    Closed, ConnHandle, ConnId, Cx, Driver, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server,
     Service, Shard,
 };
 use tracing_subscriber::EnvFilter;
@@ -139,11 +139,12 @@ struct Chat {
     rooms: Rc<Rooms>,
 }
 
-/// Who a connection is. `None` until it was opened.
-#[derive(Default)]
+/// Who a connection is.
 struct Session {
-    who: RefCell<Option<Who>>,
+    who: RefCell<Who>,
 }
+
+impl ringserve::Session for Session {}
 
 #[derive(Clone)]
 struct Who {
@@ -154,40 +155,43 @@ struct Who {
 
 impl Chat {
     /// One message for each shard, also where no client listens.
-    fn tell_all(&self, cx: &Cx<'_, Session>, message: impl Fn() -> Message) {
+    fn tell_all(&self, teller: &LocalHandle, message: impl Fn() -> Message) {
         for shard in 0..self.shards.count() {
-            if self.shards.send(shard, message()).is_err() {
+            if self.shards.try_send(shard, message()).is_err() {
                 // Tens of thousands wait there: say so rather than wait with everybody behind us.
-                cx.reply(b"* too much is being said, not everybody will hear you");
+                let _ = teller.push(b"* too much is being said, not everybody will hear you");
             }
         }
     }
 
-    fn say(&self, cx: &Cx<'_, Session>, who: &Who, line: &str) {
+    fn say(&self, teller: &LocalHandle, who: &Who, line: &str) {
         let (line, by) = (Arc::<str>::from(line), (self.shard, who.id));
-        self.tell_all(cx, || Message::Said { room: who.room.clone(), line: line.clone(), by });
+        self.tell_all(teller, || Message::Said { room: who.room.clone(), line: line.clone(), by });
     }
 
     fn obey(&self, cx: &Cx<'_, Session>, mut who: Who, line: &str) {
+        let own = cx.local_handle();
         match line.split_once(' ').unwrap_or((line, "")) {
             ("/name", name) if is_name(name) => {
-                self.say(cx, &who, &format!("* {} is called {name} now", who.name));
+                self.say(&own, &who, &format!("* {} is called {name} now", who.name));
                 let missed = self.rooms.remove(&who.room, who.id).map_or(0, |member| member.missed.get());
                 who.name = name.into();
-                self.enter(cx, who, missed);
+                self.enter(own, &who, missed);
+                cx.session().who.replace(who);
                 cx.reply(format!("* you are called {name} now").as_bytes());
             }
             ("/join", room) if is_name(room) => {
-                self.say(cx, &who, &format!("* {} left", who.name));
+                self.say(&own, &who, &format!("* {} left", who.name));
                 let missed = self.rooms.remove(&who.room, who.id).map_or(0, |member| member.missed.get());
                 who.room = room.into();
-                self.say(cx, &who, &format!("* {} came", who.name));
-                self.enter(cx, who, missed);
+                self.say(&own, &who, &format!("* {} came", who.name));
+                self.enter(own, &who, missed);
+                cx.session().who.replace(who);
                 cx.reply(format!("* you are in {room} now").as_bytes());
             }
             ("/who", "") => {
                 let asks = cx.handle();
-                self.tell_all(cx, || Message::Who { room: who.room.clone(), asks: asks.clone() });
+                self.tell_all(&own, || Message::Who { room: who.room.clone(), asks: asks.clone() });
             }
             ("/quit", "") => {
                 cx.reply(b"* goodbye");
@@ -198,10 +202,8 @@ impl Chat {
     }
 
     /// `missed` lines were dropped for it elsewhere, and it was not told of them.
-    fn enter(&self, cx: &Cx<'_, Session>, who: Who, missed: u64) {
-        let member = Member { name: who.name.clone(), handle: cx.local_handle(), missed: Cell::new(missed) };
-        self.rooms.put(&who.room, member);
-        cx.session().who.replace(Some(who));
+    fn enter(&self, handle: LocalHandle, who: &Who, missed: u64) {
+        self.rooms.put(&who.room, Member { name: who.name.clone(), handle, missed: Cell::new(missed) });
     }
 }
 
@@ -214,32 +216,34 @@ impl Service for Chat {
     type Session = Session;
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
-        let name = format!("guest-{}-{}", self.shard, cx.id().slot());
-        cx.reply(format!("* you are {name}, in lobby; /name X, /join ROOM, /who, /quit").as_bytes());
-        let who = Who { id: cx.id(), name: name.into(), room: "lobby".into() };
-        self.say(cx, &who, &format!("* {} came", who.name));
-        self.enter(cx, who, 0);
-        Ok(())
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+        let name = format!("guest-{}-{}", self.shard, opening.id().slot());
+        opening.reply(format!("* you are {name}, in lobby; /name X, /join ROOM, /who, /quit").as_bytes());
+        let who = Who { id: opening.id(), name: name.into(), room: "lobby".into() };
+        let handle = opening.local_handle();
+        self.say(&handle, &who, &format!("* {} came", who.name));
+        self.enter(handle, &who, 0);
+        Ok(Session { who: RefCell::new(who) })
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Infallible> {
-        let Some(who) = cx.session().who.borrow().clone() else { return Ok(()) };
+        let who = cx.session().who.borrow().clone();
         let line = String::from_utf8_lossy(&frame);
         if line.starts_with('/') {
             self.obey(cx, who, line.trim_end());
         } else if !line.is_empty() {
-            self.say(cx, &who, &format!("{}: {line}", who.name));
+            self.say(&cx.local_handle(), &who, &format!("{}: {line}", who.name));
         }
         Ok(())
     }
 
-    fn close(&self, session: &Session, _reason: CloseReason) {
-        let Some(who) = session.who.take() else { return };
+    fn close(&self, closed: &Closed<'_, Session>) {
+        let who = closed.session().who.borrow();
         self.rooms.remove(&who.room, who.id);
         let (line, by) = (Arc::<str>::from(format!("* {} left", who.name)), (self.shard, who.id));
         for shard in 0..self.shards.count() {
-            let _ = self.shards.send(shard, Message::Said { room: who.room.clone(), line: line.clone(), by });
+            let _ =
+                self.shards.try_send(shard, Message::Said { room: who.room.clone(), line: line.clone(), by });
         }
     }
 }
@@ -250,7 +254,7 @@ fn chat() -> impl Fn(&Shard) -> Chat + Send + Sync {
     move |shard| {
         let (rooms, here) = (Rc::new(Rooms::default()), shard.index());
         let local = rooms.clone();
-        shards.register(shard, move |message| local.handle(here, message));
+        shards.register(shard, move |_from, message| local.handle(here, message));
         Chat { shard: here, shards: shards.clone(), rooms }
     }
 }

@@ -121,7 +121,7 @@
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`stats`] | what a server counts and holds |
 //! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
-//! | [`task`] | handles on tasks |
+//! | [`task`] | handles on tasks, and on calls that block |
 //! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | `codec`, `http`, `testing`, `tower` | with the feature of that name |
 //!
@@ -142,9 +142,9 @@ pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{
-    CloseReason, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Frame, IntoService, Limits, LocalHandle,
-    Peer, PushError, Refusal, Runtime, Server, ServerHandle, Service, SetupError, Shard, ShutdownHandle,
-    Stream, StreamHandle, StreamService, stream,
+    CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
+    Limits, LocalHandle, Opening, Peer, PushError, Refusal, Runtime, Server, ServerHandle, Service, Session,
+    SetupError, Shard, ShutdownHandle, Stream, StreamHandle, StreamService, stream,
 };
 pub use ringserve_server::{framing, limits, middleware, net, stats, sync, task, time};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
 
-use ringserve_core::{Frame, Payload};
+use ringserve_core::{Frame, Parked, Payload, Time};
 
 use crate::rig::{Conn, Model};
 
@@ -56,10 +56,10 @@ pub struct Task {
     left: u8,
     /// Set when the outbox has room, if it waits for that.
     pub room: Option<Arc<Flag>>,
-    /// The call listed behind it.
-    pub next: Option<u32>,
-    /// What the shard counts for it.
-    pub bytes: usize,
+    /// What the shard counts for it, and the call listed behind it.
+    pub parked: Parked,
+    /// When it began to wait.
+    pub since: Time,
 }
 
 /// A waker that remembers.
@@ -164,8 +164,8 @@ impl Model {
             frame,
             left: left % 32,
             room,
-            next: None,
-            bytes: 0,
+            parked: Parked::default(),
+            since: self.now,
         }))
     }
 

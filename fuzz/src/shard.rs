@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{AcceptEnd, CloseReason, Limits, Parked, ReceiveEnd, SendEnd, ServerLimits, Wait};
+use ringserve_core::{AcceptEnd, CloseReason, Limits, ReceiveEnd, SendEnd, ServerLimits, Wait};
 
 use crate::framings::Kind;
 use crate::input::Input;
@@ -218,8 +218,9 @@ fn stale(rig: &mut Rig, which: usize) {
     assert_eq!((outlet.outbox_bytes(), outlet.is_gone()), (0, true));
     outlet.close();
     outlet.abort();
-    assert_eq!(rig.shard.call_parked(id, 7, 100), Parked { next: None, bytes: 0 });
-    rig.shard.call_done(id, 7, None, 0);
+    let parked = rig.shard.call_parked(id, 7, 100);
+    assert_eq!((parked.next, parked.bytes), (None, 0));
+    rig.shard.call_done(id, 7, parked, None);
     rig.shard.finish(id, CloseReason::Closed);
     rig.shard.abort(id, CloseReason::Aborted);
     rig.shard.run_frames(id, &mut rig.model);

@@ -11,7 +11,9 @@ use ringserve::framing::{FrameError, LengthPrefix};
 use ringserve::middleware::{
     CallEnd, CallObserver, Calls, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError,
 };
-use ringserve::{CloseReason, Cx, Frame, IntoService, Refusal, ServerHandle, Service, Shard};
+use ringserve::{
+    CloseReason, Closed, Cx, Frame, IntoService, Opening, Refusal, ServerHandle, Service, Shard,
+};
 use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
@@ -71,7 +73,7 @@ impl Service for Inner {
     type Session = ();
     type Error = Failed;
 
-    fn open(&self, _cx: &Cx<'_, ()>) -> Result<(), Refusal> {
+    async fn open(&self, _opening: &Opening<'_>) -> Result<(), Refusal> {
         self.hears("open");
         if self.heard().iter().any(|heard| heard == "call refuse") {
             return Err(Refusal::new("as it was told"));
@@ -123,8 +125,8 @@ impl Service for Inner {
         cx.close();
     }
 
-    fn close(&self, _session: &(), reason: CloseReason) {
-        self.hears(format!("close {}", reason.name()));
+    fn close(&self, closed: &Closed<'_, ()>) {
+        self.hears(format!("close {}", closed.reason().name()));
     }
 }
 

@@ -1,12 +1,58 @@
 //! Ends, by the peer and by the service.
 
+use std::convert::Infallible;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ringserve::CloseReason;
+use ringserve::framing::LengthPrefix;
+use ringserve::stats::Account;
+use ringserve::{CloseReason, Closed, Cx, Frame, Service};
 
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Lab, On, SOON, eventually, no_time_limits, order, pattern};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, pattern, watch};
+
+/// Echoes, and keeps the accounts of connections that ended.
+struct Billing(Arc<Mutex<Vec<Account>>>);
+
+impl Service for Billing {
+    type Session = ();
+    type Error = Infallible;
+
+    const ACCOUNTS: bool = true;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.reply(frame);
+        Ok(())
+    }
+
+    fn close(&self, closed: &Closed<'_, ()>) {
+        self.0.lock().unwrap().extend(closed.account());
+    }
+}
+
+pub fn account_at_the_end(on: On) {
+    let site = on.site(no_time_limits()).framing(LengthPrefix::default());
+    let (net, accounts) = (site.net.clone(), Arc::new(Mutex::new(Vec::new())));
+    let for_shards = accounts.clone();
+    let running = site.start(move |_| Billing(for_shards.clone())).expect("the server starts");
+    let mut client = Client::of(net.connect(running.local_addrs()[0]).expect("the server accepts"));
+    // Small ones, and one that needs several receives and sends.
+    for len in [0, 10, 100_000] {
+        client.send(pattern(len));
+        assert_eq!(client.recv().len(), len);
+    }
+    client.finish_writing();
+    assert_eq!(client.end(), End::Fin);
+    watch::ended({
+        running.shutdown();
+        running
+    });
+    let accounts = accounts.lock().unwrap();
+    let [account] = accounts[..] else { panic!("{accounts:?}") };
+    assert_eq!((account.frames_received, account.frames_sent), (3, 3));
+    assert_eq!((account.bytes_received, account.bytes_sent), (100_022, 100_022));
+}
 
 pub fn half_closed_after_a_request(on: On) {
     let lab = Lab::on(on, no_time_limits());

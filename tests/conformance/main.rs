@@ -10,6 +10,9 @@ mod accepting;
 mod connecting;
 mod echoing;
 mod ending;
+mod last_words;
+mod opening;
+mod own_limits;
 mod pressure;
 mod reaching;
 mod serving;
@@ -108,6 +111,7 @@ macro_rules! cases {
                 two_connections_in_turns
             }
             ending {
+                account_at_the_end
                 half_closed_after_a_request
                 half_closed_with_much_queued
                 half_closed_in_the_middle_of_a_frame
@@ -122,6 +126,32 @@ macro_rules! cases {
                 closed_with_replies_unread
                 aborted_by_the_service
                 closed_twice
+            }
+            last_words {
+                of_a_call_that_fails
+                of_a_call_that_fails_after_waiting
+                of_a_call_that_panics
+                of_a_call_that_waits_too_long
+                nothing_is_said_by_default
+                to_all_at_the_start_of_a_drain
+                to_one_that_opens_in_a_drain
+            }
+            own_limits {
+                small_frames_before_a_login
+                idle_time_of_one_connection
+                call_that_waits_as_long_as_it_likes
+                bad_limits_change_nothing
+            }
+            opening {
+                frames_wait_until_they_are_let_in
+                half_closed_before_it_is_open
+                reset_before_it_is_open
+                refused_after_a_wait
+                open_that_never_ends
+                many_are_opened_at_once
+                shutdown_before_it_is_open
+                shutdown_with_a_frame_before_it_is_open
+                force_before_it_is_open
             }
             stopping {
                 shutdown_while_receiving

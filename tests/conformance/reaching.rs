@@ -152,14 +152,14 @@ pub fn messages_between_shards(on: On) {
     let running = host.start(move |shard| {
         let (shards, next) = (joined.clone(), (shard.index() + 1) % SHARDS);
         let arrived = arrived.lock().unwrap().clone();
-        joined.register(shard, move |n| match n {
+        joined.register(shard, move |_from, n| match n {
             0 => arrived.send(()).unwrap(),
-            n => shards.send(next, n - 1).unwrap(),
+            n => shards.try_send(next, n - 1).unwrap(),
         });
         Puppet::new(Default::default())
     });
     let running = running.unwrap();
-    shards.send(0, 1_000).unwrap();
+    shards.try_send(0, 1_000).unwrap();
     end.recv_timeout(SOON).expect("it goes round and comes to its end");
     ringserve_tests::finish(running);
 }

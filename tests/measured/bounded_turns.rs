@@ -209,14 +209,14 @@ fn messages_beyond_the_bound_of_a_turn_arrive_in_order() {
     let (joined, in_shard) = (shards.clone(), handled.clone());
     let running = server.framing(Lines::default()).start(move |shard| {
         let next = in_shard.clone();
-        joined.register(shard, move |number: u64| {
+        joined.register(shard, move |_from, number: u64| {
             assert_eq!(next.load(SeqCst), number);
             next.store(number + 1, SeqCst);
         });
         Count(Arc::default())
     });
     let running = running.unwrap();
-    (0..MESSAGES).for_each(|number| shards.send(0, number).unwrap());
+    (0..MESSAGES).for_each(|number| shards.try_send(0, number).unwrap());
     eventually("every message is handled", SOON, || handled.load(SeqCst) == MESSAGES);
     ringserve_tests::finish(running);
 }

@@ -2,6 +2,7 @@
 //! They run one after the other, and what counts for a whole process has one to itself: [`ringserve_tests::alone`].
 
 mod abort_all;
+mod ask_allocations;
 mod bounded_turns;
 mod churn;
 mod claimed_lengths;

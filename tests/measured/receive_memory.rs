@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Refusal, Service};
+use ringserve::{CloseReason, Cx, Frame, Opening, Refusal, Service};
 use ringserve_tests::Bounds;
 use ringserve_tests::brake::{Brake, brake};
 use ringserve_tests::client::frame;
@@ -77,9 +77,8 @@ impl Service for Order {
     type Session = Cell<usize>;
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, Cell<usize>>) -> Result<(), Refusal> {
-        cx.session().set(self.connections.replace(self.connections.get() + 1));
-        Ok(())
+    async fn open(&self, _opening: &Opening<'_>) -> Result<Cell<usize>, Refusal> {
+        Ok(Cell::new(self.connections.replace(self.connections.get() + 1)))
     }
 
     async fn call(&self, cx: &Cx<'_, Cell<usize>>, frame: Frame) -> Result<(), Infallible> {

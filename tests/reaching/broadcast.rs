@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{Cx, Frame, LocalHandle, Refusal, Service};
+use ringserve::{Cx, Frame, LocalHandle, Opening, Refusal, Service};
 use ringserve_tests::{Client, On, SOON, eventually, finish, no_time_limits, on_epoll};
 
 /// Of a shard's submission queue.
@@ -21,8 +21,8 @@ impl Service for Everybody {
     type Session = ();
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
-        self.0.borrow_mut().push(cx.local_handle());
+    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+        self.0.borrow_mut().push(opening.local_handle());
         Ok(())
     }
 

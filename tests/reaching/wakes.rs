@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ringserve::framing::LengthPrefix;
 use ringserve::stats::ServerStats;
 use ringserve::sync::Mesh;
-use ringserve::{CloseReason, Cx, Frame, Server, ServerHandle, Service};
+use ringserve::{Closed, Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::Bounded;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;
@@ -75,7 +75,7 @@ impl Service for Asks {
         let own = cx.shard().index();
         if &*frame == b"ask" {
             let (answer, answered) = channel();
-            self.shards.send(1 - own, answer).expect("the other shard runs");
+            self.shards.try_send(1 - own, answer).expect("the other shard runs");
             let answer = answered.recv_timeout(SOON).expect("the other shard answers");
             cx.reply(answer.to_string().as_bytes());
         } else {
@@ -91,7 +91,7 @@ fn a_shard_that_blocks_until_another_one_answers_is_answered() {
     let server = On::default().server(no_time_limits()).shards(2).framing(LengthPrefix::default());
     let running = server.start(move |shard| {
         let own = shard.index();
-        shards.register(shard, move |answer: Sender<usize>| _ = answer.send(own));
+        shards.register(shard, move |_from, answer: Sender<usize>| _ = answer.send(own));
         Asks { shards: shards.clone() }
     });
     let running = running.unwrap();
@@ -124,8 +124,8 @@ impl Service for LastWords {
         Ok(())
     }
 
-    fn close(&self, _session: &(), _reason: CloseReason) {
-        let _ = self.shards.send(1, 1);
+    fn close(&self, _closed: &Closed<'_, ()>) {
+        let _ = self.shards.try_send(1, 1);
     }
 }
 
@@ -138,7 +138,7 @@ struct DropsLast {
 impl Drop for DropsLast {
     fn drop(&mut self) {
         if self.on_shard_0.get() {
-            let _ = self.shards.send(1, 100);
+            let _ = self.shards.try_send(1, 100);
         }
     }
 }
@@ -151,7 +151,7 @@ fn wake_up_of_a_shards_last_turn_arrives() {
         let (for_shards, for_gate, for_heard) = (shards.clone(), gate.clone(), heard.clone());
         let running = server.start(move |shard| {
             let heard = for_heard.clone();
-            for_shards.register(shard, move |count: u64| _ = heard.fetch_add(count, SeqCst));
+            for_shards.register(shard, move |_from, count: u64| _ = heard.fetch_add(count, SeqCst));
             // Dropped with the tasks of its shard, when the last turn is over.
             let on_shard_0 = Cell::new(shard.index() == 0);
             let last = DropsLast { shards: for_shards.clone(), on_shard_0 };

@@ -65,7 +65,7 @@ setters! {
         calls_in_flight_max: u16, connection_tasks_max: u16,
         linger_timeout: Duration,
     } options {
-        first_frame_timeout, idle_timeout, write_stall_timeout, handler_timeout, heartbeat_interval,
+        first_frame_timeout, idle_timeout, write_stall_timeout, handler_timeout, open_timeout, heartbeat_interval,
     }
     server {
         connections_max: usize,

@@ -64,6 +64,7 @@ pub fn no_time_limits() -> Bounds {
         .write_bytes_per_second_min(0)
         .read_bytes_per_second_min(0)
         .handler_timeout(None)
+        .open_timeout(None)
         .linger_timeout(linger)
 }
 

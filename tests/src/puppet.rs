@@ -12,7 +12,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use ringserve::framing::FrameError;
-use ringserve::{CloseReason, ConnHandle, Cx, Frame, LocalHandle, PushError, Refusal, Service};
+use ringserve::{
+    CloseReason, Closed, ConnHandle, Cx, Failure, Frame, LocalHandle, Opening, PushError, Refusal, Service,
+};
 
 use crate::order::Order;
 
@@ -35,7 +37,7 @@ pub struct Shared {
     pub opened: AtomicU64,
     pub closed: AtomicU64,
     pub malformed: AtomicU64,
-    /// Calls that were dropped while they waited.
+    /// Calls that were dropped while they waited, and opens.
     pub dropped: AtomicU64,
     pub reasons: Mutex<Vec<CloseReason>>,
     pub peers: Mutex<Vec<Option<std::net::SocketAddr>>>,
@@ -43,6 +45,10 @@ pub struct Shared {
     pub outbox_most: AtomicUsize,
     /// What `open` does with the next connection.
     pub greet: AtomicBool,
+    pub waits_in_open: AtomicBool,
+    /// What is said to a connection whose call fails, and at the start of a drain.
+    pub last_words: AtomicBool,
+    pub goodbye: AtomicBool,
     pub refuse: AtomicBool,
     pub panic_in_open: AtomicBool,
     pub panic_in_close: AtomicBool,
@@ -116,22 +122,26 @@ impl Service for Puppet {
     type Session = Session;
     type Error = Failed;
 
-    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
         if self.shared.panic_in_open.swap(false, SeqCst) {
             panic!("planted: open panics");
         }
+        if self.shared.waits_in_open.load(SeqCst) {
+            opening.reply(b"wait");
+            self.pass().await;
+        }
         if self.shared.refuse.load(SeqCst) {
-            cx.reply(b"no");
+            opening.reply(b"no");
             return Err(Refusal::new("planted"));
         }
         if self.shared.greet.load(SeqCst) {
-            cx.reply(b"hello");
+            opening.reply(b"hello");
         }
-        note(&self.shared.peers, cx.peer().addr());
+        note(&self.shared.peers, opening.peer().addr());
         self.shared.opened.fetch_add(1, SeqCst);
         let now = self.shared.open_now.fetch_add(1, SeqCst) + 1;
         self.shared.open_most.fetch_max(now, SeqCst);
-        Ok(())
+        Ok(Session::default())
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Failed> {
@@ -271,11 +281,23 @@ impl Service for Puppet {
         cx.reply(b"malformed");
     }
 
-    fn close(&self, session: &Session, reason: CloseReason) {
+    fn failed(&self, cx: &Cx<'_, Session>, failure: &Failure<'_, Failed>) {
+        if self.shared.last_words.load(SeqCst) {
+            cx.reply(failure.to_string().as_bytes());
+        }
+    }
+
+    fn draining(&self, cx: &Cx<'_, Session>) {
+        if self.shared.goodbye.load(SeqCst) {
+            cx.reply(b"goodbye");
+        }
+    }
+
+    fn close(&self, closed: &Closed<'_, Session>) {
         self.shared.closed.fetch_add(1, SeqCst);
         self.shared.open_now.fetch_sub(1, SeqCst);
-        note(&self.shared.reasons, reason);
-        session.kept.borrow_mut().clear();
+        note(&self.shared.reasons, closed.reason());
+        closed.session().kept.borrow_mut().clear();
         if self.shared.panic_in_close.swap(false, SeqCst) {
             panic!("planted: close panics");
         }

@@ -9,6 +9,9 @@
 //!   CountedHead<H>  ─┼────▶ │ strong │ weak │ kind │ head H │ body B │
 //!   WeakHead<H>     ─┘      └────────┴──────┴──────┴────────┴────────┘
 //! ```
+//!
+//! A block may be made before its body is there. Until then its kind is another one, of which no type is the body's: so nothing
+//! finds a body in it, and it drops its head alone. [`CountedHead::fill`] writes the body and exchanges the kind.
 
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
@@ -34,7 +37,8 @@ struct Counts {
     strong: Cell<u32>,
     /// Weak holders, and one for all strong ones together.
     weak: Cell<u32>,
-    kind: &'static Kind,
+    /// Exchanged once at most, by [`CountedHead::fill`], for one of the same layout.
+    kind: Cell<&'static Kind>,
 }
 
 /// The start of each block whose head is an `H`.
@@ -50,9 +54,42 @@ struct Block<H, B> {
     body: B,
 }
 
+/// Stands for the body of a block that has none yet. Nothing outside of this file can name it.
+struct Unfilled<B>(PhantomData<B>);
+
 impl<H: 'static, B: 'static> Block<H, B> {
     const KIND: &'static Kind =
         &Kind { type_id: TypeId::of::<B>, layout: Layout::new::<Block<H, B>>(), drop: Self::drop_contents };
+
+    /// Of a block whose body is not there yet.
+    const UNFILLED: &'static Kind = &Kind {
+        type_id: TypeId::of::<Unfilled<B>>,
+        layout: Layout::new::<Block<H, B>>(),
+        drop: Self::drop_head,
+    };
+
+    /// Memory for a block of `kind`, whose counts and head are written and whose body is not. `None` if the system has none; the
+    /// head is dropped then.
+    fn try_allocate(head: H, kind: &'static Kind) -> Option<NonNull<Block<H, B>>> {
+        // SAFETY: the layout is not empty, since a block begins with its counts.
+        let memory = unsafe { alloc(Layout::new::<Block<H, B>>()) };
+        let block = NonNull::new(memory.cast::<Block<H, B>>())?;
+        let counts = Counts { strong: Cell::new(1), weak: Cell::new(1), kind: Cell::new(kind) };
+        // SAFETY: the memory was just allocated with the layout of this type, and belongs to this function alone. What is headed is
+        // the first field of a block, which is `repr(C)`.
+        unsafe { block.cast::<Headed<H>>().write(Headed { counts, head }) };
+        Some(block)
+    }
+
+    /// # Safety
+    /// `counts` is the start of a block of this type whose body is not there, and whose head nothing uses from now on.
+    unsafe fn drop_head(counts: NonNull<Counts>) {
+        let block = counts.cast::<Block<H, B>>().as_ptr();
+        // SAFETY: the caller's promise, and the addresses are the same as in `drop_contents`.
+        let head = unsafe { &raw mut (*block).headed.head };
+        // SAFETY: the caller's promise.
+        unsafe { ptr::drop_in_place(head) }
+    }
 
     /// # Safety
     /// `counts` is the start of a block of this type, whose head and body nothing uses from now on.
@@ -114,14 +151,28 @@ impl<H: 'static, B: 'static> Counted<H, B> {
     /// Moves both into a new block: 16 bytes more than they are. `None` if the system has no memory for it; both are dropped
     /// then.
     pub fn try_new(head: H, body: B) -> Option<Counted<H, B>> {
-        let kind = Block::<H, B>::KIND;
-        // SAFETY: the layout is not empty, since a block begins with its counts.
-        let memory = unsafe { alloc(kind.layout) };
-        let block = NonNull::new(memory.cast::<Block<H, B>>())?;
-        let counts = Counts { strong: Cell::new(1), weak: Cell::new(1), kind };
-        // SAFETY: the memory was just allocated with the layout of this type, and belongs to this function alone.
-        unsafe { block.write(Block { headed: Headed { counts, head }, body }) };
+        let block = Block::<H, B>::try_allocate(head, Block::<H, B>::KIND)?;
+        // SAFETY: the block was just allocated for a body of this type.
+        let place = unsafe { &raw mut (*block.as_ptr()).body };
+        // SAFETY: there is no body yet, and the block belongs to this function alone.
+        unsafe { place.write(body) };
         Some(Counted { head: CountedHead { block: block.cast() }, body: PhantomData })
+    }
+
+    /// Moves `head` into a new block with room for a body, which [`fill`](CountedHead::fill) moves there later. Until then no type
+    /// is that of its body. `None` if the system has no memory for it; `head` is dropped then.
+    ///
+    /// ```
+    /// use ringserve_buf::Counted;
+    ///
+    /// let unfilled = Counted::<_, String>::try_new_unfilled(7).unwrap();
+    /// assert!(unfilled.downcast_ref::<String>().is_none());
+    /// assert_eq!(unfilled.fill("seven").err(), Some("seven"), "its body is to be a `String`");
+    /// assert_eq!(unfilled.fill("seven".to_string()).unwrap().body(), "seven");
+    /// ```
+    pub fn try_new_unfilled(head: H) -> Option<CountedHead<H>> {
+        let block = Block::<H, B>::try_allocate(head, Block::<H, B>::UNFILLED)?;
+        Some(CountedHead { block: block.cast() })
     }
 
     /// The body.
@@ -129,8 +180,8 @@ impl<H: 'static, B: 'static> Counted<H, B> {
     pub fn body(&self) -> &B {
         let block: NonNull<Block<H, B>> = self.head.block.cast();
         // SAFETY: this is a strong holder, which keeps the body alive. Its block has a body of type `B`: it was made by
-        // `try_new` with that type, or comes from a head by `downcast_ref`, which checked it. The pointer was made from the whole
-        // allocation.
+        // `try_new` with that type, or comes from a head by `downcast`, `downcast_ref` or `fill`, which checked it. The pointer was made from
+        // the whole allocation.
         unsafe { &(*block.as_ptr()).body }
     }
 
@@ -153,7 +204,7 @@ impl<H: 'static> CountedHead<H> {
     /// The block with its body, if that is of type `B`.
     #[inline]
     pub fn downcast_ref<B: 'static>(&self) -> Option<&Counted<H, B>> {
-        let kind = self.counts().kind;
+        let kind = self.counts().kind.get();
         // Kinds are equal in address only if they are in content, and each type's function returns another identifier. Kinds of
         // one type may have several addresses.
         if !ptr::eq(kind, Block::<H, B>::KIND) && (kind.type_id)() != TypeId::of::<B>() {
@@ -161,6 +212,36 @@ impl<H: 'static> CountedHead<H> {
         }
         // SAFETY: a `Counted` is nothing but a head, which `repr(transparent)` promises, and the block has such a body.
         Some(unsafe { &*ptr::from_ref(self).cast::<Counted<H, B>>() })
+    }
+
+    /// The same holder, if the block has a body of type `B`.
+    ///
+    /// # Errors
+    /// The holder, if it has not.
+    pub fn downcast<B: 'static>(self) -> Result<Counted<H, B>, CountedHead<H>> {
+        match self.downcast_ref::<B>().is_some() {
+            true => Ok(Counted { head: self, body: PhantomData }),
+            false => Err(self),
+        }
+    }
+
+    /// Moves the body into a block that was made [without](Counted::try_new_unfilled) it.
+    ///
+    /// # Errors
+    /// The body, if the block has one, or is to have one of another type.
+    pub fn fill<B: 'static>(&self, body: B) -> Result<&Counted<H, B>, B> {
+        let counts = self.counts();
+        if (counts.kind.get().type_id)() != TypeId::of::<Unfilled<B>>() {
+            return Err(body);
+        }
+        let block: NonNull<Block<H, B>> = self.block.cast();
+        // SAFETY: the block was allocated for a body of this type, as its kind says, and this is a strong holder.
+        let place = unsafe { &raw mut (*block.as_ptr()).body };
+        // SAFETY: the body is not there, so nothing refers to it. Nothing else runs between here and the exchange of the kind.
+        unsafe { place.write(body) };
+        counts.kind.set(Block::<H, B>::KIND);
+        // SAFETY: as in `downcast_ref`.
+        Ok(unsafe { &*ptr::from_ref(self).cast::<Counted<H, B>>() })
     }
 }
 
@@ -181,7 +262,7 @@ impl<H> CountedHead<H> {
     /// The last strong holder goes.
     #[inline(never)]
     fn end(&mut self) {
-        let kind = self.counts().kind;
+        let kind = self.counts().kind.get();
         // The weak holder for all strong ones. Dropped after the contents, also if their destructors panic.
         let _memory = WeakHead { block: self.block };
         // SAFETY: the kind is that of this block. No strong holder is left, and weak ones look at the counts alone.
@@ -290,7 +371,7 @@ impl<H> Drop for WeakHead<H> {
         let weak = counts.weak.get() - 1;
         counts.weak.set(weak);
         if weak == 0 {
-            let layout = counts.kind.layout;
+            let layout = counts.kind.get().layout;
             // SAFETY: no holder of any sort is left, the contents are dropped, and this is what the block was allocated with.
             unsafe { dealloc(self.block.as_ptr().cast(), layout) }
         }
@@ -369,6 +450,35 @@ mod tests {
         let wide = wide.downcast_ref::<Wide>().unwrap();
         assert_eq!((wide.body().0[63], ptr::from_ref(wide.body()).addr() % 64), (3, 0));
         assert_eq!((**wide, *none, none.downcast_ref::<()>().unwrap().body()), (2, 4, &()));
+    }
+
+    #[test]
+    fn body_is_not_found_before_it_is_there() {
+        let drops = Rc::new(Cell::new(0));
+        let unfilled = Counted::<_, (Noted, u8)>::try_new_unfilled(Noted(drops.clone())).unwrap();
+        let (other, weak) = (unfilled.clone(), unfilled.downgrade());
+        assert!(unfilled.downcast_ref::<(Noted, u8)>().is_none() && unfilled.downcast_ref::<()>().is_none());
+        let wrong = unfilled.fill((7u8, Noted(drops.clone()))).err().unwrap();
+        assert_eq!(wrong.0, 7, "of the same size, and another type");
+        drop(wrong);
+        assert_eq!(unfilled.fill((Noted(drops.clone()), 7u8)).ok().unwrap().body().1, 7);
+        assert_eq!(other.downcast_ref::<(Noted, u8)>().unwrap().body().1, 7, "for every holder");
+        assert!(unfilled.fill((Noted(drops.clone()), 8u8)).is_err(), "once");
+        assert_eq!(drops.take(), 2, "the two that were refused");
+        drop((unfilled, other));
+        assert_eq!(drops.get(), 2);
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn block_without_its_body_drops_its_head_alone() {
+        let drops = Rc::new(Cell::new(0));
+        let unfilled = Counted::<_, Noted>::try_new_unfilled(Noted(drops.clone())).unwrap();
+        let weak = unfilled.downgrade();
+        drop(unfilled);
+        assert_eq!(drops.get(), 1);
+        assert!(weak.upgrade().is_none());
+        assert_eq!(weak.counts().weak.get(), 1, "the last holder frees the block");
     }
 
     #[test]

@@ -16,13 +16,12 @@
 //!   awaited, the socket is closed, and only then the slot is free.
 
 use alloc::boxed::Box;
-use core::time::Duration;
 
 use crate::inbox::Inbox;
 use crate::outlet::{ConnHead, Outlet};
 use crate::stamp::{FOR_EVER, NEVER, Stamp, Timer};
-use crate::wheel::steps_for;
-use crate::{CloseReason, ConnId, IdleCounts, LaneId, Limits, Time};
+use crate::times::Times;
+use crate::{CloseReason, ConnId, LaneId, Time};
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,58 +82,19 @@ pub(crate) enum Intake {
     Cut,
 }
 
-/// [`Limits`] in steps of the wheel, [`NEVER`] for those that are off.
-pub(crate) struct Times {
-    first_frame: u32,
-    pub idle: u32,
-    /// Bytes that the peer takes keep a connection from being idle.
-    pub idle_counts_sent: bool,
-    /// Between two looks at what the peer took of a send.
-    pub write_look: u32,
-    linger: u32,
-    handler: u32,
-    pub heartbeat: u32,
-    read_window: u32,
-    probe_busy: u32,
-    probe_idle: u32,
-    connect: u32,
+/// How far the service is with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opened {
+    /// It was not asked, or has refused.
+    No,
+    /// Its `open` waits: bytes are received and kept, and no frame is handed out.
+    Waits,
+    /// It accepted.
+    Yes,
 }
 
 /// No handler is parked.
 pub(crate) const NO_HANDLER: u32 = u32::MAX;
-
-impl Times {
-    /// `connect` is the time to make a connection.
-    pub(crate) fn new(limits: &Limits, connect: Option<Duration>) -> Times {
-        let steps = |limit: Option<Duration>| limit.map_or(NEVER, steps_for);
-        Times {
-            first_frame: steps(limits.first_frame_timeout),
-            idle: steps(limits.idle_timeout),
-            idle_counts_sent: limits.idle_counts == IdleCounts::Either,
-            write_look: write_look(limits),
-            linger: steps_for(limits.linger_timeout),
-            handler: steps(limits.handler_timeout),
-            heartbeat: steps(limits.heartbeat_interval),
-            read_window: steps((limits.read_bytes_per_second_min > 0).then_some(RATE_WINDOW)),
-            probe_busy: steps_for(PROBE_BUSY),
-            probe_idle: steps_for(PROBE_IDLE),
-            connect: steps(connect),
-        }
-    }
-}
-
-/// A send is looked at when the peer's time to take a byte is over, and in between so often that its rate is known for each
-/// [`RATE_WINDOW`]: an equal part of that time, so that its end is among the looks.
-fn write_look(limits: &Limits) -> u32 {
-    let Some(stalled) = limits.write_stall_timeout else {
-        return if limits.write_bytes_per_second_min > 0 { steps_for(RATE_WINDOW) } else { NEVER };
-    };
-    let looks = match limits.write_bytes_per_second_min {
-        0 => 1,
-        _ => steps_for(stalled).div_ceil(steps_for(RATE_WINDOW)).max(1),
-    };
-    steps_for(stalled).div_ceil(looks)
-}
 
 /// What a limit that is over leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,22 +120,10 @@ impl Due {
     }
 }
 
-/// A reset that arrives while a multishot receive is delivering data may go unreported: Linux (6.18) looks again after
-/// the data only if more bytes or a FIN wait. So a receive that brought bytes is looked at, once, when nothing came after
-/// them for this long: a second where a parked handler or half a frame holds up the idle limit or more memory than an
-/// idle connection has, a minute otherwise.
-const PROBE_BUSY: Duration = Duration::from_secs(1);
-const PROBE_IDLE: Duration = Duration::from_secs(60);
-
 /// Steps over which the probes of connections that fell silent together are spread, by their slots: a second where they
 /// are busy, 17 s otherwise. Powers of two, so that neighbours go one after the other.
 const SPREAD_BUSY: u32 = 64;
 const SPREAD_IDLE: u32 = 1024;
-
-/// Over how long [`Limits::read_bytes_per_second_min`] is measured, and [`Limits::write_bytes_per_second_min`] at most: long
-/// enough for a lost packet to be sent again
-/// a few times (TCP tries after 1, 3 and 7 seconds).
-pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(10);
 
 /// Queues of the shard that a connection is in, at most once in each.
 #[derive(Clone, Copy, Debug, Default)]
@@ -224,10 +172,11 @@ pub(crate) struct Conn {
     pub send: Flight,
     /// No frame is handed out until the outbox falls below its low mark.
     pub held_back: bool,
-    /// `Service::open` accepted it.
-    pub opened: bool,
+    pub opened: Opened,
     /// A whole frame arrived.
     pub frame_seen: bool,
+    /// It has limits of its own.
+    pub limited: bool,
     /// As many calls wait as may.
     pub calls_full: bool,
     /// The service heard that nothing more will arrive.
@@ -247,12 +196,13 @@ pub(crate) struct Conn {
     pub write: Write,
     /// The close is in flight.
     pub close_sent: bool,
-    /// The first of the calls that wait, as the caller names it, or [`NO_HANDLER`].
+    /// The first of the calls that wait, as the caller names it, or [`NO_HANDLER`]. The call of one that is being opened is its
+    /// `open`, alone.
     pub handler: u32,
     /// When the connection's timer goes off.
     pub timer: Timer,
-    /// When it was adopted, until its first frame came. Then, while calls wait, when the first of them began to, or
-    /// the last one was done.
+    /// When it was adopted, or its `open` was done if that waited, until its first frame came. Then, while calls wait, when the
+    /// first of them began to, or the last one was done. While its `open` waits, since when.
     pub since: Stamp,
     /// When a byte arrived, or the peer was last asked for a sign of life.
     pub heard_at: Stamp,
@@ -278,8 +228,9 @@ impl Conn {
             input_ended: false,
             send: Flight::None,
             held_back: false,
-            opened: false,
+            opened: Opened::No,
             frame_seen: false,
+            limited: false,
             calls_full: false,
             input_end_told: false,
             missed_heartbeats: 0,
@@ -309,6 +260,12 @@ impl Conn {
         self.calls > 0
     }
 
+    /// True while its `open` waits.
+    #[inline]
+    pub(crate) fn is_opening(&self) -> bool {
+        self.opened == Opened::Waits
+    }
+
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.state == State::Open
@@ -316,7 +273,7 @@ impl Conn {
 
     /// True if the next frame may go to the service now.
     pub(crate) fn takes_frames(&self) -> bool {
-        self.is_open() && self.opened && !self.calls_full && !self.held_back
+        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.held_back
     }
 
     /// Bytes that were received and not looked at.
@@ -329,7 +286,7 @@ impl Conn {
     pub(crate) fn wants_receive(&self) -> bool {
         !self.input_ended
             && match self.state {
-                State::Open => self.opened && !self.paused,
+                State::Open => self.opened != Opened::No && !self.paused,
                 State::Draining => true,
                 State::Closing => self.lingering,
             }
@@ -342,7 +299,7 @@ impl Conn {
 
     /// True if the peer is owed nothing and owes nothing.
     pub(crate) fn is_quiet(&self) -> bool {
-        !self.has_handler()
+        (!self.has_handler() || self.is_opening())
             && !self.send.is_on()
             && self.inbox.is_none()
             && self.outlet().is_none_or(|outlet| {
@@ -350,10 +307,29 @@ impl Conn {
             })
     }
 
+    /// Its times, where its lane's are `times`.
+    #[inline]
+    pub(crate) fn times(&self, times: &Times) -> Times {
+        if self.limited { self.own_times().unwrap_or(*times) } else { *times }
+    }
+
+    /// The times that it set, if it did.
+    #[cold]
+    pub(crate) fn own_times(&self) -> Option<Times> {
+        Some(self.outlet()?.own_limits()?.times)
+    }
+
     /// Steps from `now` until the next limit of this connection, which is in `slot`, is over, negative once it has been for
-    /// longer, and what it leads to.
+    /// longer, and what it leads to. `times` are its lane's.
     #[inline]
     pub(crate) fn next_limit(&self, slot: u32, times: &Times, now: Stamp) -> (i64, Due) {
+        let own;
+        let times = if self.limited {
+            own = self.times(times);
+            &own
+        } else {
+            times
+        };
         if self.state == State::Closing {
             let left = if self.lingering { self.send_at.left(times.linger, now) } else { FOR_EVER };
             return (left, Due::Linger);
@@ -366,7 +342,7 @@ impl Conn {
         if self.send.is_on() {
             next.0 = self.send_at.left(times.write_look, now);
         }
-        if self.is_open() && !self.frame_seen {
+        if self.is_open() && !self.frame_seen && !self.is_opening() {
             let left = self.since.left(times.first_frame, now);
             if left < next.0 {
                 next = (left, Due::Close(CloseReason::FirstFrameTimeout));
@@ -374,7 +350,9 @@ impl Conn {
         }
         // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
         if self.is_open() && !self.has_handler() && !(self.send.is_on() && times.idle_counts_sent) {
-            let mut left = self.active_at.left(times.idle, now);
+            // The end of a call moves both.
+            let from = if times.idle_counts_received { self.active_at } else { self.since };
+            let mut left = from.left(times.idle, now);
             if times.idle_counts_sent {
                 left = left.max(self.send_at.left(times.idle, now));
             }
@@ -383,9 +361,13 @@ impl Conn {
             }
         }
         if self.is_open() && self.has_handler() {
-            let left = self.since.left(times.handler, now);
+            let (limit, reason) = match self.is_opening() {
+                false => (times.handler, CloseReason::HandlerTimeout),
+                true => (times.open, CloseReason::OpenTimeout),
+            };
+            let left = self.since.left(limit, now);
             if left < next.0 {
-                next = (left, Due::Close(CloseReason::HandlerTimeout));
+                next = (left, Due::Close(reason));
             }
         }
         if let Some(inbox) = &self.inbox
@@ -399,7 +381,7 @@ impl Conn {
             }
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
-        let answers = self.opened && !self.input_ended && self.write == Write::Open;
+        let answers = self.opened == Opened::Yes && !self.input_ended && self.write == Write::Open;
         if self.is_open() && answers && times.heartbeat != NEVER {
             let left = self.heard_at.left(times.heartbeat, now);
             if left < next.0 {

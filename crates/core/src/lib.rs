@@ -10,6 +10,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod account;
 mod address;
 mod batch;
 mod chunked;
@@ -32,26 +33,29 @@ mod shared;
 mod slots;
 mod stamp;
 mod time;
+mod times;
 mod wheel;
 
+pub use account::Account;
 pub use address::Address;
 pub use batch::Batch;
 pub use counters::ConnStats;
 pub use driver::{
-    AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, GivesBack, Op, ReceiveEnd, SendEnd, Socket,
-    Wait,
+    AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, GivesBack, Op, PeerCredentials, ReceiveEnd,
+    SendEnd, Socket, Wait,
 };
 pub use frame::Frame;
 pub use framing::Payload;
 pub use id::{ConnId, LaneId};
-pub use limits::{IdleCounts, LimitError, Limits, ServerLimits};
+pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits};
 pub use observer::Observer;
 pub use outbox::Outbox;
-pub use outlet::{ConnHead, ConnShared, Outlet};
+pub use outlet::{Asked, ConnHead, ConnShared, Outlet};
 pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
 pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use shared::{LaneShared, ShardShared};
+pub use stamp::Stamp;
 pub use time::Time;
 
 /// Parts that other crates of this workspace take: the server's timers stand on the wheel, the

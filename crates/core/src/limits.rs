@@ -34,14 +34,14 @@ pub struct Limits {
     /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
     /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Time from being accepted to the first whole frame. Default 30 s: a mobile client on a bad line needs
-    /// seconds, an attacker wants forever.
+    /// Time from being accepted, or from the end of an [`open`](Limits::open_timeout) that waited, to the first whole frame.
+    /// Default 30 s: a mobile client on a bad line needs seconds, an attacker wants forever.
     pub first_frame_timeout: Option<Duration>,
     /// Time in which nothing happens that [`idle_counts`](Limits::idle_counts), while no call waits; then the connection is
     /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
     /// 10 min, above the 5 min of common client pools, so that clients close first.
     pub idle_timeout: Option<Duration>,
-    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends. Default either.
+    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends, or takes. Default either.
     pub idle_counts: IdleCounts,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
     pub write_stall_timeout: Option<Duration>,
@@ -55,9 +55,15 @@ pub struct Limits {
     /// Time in which the server itself holds the connection back does not count. Default 240: slower than any modem,
     /// and it ends a peer that sends a byte now and then to keep a connection and its half frame for ever.
     pub read_bytes_per_second_min: usize,
-    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. With
-    /// several in flight, time in which none of them is done. Default 60 s, as proxies give their upstreams.
+    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. Each of
+    /// several calls in flight has that time. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
+    /// Time that [`Service::open`] may wait: then it is dropped and its connection closed, after what it had queued.
+    /// `first_frame_timeout` begins when it is done. Default 10 s: what a peer waits for before it may speak, such as a look-up
+    /// of its address, takes less or fails.
+    ///
+    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    pub open_timeout: Option<Duration>,
     /// Time without a byte from the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since
     /// only a service knows how its protocol asks.
     ///
@@ -123,6 +129,15 @@ pub struct ServerLimits {
     /// for each, 8 bytes of kernel memory, and is bound by `RLIMIT_NOFILE`: where both together exceed that, these get
     /// half of it at most. Default 1024.
     pub upstreams_max: usize,
+    /// Threads for calls that block ([`Shard::spawn_blocking`]), 1 to 1024 for the whole server. Default 64: such calls mostly
+    /// wait, for a disk or another server. None is started before it is needed, and one that was idle for 10 s ends. Each has a
+    /// stack of 2 MiB, of which the memory that it touches is used.
+    ///
+    /// [`Shard::spawn_blocking`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
+    pub blocking_threads_max: usize,
+    /// Calls that block and wait for one of these threads, 0 to 1 million for the whole server; further ones are refused.
+    /// Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds.
+    pub blocking_queue_max: usize,
     /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
     /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.
     pub drain_timeout: Duration,
@@ -158,6 +173,10 @@ pub enum IdleCounts {
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     Received,
+    /// Bytes that the peer took, and the end of a call that waited. A peer whose frames bring it nothing, such as pings without an
+    /// answer, does not stay by sending them. The limit rests while bytes are being sent, of which
+    /// [`Limits::write_stall_timeout`] sees whether the peer takes any.
+    Sent,
 }
 
 impl Default for Limits {
@@ -175,6 +194,7 @@ impl Default for Limits {
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
             handler_timeout: Some(Duration::from_secs(60)),
+            open_timeout: Some(Duration::from_secs(10)),
             heartbeat_interval: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
@@ -193,8 +213,79 @@ impl Default for ServerLimits {
             receive_buffer_bytes: 16 << 10,
             connect_timeout: Some(Duration::from_secs(10)),
             upstreams_max: 1024,
+            blocking_threads_max: 64,
+            blocking_queue_max: 1024,
             drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
+        }
+    }
+}
+
+/// Limits of one connection that differ from those of its service, for as long as it lives or until others are set. What is not
+/// set is as the service's [`Limits`] say.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ringserve_core::{ConnLimits, IdleCounts};
+///
+/// // A client that promised a sign of life every minute.
+/// let keeps_alive = ConnLimits::default().idle_timeout(Duration::from_secs(90)).idle_counts(IdleCounts::Received);
+/// // A peer that did not log in yet.
+/// let stranger = ConnLimits::default().frame_bytes_max(4096);
+/// // A call that waits for as long as its peer does.
+/// let patient = ConnLimits::default().handler_timeout(None);
+/// # let _ = (keeps_alive, stranger, patient);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnLimits {
+    frame_bytes_max: Option<usize>,
+    idle_timeout: Option<Option<Duration>>,
+    idle_counts: Option<IdleCounts>,
+    handler_timeout: Option<Option<Duration>>,
+    heartbeat_interval: Option<Option<Duration>>,
+}
+
+impl ConnLimits {
+    /// As [`Limits::frame_bytes_max`], from the next frame on, also of those that were received already.
+    #[must_use]
+    pub fn frame_bytes_max(self, bytes: usize) -> ConnLimits {
+        ConnLimits { frame_bytes_max: Some(bytes), ..self }
+    }
+
+    /// As [`Limits::idle_timeout`]; `None` is off.
+    #[must_use]
+    pub fn idle_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { idle_timeout: Some(time.into()), ..self }
+    }
+
+    /// As [`Limits::idle_counts`].
+    #[must_use]
+    pub fn idle_counts(self, counts: IdleCounts) -> ConnLimits {
+        ConnLimits { idle_counts: Some(counts), ..self }
+    }
+
+    /// As [`Limits::handler_timeout`], also for calls that wait already; `None` is off.
+    #[must_use]
+    pub fn handler_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { handler_timeout: Some(time.into()), ..self }
+    }
+
+    /// As [`Limits::heartbeat_interval`]; `None` is off.
+    #[must_use]
+    pub fn heartbeat_interval(self, time: impl Into<Option<Duration>>) -> ConnLimits {
+        ConnLimits { heartbeat_interval: Some(time.into()), ..self }
+    }
+
+    /// What holds for a connection of a service with such limits.
+    pub(crate) fn over(&self, service: &Limits) -> Limits {
+        Limits {
+            frame_bytes_max: self.frame_bytes_max.unwrap_or(service.frame_bytes_max),
+            idle_timeout: self.idle_timeout.unwrap_or(service.idle_timeout),
+            idle_counts: self.idle_counts.unwrap_or(service.idle_counts),
+            handler_timeout: self.handler_timeout.unwrap_or(service.handler_timeout),
+            heartbeat_interval: self.heartbeat_interval.unwrap_or(service.heartbeat_interval),
+            ..service.clone()
         }
     }
 }
@@ -268,6 +359,7 @@ impl Limits {
             ("idle_timeout", self.idle_timeout),
             ("write_stall_timeout", self.write_stall_timeout),
             ("handler_timeout", self.handler_timeout),
+            ("open_timeout", self.open_timeout),
             ("heartbeat_interval", self.heartbeat_interval),
             ("linger_timeout", Some(self.linger_timeout)),
         ])?;
@@ -316,7 +408,7 @@ impl Limits {
         }
         options {
             first_frame_timeout: Duration, idle_timeout: Duration, write_stall_timeout: Duration,
-            handler_timeout: Duration, heartbeat_interval: Duration,
+            handler_timeout: Duration, open_timeout: Duration, heartbeat_interval: Duration,
         }
     }
 }
@@ -330,6 +422,8 @@ impl ServerLimits {
         in_range("connections_max", self.connections_max as u64, 1, u64::MAX)?;
         in_range("held_bytes_max", self.held_bytes_max as u64, 1, u64::MAX)?;
         in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
+        in_range("blocking_threads_max", self.blocking_threads_max as u64, 1, 1024)?;
+        in_range("blocking_queue_max", self.blocking_queue_max as u64, 0, 1_000_000)?;
         in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
         let buffer = self.receive_buffer_bytes as u64;
         in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
@@ -407,7 +501,8 @@ impl ServerLimits {
     crate::setters! {
         values {
             connections_max: usize, held_bytes_max: usize, receive_bytes_max: usize, receive_buffer_bytes: usize,
-            upstreams_max: usize, drain_timeout: Duration, drain_delay: Duration,
+            upstreams_max: usize, blocking_threads_max: usize, blocking_queue_max: usize,
+            drain_timeout: Duration, drain_delay: Duration,
         }
         options {
             connect_timeout: Duration,

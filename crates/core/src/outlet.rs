@@ -18,7 +18,8 @@ use ringserve_buf::{Counted, CountedHead};
 use crate::framing::Payload;
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
-use crate::{Batch, CloseReason, ConnId, RemoteGate};
+use crate::times::Times;
+use crate::{Account, Batch, CloseReason, ConnId, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -45,6 +46,12 @@ const READS_ON: u16 = 512;
 const NO_MEMORY: u16 = 1024;
 /// The outbox came to be over its high mark, and may still be.
 const OVER_HIGH: u16 = 2048;
+/// What it sends and receives is counted.
+const ACCOUNTED: u16 = 4096;
+/// It has limits of its own. Its frames and replies take the slower ways, which look at them.
+const LIMITED: u16 = 8192;
+/// The kernel was asked for more than the peer's address.
+const ASKED: u16 = 16384;
 
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
@@ -71,6 +78,24 @@ struct Extra {
     service_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
+    asked: Option<Box<Asked>>,
+    limits: Option<Box<OwnLimits>>,
+}
+
+/// What the kernel was asked for when the connection was accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The address that the peer connected to.
+    pub local: Option<SocketAddr>,
+    /// The process at the other end of a Unix socket.
+    pub credentials: Option<PeerCredentials>,
+}
+
+/// What a connection with limits of its own is bounded by, instead of what its lane says.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnLimits {
+    pub frame_bytes_max: usize,
+    pub times: Times,
 }
 
 impl Outlet {
@@ -96,6 +121,23 @@ impl Outlet {
     /// The peer's address, if it has one.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
+    }
+
+    /// What else the kernel was asked for.
+    #[inline]
+    pub fn asked(&self) -> Asked {
+        if !self.has(ASKED) {
+            return Asked::default();
+        }
+        self.with_extra(|extra| extra.asked.as_deref().copied().unwrap_or_default())
+    }
+
+    /// Keeps what the kernel was asked for, if it told something.
+    pub fn set_asked(&self, asked: Asked) {
+        if asked != Asked::default() {
+            self.set(ASKED);
+            self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
+        }
     }
 
     /// The listener that accepted it.
@@ -124,19 +166,20 @@ impl Outlet {
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
     #[inline]
     pub fn reply(&self, payload: Payload<'_>) {
-        self.append(|out| self.lane.encoding().encode(payload, out).is_ok());
+        self.append::<1>(|out| self.lane.encoding().encode(payload, out).is_ok());
     }
 
     /// Queues bytes as they are.
     pub fn write(&self, bytes: &[u8]) {
-        self.append(|out| {
+        self.append::<0>(|out| {
             out.put(bytes);
             true
         });
     }
 
+    /// Queues what `write` writes: as many frames.
     #[inline]
-    fn append(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
+    fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
         let flags = self.flags.get();
         if flags & (GONE | WRITING_ENDED | NO_MEMORY) != 0 {
             return;
@@ -174,9 +217,12 @@ impl Outlet {
         if len + self.in_flight.get() as usize > lane.outbox_bytes_high() {
             self.set(OVER_HIGH);
         }
-        if self.flags.get() & (GATED | DIRTY) != DIRTY {
+        if self.flags.get() & (GATED | DIRTY | ACCOUNTED) != DIRTY {
             self.update_gate();
             self.mark_dirty();
+            if FRAMES > 0 && self.has(ACCOUNTED) && len > before {
+                self.count(|account| account.frames_sent += FRAMES);
+            }
         }
         if wakes == Wakes::Yes {
             shard.wake_for_dirty();
@@ -274,7 +320,7 @@ impl Outlet {
     /// True if a frame may have to wait: the outbox was full a moment ago, or the connection is to end.
     #[inline]
     pub(crate) fn stops_frames(&self) -> bool {
-        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH)
+        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH | LIMITED)
     }
 
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
@@ -403,6 +449,73 @@ impl Outlet {
         bytes
     }
 
+    /// Bounds the connection by other limits than those of its service, from now on. What an earlier call set and this one does
+    /// not is the service's again. Allocates; a connection without limits of its own holds nothing for them.
+    ///
+    /// # Errors
+    /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's; nothing is changed then.
+    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
+        let service = self.lane.limits();
+        let limits = limits.over(service);
+        limits.check()?;
+        let own = OwnLimits { frame_bytes_max: limits.frame_bytes_max, times: Times::new(&limits, None) };
+        self.with_extra(|extra| extra.limits = Some(Box::new(own)));
+        self.set(LIMITED);
+        // The state machine looks when they are due.
+        self.mark_dirty();
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn is_limited(&self) -> bool {
+        self.has(LIMITED)
+    }
+
+    /// The limits that were set, if any were.
+    #[cold]
+    pub(crate) fn own_limits(&self) -> Option<OwnLimits> {
+        let extra = self.extra.take();
+        let limits = extra.as_ref().and_then(|extra| extra.limits.as_deref().copied());
+        self.extra.set(extra);
+        limits
+    }
+
+    /// What the connection sends and receives is counted from now on. False if the system has no memory for that.
+    pub fn open_account(&self, now: Time) -> bool {
+        let is_open = self.lane.accounts().open(self.id.slot(), now);
+        if is_open {
+            self.set(ACCOUNTED);
+        }
+        is_open
+    }
+
+    /// What was counted, if that was asked for.
+    pub fn account(&self, now: Time) -> Option<Account> {
+        if self.has(ACCOUNTED) { self.lane.accounts().at(self.id.slot(), now) } else { None }
+    }
+
+    /// A frame goes to the service.
+    pub fn count_frame(&self) {
+        self.count(|account| account.frames_received += 1);
+    }
+
+    /// Bytes came.
+    pub fn count_received(&self, bytes: usize) {
+        self.count(|account| account.bytes_received += bytes as u64);
+    }
+
+    /// The send in flight is over, and `left_over` of its bytes were not sent.
+    pub fn count_sent(&self, left_over: usize) {
+        self.count(|account| account.bytes_sent += self.sent_but(left_over) as u64);
+    }
+
+    #[cold]
+    fn count(&self, change: impl FnOnce(&mut Account)) {
+        if self.has(ACCOUNTED) {
+            self.lane.accounts().change(self.id.slot(), change);
+        }
+    }
+
     /// Keeps the connection open when the peer has sent FIN and every frame was handed out, until
     /// [`close`](Outlet::close), and keeps a drain from closing it as one that owes nothing.
     pub fn hold_open(&self) {
@@ -498,7 +611,7 @@ impl Outlet {
     pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
-        flags & !(DIRTY | HELD_OPEN | READS_ON) != 0
+        flags & !(DIRTY | HELD_OPEN | READS_ON | ACCOUNTED) != 0
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
@@ -506,7 +619,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let flags = self.flags.get();
-        flags & !(HELD_OPEN | READS_ON | DIRTY) == 0
+        flags & !(HELD_OPEN | READS_ON | DIRTY | ACCOUNTED) == 0
             && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 
@@ -609,7 +722,7 @@ mod tests {
         let woken = Arc::new(Woken::default());
         shard.wake_when_dirty(Waker::from(woken.clone()));
         let outlet = Outlet::new(ConnId::new(1, 1), lane, None, 0);
-        let push = || outlet.append(|_| panic!("planted: encoding panics"));
+        let push = || outlet.append::<1>(|_| panic!("planted: encoding panics"));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(push)).is_err());
         assert!(outlet.abort_asked() && shard.has_dirty());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the shard sleeps on");

@@ -49,6 +49,10 @@ pub enum CloseReason {
     HeartbeatLost,
     /// A call waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
     HandlerTimeout,
+    /// [`Service::open`] waited for longer than [`Limits::open_timeout`](crate::Limits::open_timeout).
+    ///
+    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    OpenTimeout,
     /// The service closed it, after its replies.
     Closed,
     /// The service aborted it.
@@ -85,7 +89,7 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 26;
+    pub(crate) const COUNT: usize = 27;
 
     /// Who ended the connection.
     pub fn closed_by(self) -> ClosedBy {
@@ -95,8 +99,8 @@ impl CloseReason {
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
             | HeartbeatLost | MemoryLimit | Shutdown | DrainTimeout | ServerAborted => ClosedBy::Server,
             UpstreamFailed | ConnectFailed(_) | ConnectTimeout => ClosedBy::Upstream,
-            Closed | Aborted | Refused | HandlerError | HandlerTimeout | HandlerPanicked | ReplyNotFramed
-            | OutboxFull => ClosedBy::Service,
+            Closed | Aborted | Refused | HandlerError | HandlerTimeout | OpenTimeout | HandlerPanicked
+            | ReplyNotFramed | OutboxFull => ClosedBy::Service,
             System(_) => ClosedBy::System,
         }
     }
@@ -137,6 +141,7 @@ impl CloseReason {
             ConnectFailed(_) => 23,
             ConnectTimeout => 24,
             WriteTooSlow => 25,
+            OpenTimeout => 26,
         }
     }
 
@@ -179,6 +184,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "connect_failed",
     "connect_timeout",
     "write_too_slow",
+    "open_timeout",
 ];
 
 impl fmt::Display for CloseReason {

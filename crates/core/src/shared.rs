@@ -10,6 +10,7 @@ use core::task::Waker;
 
 use ringserve_buf::try_box;
 
+use crate::account::Accounts;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
 use crate::{Batch, ConnId, Limits, ServerLimits};
@@ -27,6 +28,9 @@ pub struct LaneShared {
     outbox_bytes_high: usize,
     outbox_bytes_max: usize,
     connection_tasks_max: u16,
+    /// For connections that set some of their own.
+    limits: Limits,
+    accounts: Accounts,
 }
 
 /// What the connections of one shard share.
@@ -76,6 +80,8 @@ impl LaneShared {
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
             connection_tasks_max: limits.connection_tasks_max,
+            limits: limits.clone(),
+            accounts: Accounts::default(),
         }
     }
 
@@ -88,6 +94,14 @@ impl LaneShared {
     #[inline]
     pub fn shard(&self) -> &ShardShared {
         &self.shard
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(crate) fn accounts(&self) -> &Accounts {
+        &self.accounts
     }
 
     #[inline]

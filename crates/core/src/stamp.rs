@@ -9,7 +9,7 @@ use crate::wheel::{STEP, STEPS_MAX, step_at};
 /// is how long ago it was, modulo that time: a limit that runs is looked at when it is over, 417 days after its stamp at
 /// the latest ([`STEPS_MAX`]), and a stamp that no limit looks at for longer is renewed before one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stamp(u32);
+pub struct Stamp(u32);
 
 /// A limit that is switched off, and a timer that is not set. Longer than any limit.
 pub(crate) const NEVER: u32 = u32::MAX;

@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringserve_core::{ConnId, ConnShared, Payload};
+use ringserve_core::{ConnId, ConnLimits, ConnShared, LimitError, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -35,6 +35,7 @@ impl<'a, S: 'static> Cx<'a, S> {
         Cx { shared, shard }
     }
 
+    #[cfg(feature = "codec")]
     pub(crate) fn shared(&self) -> &'a ConnShared<S> {
         self.shared
     }
@@ -112,6 +113,17 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.shared.hold_open();
     }
 
+    /// Bounds this connection by other limits than those of its service, until others are set: the keep-alive that a client
+    /// asked for, small frames before a login, a call that waits for as long as its peer does. What is not set, or no longer, is as
+    /// [`Limits`](crate::Limits) say. They hold from the next frame on, and for the calls that wait. It allocates some 150 bytes, which stay until the
+    /// connection ends; one that sets no limits holds nothing for them. Its frames take a few instructions more from then on.
+    ///
+    /// # Errors
+    /// A value out of its range, or one that contradicts another limit: nothing is changed then.
+    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
+        self.shared.set_limits(limits)
+    }
+
     /// The shard this connection lives on.
     pub fn shard(&self) -> &'a Shard {
         self.shard
@@ -175,7 +187,7 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.
     pub fn local_handle(&self) -> LocalHandle {
-        LocalHandle::new(self.shared, self.shard)
+        LocalHandle::new(self.shared.head(), self.shard)
     }
 }
 

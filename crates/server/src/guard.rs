@@ -25,6 +25,12 @@ impl fmt::Display for Panicked {
     }
 }
 
+impl Panicked {
+    pub(crate) fn message(&self) -> &str {
+        &self.0.0
+    }
+}
+
 /// What a panic said.
 pub(crate) fn message_of(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

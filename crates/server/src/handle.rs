@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use ringserve_buf::{CountedHead, WeakHead};
-use ringserve_core::{ConnId, ConnShared, Outlet, Payload, RemoteGate};
+use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate};
 
 use crate::shard::awaited::Until;
 use crate::shard::handle::Shard;
@@ -222,8 +222,8 @@ pub struct LocalHandle {
 }
 
 impl LocalHandle {
-    pub(crate) fn new<S: 'static>(shared: &ConnShared<S>, shard: &Shard) -> LocalHandle {
-        LocalHandle { id: shared.id(), shared: shared.head().downgrade(), shard: shard.clone() }
+    pub(crate) fn new(shared: &ConnHead, shard: &Shard) -> LocalHandle {
+        LocalHandle { id: shared.id(), shared: shared.downgrade(), shard: shard.clone() }
     }
 
     /// The connection's name on its shard.

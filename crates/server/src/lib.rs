@@ -3,6 +3,7 @@
 #![deny(clippy::disallowed_methods)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cx;
@@ -12,6 +13,7 @@ mod handle;
 pub mod http;
 mod log;
 pub mod middleware;
+mod opening;
 mod peer;
 mod server;
 mod service;
@@ -30,17 +32,19 @@ pub use tokio_uring;
 pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits};
 pub use ringserve_drivers::SetupError;
 
+pub use closed::{Closed, Failure};
 pub use cx::Cx;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 #[cfg(feature = "http")]
 pub use http::http;
+pub use opening::{Opening, Refusal, Session};
 pub use peer::Peer;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::error::Error;
 pub use server::running::{ServerHandle, ShutdownHandle};
 pub use server::runtime::Runtime;
-pub use service::{IntoService, Refusal, Service};
+pub use service::{IntoService, Service};
 pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
@@ -54,7 +58,7 @@ pub mod framing {
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
-    pub use ringserve_core::{IdleCounts, LimitError, ServerLimits};
+    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
 }
 
 /// Addresses, what the kernel is told about sockets, and connections to other servers.
@@ -62,14 +66,18 @@ pub mod net {
     pub use crate::server::socket_options::apply::SocketOptionWarning;
     pub use crate::server::socket_options::check::SocketOptionError;
     pub use crate::server::socket_options::options::{KeepAlive, SocketOptions};
-    pub use crate::stream::connecting::Connecting;
-    pub use crate::stream::copy::{CopyError, CopySide, copy_bidirectional};
+    pub use crate::stream::connecting::{Connecting, Destination};
+    #[cfg(feature = "tokio")]
+    pub use crate::stream::copy::AnyStream;
+    pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
+    pub use crate::stream::halves::{ReadHalf, WriteHalf};
     pub use crate::stream::service::StreamResult;
-    pub use ringserve_core::Address;
+    pub use ringserve_core::{Address, PeerCredentials};
 }
 
-/// Handles on tasks of a shard.
+/// Handles on tasks of a shard, and on calls that block beside the shards.
 pub mod task {
+    pub use crate::shard::blocking::{Blocking, BlockingError};
     pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
 }
 

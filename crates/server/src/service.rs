@@ -2,12 +2,14 @@
 
 use std::error::Error;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 
 use ringserve_core::framing::FrameError;
-use ringserve_core::{CloseReason, Frame, Limits};
+use ringserve_core::{Frame, Limits};
 
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
+use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::shard::handle::Shard;
 
 /// What a server does with frames.
@@ -32,20 +34,38 @@ use crate::shard::handle::Shard;
 /// }
 /// ```
 pub trait Service: Sized + 'static {
-    /// State of one connection, made by `Default` when it is accepted. It is shared (`Cell` and `RefCell`
-    /// inside, like the service itself), so that it can be reached from several places at once.
-    type Session: Default + 'static;
+    /// State of one connection, made by [`open`](Service::open). It is shared (`Cell` and `RefCell` inside, like the service
+    /// itself), so that it can be reached from several places at once.
+    type Session: Session;
 
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
-    /// A connection was accepted. It may be greeted here, or refused: what was written until then still leaves.
+    /// Whether each connection has an [account](Closed::account), for logs of accesses and for bills: 56 bytes for each, in
+    /// chunks of 256, and a few instructions for each frame. Without it neither.
+    const ACCOUNTS: bool = false;
+
+    /// A connection was accepted: makes its session, of what is known of its peer. It may be greeted here, or refused: what was
+    /// queued until then still leaves. By default the session is made by `Default`; a service whose session is not `Default`
+    /// does not compile without a method of its own.
+    ///
+    /// This may wait, for a look-up or an authentication. Frames are received meanwhile and wait, up to
+    /// [`Limits::inbox_bytes_high`]. A future that does not wait is never stored and allocates nothing. One that waits is
+    /// dropped, and [`close`](Service::close) is not called, if [`Limits::open_timeout`] is over, the peer resets the
+    /// connection, or the server ends it. A drain closes a connection that waits here and has sent nothing yet, and answers the
+    /// frames of one that has. The peer's FIN alone ends nothing: the peer may have sent what it wants to be answered.
     ///
     /// # Errors
-    /// A [`Refusal`] closes it; [`close`](Service::close) is not called then.
-    fn open(&self, cx: &Cx<'_, Self::Session>) -> Result<(), Refusal> {
-        let _ = cx;
-        Ok(())
+    /// A [`Refusal`] closes the connection after what was queued; [`close`](Service::close) is not called then.
+    fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
+        const {
+            assert!(
+                Self::Session::DEFAULT.is_some(),
+                "a session without `Default` is made by `Service::open`: write that method"
+            );
+        }
+        let _ = opening;
+        ready(by_default())
     }
 
     /// A frame arrived. The next frame of the same connection is handed over when this future is done; other
@@ -64,6 +84,20 @@ pub trait Service: Sized + 'static {
         let _ = (cx, error);
     }
 
+    /// A call fails: by its error, by [`Limits::handler_timeout`], or by a panic. Last words may be queued, after which the
+    /// connection is closed. A panic resets the connection, unless something is queued here. The service need not log it: the
+    /// server does. Called for the first failure of a connection.
+    fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, Self::Error>) {
+        let _ = (cx, failure);
+    }
+
+    /// The server begins to shut down: a moment for a goodbye. Called once for each connection that is open, before
+    /// [`Limits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for one that opens later, right after that. A server with many connections tells some of
+    /// them in each turn.
+    fn draining(&self, cx: &Cx<'_, Self::Session>) {
+        let _ = cx;
+    }
+
     /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): what this queues asks it for a sign of
     /// life. Any byte is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) without
     /// one the connection is closed. Not called while the outbox is over its high mark.
@@ -79,25 +113,8 @@ pub trait Service: Sized + 'static {
 
     /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the
     /// connection is left.
-    fn close(&self, session: &Self::Session, reason: CloseReason) {
-        let _ = (session, reason);
-    }
-}
-
-/// Why [`Service::open`] refuses a connection; it goes to the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal(String);
-
-impl Refusal {
-    /// A refusal with its reason.
-    pub fn new(reason: impl Into<String>) -> Refusal {
-        Refusal(reason.into())
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+    fn close(&self, closed: &Closed<'_, Self::Session>) {
+        let _ = closed;
     }
 }
 
@@ -144,15 +161,24 @@ impl<S: IntoService<F>, F, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F>
     }
 }
 
-/// The methods of a service beside `call`, all handed to the field `service`.
+/// The methods of a service that know nothing of its error, all handed to the field `service`.
 macro_rules! delegate_to_service {
-    () => {
-        fn open(&self, cx: &$crate::Cx<'_, Self::Session>) -> Result<(), $crate::Refusal> {
-            self.service.open(cx)
+    ($service:ty) => {
+        const ACCOUNTS: bool = <$service as $crate::Service>::ACCOUNTS;
+
+        fn open(
+            &self,
+            opening: &$crate::Opening<'_>,
+        ) -> impl Future<Output = Result<Self::Session, $crate::Refusal>> {
+            self.service.open(opening)
         }
 
         fn malformed(&self, cx: &$crate::Cx<'_, Self::Session>, error: &$crate::framing::FrameError) {
             self.service.malformed(cx, error);
+        }
+
+        fn draining(&self, cx: &$crate::Cx<'_, Self::Session>) {
+            self.service.draining(cx);
         }
 
         fn heartbeat(&self, cx: &$crate::Cx<'_, Self::Session>) {
@@ -163,8 +189,8 @@ macro_rules! delegate_to_service {
             self.service.input_ended(cx);
         }
 
-        fn close(&self, session: &Self::Session, reason: $crate::CloseReason) {
-            self.service.close(session, reason);
+        fn close(&self, closed: &$crate::Closed<'_, Self::Session>) {
+            self.service.close(closed);
         }
     };
 }

@@ -1,10 +1,11 @@
 //! What a server, its shards and their parts count and hold.
 
 pub use ringserve_buf::BufferStats;
-pub use ringserve_core::{ConnStats, DriverStats};
+pub use ringserve_core::{Account, ConnStats, DriverStats};
 
 pub use crate::middleware::calls::CallStats;
 pub use crate::server::accept_queue::AcceptQueueStats;
+pub use crate::shard::blocking::BlockingStats;
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +48,8 @@ pub struct ServerStats {
     pub connections: usize,
     /// Those of all shards to upstreams.
     pub upstreams: UpstreamStats,
+    /// Calls that block, on the threads beside the shards.
+    pub blocking: BlockingStats,
     /// Each shard's own.
     pub shards: Vec<ShardStats>,
 }

@@ -1,4 +1,4 @@
-//! What tasks wait for together: messages between shards, the begin of a drain, and, with the feature `sync`, channels and locks.
+//! What tasks wait for together: messages and questions between shards, the begin of a drain, and, with the feature `sync`, channels and locks.
 //!
 //! # Channels and locks
 //!
@@ -73,8 +73,10 @@
 //! # }
 //! ```
 
+pub use crate::shard::asks::{Ask, AskError, OnAll, Reply};
 pub use crate::shard::draining::Draining;
-pub use crate::shard::messages::{Mesh, SendError};
+pub use crate::shard::mailbox::{SendError, Sending};
+pub use crate::shard::messages::Mesh;
 #[cfg(feature = "sync")]
 pub use tokio::sync::{
     AcquireError, Mutex, MutexGuard, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore,

@@ -13,7 +13,8 @@ use ringserve_server::sync::{Mesh, Mutex, Notify, Semaphore, broadcast, mpsc, on
 use ringserve_server::task::{JoinError, SpawnError};
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{
-    CloseReason, ConnHandle, Cx, Frame, Limits, LocalHandle, PushError, Refusal, Server, Service, Shard,
+    CloseReason, Closed, ConnHandle, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server,
+    Service, Shard,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -207,10 +208,11 @@ impl Service for Tasks {
     type Session = Owner;
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, Owner>) -> Result<(), Refusal> {
-        let (shard, alive) = (cx.shard().clone(), Alive::new(&cx.session().alive));
-        let (handle, pushed) = (cx.local_handle(), self.pushed.clone());
-        let ticks = cx.spawn_on_connection(async move {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Owner, Refusal> {
+        let owner = Owner::default();
+        let (shard, alive) = (opening.shard().clone(), Alive::new(&owner.alive));
+        let (handle, pushed) = (opening.local_handle(), self.pushed.clone());
+        let ticks = opening.spawn_on_connection(async move {
             let _alive = alive;
             let mut ticks = shard.interval(SECOND);
             loop {
@@ -220,10 +222,10 @@ impl Service for Tasks {
         });
         ticks.unwrap();
         // It goes on when the connection ended, and finds that out.
-        let (handle, shard, outlived) = (cx.handle(), cx.shard().clone(), self.outlived.clone());
+        let (handle, shard, outlived) = (opening.handle(), opening.shard().clone(), self.outlived.clone());
         let closed = self.closed.clone();
-        cx.session().handle.replace(Some(cx.local_handle()));
-        cx.spawn(async move {
+        owner.handle.replace(Some(opening.local_handle()));
+        opening.shard().spawn(async move {
             handle.closed().await;
             assert!(closed.get() > 0, "the service heard of the end before");
             assert!(handle.is_gone() && handle.push("late") == Err(PushError::Gone));
@@ -232,7 +234,7 @@ impl Service for Tasks {
             shard.sleep(SECOND).await;
             outlived.set(outlived.get() + 1);
         });
-        Ok(())
+        Ok(owner)
     }
 
     async fn call(&self, cx: &Cx<'_, Owner>, line: Frame) -> Result<(), Infallible> {
@@ -252,7 +254,8 @@ impl Service for Tasks {
         Ok(())
     }
 
-    fn close(&self, session: &Owner, _reason: CloseReason) {
+    fn close(&self, closed: &Closed<'_, Owner>) {
+        let session = closed.session();
         assert_eq!(session.alive.get(), 0, "tasks of a connection are dropped before its close");
         assert!(session.handle.borrow().as_ref().is_some_and(LocalHandle::is_gone));
         self.closed.set(self.closed.get() + 1);
@@ -417,10 +420,10 @@ impl Service for Gives {
     type Session = ();
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, ()>) -> Result<(), Refusal> {
-        let shard = cx.shard();
+    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+        let shard = opening.shard();
         let to = (shard.index() + 1) % shard.count();
-        self.given.send(to, cx.handle()).map_err(|_| Refusal::new("the mesh is full"))
+        self.given.send(to, opening.handle()).map_err(|_| Refusal::new("the mesh is full"))
     }
 
     async fn call(&self, _cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Infallible> {

@@ -1,6 +1,6 @@
 //! `ringserve::testing`: what it runs, what it finds, and what it says.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,8 +10,11 @@ use std::time::Duration;
 
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
+use ringserve_server::stats::Account;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
-use ringserve_server::{CloseReason, Cx, Frame, Limits, Refusal, Server, Service};
+use ringserve_server::{
+    CloseReason, Closed, Cx, Frame, Limits, Opening, Refusal, Server, Service, Session, Shard,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -476,9 +479,9 @@ impl Service for Manners {
     type Session = Cell<u32>;
     type Error = String;
 
-    fn open(&self, cx: &Cx<'_, Cell<u32>>) -> Result<(), Refusal> {
-        cx.reply("welcome");
-        Ok(())
+    async fn open(&self, opening: &Opening<'_>) -> Result<Cell<u32>, Refusal> {
+        opening.reply("welcome");
+        Ok(Cell::default())
     }
 
     async fn call(&self, cx: &Cx<'_, Cell<u32>>, frame: Frame) -> Result<(), String> {
@@ -562,5 +565,150 @@ fn drain_that_waits_for_a_call_does_not_spin() {
         sim.drain();
         sim.run_until_done();
         assert!(sim.now() > 60 * SECOND);
+    });
+}
+
+/// Lets peers in after a look-up that takes as long as their port says.
+struct Doorman {
+    takes: Duration,
+    lets_in: bool,
+}
+
+/// The peer that was let in.
+struct Guest {
+    port: u16,
+}
+
+impl Session for Guest {}
+
+impl Service for Doorman {
+    type Session = Guest;
+    type Error = Infallible;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<Guest, Refusal> {
+        opening.reply("a moment");
+        opening.sleep(self.takes).await;
+        opening.reply(if self.lets_in { "welcome" } else { "not today" });
+        let addr = opening.peer().addr().ok_or_else(|| Refusal::new("no address"))?;
+        if self.lets_in { Ok(Guest { port: addr.port() }) } else { Err(Refusal::new("planted")) }
+    }
+
+    async fn call(&self, cx: &Cx<'_, Guest>, _frame: Frame) -> Result<(), Infallible> {
+        cx.reply(cx.session().port.to_string().as_str());
+        Ok(())
+    }
+
+    fn close(&self, closed: &Closed<'_, Guest>) {
+        assert_eq!(closed.peer().addr().map(|addr| addr.port()), Some(closed.session().port));
+    }
+}
+
+#[test]
+fn session_is_made_of_the_peer_after_a_wait() {
+    let mut conn = TestConn::open(|_shard| Doorman { takes: 3 * SECOND, lets_in: true });
+    assert_eq!(conn.replies(), [b"a moment".to_vec(), b"welcome".to_vec()]);
+    let called = conn.call("who am I?");
+    let port: u16 = std::str::from_utf8(&called.replies[0]).unwrap().parse().unwrap();
+    assert!(port > 0 && !conn.is_closed());
+}
+
+#[test]
+fn refusal_after_a_wait_closes_with_its_last_words() {
+    let mut conn = TestConn::open(|_shard| Doorman { takes: 3 * SECOND, lets_in: false });
+    assert!(conn.is_closed());
+    assert_eq!((conn.replies().len(), conn.close_reason()), (2, None));
+}
+
+#[test]
+fn open_that_never_ends_is_over_at_its_limit() {
+    let mut conn = TestConn::open(|_shard| Doorman { takes: 3600 * SECOND, lets_in: true });
+    assert!(conn.is_closed());
+    assert_eq!((conn.replies(), conn.close_reason()), (vec![b"a moment".to_vec()], None));
+}
+
+#[test]
+fn peers_that_are_let_in_late_hear_of_their_own_connection() {
+    Sim::seeds(300).faults(Faults::harmless()).run(|sim| {
+        let addr = sim.serve(lines(), |shard: &Shard| Doorman {
+            takes: Duration::from_micros(shard.random() % 4_000_000),
+            lets_in: true,
+        });
+        for n in 0..5 {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                // Sent before it is let in.
+                me.send("who am I?\n").await?;
+                let mut heard = Vec::new();
+                while heard.len() < 3 {
+                    heard.extend(me.line().await?);
+                }
+                let own = me.local_addr().expect("it is connected").port().to_string();
+                assert_eq!(heard, ["a moment", "welcome", own.as_str()]);
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+    });
+}
+
+/// Echoes, says a word more to frames that ask for it, and keeps the accounts of connections that ended.
+struct Billing(Rc<RefCell<Vec<Account>>>);
+
+impl Service for Billing {
+    type Session = ();
+    type Error = Infallible;
+
+    const ACCOUNTS: bool = true;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        if frame.starts_with(b"wait") {
+            cx.sleep(SECOND).await;
+            cx.write(b"and\n");
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+
+    fn close(&self, closed: &Closed<'_, ()>) {
+        self.0.borrow_mut().push(closed.account().expect("it is counted"));
+    }
+}
+
+#[test]
+fn account_has_every_byte_and_frame_of_its_connection() {
+    let accounts = Rc::new(RefCell::new(Vec::new()));
+    let kept = accounts.clone();
+    Sim::seeds(200).faults(Faults::harmless()).run(move |sim| {
+        kept.borrow_mut().clear();
+        let of_shards = kept.clone();
+        let addr = sim.serve(lines(), move |_shard| Billing(of_shards.clone()));
+        for n in 0..4_usize {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                for round in 0..=n {
+                    let line = format!("{} {round}\n", if n == 3 { "wait" } else { "word" });
+                    me.send(&line).await?;
+                    assert!(me.line().await?.is_some());
+                    if n == 3 {
+                        assert!(me.line().await?.is_some());
+                    }
+                }
+                me.finish()?;
+                assert_eq!(me.closed().await?, b"");
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        let mut accounts = kept.take();
+        accounts.sort_by_key(|account| account.frames_received);
+        for (n, account) in accounts.iter().enumerate() {
+            let rounds = n as u64 + 1;
+            let more = if n == 3 { 4 * rounds } else { 0 };
+            let bytes = 7 * rounds;
+            assert_eq!((account.frames_received, account.frames_sent), (rounds, rounds));
+            assert_eq!((account.bytes_received, account.bytes_sent), (bytes, bytes + more));
+            assert!(n < 3 || account.duration >= 4 * SECOND, "{account:?}");
+        }
+        assert_eq!(accounts.len(), 4);
     });
 }

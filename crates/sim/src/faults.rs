@@ -135,6 +135,8 @@ named! {
         OpenRefuses "open refuses",
         AdmitRefuses "admit refuses",
         OpenGreets "open greets",
+        OpenWaits "open waits",
+        OpenDropped "open that waits is dropped",
         OldName "call with the name of a connection that is gone",
         Drained "drain with connections alive",
         DrainDelayed "drain that goes on as before for a time",

@@ -30,6 +30,8 @@ pub struct Plan {
     pub tight_memory: bool,
     /// Slots of the shard and of the file table.
     pub connections_max: usize,
+    /// Of how many opens one waits; 0 for none.
+    pub open_waits: u64,
     /// Listeners.
     pub listeners: u16,
     /// Connections each listener's backlog holds.
@@ -173,6 +175,11 @@ impl Plan {
         let dawdles = limit.map(|limit| limit.as_nanos() as u64 / 4);
         // What is held open and waits for such calls is sent more than may be held, also in a drain.
         let held = dawdles.is_some() && rng.one_in(2);
+        // Of a copy too.
+        let opens = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x6F70_656E);
+        let open_waits = opens.pick(&[0, 0, 1, 4]);
+        let open_timeout = opens.one_in(2).then(|| Duration::from_millis(opens.spread(20, 400)));
+        let limits = limits.open_timeout(open_timeout);
         let small_budget = rng.one_in(4);
         let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
@@ -216,6 +223,7 @@ impl Plan {
             quiet_times: if rng.one_in(2) { rng.spread(256, 16_384) as u16 } else { 0 },
             turns: if short || held { rng.spread(5, turns.max(6)) } else { turns },
             loses_completion: rng.one_in(4),
+            open_waits,
             force_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
             budget: Budget {
                 completions: if small_budget { rng.spread(1, 16) as usize } else { 256 },
@@ -285,7 +293,11 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
         .first_frame_timeout(if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) })
         .idle_timeout(idle)
         // Of a copy, so that what it draws changes nothing else of a seed.
-        .idle_counts(if rng.clone().one_in(3) { IdleCounts::Received } else { IdleCounts::Either })
+        .idle_counts(match rng.clone().below(6) {
+            0 | 1 => IdleCounts::Received,
+            2 => IdleCounts::Sent,
+            _ => IdleCounts::Either,
+        })
         .write_stall_timeout(if slow && rng.one_in(2) {
             maybe(rng, 40, 25_000)
         } else {

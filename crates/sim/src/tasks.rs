@@ -1,15 +1,18 @@
 //! Calls that wait, in a list for each connection, as the real shard keeps them.
 
+use ringserve_core::Stamp;
+
 use crate::service::Parked;
 
 #[derive(Debug)]
 struct Task {
     /// `None` while it runs.
     parked: Option<Parked>,
-    /// What the shard counts for it.
-    bytes: usize,
+    /// What the shard counts for it, and the call behind it.
+    counted: ringserve_core::Parked,
+    /// When it began to wait, in nanoseconds.
+    since: u64,
     prev: Option<u32>,
-    next: Option<u32>,
 }
 
 /// Calls that wait, in lists as the shard numbers them.
@@ -21,7 +24,8 @@ pub struct Tasks {
 impl Tasks {
     /// Room for a call that begins to wait.
     pub fn add(&mut self, parked: Parked) -> u32 {
-        let task = Some(Task { parked: Some(parked), bytes: 0, prev: None, next: None });
+        let counted = ringserve_core::Parked::default();
+        let task = Some(Task { parked: Some(parked), counted, since: 0, prev: None });
         let free = self.slots.iter().position(Option::is_none);
         match free {
             Some(free) => self.slots[free] = task,
@@ -30,15 +34,11 @@ impl Tasks {
         free.unwrap_or(self.slots.len() - 1) as u32
     }
 
-    /// What the shard counts for a call.
-    pub fn count(&mut self, task: u32, bytes: usize) {
-        self.at(task).bytes = bytes;
-    }
-
-    /// Lists a call before its connection's others, of which `next` is the first.
-    pub fn list(&mut self, task: u32, next: Option<u32>) {
-        self.at(task).next = next;
-        if let Some(next) = next {
+    /// Lists a call that begins to wait at `now` before its connection's others, of which `counted.next` is the first.
+    pub fn list(&mut self, task: u32, counted: ringserve_core::Parked, now: u64) {
+        let slot = self.at(task);
+        (slot.counted, slot.since) = (counted, now);
+        if let Some(next) = counted.next {
             let behind = self.at(next);
             assert_eq!(behind.prev, None, "task {next} is not the first of its connection");
             behind.prev = Some(task);
@@ -80,16 +80,23 @@ impl Tasks {
         self.at(task).parked = Some(parked);
     }
 
-    /// A call is done: the one behind it, and what the shard counted for it.
-    pub fn remove(&mut self, task: u32) -> (Option<u32>, usize) {
-        let Task { prev, next, bytes, .. } = self.slots[task as usize].take().expect("a call is done once");
-        if let Some(prev) = prev {
-            self.at(prev).next = next;
-        }
-        if let Some(next) = next {
+    /// When a call began to wait, in nanoseconds.
+    pub fn since(&self, task: u32) -> u64 {
+        self.slots[task as usize].as_ref().expect("the call waits").since
+    }
+
+    /// A call is done: what the shard counted for it, with the one behind it, and since when the one before it waits.
+    pub fn remove(&mut self, task: u32) -> (ringserve_core::Parked, Option<Stamp>) {
+        let Task { prev, counted, .. } = self.slots[task as usize].take().expect("a call is done once");
+        let before = prev.map(|prev| {
+            let prev = &mut self.at(prev).counted;
+            prev.next = counted.next;
+            prev.since
+        });
+        if let Some(next) = counted.next {
             self.at(next).prev = prev;
         }
-        (next, bytes)
+        (counted, before)
     }
 
     /// Drops `first` and all that are listed behind it. Returns what they are called, and whose they are.
@@ -99,7 +106,7 @@ impl Tasks {
         while let Some(task) = next {
             let slot = self.slots.get_mut(task as usize).and_then(Option::take);
             let slot = slot.unwrap_or_else(|| panic!("task {task} is listed, and is not there"));
-            next = slot.next;
+            next = slot.counted.next;
             dropped.push((task, slot.parked.expect("no call runs now")));
         }
         dropped

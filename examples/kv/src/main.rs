@@ -8,10 +8,9 @@
 //!
 //! # Several shards
 //!
-//! A command on a key of another shard goes there as a message ([`message`]), and its call waits for the answer ([`node`],
-//! [`pending`]).
-//! One call of a connection is under way at a time: its replies keep their order, and it sees its own writes. With one
-//! shard, and on keys of the connection's own shard, no message is sent.
+//! A command on a key of another shard goes there as a message ([`message`]), and its call waits for the answer ([`node`]).
+//! One call of a connection is under way at a time: its replies keep their order, and it sees its own writes. A command on
+//! keys of the connection's own shard alone needs no message.
 //!
 //! * A command on one key is atomic.
 //! * MGET, MSET, DEL and EXISTS are atomic for the keys of one shard, not across shards: another client may see a part of
@@ -33,7 +32,6 @@ mod inline;
 mod message;
 mod node;
 mod number;
-mod pending;
 mod reply;
 mod resp;
 mod route;
@@ -46,21 +44,17 @@ mod tests;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::rc::Rc;
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
-use ringserve::sync::Mesh;
 use ringserve::{Driver, Limits, Server, Shard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::clock::Clock;
-use crate::message::Message;
+use crate::message::Ways;
 use crate::node::Node;
 use crate::reply::OUTBOX_BYTES_HIGH;
 use crate::resp::Resp;
-use crate::route::Place;
 use crate::service::Kv;
 use crate::store::Keyer;
 
@@ -107,16 +101,13 @@ impl Args {
     }
 }
 
+/// Requests that may wait for a shard.
+const REQUESTS_MAX: usize = 65_536;
+
 /// Makes the service of each shard.
-fn service(keyer: Keyer, value_bytes_max: usize) -> impl Fn(&Shard) -> Kv + Send + Sync {
-    let shards = Mesh::<Message>::new();
-    move |shard| {
-        let place = Place { index: shard.index(), shards: shard.count() };
-        let node = Rc::new(Node::new(place, keyer, value_bytes_max, Clock::of(shard), shards.clone()));
-        let here = node.clone();
-        shards.register(shard, move |message| here.receive(message));
-        Kv::new(node)
-    }
+fn service(keyer: Keyer, value_bytes_max: usize, requests_max: usize) -> impl Fn(&Shard) -> Kv + Send + Sync {
+    let ways = Ways::with_capacity(requests_max);
+    move |shard| Kv::new(Node::new(shard, keyer, value_bytes_max, &ways))
 }
 
 fn main() -> ExitCode {
@@ -132,7 +123,7 @@ fn main() -> ExitCode {
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    match server.framing(Resp).serve(service(Keyer::default(), value_bytes_max)) {
+    match server.framing(Resp).serve(service(Keyer::default(), value_bytes_max, REQUESTS_MAX)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

@@ -1,25 +1,32 @@
 //! What shards ask each other, and what they answer.
 
-use ringserve::sync::{Mesh, SendError};
+use ringserve::sync::{AskError, Mesh};
 
 use crate::about::Figures;
-use crate::pending::WayBack;
 use crate::reply::Protocol;
 use crate::session::ClientLine;
 
-/// What shards ask each other. At most one message for each shard is under way for a connection, since one call of it is.
-pub enum Message {
+/// The ways to all shards, one for each kind of question. At most one question to each shard is under way for a
+/// connection, since one call of it is.
+#[derive(Clone)]
+pub struct Ways {
     /// Work on a request about keys.
-    Work {
-        /// What to do.
-        work: Work,
-        /// Where the reply goes.
-        back: WayBack<Answer>,
-    },
+    pub work: Mesh<Work, Answer>,
     /// Tell the figures of the shard, for INFO.
-    Figures(WayBack<Figures>),
-    /// Tell the connections of the shard, for CLIENT LIST.
-    Clients(WayBack<Vec<ClientLine>>),
+    pub figures: Mesh<(), Figures>,
+    /// Tell the connections of the shard, for CLIENT LIST. This connection asks.
+    pub clients: Mesh<u64, Vec<ClientLine>>,
+}
+
+impl Ways {
+    /// With room for that many requests to each shard.
+    pub fn with_capacity(requests: usize) -> Ways {
+        Ways {
+            work: Mesh::with_capacity(requests),
+            figures: Mesh::with_capacity(requests),
+            clients: Mesh::with_capacity(requests),
+        }
+    }
 }
 
 /// A request about keys of one shard.
@@ -42,47 +49,13 @@ pub struct Answer {
     pub rest: Option<Work>,
 }
 
-/// Takes messages to other shards.
-pub trait Post {
-    /// Sends a message without waiting.
-    ///
-    /// # Errors
-    /// If it could not be sent, with the message.
-    fn send(&self, to: usize, message: Message) -> Result<(), SendError<Message>>;
-}
-
-impl Post for Mesh<Message> {
-    fn send(&self, to: usize, message: Message) -> Result<(), SendError<Message>> {
-        Mesh::send(self, to, message)
-    }
-}
-
-/// Why a shard gave no answer. Each is a reply to the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unanswered {
-    /// Too many messages wait there: the request was not worked on.
-    Full(usize),
-    /// It had ended before: the request was not worked on.
-    Ended(usize),
-    /// It ended or panicked meanwhile: the request may have been worked on.
-    Lost(usize),
-}
-
-impl Unanswered {
-    /// The error that the client gets.
-    pub fn reply(self) -> Vec<u8> {
-        let text = match self {
-            Unanswered::Full(shard) => format!("-TRYAGAIN shard {shard} has too many requests waiting\r\n"),
-            Unanswered::Ended(shard) => format!("-ERR shard {shard} has ended\r\n"),
-            Unanswered::Lost(shard) => format!("-ERR shard {shard} gave no answer\r\n"),
-        };
-        text.into_bytes()
-    }
-}
-
-impl Answer {
-    /// The error of a shard that gave none.
-    pub fn unanswered(why: Unanswered) -> Answer {
-        Answer { bytes: why.reply(), rest: None }
-    }
+/// The reply to a client about a shard that gave no answer.
+pub fn unanswered(shard: usize, why: AskError) -> Vec<u8> {
+    let text = match why {
+        AskError::Full => format!("-TRYAGAIN shard {shard} has too many requests waiting\r\n"),
+        AskError::Gone => format!("-ERR shard {shard} has ended\r\n"),
+        // The request may have been worked on.
+        _ => format!("-ERR shard {shard} gave no answer\r\n"),
+    };
+    text.into_bytes()
 }

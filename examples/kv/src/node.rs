@@ -1,42 +1,26 @@
-//! One shard's part of the server: its keys and connections, and its way to those of the other shards.
+//! One shard's part of the server: its keys and connections, and what it asks the other shards.
 
 use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve::sync::SendError;
+use ringserve::Shard;
+use ringserve::sync::AskError;
 
 use crate::about::{Counts, Figures};
 use crate::clock::Clock;
 use crate::commands::{self, Reach};
 use crate::data::{Outcome, Task};
 use crate::gather::Gather;
-use crate::message::{Answer, Message, Post, Unanswered, Work};
-use crate::pending::{Dropped, Ticket, WayBack, question};
+use crate::message::{Answer, Ways, Work, unanswered};
 use crate::reply::{Out, Protocol, Reply};
 use crate::resp::Args;
 use crate::route::{self, Merge, Place, Plan};
 use crate::session::{ClientLine, Clients};
 use crate::store::{Keyer, Moment, Store};
 
-/// A question to one shard.
-enum Asked<T> {
-    /// It is answered.
-    Now(Result<T, Unanswered>),
-    /// This shard is to answer.
-    Later(usize, Ticket<T>),
-}
-
-impl<T> Asked<T> {
-    async fn answer(self) -> Result<T, Unanswered> {
-        match self {
-            Asked::Now(answer) => answer,
-            Asked::Later(shard, ticket) => ticket.await.map_err(|Dropped| Unanswered::Lost(shard)),
-        }
-    }
-}
-
-/// One shard. `P` is its way to the others.
-pub struct Node<P> {
+/// One shard.
+pub struct Node {
     place: Place,
     keyer: Keyer,
     store: RefCell<Store>,
@@ -44,22 +28,29 @@ pub struct Node<P> {
     clients: Clients,
     clock: Clock,
     value_bytes_max: usize,
-    post: P,
+    ways: Ways,
 }
 
-impl<P: Post> Node<P> {
-    /// A shard without keys and connections.
-    pub fn new(place: Place, keyer: Keyer, value_bytes_max: usize, clock: Clock, post: P) -> Node<P> {
-        Node {
-            place,
+impl Node {
+    /// A shard without keys and connections, which the others can ask.
+    pub fn new(shard: &Shard, keyer: Keyer, value_bytes_max: usize, ways: &Ways) -> Rc<Node> {
+        let node = Rc::new(Node {
+            place: Place { index: shard.index(), shards: shard.count() },
             keyer,
             store: RefCell::default(),
             counts: Counts::default(),
             clients: Clients::default(),
-            clock,
+            clock: Clock::of(shard),
             value_bytes_max,
-            post,
-        }
+            ways: ways.clone(),
+        });
+        let here = node.clone();
+        ways.work.register(shard, move |_from, work| here.work(work));
+        let here = node.clone();
+        ways.figures.register(shard, move |_from, ()| here.figures());
+        let here = node.clone();
+        ways.clients.register(shard, move |_from, caller| here.clients.lines(caller, here.elapsed()));
+        node
     }
 
     /// What it counts.
@@ -113,26 +104,17 @@ impl<P: Post> Node<P> {
         }
     }
 
-    /// Answers a message of another shard.
-    pub fn receive(&self, message: Message) {
-        match message {
-            Message::Work { work, back } => back.answer(self.work(work)),
-            Message::Figures(back) => back.answer(self.figures()),
-            Message::Clients(back) => back.answer(self.clients.lines(None, self.elapsed())),
-        }
-    }
-
     /// Asks each shard that a plan names, and writes one reply of their answers. `write` may wait for room between pieces.
     pub async fn ask_all(&self, plan: Plan, protocol: Protocol, mut write: impl AsyncFnMut(&[u8])) {
         // Each is asked before the first is waited for.
         let asked = plan.parts.into_iter().map(|part| {
             let work = Work { request: part.request, protocol, skip: 0 };
-            (part.shard, self.ask_work(part.shard, work))
+            (part.shard, self.ways.work.ask(part.shard, work))
         });
         let asked: Vec<_> = asked.collect();
         let mut answers = Vec::with_capacity(asked.len());
         for (shard, asked) in asked {
-            answers.push((shard, asked.answer().await.unwrap_or_else(Answer::unanswered)));
+            answers.push((shard, asked.await.unwrap_or_else(|why| no_answer(shard, why))));
         }
         if let Some((_, error)) = answers.iter().find(|(_, answer)| answer.bytes.first() == Some(&b'-')) {
             return write(&error.bytes).await;
@@ -152,18 +134,18 @@ impl<P: Post> Node<P> {
             let (piece, rest) = gather.next_piece();
             write(&piece).await;
             let Some((part, shard, work)) = rest else { return };
-            let answer = self.ask_work(shard, work).answer().await;
-            gather.more(part, answer.unwrap_or_else(Answer::unanswered));
+            let answer = self.ways.work.ask(shard, work).await;
+            gather.more(part, answer.unwrap_or_else(|why| no_answer(shard, why)));
         }
     }
 
     /// The figures of all shards, for INFO.
     ///
     /// # Errors
-    /// If a shard gave none.
-    pub async fn all_figures(&self) -> Result<Figures, Unanswered> {
+    /// The reply to the client if a shard gave none.
+    pub async fn all_figures(&self) -> Result<Figures, Vec<u8>> {
         let mut sum = Figures::default();
-        for figures in self.ask_each(|| self.figures(), Message::Figures).await? {
+        for figures in whole(self.ways.figures.on_all(|_| ()).await)? {
             sum.add(&figures);
         }
         Ok(sum)
@@ -172,52 +154,11 @@ impl<P: Post> Node<P> {
     /// The connections of all shards in the order in which CLIENT LIST tells them. `caller` asks.
     ///
     /// # Errors
-    /// If a shard gave none.
-    pub async fn all_clients(&self, caller: u64) -> Result<Vec<ClientLine>, Unanswered> {
-        let mut all = self
-            .ask_each(|| self.clients.lines(Some(caller), self.elapsed()), Message::Clients)
-            .await?
-            .concat();
+    /// The reply to the client if a shard gave none.
+    pub async fn all_clients(&self, caller: u64) -> Result<Vec<ClientLine>, Vec<u8>> {
+        let mut all = whole(self.ways.clients.on_all(|_| caller).await)?.concat();
         all.sort_unstable_by_key(|line| line.id);
         Ok(all)
-    }
-
-    async fn ask_each<T>(
-        &self,
-        here: impl Fn() -> T,
-        message: impl Fn(WayBack<T>) -> Message,
-    ) -> Result<Vec<T>, Unanswered> {
-        let asked: Vec<_> = (0..self.place.shards)
-            .map(|shard| self.ask(shard, (), |()| here(), |(), back| message(back)))
-            .collect();
-        let mut answers = Vec::with_capacity(asked.len());
-        for asked in asked {
-            answers.push(asked.answer().await?);
-        }
-        Ok(answers)
-    }
-
-    fn ask_work(&self, shard: usize, work: Work) -> Asked<Answer> {
-        self.ask(shard, work, |work| self.work(work), |work, back| Message::Work { work, back })
-    }
-
-    /// Asks one shard, by a message if it is not this one.
-    fn ask<W, T>(
-        &self,
-        shard: usize,
-        what: W,
-        here: impl FnOnce(W) -> T,
-        message: impl FnOnce(W, WayBack<T>) -> Message,
-    ) -> Asked<T> {
-        if shard == self.place.index {
-            return Asked::Now(Ok(here(what)));
-        }
-        let (back, ticket) = question();
-        match self.post.send(shard, message(what, back)) {
-            Ok(()) => Asked::Later(shard, ticket),
-            Err(SendError::Full(_)) => Asked::Now(Err(Unanswered::Full(shard))),
-            Err(SendError::Gone(_)) => Asked::Now(Err(Unanswered::Ended(shard))),
-        }
     }
 
     fn figures(&self) -> Figures {
@@ -258,6 +199,12 @@ impl<P: Post> Node<P> {
     }
 }
 
-#[cfg(test)]
-#[path = "node_tests.rs"]
-mod tests;
+fn no_answer(shard: usize, why: AskError) -> Answer {
+    Answer { bytes: unanswered(shard, why), rest: None }
+}
+
+/// The answers of all shards, or the reply about the first one that gave none.
+fn whole<T>(answers: Vec<Result<T, AskError>>) -> Result<Vec<T>, Vec<u8>> {
+    let numbered = answers.into_iter().enumerate();
+    numbered.map(|(shard, answer)| answer.map_err(|why| unanswered(shard, why))).collect()
+}

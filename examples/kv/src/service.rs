@@ -5,13 +5,11 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use ringserve::framing::FrameError;
-use ringserve::sync::Mesh;
-use ringserve::{CloseReason, Cx, Frame, Refusal, Service};
+use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service};
 
 use crate::about;
 use crate::commands::{self, Command, Reach};
 use crate::data::Outcome;
-use crate::message::Message;
 use crate::node::Node;
 use crate::reply::{Out, Protocol, Reply};
 use crate::resp;
@@ -27,7 +25,7 @@ const TOLD_BYTES_MAX: usize = 128;
 
 /// The server on one shard.
 pub struct Kv {
-    node: Rc<Node<Mesh<Message>>>,
+    node: Rc<Node>,
 }
 
 /// What is left to do of a request that could not be answered in one go.
@@ -49,14 +47,15 @@ impl Service for Kv {
     type Session = Session;
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
         let place = self.node.place();
         let number = up(&self.node.counts().opened);
         up(&self.node.counts().open);
         // Different on all shards.
         let id = (number - 1) * place.shards as u64 + place.index as u64 + 1;
-        self.node.clients().open(cx.session(), id, cx.peer().to_string(), self.node.elapsed());
-        Ok(())
+        let session = Session::default();
+        self.node.clients().open(&session, id, opening.peer().to_string(), self.node.elapsed());
+        Ok(session)
     }
 
     // Not an async function: what is answered at once is answered before there is a future to carry the frame into.
@@ -82,16 +81,16 @@ impl Service for Kv {
         Reply::new(cx, cx.session().protocol()).error(format!("ERR Protocol error: {what}"));
     }
 
-    fn close(&self, session: &Session, _reason: CloseReason) {
+    fn close(&self, closed: &Closed<'_, Session>) {
         let open = &self.node.counts().open;
         open.set(open.get() - 1);
-        self.node.clients().close(session);
+        self.node.clients().close(closed.session());
     }
 }
 
 impl Kv {
     /// The server on the shard of `node`.
-    pub fn new(node: Rc<Node<Mesh<Message>>>) -> Kv {
+    pub fn new(node: Rc<Node>) -> Kv {
         Kv { node }
     }
 
@@ -185,7 +184,7 @@ impl Kv {
                 about::info(&mut reply, sections, self.node.place(), uptime, &figures);
                 reply.into_inner()
             }
-            Err(unanswered) => unanswered.reply(),
+            Err(unanswered) => unanswered,
         }
     }
 
@@ -196,7 +195,7 @@ impl Kv {
                 reply.text(&listed.text(&lines));
                 reply.into_inner()
             }
-            Err(unanswered) => unanswered.reply(),
+            Err(unanswered) => unanswered,
         }
     }
 

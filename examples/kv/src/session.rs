@@ -83,9 +83,9 @@ impl Clients {
         }
     }
 
-    /// All that are open.
-    pub fn lines(&self, caller: Option<u64>, now: Duration) -> Vec<ClientLine> {
-        self.by_id.borrow().values().map(|client| client.line(caller == Some(client.id), now)).collect()
+    /// All that are open, of which `caller` asks.
+    pub fn lines(&self, caller: u64, now: Duration) -> Vec<ClientLine> {
+        self.by_id.borrow().values().map(|client| client.line(caller == client.id, now)).collect()
     }
 }
 

@@ -20,7 +20,7 @@ impl Model {
         while let Some(index) = left {
             let task = self.tasks[index as usize].take().expect("a call that waits");
             assert!(task.shared == shared, "another connection's call");
-            left = task.next;
+            left = task.parked.next;
         }
         assert!(self.calls(&shared).next().is_none(), "{id} ended, and a call of it goes on");
         let talk = &mut self.talks[shared.body().peer];

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, Parked, Socket};
+use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, Socket};
 
 use super::{Batch, Command, Conn, Core, Model, Rig, Session};
 use crate::framings::{Kind, Start};
@@ -26,8 +26,12 @@ impl Lane for Model {
         if opening == 1 {
             return shard.refuse(socket);
         }
+        let id = shard.admit::<Session>(socket, None, 0).expect("there is memory");
         let session = Session { peer, ..Session::default() };
-        let id = shard.admit(socket, None, 0, session).expect("there is memory");
+        assert!(
+            shard.shared(id).is_some_and(|head| head.fill(session).is_ok()),
+            "a new connection has no session"
+        );
         assert!(
             shard.connections(LaneId::FIRST) <= self.plan.connections_max,
             "more connections than there may be"
@@ -168,12 +172,13 @@ impl Model {
         if free == self.tasks.len() {
             self.tasks.push(None);
         }
-        let Parked { next, bytes } = frames.park(free as u32, 100);
-        assert_eq!(next.is_some(), self.calls(&task.shared).next().is_some(), "calls before this one");
-        if next.is_none() {
+        let parked = frames.park(free as u32, 100);
+        let is_first = self.calls(&task.shared).next().is_none();
+        assert_eq!(parked.next.is_none(), is_first, "calls before this one");
+        if is_first {
             self.talks[task.shared.body().peer].waits_since = self.now;
         }
-        (task.next, task.bytes) = (next, bytes);
+        (task.parked, task.since) = (parked, self.now);
         self.tasks[free] = Some(task);
     }
 
@@ -212,14 +217,17 @@ impl Rig {
             model.tasks[index] = Some(task);
             return;
         }
-        if let Some(before) = model.tasks.iter_mut().flatten().find(|other| other.next == Some(index as u32))
-        {
-            before.next = task.next;
+        let mut before = None;
+        let is_before = |other: &&mut Task| other.parked.next == Some(index as u32);
+        if let Some(other) = model.tasks.iter_mut().flatten().find(is_before) {
+            other.parked.next = task.parked.next;
+            before = Some(other.parked.since);
         }
-        model.talks[task.shared.body().peer].waits_since = model.now;
-        let (next, bytes) = (task.next, task.bytes);
+        let oldest = model.calls(&task.shared).map(|other| other.since).min();
+        model.talks[task.shared.body().peer].waits_since = oldest.unwrap_or(model.now);
+        let parked = task.parked;
         drop(task);
-        shard.call_done(id, index as u32, next, bytes);
+        shard.call_done(id, index as u32, parked, before);
         if settle(shard, id, end) {
             shard.run_frames(id, model);
         }

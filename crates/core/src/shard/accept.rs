@@ -9,6 +9,8 @@ use core::time::Duration;
 
 use super::Shard;
 use super::turn::Event;
+use crate::conn::Opened;
+use crate::outlet::ConnShared;
 use crate::{AcceptEnd, CloseReason, ConnId, LaneId, Observer, Op, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
@@ -186,18 +188,20 @@ impl<O: Observer> Shard<O> {
 
     /// Makes an accepted socket a connection. `None` if there is no memory for it, or every connection was aborted; the socket
     /// is closed then.
-    /// The next call for it is [`opened`](Shard::opened) or [`finish`](Shard::finish).
+    /// Its block has room for a session of type `S`, which is to be [filled](ringserve_buf::CountedHead::fill) before
+    /// [`opened`](Shard::opened).
+    /// The next call for it is that, [`open_parked`](Shard::open_parked), [`refused`](Shard::refused) or
+    /// [`abort`](Shard::abort).
     pub fn admit<S: 'static>(
         &mut self,
         socket: Socket,
         peer: Option<SocketAddr>,
         listener: u16,
-        session: S,
     ) -> Option<ConnId> {
         self.accepting.asked -= 1;
         let lane = LaneId::FIRST;
         let made = match self.takes_newcomers() {
-            true => self.insert(lane, peer, listener, session),
+            true => self.insert(lane, peer, listener, ConnShared::<S>::try_new_unfilled),
             false => None,
         };
         let Some(id) = made else {
@@ -237,8 +241,9 @@ impl<O: Observer> Shard<O> {
     /// The service accepted an admitted connection: bytes are received from now on.
     pub fn opened(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
-            conn.opened = true;
+            conn.opened = Opened::Yes;
         }
+        self.tell_opened(id);
         self.sync_receive(id);
         self.arm(id);
     }

@@ -1,16 +1,18 @@
 //! Calls that wait, as the state machine counts them.
 
 use super::Shard;
-use crate::conn::NO_HANDLER;
-use crate::{CloseReason, ConnId, Observer};
+use crate::conn::{NO_HANDLER, Opened};
+use crate::{CloseReason, ConnId, Observer, Stamp};
 
 /// What [`Shard::call_parked`] answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parked {
     /// The connection's former first call, behind which the caller lists this one.
     pub next: Option<u32>,
     /// Bytes that were counted for the call, which [`Shard::call_done`] takes back.
     pub bytes: usize,
+    /// When the call began to wait.
+    pub since: Stamp,
 }
 
 impl<O: Observer> Shard<O> {
@@ -21,7 +23,9 @@ impl<O: Observer> Shard<O> {
     pub fn call_parked(&mut self, id: ConnId, handler: u32, bytes: usize) -> Parked {
         let mut bytes = bytes;
         let index = id.slot();
-        let Some(conn) = self.conns.get_mut(id) else { return Parked { next: None, bytes: 0 } };
+        let Some(conn) = self.conns.get_mut(id) else {
+            return Parked { next: None, bytes: 0, since: self.stamp };
+        };
         let next = conn.has_handler().then_some(conn.handler);
         if next.is_none() {
             conn.since = self.stamp;
@@ -45,12 +49,15 @@ impl<O: Observer> Shard<O> {
         {
             conn.calls_full = true;
         }
-        Parked { next, bytes }
+        Parked { next, bytes, since: self.stamp }
     }
 
-    /// A call that waited is done: [`run_frames`](Shard::run_frames) hands out further frames. `next` is the one listed behind
-    /// it, which is the first one now if this was; `bytes` is what [`call_parked`](Shard::call_parked) answered.
-    pub fn call_done(&mut self, id: ConnId, handler: u32, next: Option<u32>, bytes: usize) {
+    /// A call that waited is done: [`run_frames`](Shard::run_frames) hands out further frames. `parked` is what
+    /// [`call_parked`](Shard::call_parked) answered, with the call listed behind it now as `next`, which is the first one now if
+    /// this was. `before` is the `since` of the call listed before it, if there is one: of the oldest one from now on, if this
+    /// was the last of the list.
+    pub fn call_done(&mut self, id: ConnId, handler: u32, parked: Parked, before: Option<Stamp>) {
+        let Parked { next, bytes, .. } = parked;
         let now = self.stamp;
         let index = id.slot();
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
@@ -61,11 +68,39 @@ impl<O: Observer> Shard<O> {
         }
         conn.calls -= 1;
         conn.calls_full = false;
-        (conn.since, conn.active_at) = (now, now);
+        conn.active_at = now;
+        if next.is_none() {
+            conn.since = before.unwrap_or(now);
+        }
         if let Some(inbox) = &mut conn.inbox {
             inbox.begin_window(now);
         }
         self.arm(id);
+    }
+
+    /// The `open` of a connection that was [admitted](Shard::admit) waits, and holds `bytes` of memory. Bytes are received from
+    /// now on and kept, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and no frame is handed out until
+    /// [`open_done`](Shard::open_done). `open` is the caller's name for it, which [`Ended`](crate::Ended) brings back if the
+    /// connection ends before: at [`Limits::open_timeout`](crate::Limits::open_timeout), by the peer, in a drain unless something
+    /// was received, by an abort. Returns the bytes that were counted for it.
+    pub fn open_parked(&mut self, id: ConnId, open: u32, bytes: usize) -> usize {
+        let Some(conn) = self.conns.get_mut(id) else { return 0 };
+        conn.opened = Opened::Waits;
+        let parked = self.call_parked(id, open, bytes);
+        self.sync_receive(id);
+        parked.bytes
+    }
+
+    /// An `open` that waited is done. The next call for the connection is [`opened`](Shard::opened), also if it is ending
+    /// already, [`refused`](Shard::refused) or [`abort`](Shard::abort). `bytes` is what [`open_parked`](Shard::open_parked)
+    /// answered.
+    pub fn open_done(&mut self, id: ConnId, open: u32, bytes: usize) {
+        self.call_done(id, open, Parked { next: None, bytes, since: self.stamp }, None);
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.opened = Opened::No;
+            // A peer that was let in now has its whole time until it is asked for a sign of life.
+            conn.heard_at = self.stamp;
+        }
     }
 
     /// True if the turn has room for another call beside frames: one that waited, or a task. It counts; what finds no room

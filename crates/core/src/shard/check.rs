@@ -2,7 +2,7 @@
 
 use super::Shard;
 use crate::Observer;
-use crate::conn::{Flight, Queued, State, Write, describe};
+use crate::conn::{Flight, Opened, Queued, State, Write, describe};
 use crate::holders::class_of;
 
 impl<O: Observer> Shard<O> {
@@ -28,12 +28,18 @@ impl<O: Observer> Shard<O> {
             let connecting = conn.connect.is_on();
             if connecting {
                 assert!(
-                    !conn.receive.is_on() && !conn.send.is_on() && conn.write == Write::Open && !conn.opened,
+                    !conn.receive.is_on()
+                        && !conn.send.is_on()
+                        && conn.write == Write::Open
+                        && conn.opened == Opened::No,
                     "{}",
                     text()
                 );
                 let stopping = conn.connect == Flight::Stopping;
                 assert_eq!(stopping, conn.state == State::Closing, "{}", text());
+            }
+            if conn.is_opening() && conn.state != State::Closing {
+                assert!(conn.calls == 1 && !conn.frame_seen && conn.connect == Flight::None, "{}", text());
             }
             if conn.close_sent {
                 let in_flight = connecting

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 
 use super::turn::{Ended, Event};
 use super::{Shard, expect_conn};
-use crate::conn::{NO_HANDLER, State, Write};
+use crate::conn::{NO_HANDLER, Opened, State, Write};
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
@@ -86,7 +86,7 @@ impl<O: Observer> Shard<O> {
             lane: conn.lane,
             shared,
             reason,
-            opened: conn.opened,
+            opened: conn.opened == Opened::Yes,
             call,
         }));
         self.join(id);

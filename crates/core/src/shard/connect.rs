@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::conn::{Flight, State};
-use crate::outlet::Outlet;
+use crate::outlet::{ConnShared, Outlet};
 use crate::{Address, CloseReason, ConnId, LaneId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
@@ -16,7 +16,8 @@ impl<O: Observer> Shard<O> {
         if self.has_closed_outbound() || self.connections_left(lane) == 0 {
             return None;
         }
-        let id = self.insert(lane, address.as_ip(), 0, session)?;
+        let block = |outlet| ConnShared::try_new(outlet, session).map(ConnShared::hide);
+        let id = self.insert(lane, address.as_ip(), 0, block)?;
         if let Some(conn) = self.conns.get_mut(id) {
             conn.connect = Flight::Armed;
         }

@@ -7,6 +7,7 @@
 //!                             taken in
 //! ```
 //!
+//! * Each connection is told at the start, some in each turn ([`TOLD_IN_A_TURN`]), and none is cut before all were.
 //! * *Delayed*, for [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): nothing changes but what
 //!   [`ShardShared::is_draining`](crate::ShardShared::is_draining) says.
 //! * *Looking*: the listeners are closed, and what had arrived is received. It is over once a turn brings nothing, or after
@@ -27,7 +28,8 @@ use alloc::collections::VecDeque;
 use core::time::Duration;
 
 use super::Shard;
-use crate::conn::{Conn, Intake};
+use super::turn::Event;
+use crate::conn::{Conn, Intake, Opened};
 use crate::{CloseReason, ConnId, Observer, Time};
 
 /// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come
@@ -48,9 +50,18 @@ const NEWCOMER: Duration = Duration::from_millis(30);
 const GIVE_UP: Duration = Duration::from_secs(4);
 const LAST_LOOKS: Duration = Duration::from_secs(1);
 
+/// Connections that a turn tells of the drain, so that a crowd of them keeps none waiting for long: at a microsecond each half a
+/// millisecond.
+const TOLD_IN_A_TURN: u32 = 512;
+
+/// All slots were told.
+const ALL_TOLD: u32 = u32::MAX;
+
 /// The shard shuts down.
 pub(super) struct Drain {
     stage: Stage,
+    /// The slot whose connection is told next, [`ALL_TOLD`] behind the last. A connection before it that opens is told then.
+    told: u32,
     /// Connections admitted since it began or right before, and when they are cut: `None` until the turn after the one that
     /// admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
@@ -84,7 +95,7 @@ enum Stage {
 
 impl Drain {
     fn new(stage: Stage) -> Drain {
-        Drain { stage, newcomers: VecDeque::new(), outbound_closed: false }
+        Drain { stage, told: 0, newcomers: VecDeque::new(), outbound_closed: false }
     }
 
     /// True if turns follow each other without a wait.
@@ -99,6 +110,9 @@ impl Drain {
             Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
             Stage::GivenUp => None,
         };
+        if self.told != ALL_TOLD {
+            return Some(Time::ZERO);
+        }
         // One without a time has a turn at once. The last ones are those without.
         let untimed = self.newcomers.back().is_some_and(|(at, _)| at.is_none());
         let newcomer =
@@ -166,7 +180,8 @@ impl<O: Observer> Shard<O> {
             turns_left: LOOKS_MIN + self.conns.len() as u32 / CONNECTIONS_A_LOOK,
             first_turn: true,
         };
-        self.drain = Some(Drain::new(stage));
+        let told = self.drain.as_ref().map_or(0, |drain| drain.told);
+        self.drain = Some(Drain { told, ..Drain::new(stage) });
         self.stop_listening();
         self.retry_accepts();
     }
@@ -192,8 +207,33 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    /// Tells some of those connections of the drain that were not.
+    fn tell_draining(&mut self) {
+        let Some(drain) = self.drain.as_mut().filter(|drain| drain.told != ALL_TOLD) else { return };
+        let used = self.conns.used();
+        let slots = drain.told..used.min(drain.told + TOLD_IN_A_TURN);
+        drain.told = if slots.end < used { slots.end } else { ALL_TOLD };
+        for slot in slots {
+            let Some(id) = self.conns.id_at(slot) else { continue };
+            let is_served = |conn: &&Conn| conn.is_open() && !self.lanes[conn.lane].is_outbound;
+            if self.conns.get(id).filter(is_served).is_some_and(|conn| conn.opened == Opened::Yes) {
+                self.events.push_back(Event::Draining(id));
+            }
+        }
+    }
+
+    /// A connection was opened: one that opens in a drain, behind the others, is told of that too.
+    pub(super) fn tell_opened(&mut self, id: ConnId) {
+        let is_behind = self.drain.as_ref().is_some_and(|drain| id.slot() < drain.told);
+        let is_served = self.lane_of(id).is_some_and(|lane| !self.lanes[lane].is_outbound);
+        if is_behind && is_served {
+            self.events.push_back(Event::Draining(id));
+        }
+    }
+
     /// Takes the drain on, in a turn that brings `completions` completions.
     pub(super) fn step_drain(&mut self, completions: usize) {
+        self.tell_draining();
         let Some(drain) = &mut self.drain else { return };
         let now = self.now;
         match &mut drain.stage {
@@ -214,8 +254,8 @@ impl<O: Observer> Shard<O> {
             Stage::Finishing { .. } => {}
             Stage::Looking { deadline, turns_left, first_turn } => {
                 let arrives = core::mem::take(&mut self.has_received) || core::mem::take(first_turn);
-                *turns_left = if arrives { *turns_left - 1 } else { 0 };
-                if *turns_left == 0 {
+                *turns_left = if arrives { turns_left.saturating_sub(1) } else { 0 };
+                if *turns_left == 0 && drain.told == ALL_TOLD {
                     drain.stage = Stage::Finishing { deadline: *deadline };
                     self.cut_all();
                 }
@@ -281,6 +321,7 @@ impl<O: Observer> Shard<O> {
             // Once is enough: what is left is with the driver.
             drain.stage = Stage::Aborted { until: self.now + GIVE_UP, last_looks: false };
             drain.newcomers.clear();
+            drain.told = ALL_TOLD;
             drain.outbound_closed = true;
         }
         self.refuse_waiting();

@@ -151,6 +151,11 @@ impl<'a, O: Observer> Frames<'a, O> {
             if conn.shared.is_none() || !conn.is_open() || outlet.close_asked() || outlet.abort_asked() {
                 return self.nothing();
             }
+            if outlet.is_limited()
+                && let Some(own) = outlet.own_limits()
+            {
+                self.frame_bytes_max = own.frame_bytes_max;
+            }
             conn.held_back |= outlet.holds_back();
             if !conn.takes_frames() {
                 shard.send_awaited |= conn.held_back && conn.send.is_on();

@@ -11,10 +11,11 @@ use core::time::Duration;
 use ringserve_buf::has_room_for;
 
 use super::Shard;
-use crate::conn::{Conn, Times};
+use crate::conn::Conn;
 use crate::framing::Encoding;
-use crate::outlet::{ConnShared, Outlet};
+use crate::outlet::{ConnHead, Outlet};
 use crate::shared::{LaneShared, ShardShared};
+use crate::times::Times;
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
 use core::net::SocketAddr;
 
@@ -108,13 +109,13 @@ impl<O: Observer> Shard<O> {
         lane
     }
 
-    /// Puts a connection into the table. `None` if there is no memory for it.
-    pub(super) fn insert<S: 'static>(
+    /// Puts a connection into the table, with the block that `block` makes. `None` if there is no memory for it.
+    pub(super) fn insert(
         &mut self,
         lane: LaneId,
         peer: Option<SocketAddr>,
         listener: u16,
-        session: S,
+        block: impl FnOnce(Outlet) -> Option<ConnHead>,
     ) -> Option<ConnId> {
         // For what goes with it, which cannot fail.
         if !has_room_for::<Conn>() {
@@ -122,8 +123,7 @@ impl<O: Observer> Shard<O> {
         }
         let (state, now) = (&mut self.lanes[lane], self.now);
         let id = self.conns.try_insert_with(|id| {
-            let shared = ConnShared::try_new(Outlet::new(id, state.shared.clone(), peer, listener), session)?;
-            Some(Conn::new(lane, shared.hide(), now))
+            Some(Conn::new(lane, block(Outlet::new(id, state.shared.clone(), peer, listener))?, now))
         })?;
         state.connections += 1;
         state.counters.opened += 1;

@@ -72,6 +72,9 @@ impl<O: Observer> Shard<O> {
         if outlet.has_requests() || over_max {
             return self.apply_requests(id, over_max);
         }
+        if outlet.is_limited() {
+            self.limits_set(id);
+        }
         self.start_send(id);
         self.close_if_quiet(id);
     }
@@ -221,7 +224,7 @@ impl<O: Observer> Shard<O> {
         // off or the peer was held back until now.
         let sooner = released
             || !conn.timer.is_set()
-            || i64::from(self.lanes[conn.lane].times.idle) < conn.timer.left(conn.send_at);
+            || i64::from(conn.times(&self.lanes[conn.lane].times).idle) < conn.timer.left(conn.send_at);
         let (draining, more) = (conn.state == State::Draining, shared.has_more());
         match rest {
             Some(batch) => {

@@ -3,6 +3,7 @@
 mod connect;
 mod drain;
 mod held;
+mod opening;
 mod rate;
 mod timers;
 mod work;
@@ -56,18 +57,30 @@ struct Recorder {
     heard: Vec<Heard>,
     /// Sockets wait for the test's answer.
     leaves_sockets: bool,
+    /// Every `open` waits, and holds this many bytes.
+    parks_open: Option<usize>,
     /// Every call waits, and holds this many bytes.
     parks: Option<usize>,
     /// Calls that wait, each named by its place.
     calls: Vec<Call>,
+    /// The names of what waited for connections that ended.
+    dropped: Vec<u32>,
+    /// Connections that were told of a drain.
+    told: Vec<ConnId>,
 }
+
+/// The name of every `open` that waits.
+const OPEN: u32 = 77;
 
 impl Lane for Recorder {
     fn accepted(&mut self, shard: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         self.heard.push(Heard::Accepted(socket));
         if !self.leaves_sockets {
-            let id = shard.admit(socket, peer, listener, ()).unwrap();
-            shard.opened(id);
+            let id = shard.admit::<()>(socket, peer, listener).unwrap();
+            match self.parks_open {
+                None => shard.opened(id),
+                Some(bytes) => assert_eq!(shard.open_parked(id, OPEN, bytes), bytes),
+            }
         }
     }
 
@@ -97,6 +110,10 @@ impl Lane for Recorder {
         }
     }
 
+    fn draining(&mut self, _shard: &mut Core, id: ConnId) {
+        self.told.push(id);
+    }
+
     fn heartbeat(&mut self, _shard: &mut Core, id: ConnId) {
         self.heard.push(Heard::Heartbeat(id));
     }
@@ -111,7 +128,8 @@ impl Lane for Recorder {
     }
 
     fn ended(&mut self, _shard: &mut Core, ended: Ended) {
-        let Ended { id, reason, opened, .. } = ended;
+        let Ended { id, reason, opened, call, .. } = ended;
+        self.dropped.extend(call);
         self.heard.push(Heard::Ended { id, reason, opened });
     }
 }
@@ -201,8 +219,7 @@ impl Tested {
     /// The call that began last is done: the next frame follows.
     fn call_done(&mut self) -> Call {
         let call = self.lane.calls.pop().expect("a call waits");
-        let Parked { next, bytes } = call.parked;
-        self.shard.call_done(call.id, self.lane.calls.len() as u32, next, bytes);
+        self.shard.call_done(call.id, self.lane.calls.len() as u32, call.parked, None);
         self.shard.run_frames(call.id, &mut self.lane);
         self.dispatch();
         call

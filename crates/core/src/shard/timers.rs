@@ -5,8 +5,9 @@
 
 use super::Shard;
 use super::turn::Event;
-use crate::conn::{Due, Queued, RATE_WINDOW};
+use crate::conn::{Due, Queued};
 use crate::stamp::Timer;
+use crate::times::RATE_WINDOW;
 use crate::wheel::step_at;
 use crate::{CloseReason, ConnId, Observer, Op};
 
@@ -23,6 +24,15 @@ impl<O: Observer> Shard<O> {
                 self.abort(id, CloseReason::MemoryLimit);
             }
         }
+    }
+
+    /// A connection has limits of its own, which may be nearer than those before.
+    #[cold]
+    pub(super) fn limits_set(&mut self, id: ConnId) {
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.limited = true;
+        }
+        self.arm(id);
     }
 
     pub(super) fn fire_timers(&mut self) {
@@ -93,12 +103,13 @@ impl<O: Observer> Shard<O> {
                 }
                 // What it sent may wait where the server does not look at it.
                 Due::Close(CloseReason::IdleTimeout)
-                    if !self.lanes[conn.lane].times.idle_counts_sent
+                    if !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
                         && (conn.held_back || conn.paused || starved) =>
                 {
                     conn.active_at = self.stamp;
                     self.arm(id);
                 }
+                Due::Close(CloseReason::HandlerTimeout) => self.events.push_back(Event::TimedOut(id)),
                 Due::Close(reason) => {
                     self.finish(id, reason);
                     // Its last replies may still be on their way, and must not be for ever.

@@ -41,7 +41,8 @@ pub trait Lane<O: Observer = ()> {
     #[inline]
     fn begin(&mut self, shard: &mut Shard<O>) {}
 
-    /// A peer wants to connect: answer with [`Shard::admit`] and then [`Shard::opened`], or with [`Shard::refuse`].
+    /// A peer wants to connect: answer with [`Shard::admit`], then with [`Shard::opened`], [`Shard::refused`] or
+    /// [`Shard::open_parked`]; or with [`Shard::refuse`].
     fn accepted(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
     /// This shard's table is full and another one's is not: hand the socket to it. Comes only after
@@ -58,6 +59,15 @@ pub trait Lane<O: Observer = ()> {
     /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): ask for a sign of life.
     fn heartbeat(&mut self, shard: &mut Shard<O>, id: ConnId);
 
+    /// A call of the connection waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout): say last words,
+    /// then [`Shard::finish`] it.
+    fn timed_out(&mut self, shard: &mut Shard<O>, id: ConnId) {
+        shard.finish(id, CloseReason::HandlerTimeout);
+    }
+
+    /// The shard drains, and the connection, which was `opened`, is cut later: tell it. Comes once for each.
+    fn draining(&mut self, shard: &mut Shard<O>, id: ConnId) {}
+
     /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
     /// ([`Outlet::hold_open`](crate::Outlet::hold_open)).
     fn input_ended(&mut self, shard: &mut Shard<O>, id: ConnId);
@@ -66,7 +76,7 @@ pub trait Lane<O: Observer = ()> {
     /// the task was not woken, and the connection is to be aborted.
     fn wake(&mut self, shard: &mut Shard<O>, id: ConnId, waker: Waker);
 
-    /// The service is done with a connection: drop its waiting calls, then tell the service if the connection was
+    /// The service is done with a connection: drop its waiting calls, or its `open`, then tell the service if the connection was
     /// `opened`, then drop the block.
     fn ended(&mut self, shard: &mut Shard<O>, ended: Ended);
 
@@ -88,7 +98,7 @@ pub struct Ended {
     pub reason: CloseReason,
     /// True if the service accepted it in `open`.
     pub opened: bool,
-    /// The first of the calls that wait, if there is one.
+    /// The first of the calls that wait, if there is one; of a connection that was not `opened` its `open`.
     pub call: Option<u32>,
 }
 
@@ -100,6 +110,8 @@ pub(crate) enum Event {
     Connected(ConnId),
     Frames(ConnId),
     Heartbeat(ConnId),
+    TimedOut(ConnId),
+    Draining(ConnId),
     InputEnded(ConnId),
     Wake(ConnId, Waker),
     Ended(Ended),
@@ -169,6 +181,12 @@ impl<O: Observer> Shard<O> {
                 Event::HandOff { socket, peer, listener } => lane.hand_off(self, socket, peer, listener),
                 Event::Connected(id) => lane.connected(self, id),
                 Event::Heartbeat(id) => lane.heartbeat(self, id),
+                Event::TimedOut(id) => {
+                    lane.timed_out(self, id);
+                    // Its last words may still be on their way, and must not be for ever.
+                    self.arm(id);
+                }
+                Event::Draining(id) => lane.draining(self, id),
                 Event::InputEnded(id) => lane.input_ended(self, id),
                 Event::Wake(id, waker) => lane.wake(self, id, waker),
                 Event::Ended(ended) => lane.ended(self, ended),

@@ -60,7 +60,7 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::ops::Deref;
 
 use bytes::BytesMut;
@@ -68,8 +68,10 @@ use ringserve_core::{CloseReason, Frame, Limits};
 
 pub use tokio_util::codec::{Decoder, Encoder};
 
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
-use crate::service::{Refusal, Service};
+use crate::opening::{Opening, Refusal, Session, by_default};
+use crate::service::Service;
 
 /// A new buffer has as much room as one receive fills by default.
 const ROOM_BYTES: usize = 16 * 1024;
@@ -87,21 +89,30 @@ pub trait CodecService: Sized + 'static {
     type Codec: Decoder<Error: fmt::Display> + 'static;
 
     /// State of one connection.
-    type Session: Default + 'static;
+    type Session: Session;
 
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
+    /// Whether each connection has an account, whose frames are what is received together. As [`Service::ACCOUNTS`].
+    const ACCOUNTS: bool = false;
+
     /// A codec for one connection. It is asked for when the first bytes come or the first reply is made.
     fn codec(&self) -> Self::Codec;
 
-    /// A connection was accepted.
+    /// A connection was accepted. By default its session is made by `Default`; one that is not `Default` is made here.
     ///
     /// # Errors
     /// A [`Refusal`] closes it.
-    fn open(&self, cx: &CodecCx<'_, Self>) -> Result<(), Refusal> {
-        let _ = cx;
-        Ok(())
+    fn open(&self, opening: &CodecOpening<'_, Self>) -> impl Future<Output = Result<Self::Session, Refusal>> {
+        const {
+            assert!(
+                Self::Session::DEFAULT.is_some(),
+                "a session without `Default` is made by `CodecService::open`: write that method"
+            );
+        }
+        let _ = opening;
+        ready(by_default())
     }
 
     /// An item arrived. The next one of the same connection is handed over when this future is done. Items that were
@@ -120,10 +131,20 @@ pub trait CodecService: Sized + 'static {
         let _ = (cx, error);
     }
 
+    /// A call fails. Last words may be written, after which the connection is closed.
+    fn failed(&self, cx: &CodecCx<'_, Self>, failure: &Failure<'_, Self::Error>) {
+        let _ = (cx, failure);
+    }
+
+    /// The server begins to shut down.
+    fn draining(&self, cx: &CodecCx<'_, Self>) {
+        let _ = cx;
+    }
+
     /// The connection ended. If the peer ended it in the middle of an item the reason is
     /// [`CloseReason::PeerClosedMidFrame`], which counters and log, who know no items, show as `peer_closed`.
-    fn close(&self, session: &Self::Session, reason: CloseReason) {
-        let _ = (session, reason);
+    fn close(&self, closed: &Closed<'_, Self::Session>) {
+        let _ = closed;
     }
 }
 
@@ -154,6 +175,25 @@ impl<E: fmt::Display> fmt::Display for CodecError<E> {
 }
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for CodecError<E> {}
+
+/// Why a call of [`WithCodec`] failed. `E` is the error of the [`CodecService`], `D` that of the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WithCodecError<E, D> {
+    /// The service failed.
+    Service(E),
+    /// The peer sent what is no item.
+    Codec(CodecError<D>),
+}
+
+impl<E: fmt::Display, D: fmt::Display> fmt::Display for WithCodecError<E, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WithCodecError::Service(error) => error.fmt(f),
+            WithCodecError::Codec(error) => error.fmt(f),
+        }
+    }
+}
 
 /// A [`Service`] made of a [`CodecService`]. See the [module](self).
 pub struct WithCodec<S> {
@@ -186,6 +226,21 @@ impl<S: CodecService> WithCodec<S> {
         WithCodec { bytes_max, ..self }
     }
 
+    /// Hands what `encode` wrote to `write`.
+    fn encoded<E>(
+        &self,
+        encode: impl FnOnce(&mut BytesMut) -> Result<(), E>,
+        write: impl FnOnce(&[u8]),
+    ) -> Result<(), E> {
+        let mut bytes = self.spare_out.take(0);
+        let encoded = encode(&mut bytes);
+        if encoded.is_ok() {
+            write(&bytes);
+        }
+        self.spare_out.keep(bytes);
+        encoded
+    }
+
     /// The next item of what was received. If there is none, the buffer goes back to the shard, unless much waits
     /// in it.
     fn next(&self, state: &CodecSession<S>) -> Decoded<S::Codec> {
@@ -208,10 +263,14 @@ type Decoded<C> = Result<Option<<C as Decoder>::Item>, CodecError<<C as Decoder>
 
 impl<S: CodecService> Service for WithCodec<S> {
     type Session = CodecSession<S>;
-    type Error = Box<dyn fmt::Display>;
+    type Error = WithCodecError<S::Error, <S::Codec as Decoder>::Error>;
 
-    fn open(&self, cx: &Cx<'_, CodecSession<S>>) -> Result<(), Refusal> {
-        self.service.open(&CodecCx { cx, with: self })
+    const ACCOUNTS: bool = S::ACCOUNTS;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<CodecSession<S>, Refusal> {
+        let opening = CodecOpening { opening, with: self, codec: RefCell::default() };
+        let user = self.service.open(&opening).await?;
+        Ok(CodecSession { user, codec: opening.codec, bytes: RefCell::default() })
     }
 
     async fn call(&self, cx: &Cx<'_, CodecSession<S>>, frame: Frame) -> Result<(), Self::Error> {
@@ -222,11 +281,11 @@ impl<S: CodecService> Service for WithCodec<S> {
         let cx = &CodecCx { cx, with: self };
         loop {
             match self.next(state) {
-                Ok(Some(item)) => self.service.call(cx, item).await.map_err(|error| Box::new(error) as _)?,
+                Ok(Some(item)) => self.service.call(cx, item).await.map_err(WithCodecError::Service)?,
                 Ok(None) => return Ok(()),
                 Err(error) => {
                     self.service.malformed(cx, &error);
-                    return Err(Box::new(error));
+                    return Err(WithCodecError::Codec(error));
                 }
             }
             if cx.shared().is_ending() {
@@ -238,10 +297,26 @@ impl<S: CodecService> Service for WithCodec<S> {
         }
     }
 
-    fn close(&self, state: &CodecSession<S>, reason: CloseReason) {
-        let unfinished = reason == CloseReason::PeerClosed && !state.bytes.borrow().is_empty();
-        let reason = if unfinished { CloseReason::PeerClosedMidFrame } else { reason };
-        self.service.close(&state.user, reason);
+    fn failed(&self, cx: &Cx<'_, CodecSession<S>>, failure: &Failure<'_, Self::Error>) {
+        let failure = match failure {
+            Failure::Error(WithCodecError::Service(error)) => Failure::Error(error),
+            // The service heard of it, as malformed.
+            Failure::Error(WithCodecError::Codec(_)) => return,
+            Failure::TimedOut => Failure::TimedOut,
+            Failure::Panicked(message) => Failure::Panicked(message),
+        };
+        self.service.failed(&CodecCx { cx, with: self }, &failure);
+    }
+
+    fn draining(&self, cx: &Cx<'_, CodecSession<S>>) {
+        self.service.draining(&CodecCx { cx, with: self });
+    }
+
+    fn close(&self, closed: &Closed<'_, CodecSession<S>>) {
+        let state = closed.session();
+        let unfinished = closed.reason() == CloseReason::PeerClosed && !state.bytes.borrow().is_empty();
+        let reason = if unfinished { CloseReason::PeerClosedMidFrame } else { closed.reason() };
+        self.service.close(&closed.with(&state.user, reason));
     }
 }
 
@@ -276,11 +351,7 @@ impl<S: CodecService> CodecSession<S> {
     }
 }
 
-impl<S: CodecService> Default for CodecSession<S> {
-    fn default() -> CodecSession<S> {
-        CodecSession { user: S::Session::default(), codec: RefCell::default(), bytes: RefCell::default() }
-    }
-}
+impl<S: CodecService> Session for CodecSession<S> {}
 
 impl<S: CodecService> fmt::Debug for CodecSession<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -305,13 +376,8 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
     where
         S::Codec: Encoder<I>,
     {
-        let mut bytes = self.with.spare_out.take(0);
-        let encoded = self.with_codec(|codec| codec.encode(item, &mut bytes));
-        if encoded.is_ok() {
-            self.cx.write(&bytes);
-        }
-        self.with.spare_out.keep(bytes);
-        encoded
+        let encode = |bytes: &mut BytesMut| self.with_codec(|codec| codec.encode(item, bytes));
+        self.with.encoded(encode, |bytes| self.cx.write(bytes))
     }
 
     /// Reaches the connection's codec, to change how it goes on.
@@ -339,6 +405,50 @@ impl<'a, S: CodecService> Deref for CodecCx<'a, S> {
 impl<S: CodecService> fmt::Debug for CodecCx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("CodecCx").field(self.cx).finish()
+    }
+}
+
+/// A connection that was accepted: an [`Opening`] whose replies are items, with everything else an `Opening` has.
+pub struct CodecOpening<'a, S: CodecService> {
+    opening: &'a Opening<'a>,
+    with: &'a WithCodec<S>,
+    /// The connection's, once it was asked for.
+    codec: RefCell<Option<S::Codec>>,
+}
+
+impl<S: CodecService> CodecOpening<'_, S> {
+    /// Queues one item, encoded by the connection's codec.
+    ///
+    /// # Errors
+    /// The encoder's. Nothing is queued then.
+    pub fn reply<I>(&self, item: I) -> Result<(), <S::Codec as Encoder<I>>::Error>
+    where
+        S::Codec: Encoder<I>,
+    {
+        let encode = |bytes: &mut BytesMut| self.with_codec(|codec| codec.encode(item, bytes));
+        self.with.encoded(encode, |bytes| self.opening.write(bytes))
+    }
+
+    /// Reaches the connection's codec, to change how it begins.
+    ///
+    /// # Panics
+    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecOpening::reply) does.
+    pub fn with_codec<R>(&self, work: impl FnOnce(&mut S::Codec) -> R) -> R {
+        work(self.codec.borrow_mut().get_or_insert_with(|| self.with.service.codec()))
+    }
+}
+
+impl<'a, S: CodecService> Deref for CodecOpening<'a, S> {
+    type Target = Opening<'a>;
+
+    fn deref(&self) -> &Opening<'a> {
+        self.opening
+    }
+}
+
+impl<S: CodecService> fmt::Debug for CodecOpening<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CodecOpening").field(self.opening).finish()
     }
 }
 

@@ -20,6 +20,11 @@ impl CodecService for Nothing {
     }
 }
 
+/// What is kept for a new connection.
+fn session() -> CodecSession<Nothing> {
+    CodecSession { user: (), codec: RefCell::default(), bytes: RefCell::default() }
+}
+
 /// What [`WithCodec::call`] does with received bytes.
 fn receive(with: &WithCodec<Nothing>, state: &CodecSession<Nothing>, bytes: &[u8]) {
     state.take_in(bytes, &with.spare_in);
@@ -50,7 +55,7 @@ fn held(state: &CodecSession<Nothing>) -> usize {
 fn one_buffer_serves_all_connections_that_hold_none() {
     let with = with_buffer();
     for n in 1..100 {
-        let state = CodecSession::default();
+        let state = session();
         receive(&with, &state, &b"hello\n".repeat(n * 20));
         assert_eq!(held(&state), 0);
         assert!(has_buffer(&with), "another one was made");
@@ -59,7 +64,7 @@ fn one_buffer_serves_all_connections_that_hold_none() {
 
 #[test]
 fn the_start_of_an_item_waits_in_a_block_of_its_own() {
-    let (with, state) = (with_buffer(), CodecSession::default());
+    let (with, state) = (with_buffer(), session());
     receive(&with, &state, &[&b"hello\n".repeat(2000)[..], b"beg"].concat());
     assert_eq!(&state.bytes.borrow()[..], b"beg");
     assert!(held(&state) < 64, "{}", held(&state));
@@ -70,7 +75,7 @@ fn the_start_of_an_item_waits_in_a_block_of_its_own() {
 
 #[test]
 fn a_large_item_is_not_copied_with_each_piece_of_it() {
-    let (with, state) = (WithCodec::new(Nothing), CodecSession::default());
+    let (with, state) = (WithCodec::new(Nothing), session());
     let (mut moves, mut place) = (0, std::ptr::null());
     for _ in 0..60 {
         receive(&with, &state, &[b'x'; 16 << 10]);
@@ -83,7 +88,7 @@ fn a_large_item_is_not_copied_with_each_piece_of_it() {
 
 #[test]
 fn a_buffer_that_grew_large_is_not_kept() {
-    let (with, state) = (with_buffer(), CodecSession::default());
+    let (with, state) = (with_buffer(), session());
     let line = [vec![b'x'; 500_000], b"\nrest".to_vec()].concat();
     for piece in line.chunks(16 << 10) {
         receive(&with, &state, piece);
@@ -95,7 +100,7 @@ fn a_buffer_that_grew_large_is_not_kept() {
 
 #[test]
 fn more_than_bytes_max_is_refused_and_as_much_is_not() {
-    let (with, state) = (WithCodec::new(Nothing).bytes_max(10), CodecSession::default());
+    let (with, state) = (WithCodec::new(Nothing).bytes_max(10), session());
     receive(&with, &state, &b"whole\n".repeat(100));
     receive(&with, &state, b"a line that is longer than ten bytes, but whole\n0123456789");
     state.take_in(b"x", &with.spare_in);

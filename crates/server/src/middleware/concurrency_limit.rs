@@ -1,6 +1,7 @@
 //! A bound on the calls in flight.
 
 use super::permits::Permits;
+use crate::closed::Failure;
 use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
@@ -53,5 +54,9 @@ impl<S: Service> Service for ConcurrencyLimit<S> {
         self.service.call(cx, frame).await
     }
 
-    delegate_to_service!();
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, S::Error>) {
+        self.service.failed(cx, failure);
+    }
+
+    delegate_to_service!(S);
 }

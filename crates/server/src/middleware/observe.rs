@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 
+use crate::closed::Failure;
 use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
@@ -146,7 +147,11 @@ impl<S: Service, O: CallObserver<S>> Service for Observe<S, O> {
         result
     }
 
-    delegate_to_service!();
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, S::Error>) {
+        self.service.failed(cx, failure);
+    }
+
+    delegate_to_service!(S);
 }
 
 /// Tells of the end of a call in any case.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::closed::Failure;
 use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
@@ -43,7 +44,18 @@ impl<S: Service> Service for TimeLimit<S> {
         }
     }
 
-    delegate_to_service!();
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, Self::Error>) {
+        self.service.failed(
+            cx,
+            &match failure {
+                Failure::Error(TimeLimitError::Service(error)) => Failure::Error(error),
+                Failure::Error(TimeLimitError::Elapsed(_)) | Failure::TimedOut => Failure::TimedOut,
+                Failure::Panicked(message) => Failure::Panicked(message),
+            },
+        );
+    }
+
+    delegate_to_service!(S);
 }
 
 /// Why a call through [`TimeLimit`] failed.

@@ -21,6 +21,8 @@ use crate::guard::guard;
 use crate::log;
 use crate::peer::Peer;
 use crate::service::IntoService;
+use crate::shard::blocking::Pool;
+use crate::shard::blocking::threads::Threads;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::random::Random;
@@ -286,20 +288,23 @@ impl<F: Framing + Clone + Send> Server<F> {
         let (sockets, listening) = listen.at(&addrs)?;
         announce(&listening, shards, &cpus, &chosen, &server_limits, &limits);
 
+        let blocking: Arc<dyn Pool> = Arc::new(Threads::new(&server_limits));
         let plan = Plan {
             framing: self.framing,
             server_limits,
             limits,
             chosen,
             admit: self.admit,
+            asks: self.sockets.asks(),
             runtime: self.runtime,
             factory: Arc::new(factory),
             shards,
             clock: Clock::start(),
             seed: Random::system_seed(),
+            blocking: blocking.clone(),
         };
         let (remotes, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
-        Ok(ServerHandle::new(listening, remotes, threads))
+        Ok(ServerHandle::new(listening, remotes, threads, blocking))
     }
 }
 

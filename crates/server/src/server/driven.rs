@@ -19,6 +19,7 @@ use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::starting::Starting;
 use crate::service::IntoService;
+use crate::shard::blocking::threads::Threads;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::random::Random;
@@ -59,6 +60,7 @@ where
 {
     let (config, listening, plan) =
         planned(server, &|addr, shards| drivers.listen(addr, shards), u64::MAX, factory)?;
+    let blocking = plan.blocking.clone();
     let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
     let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
     let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_, _>, ready| {
@@ -68,7 +70,7 @@ where
         }
     });
     let (remotes, threads) = launched?;
-    Ok(ServerHandle::new(listening, remotes, threads))
+    Ok(ServerHandle::new(listening, remotes, threads, blocking))
 }
 
 /// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.
@@ -99,17 +101,20 @@ where
     };
     let listen = |addr| listen(&addr).map_err(|error| Error::Listen { addr, error });
     let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
+    let blocking = Arc::new(Threads::new(&server.server_limits));
     let plan = Plan {
         framing: server.framing,
         server_limits: server.server_limits,
         limits: server.limits,
         chosen,
         admit: server.admit,
+        asks: server.sockets.asks(),
         runtime: Runtime::Own,
         factory: Arc::new(factory),
         shards,
         clock: Clock::start(),
         seed: Random::system_seed(),
+        blocking,
     };
     Ok((config, Listening::new(addrs, Vec::new(), Vec::new()), plan))
 }

@@ -52,6 +52,7 @@ where
         let mut threads = Vec::new();
         // So that nothing listens any more after a start that failed, whatever a factory still waits for.
         let listeners: Vec<OwnedFd> = sockets.iter().flatten().filter_map(|fd| fd.try_clone().ok()).collect();
+        let blocking = self.blocking.clone();
         let shards = self.shards(sockets, cpus);
         let (count, remotes) = (shards.len(), shards[0].remotes.clone());
         for shard in shards {
@@ -83,7 +84,7 @@ where
         match ready {
             Ok(()) => Ok((remotes.to_vec(), threads)),
             Err((error, _)) => {
-                drop(ServerHandle::new(Listening::default(), remotes.to_vec(), threads));
+                drop(ServerHandle::new(Listening::default(), remotes.to_vec(), threads, blocking));
                 Err(error)
             }
         }
@@ -104,8 +105,8 @@ fn to_the_end<F, Factory>(
     ready: Ready,
     run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd,
 ) -> ShardEnd {
-    enter_shard();
     let (index, remotes, not_ready) = (shard.index, shard.remotes.clone(), ready.again());
+    enter_shard(index, &remotes[index]);
     let end = ended(index, &remotes, catch_unwind(AssertUnwindSafe(|| run(shard, ready))));
     if let Err(death) = &end {
         not_ready.failed(death.error(index));

@@ -14,6 +14,7 @@ use super::runtime::Runtime;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::IntoService;
+use crate::shard::blocking::Pool;
 use crate::shard::calls::calls;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
@@ -21,7 +22,7 @@ use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
 use crate::shard::service_lane::ServiceLane;
 use crate::shard::services::Services;
-use crate::shard::state::{Admit, Others, Parts};
+use crate::shard::state::{Admit, Asks, Others, Parts};
 use crate::shard::upstreams::add_upstreams;
 
 /// What all shards are made from.
@@ -31,12 +32,15 @@ pub(super) struct Plan<F, Factory> {
     pub(super) limits: Limits,
     pub(super) chosen: Chosen,
     pub(super) admit: Option<Admit>,
+    pub(super) asks: Asks,
     pub(super) runtime: Runtime,
     pub(super) factory: Arc<Factory>,
     pub(super) shards: usize,
     pub(super) clock: Clock,
     /// Of the shards' random numbers.
     pub(super) seed: u64,
+    /// For calls that block, of all shards.
+    pub(super) blocking: Arc<dyn Pool>,
 }
 
 impl<F: Clone, Factory> Plan<F, Factory> {
@@ -53,10 +57,12 @@ impl<F: Clone, Factory> Plan<F, Factory> {
             limits: self.limits.clone(),
             chosen: self.chosen.clone(),
             admit: self.admit.clone(),
+            asks: self.asks,
             runtime: self.runtime,
             factory: self.factory.clone(),
             clock: self.clock.clone(),
             seed: self.seed,
+            blocking: self.blocking.clone(),
             remotes: remotes.clone(),
             quota: quota.clone(),
             unix: sockets.iter().map(is_unix).collect(),
@@ -76,10 +82,12 @@ pub(super) struct OneShard<F, Factory> {
     limits: Limits,
     pub(super) chosen: Chosen,
     admit: Option<Admit>,
+    asks: Asks,
     pub(super) runtime: Runtime,
     factory: Arc<Factory>,
     clock: Clock,
     seed: u64,
+    blocking: Arc<dyn Pool>,
     pub(super) remotes: Arc<[Arc<RemoteShard>]>,
     quota: Arc<Quota>,
     /// Which of its listeners are Unix sockets.
@@ -106,7 +114,8 @@ where
         let remote = self.remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
-        let shard = Shard::new(self.index, self.shards, remote, self.clock, random);
+        let shard = Shard::new(self.index, self.shards, remote, self.clock, random, self.blocking);
+        shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
         let service = match guard(|| (self.factory)(&shard).into_service(&shard)) {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
@@ -133,6 +142,6 @@ where
         self.remotes[self.index].set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
         let services = ServiceLane::new(&shard, service, framing, self.admit, calls::<Make::Service>);
-        Ok(Parts { shard, core, driver, services, others, unix: self.unix, upstreams })
+        Ok(Parts { shard, core, driver, services, others, unix: self.unix, asks: self.asks, upstreams })
     }
 }

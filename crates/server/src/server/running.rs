@@ -14,6 +14,7 @@ use super::error::Error;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
+use crate::shard::blocking::Pool;
 use crate::shard::clock::Deadline;
 use crate::shard::inbox::{Command, RemoteShard};
 use crate::stats::{ServerStats, ShardStats};
@@ -48,6 +49,7 @@ const REPORT_WITHIN: Duration = Duration::from_millis(250);
 pub struct ServerHandle {
     remotes: Vec<Arc<RemoteShard>>,
     threads: Vec<JoinHandle<ShardEnd>>,
+    blocking: Arc<dyn Pool>,
     /// Dropped after the threads ended: then the files of Unix sockets go.
     listening: Listening,
 }
@@ -57,8 +59,9 @@ impl ServerHandle {
         listening: Listening,
         remotes: Vec<Arc<RemoteShard>>,
         threads: Vec<JoinHandle<ShardEnd>>,
+        blocking: Arc<dyn Pool>,
     ) -> ServerHandle {
-        ServerHandle { remotes, threads, listening }
+        ServerHandle { remotes, threads, blocking, listening }
     }
 
     /// Where the server listens, with the real ports: each address and each Unix socket, in the order in which they were
@@ -120,6 +123,7 @@ impl ServerHandle {
         for (remote, number) in self.remotes.iter().zip(asked) {
             report.add(remote.latest_report(number, deadline));
         }
+        report.blocking = self.blocking.stats();
         report
     }
 
@@ -128,7 +132,7 @@ impl ServerHandle {
         ShutdownHandle { remotes: self.remotes.clone() }
     }
 
-    /// Waits until the server has shut down.
+    /// Waits until the server has shut down. Calls that [block](crate::Shard::spawn_blocking) and still run then have 5 s.
     ///
     /// # Errors
     /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
@@ -142,6 +146,8 @@ impl ServerHandle {
                 Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
             }
         }
+        self.blocking.end();
+        report.blocking = self.blocking.stats();
         match failed {
             Some(error) => Err(error),
             None => Ok(report),
@@ -157,6 +163,7 @@ impl Drop for ServerHandle {
                 let _ = thread.join();
             }
         }
+        self.blocking.end();
     }
 }
 

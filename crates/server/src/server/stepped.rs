@@ -1,6 +1,7 @@
 //! A server without threads, for simulations: the same making of its shards, which are stepped by one thread.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::ServerLimits;
@@ -14,9 +15,10 @@ use super::launch::ended;
 use super::plan::Plan;
 use super::running::{ShardDeath, ShardEnd};
 use crate::service::IntoService;
+use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::handle::Shard;
-use crate::shard::inbox::{Command, OnCall};
+use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::shard::state::{Others, ShardLoop};
 use crate::shard::stepped::{Stepped, SteppedShard};
 use crate::stats::{ServerStats, ShardStats};
@@ -28,6 +30,7 @@ pub(crate) struct SteppedServer {
     remotes: Others,
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
+    blocking: Arc<dyn Pool>,
 }
 
 /// Descriptors of a simulated process: tables that cost little to make.
@@ -40,6 +43,7 @@ impl SteppedServer {
         server: Server<F>,
         network: &Network,
         (clock, seed): (Clock, u64),
+        pool: impl FnOnce(&ServerLimits) -> Arc<dyn Pool>,
         on_call: &OnCall,
         factory: Factory,
     ) -> Result<(SteppedServer, Result<(), Error>), Error>
@@ -52,7 +56,8 @@ impl SteppedServer {
         let listen = |addr, shards| network.listen(addr, shards);
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS, factory)?;
         let (limits, listeners) = (plan.server_limits.clone(), listening.addrs.len() as u16);
-        let plan = Plan { clock, seed, ..plan };
+        let blocking = pool(&limits);
+        let plan = Plan { clock, seed, blocking: blocking.clone(), ..plan };
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
         let parts = plan.shards(no_sockets, &[]);
         let mut server = SteppedServer {
@@ -61,6 +66,7 @@ impl SteppedServer {
             remotes: parts[0].remotes.clone(),
             shards: Vec::new(),
             ends: Vec::new(),
+            blocking,
         };
         // All of them, since their listeners close with them if a factory fails.
         let drivers = (0..parts.len()).map(|index| {
@@ -68,14 +74,20 @@ impl SteppedServer {
         });
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
         for (shard, driver) in parts.into_iter().zip(drivers) {
-            shard.remotes[shard.index].set_on_call(on_call.clone());
-            match shard.make(driver, listeners) {
+            let (index, remote) = (shard.index, shard.remotes[shard.index].clone());
+            remote.set_on_call(on_call.clone());
+            // As on its thread.
+            enter_shard(index, &remote);
+            let made = shard.make(driver, listeners);
+            leave_shard();
+            match made {
                 Ok(parts) => {
                     let shard = ShardLoop::new(parts);
                     server.shards.push(Box::new(SteppedShard::new(shard)));
                     server.ends.push(None);
                 }
                 Err(error) => {
+                    remote.close();
                     server.command(Command::Force);
                     return Ok((server, Err(error)));
                 }
@@ -97,7 +109,11 @@ impl SteppedServer {
     pub(crate) fn step(&mut self, shard: usize) -> Option<&ShardEnd> {
         let ran = self.shards[shard].step()?;
         let ran = ran.map(|end| end.map_err(ShardDeath::Driver));
-        Some(self.ends[shard].insert(ended(shard, &self.remotes, ran)))
+        self.ends[shard] = Some(ended(shard, &self.remotes, ran));
+        if self.is_done() {
+            self.blocking.end();
+        }
+        self.ends[shard].as_ref()
     }
 
     /// How a shard ended; `None` while it runs.
@@ -183,6 +199,7 @@ impl SteppedServer {
     pub(crate) fn stats(&self) -> ServerStats {
         let mut stats = ServerStats::default();
         self.shards.iter().for_each(|shard| stats.add(shard.stats()));
+        stats.blocking = self.blocking.stats();
         stats
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ringserve_buf::{has_room_for, try_box};
-use ringserve_core::{ConnId, ConnShared, Frame, Parked};
+use ringserve_core::{ConnId, ConnShared, Frame, Parked, Stamp};
 
 use super::handle::Shard;
 use super::inbox::TaskWaker;
@@ -23,6 +23,9 @@ use crate::service::Service;
 
 /// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
 const SPARE_MAX: usize = 1024;
+
+/// No slot has this number.
+const NO_TASK: u32 = u32::MAX;
 
 /// The two counts of an `Rc` or an `Arc`.
 const COUNTS: usize = 2 * size_of::<usize>();
@@ -79,8 +82,10 @@ pub(crate) struct Slot<S: Service, Fut> {
     id: Option<ConnId>,
     /// Bytes that the state machine counts for that call.
     bytes: usize,
-    /// That connection's other calls that wait, in a list.
-    prev: Option<u32>,
+    /// That connection's other calls that wait, in a list, the newest first. [`NO_TASK`] is before the first.
+    prev: u32,
+    /// When the call began to wait.
+    since: Stamp,
     next: Option<u32>,
 }
 
@@ -128,12 +133,12 @@ where
 
     /// Lists a call that waits before its connection's others, of which `parked.next` is the first.
     pub(crate) fn list(&mut self, task: u32, parked: Parked) {
-        let Parked { next, bytes } = parked;
+        let Parked { next, bytes, since } = parked;
         if let Some(slot) = self.slot(task) {
-            (slot.next, slot.bytes) = (next, bytes);
+            (slot.next, slot.bytes, slot.since) = (next, bytes, since);
         }
         if let Some(slot) = next.and_then(|next| self.slot(next)) {
-            slot.prev = Some(task);
+            slot.prev = task;
         }
     }
 
@@ -141,17 +146,18 @@ where
         self.slots.get_mut(task as usize)?.as_mut()
     }
 
-    /// Takes a call off its connection's list. Returns the one behind it.
-    fn unlist(&mut self, task: u32) -> Option<u32> {
-        let slot = self.slot(task)?;
-        let (prev, next) = (slot.prev.take(), slot.next.take());
-        if let Some(slot) = prev.and_then(|prev| self.slot(prev)) {
+    /// Takes a call off its connection's list. Returns the one behind it, and since when the one before it waits.
+    fn unlist(&mut self, task: u32) -> (Option<u32>, Option<Stamp>) {
+        let Some(slot) = self.slot(task) else { return (None, None) };
+        let (prev, next) = (std::mem::replace(&mut slot.prev, NO_TASK), slot.next.take());
+        let before = self.slot(prev).map(|slot| {
             slot.next = next;
-        }
+            slot.since
+        });
         if let Some(slot) = next.and_then(|next| self.slot(next)) {
             slot.prev = prev;
         }
-        next
+        (next, before)
     }
 
     /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
@@ -159,12 +165,12 @@ where
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is no call: the next one here must be woken again.
         slot.wake.taken();
-        let (id, bytes) = (slot.id?, slot.bytes);
+        let (id, bytes, since) = (slot.id?, slot.bytes, slot.since);
         let polled = guard(|| slot.poll());
         if let Ok(None) = polled {
             return None;
         }
-        let next = self.unlist(task);
+        let (next, before) = self.unlist(task);
         let result = match polled.transpose()? {
             Ok(result) => {
                 self.release(task);
@@ -176,7 +182,7 @@ where
                 Resumed::Panicked(panicked)
             }
         };
-        Some(CallEnd { id, result, next, bytes })
+        Some(CallEnd { id, result, parked: Parked { next, bytes, since }, before })
     }
 
     /// Drops a connection's calls that wait, `first` and those listed behind it.
@@ -237,10 +243,10 @@ where
 pub(crate) struct CallEnd<E> {
     pub id: ConnId,
     pub result: Resumed<E>,
-    /// The connection's call that was listed behind it.
-    pub next: Option<u32>,
-    /// Bytes that the state machine counted for it.
-    pub bytes: usize,
+    /// What the state machine counted for it, with the connection's call that was listed behind it.
+    pub parked: Parked,
+    /// Since when the one listed before it waits, if there is one.
+    pub before: Option<Stamp>,
 }
 
 /// What became of it.
@@ -268,7 +274,17 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
         let wake = TaskWaker::new(shard.remote(), task);
         let waker = wake.waker();
         let future = Box::into_pin(try_box(make(service.clone(), job.clone()))?);
-        Some(Slot { future, job, wake, waker, id: None, bytes: 0, prev: None, next: None })
+        Some(Slot {
+            future,
+            job,
+            wake,
+            waker,
+            id: None,
+            bytes: 0,
+            prev: NO_TASK,
+            since: Stamp::default(),
+            next: None,
+        })
     }
 
     /// Calls the service. `None` if the call waits.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, ConnId, Driver, Ended, Frames, Lane, Socket};
+use ringserve_core::{CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Socket};
 
 use super::Core;
 use super::inbox::Command;
@@ -54,6 +54,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLane<D, V> {
     #[inline]
+    fn comes(&mut self, core: &mut Core, completion: &Completion) {
+        self.services.comes(core, completion);
+    }
+
+    #[inline]
     fn begin(&mut self, core: &mut Core) {
         if let Err(panicked) = self.common.shard.timers().fire(self.common.now) {
             self.common.report_panic("waker", None, &panicked);
@@ -74,10 +79,16 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     }
 
     fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
-        let peer = Peer { addr: peer, listener };
+        let mut peer = Peer::new(peer, listener);
         if self.comes_from_a_shared_queue(&peer) && self.is_ahead(core) {
             core.handed_off();
             return self.hand_off_to_another(socket, peer.addr, peer.listener);
+        }
+        if self.asks.local {
+            peer.asked.local = self.driver.local_of(socket);
+        }
+        if self.asks.credentials && self.may_be_unix(&peer) {
+            peer.asked.credentials = self.driver.credentials_of(socket);
         }
         self.services.accepted(&mut self.common, core, socket, peer);
     }
@@ -96,6 +107,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
             return self.upstreams.frames(frames);
         }
         self.services.frames(&mut self.common, frames);
+    }
+
+    fn timed_out(&mut self, core: &mut Core, id: ConnId) {
+        self.services.timed_out(&mut self.common, core, id);
+    }
+
+    fn draining(&mut self, core: &mut Core, id: ConnId) {
+        self.services.draining(&mut self.common, core, id);
     }
 
     fn heartbeat(&mut self, core: &mut Core, id: ConnId) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::attempts::Requests;
 use super::awaited::Awaited;
+use super::blocking::{Blocking, Pool, submit};
 use super::clock::Clock;
 use super::draining::{DrainFlag, Draining};
 use super::inbox::RemoteShard;
@@ -42,6 +43,7 @@ struct Inner {
     stopping: DrainFlag,
     upstreams: Requests,
     awaited: Awaited,
+    blocking: Arc<dyn Pool>,
 }
 
 impl Shard {
@@ -51,6 +53,7 @@ impl Shard {
         remote: Arc<RemoteShard>,
         clock: Clock,
         random: Random,
+        blocking: Arc<dyn Pool>,
     ) -> Shard {
         let timers = Timers::new(clock);
         let inner = Inner {
@@ -65,6 +68,7 @@ impl Shard {
             stopping: DrainFlag::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
+            blocking,
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -124,6 +128,55 @@ impl Shard {
     ) -> JoinHandle<T> {
         let tasks = &self.inner.tasks;
         JoinHandle::new(tasks.clone(), tasks.spawn_recorded(boxed(name, future)))
+    }
+
+    /// Runs a function that blocks, such as a query of SQLite or the read of a file, on a thread beside the shards, and waits for
+    /// what it returns.
+    ///
+    /// The threads belong to the server: at most [`ServerLimits::blocking_threads_max`](crate::limits::ServerLimits::blocking_threads_max) for all
+    /// shards together. None is started before it is needed, and one that was idle for 10 s ends. Functions beyond wait in a
+    /// queue of at most [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max), first in, first out. A call costs two
+    /// allocations.
+    ///
+    /// The function is handed over at once, also if the future is never awaited. Dropping the future, as a call does whose
+    /// connection ends, stops nothing: the function runs to its end, or waits for its turn, and what it returns is dropped on
+    /// its thread. At the end of the server functions that still wait are dropped, and those that run have 5 s; then their
+    /// threads are left alone, which the log says.
+    ///
+    /// Inside a runtime of tokio's ([`Server::runtime`](crate::Server::runtime)) the functions run on these threads too, where
+    /// nothing of tokio's is. `tokio::task::spawn_blocking` works there as well, with threads for each shard and no bound on what waits.
+    ///
+    /// In a simulation the function runs on the test's thread, after a virtual time that the seed draws.
+    ///
+    /// ```
+    /// use ringserve::{Cx, Frame, Service};
+    ///
+    /// struct Files;
+    ///
+    /// impl Service for Files {
+    ///     type Session = ();
+    ///     type Error = Box<dyn std::error::Error>;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, path: Frame) -> Result<(), Self::Error> {
+    ///         let path = String::from_utf8(path.to_vec())?;
+    ///         let content = cx.shard().spawn_blocking(|| std::fs::read(path)).await??;
+    ///         cx.reply(&content[..]);
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BlockingError`]: at once if the queue is full, and later if the function panicked.
+    pub fn spawn_blocking<T: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> T + Send + 'static,
+    ) -> Blocking<T> {
+        submit(&*self.inner.blocking, function, None)
+    }
+
+    pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {
+        &self.inner.blocking
     }
 
     pub(crate) fn upstream_requests(&self) -> &Requests {

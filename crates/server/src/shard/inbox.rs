@@ -17,26 +17,36 @@ use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
 use crate::stats::ShardStats;
 
+/// A shard by its number, and by what no shard of another server has.
+type ThisShard = (usize, *const RemoteShard);
+
 thread_local! {
-    /// This thread is a shard's.
-    static IS_SHARD: Cell<bool> = const { Cell::new(false) };
+    /// The shard that this thread is.
+    static THIS_SHARD: Cell<Option<ThisShard>> = const { Cell::new(None) };
 }
 
 /// This thread is a shard's from now on.
-pub(crate) fn enter_shard() {
-    IS_SHARD.set(true);
+pub(crate) fn enter_shard(index: usize, remote: &Arc<RemoteShard>) {
+    THIS_SHARD.set(Some((index, Arc::as_ptr(remote))));
 }
 
 /// This thread is no shard's any more.
 #[cfg(feature = "testing")]
 pub(crate) fn leave_shard() {
-    IS_SHARD.set(false);
+    THIS_SHARD.set(None);
 }
 
-/// True on the thread of a shard, of any server: it must not be blocked.
-fn is_on_shard() -> bool {
+/// The shard that this thread is, of any server: it must not be blocked.
+#[inline]
+pub(crate) fn this_shard() -> Option<ThisShard> {
     // Not there any more in a destructor of another thread-local, which no shard runs in its turns.
-    IS_SHARD.try_with(Cell::get).unwrap_or(false)
+    THIS_SHARD.try_with(Cell::get).unwrap_or(None)
+}
+
+/// What is to be told when a shard ends.
+pub(crate) trait OnEnd: Send + Sync {
+    /// The shard ended, or will never run. On its thread, where user code may still follow.
+    fn shard_ended(&self);
 }
 
 /// What a shard was told to do. Later ones replace earlier ones.
@@ -91,6 +101,8 @@ pub(crate) struct RemoteShard {
     on_call: OnceLock<OnCall>,
     reports: Mutex<Reports>,
     reported: Condvar,
+    /// `None` once the shard ended.
+    on_end: Mutex<Option<Vec<Arc<dyn OnEnd>>>>,
 }
 
 /// Reports asked for and answered, both counted.
@@ -116,6 +128,7 @@ impl RemoteShard {
             on_call: OnceLock::new(),
             reports: Mutex::default(),
             reported: Condvar::new(),
+            on_end: Mutex::new(Some(Vec::new())),
         })
     }
 
@@ -156,7 +169,7 @@ impl RemoteShard {
     /// A report made after that number was asked for, if it comes before the deadline; else the last one there is, marked
     /// as stale. A shard's own thread does not wait for it.
     pub(crate) fn latest_report(&self, number: u64, deadline: Deadline) -> ShardStats {
-        let waits = !is_on_shard();
+        let waits = this_shard().is_none();
         let reports = deadline.wait_while(&self.reported, self.reports(), |reports| {
             waits && reports.answered < number && !reports.ended
         });
@@ -278,12 +291,28 @@ impl RemoteShard {
         self.inbox.send(letter).map(|called| self.rouse(called))
     }
 
+    /// From now on this one hears of the end, at once if the shard ended already.
+    pub(crate) fn tell_end(&self, to: Arc<dyn OnEnd>) {
+        if let Some(all) = &mut *self.on_end() {
+            return all.push(to);
+        }
+        to.shard_ended();
+    }
+
+    fn on_end(&self) -> MutexGuard<'_, Option<Vec<Arc<dyn OnEnd>>>> {
+        self.on_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The shard ended. What was left for it is dropped.
     pub(crate) fn close(&self) {
         self.set_room(0);
         for letter in self.inbox.close() {
             // The owner of a payload's bytes may be user code.
             let _ = guard(move || drop(letter));
+        }
+        let told = self.on_end().take();
+        for told in told.into_iter().flatten() {
+            told.shard_ended();
         }
         self.reports().ended = true;
         self.reported.notify_all();

@@ -2,10 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
 
+use super::asks::{Ask, AskError, Asker, Brought, OnAll, Reply, wake_all};
 use super::handle::Shard;
-use super::inbox::RemoteShard;
+use super::inbox::{OnEnd, this_shard};
+use super::mailbox::{Letter, Mailbox, SendError, Sending};
+use crate::guard::{guard, wake};
 
 /// Messages that may wait for one shard, unless [`Mesh::with_capacity`] says otherwise: enough for a burst of a
 /// millisecond from dozens of shards, and 64 K messages of a few words are a few MiB.
@@ -14,205 +18,281 @@ const CAPACITY: usize = 65_536;
 /// Messages that a shard handles in a turn; the rest is for the next one, after the driver was asked for news.
 const MESSAGES_IN_A_TURN: usize = 1024;
 
-/// A way from any thread to the shards of a server, for services that keep a part of their state on each.
+/// A way from any thread to the shards of a server, for services that keep a part of their state on each: messages `M`, and
+/// answers `A` to those that are asked.
 ///
 /// Made before the server starts, cloned into its factory, where each shard [registers](Mesh::register) with what it does
 /// with a message. Messages from one sender to one shard arrive in order. A message costs a lock held for a few
 /// instructions, and a wake-up only if the shard sleeps.
 ///
-/// ```no_run
-/// use std::{cell::Cell, convert::Infallible, rc::Rc};
-/// use ringserve::{Cx, Frame, Server, Service, sync::Mesh, framing::Lines};
+/// | | is the message handled? | without room |
+/// |---|---|---|
+/// | [`ask`](Mesh::ask), [`on_all`](Mesh::on_all) | its answer says so | [`AskError::Full`] |
+/// | [`send`](Mesh::send) | not told | waits |
+/// | [`try_send`](Mesh::try_send) | not told | [`SendError::Full`] |
 ///
-/// /// Counts lines over all shards on shard 0.
-/// struct Count { shards: Mesh<u64> }
+/// ```no_run
+/// use std::{cell::RefCell, collections::HashMap, rc::Rc};
+/// use ringserve::{Cx, Frame, Server, Service, framing::Lines, sync::{AskError, Mesh}};
+///
+/// /// Counts equal lines over all shards, each on the shard that its first byte names.
+/// struct Count { counts: Mesh<String, u64> }
 ///
 /// impl Service for Count {
 ///     type Session = ();
-///     type Error = Infallible;
-///     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
-///         let _ = self.shards.send(0, 1);
-///         cx.reply(line);
+///     type Error = AskError;
+///     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), AskError> {
+///         let owner = usize::from(line.first().copied().unwrap_or(0)) % self.counts.count();
+///         let count = self.counts.ask(owner, String::from_utf8_lossy(&line).into()).await?;
+///         cx.reply(count.to_string().as_str());
 ///         Ok(())
 ///     }
 /// }
 ///
 /// # fn main() -> Result<(), ringserve::Error> {
-/// let shards = Mesh::new();
+/// let counts = Mesh::new();
 /// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(move |shard| {
-///     let total = Rc::new(Cell::new(0));
-///     shards.register(shard, move |more: u64| total.set(total.get() + more));
-///     Count { shards: shards.clone() }
+///     let mut lines = HashMap::<String, u64>::new();
+///     counts.register(shard, move |_from, line| {
+///         let count = lines.entry(line).or_default();
+///         *count += 1;
+///         *count
+///     });
+///     Count { counts: counts.clone() }
 /// })
 /// # }
 /// ```
-pub struct Mesh<M> {
-    inner: Arc<Inner<M>>,
+///
+/// A question costs no allocation once as many were under way before. It is bounded by the mailbox of the shard that is
+/// asked, and from there on by those who wait for an answer: each holds a slot of some words and of the size of `A`.
+pub struct Mesh<M, A = ()> {
+    inner: Arc<Inner<M, A>>,
 }
 
-struct Inner<M> {
+struct Inner<M, A> {
     capacity: usize,
+    shards: OnceLock<Shards<M, A>>,
+}
+
+struct Shards<M, A> {
     /// A place for each shard, which it fills when it registers.
-    members: OnceLock<Box<[Place<M>]>>,
+    members: Box<[Place<M, A>]>,
+    /// Of each shard, and last that of all threads that are none.
+    askers: Box<[Arc<Asker<A>>]>,
 }
 
-type Place<M> = OnceLock<Arc<Member<M>>>;
+type Place<M, A> = OnceLock<Arc<Member<M, A>>>;
 
-struct Member<M> {
-    mailbox: Mutex<Mailbox<M>>,
-    remote: Arc<RemoteShard>,
+/// A shard of all.
+type Found<'a, M, A> = (&'a Shards<M, A>, &'a Member<M, A>);
+
+struct Member<M, A> {
+    index: u32,
+    mailbox: Arc<Mailbox<M>>,
+    /// Those of the mesh, in a copy for this shard.
+    askers: Arc<[Arc<Asker<A>>]>,
 }
 
-struct Mailbox<M> {
-    messages: VecDeque<M>,
-    closed: bool,
-}
-
-impl<M> Member<M> {
-    fn mailbox(&self) -> MutexGuard<'_, Mailbox<M>> {
-        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+impl<M, A> Member<M, A> {
+    fn asker(&self) -> &Arc<Asker<A>> {
+        &self.askers[self.index as usize]
     }
 }
 
-impl<M: Send + 'static> Mesh<M> {
+impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     /// With room for 65 536 messages to each shard.
-    pub fn new() -> Mesh<M> {
+    pub fn new() -> Mesh<M, A> {
         Mesh::with_capacity(CAPACITY)
     }
 
-    /// With room for `messages` messages to each shard, at least 1. Memory is taken as messages wait, not before.
-    pub fn with_capacity(messages: usize) -> Mesh<M> {
-        Mesh { inner: Arc::new(Inner { capacity: messages.max(1), members: OnceLock::new() }) }
+    /// With room for `messages` messages to each shard, at least 1. Memory is taken as messages wait, not before. As many more
+    /// may be with the shard that handles them.
+    pub fn with_capacity(messages: usize) -> Mesh<M, A> {
+        Mesh { inner: Arc::new(Inner { capacity: messages.max(1), shards: OnceLock::new() }) }
     }
 
-    /// On a shard's thread, in the server's factory: from now on `handle` is called there for each message. The server
-    /// accepts connections once every shard's factory has returned, so a service always finds the others there.
+    /// On a shard's thread, in the server's factory: from now on `handle` is called there for each message, with the shard
+    /// that sent it, `None` if it was another thread. What it returns is the answer, if the message was [asked](Mesh::ask).
+    /// The server accepts connections once every shard's factory has returned, so a service always finds the others there.
     ///
-    /// A panic in `handle` is logged, and the next message is handled.
+    /// A panic in `handle` is logged, the question ends with [`AskError::Unanswered`], and the next message is handled.
     ///
     /// # Panics
     /// If this shard registered already, or a server with another number of shards uses this value.
-    pub fn register(&self, shard: &Shard, mut handle: impl FnMut(M) + 'static) {
-        let members =
-            self.inner.members.get_or_init(|| (0..shard.count()).map(|_| OnceLock::new()).collect());
-        assert_eq!(members.len(), shard.count(), "one Mesh belongs to one server");
-        let mailbox = Mutex::new(Mailbox { messages: VecDeque::new(), closed: false });
-        let member = Arc::new(Member { mailbox, remote: shard.remote().clone() });
-        let registered = members[shard.index()].set(member.clone()).is_ok();
-        assert!(registered, "shard {} registered before", shard.index());
-        let open = Open(member);
-        let mut taken = VecDeque::new();
+    pub fn register(&self, shard: &Shard, mut handle: impl FnMut(Option<usize>, M) -> A + 'static) {
+        self.register_with_reply(shard, move |from, message, reply| reply.answer(handle(from, message)));
+    }
+
+    /// As [`register`](Mesh::register), for answers that take their time: the [`Reply`] may be kept, and given to a task.
+    ///
+    /// ```
+    /// use ringserve::{Shard, sync::Mesh};
+    /// # use std::time::Duration;
+    /// fn join(mesh: &Mesh<u64, u64>, shard: &Shard) {
+    ///     let here = shard.clone();
+    ///     mesh.register_with_reply(shard, move |_from, number, reply| {
+    ///         let shard = here.clone();
+    ///         here.spawn(async move {
+    ///             shard.sleep(Duration::from_millis(10)).await;
+    ///             reply.answer(2 * number);
+    ///         });
+    ///     });
+    /// }
+    /// ```
+    ///
+    /// # Panics
+    /// As [`register`](Mesh::register).
+    pub fn register_with_reply(
+        &self,
+        shard: &Shard,
+        mut handle: impl FnMut(Option<usize>, M, Reply<A>) + 'static,
+    ) {
+        let (index, count) = (shard.index(), shard.count());
+        let shards = self.inner.shards.get_or_init(|| Shards {
+            members: (0..count).map(|_| OnceLock::new()).collect(),
+            askers: (0..=count).map(|_| Arc::new(Asker::new())).collect(),
+        });
+        assert_eq!(shards.members.len(), count, "one Mesh belongs to one server");
+        let remote = shard.remote();
+        let member = Arc::new(Member {
+            index: index as u32,
+            mailbox: Arc::new(Mailbox::new(self.inner.capacity, remote.clone())),
+            askers: shards.askers.iter().cloned().collect(),
+        });
+        let registered = shards.members[index].set(member.clone()).is_ok();
+        assert!(registered, "shard {index} registered before");
+        member.asker().belongs_to(remote.clone());
+        remote.tell_end(member.clone());
+        let (mut taken, mut brought, mut woken) = (VecDeque::new(), Brought::default(), Vec::new());
         shard.add_mailbox(Box::new(move || {
+            member.asker().read(&mut brought, &mut woken);
+            wake_all(&mut woken);
             for _ in 0..MESSAGES_IN_A_TURN {
                 // What the last turn left over, also by a panic, comes before what was left here since.
                 if taken.is_empty() {
-                    std::mem::swap(&mut taken, &mut open.0.mailbox().messages);
+                    member.mailbox.take(&mut taken, &mut woken);
+                    wake_all(&mut woken);
                 }
-                let Some(message) = taken.pop_front() else { return false };
-                handle(message);
+                let Some(Letter { message, from, ticket }) = taken.pop_front() else { return false };
+                let reply = Reply::new(member.askers.clone(), from, ticket);
+                let from = from as usize;
+                handle((from < count).then_some(from), message, reply);
             }
             true
         }));
     }
 
+    /// Asks a shard, which may be this one, and waits for its answer. From any thread, as often as one likes at the same time.
+    ///
+    /// The question is on its way when this returns, so several can be asked before the first answer is awaited.
+    ///
+    /// # Errors
+    /// The [`AskError`] tells why there is no answer. There is always one or the other, as long as the shard keeps the question
+    /// or its [`Reply`] no longer than it lives.
+    pub fn ask(&self, to: usize, message: M) -> Ask<A> {
+        let Some((shards, member)) = self.member(to) else { return Ask::failed(AskError::Gone) };
+        let from = shards.this_one();
+        let asker = &shards.askers[from];
+        let Some(ticket) = asker.begin(to as u32) else { return Ask::failed(AskError::Gone) };
+        let letter = Letter { message, from: from as u32, ticket: Some(ticket) };
+        match member.mailbox.put(letter) {
+            Ok(()) => Ask::waits(asker.clone(), ticket),
+            Err(error) => {
+                asker.give_up(ticket);
+                Ask::failed(match error {
+                    SendError::Full(_) => AskError::Full,
+                    SendError::Gone(_) => AskError::Gone,
+                })
+            }
+        }
+    }
+
+    /// Asks all shards, this one too, and waits for their answers: one for each shard, in order, with errors in their places.
+    /// `message` makes the question to the shard of that number; a large one is best an [`Arc`] that is cloned.
+    ///
+    /// The questions are on their way when this returns.
+    pub fn on_all(&self, mut message: impl FnMut(usize) -> M) -> OnAll<A> {
+        OnAll::new((0..self.count()).map(|to| self.ask(to, message(to))).collect())
+    }
+
+    /// Leaves a message for a shard, from any thread, and waits for room if too many wait there. The message has its place in
+    /// the order when this returns, and has room when it was awaited; room is given to the first of those that wait.
+    ///
+    /// # Errors
+    /// The message comes back: [`SendError::Gone`] if the shard ended, or there is none of that number.
+    pub fn send(&self, to: usize, message: M) -> Sending<M> {
+        match self.member(to) {
+            Some((shards, member)) => {
+                let from = shards.this_one() as u32;
+                member.mailbox.send(Letter { message, from, ticket: None })
+            }
+            None => Sending::done(Err(SendError::Gone(message))),
+        }
+    }
+
     /// Leaves a message for a shard, from any thread. It never waits.
     ///
     /// # Errors
-    /// The message comes back: [`SendError::Full`] if too many wait there, [`SendError::Gone`] if the shard ended or
-    /// there is none of that number.
-    pub fn send(&self, to: usize, message: M) -> Result<(), SendError<M>> {
-        let members = self.inner.members.get();
-        let Some(member) = members.and_then(|members| members.get(to)?.get()) else {
-            return Err(SendError::Gone(message));
-        };
-        let mut mailbox = member.mailbox();
-        if mailbox.closed {
-            return Err(SendError::Gone(message));
-        }
-        if mailbox.messages.len() >= self.inner.capacity {
-            return Err(SendError::Full(message));
-        }
-        mailbox.messages.push_back(message);
-        let first = mailbox.messages.len() == 1;
-        drop(mailbox);
-        // The sender of the first one has told the shard, or is about to.
-        if first {
-            member.remote.announce_messages();
-        }
-        Ok(())
+    /// The message comes back: [`SendError::Full`] if too many wait there, also for room; [`SendError::Gone`] if the shard ended
+    /// or there is none of that number.
+    pub fn try_send(&self, to: usize, message: M) -> Result<(), SendError<M>> {
+        let Some((shards, member)) = self.member(to) else { return Err(SendError::Gone(message)) };
+        let from = shards.this_one() as u32;
+        let put = member.mailbox.put(Letter { message, from, ticket: None });
+        put.map_err(|error| error.map(|letter| letter.message))
     }
 
     /// How many shards there are; 0 before the first one registered.
     pub fn count(&self) -> usize {
-        self.inner.members.get().map_or(0, |members| members.len())
+        self.inner.shards.get().map_or(0, |shards| shards.members.len())
+    }
+
+    fn member(&self, shard: usize) -> Option<Found<'_, M, A>> {
+        let shards = self.inner.shards.get()?;
+        Some((shards, shards.members.get(shard)?.get()?))
     }
 }
 
-/// Closes the mailbox when the shard ends.
-struct Open<M>(Arc<Member<M>>);
-
-impl<M> Drop for Open<M> {
-    fn drop(&mut self) {
-        let mut mailbox = self.0.mailbox();
-        mailbox.closed = true;
-        let left = std::mem::take(&mut mailbox.messages);
-        drop(mailbox);
-        drop(left);
+impl<M, A> Shards<M, A> {
+    /// The shard of this thread, or behind the last one if it is none of this server.
+    fn this_one(&self) -> usize {
+        let here = this_shard().filter(|(index, remote)| {
+            let member = self.members.get(*index).and_then(OnceLock::get);
+            member.is_some_and(|member| std::ptr::eq(Arc::as_ptr(member.mailbox.remote()), *remote))
+        });
+        here.map_or(self.members.len(), |(index, _)| index)
     }
 }
 
-impl<M: Send + 'static> Default for Mesh<M> {
+impl<M: Send, A: Send> OnEnd for Member<M, A> {
+    fn shard_ended(&self) {
+        let left = self.mailbox.close();
+        // From here on no question comes, and those that came get no other answer.
+        for asker in self.askers.iter() {
+            let _ = guard(|| asker.shard_ended(self.index));
+        }
+        self.asker().close();
+        for letter in left.letters {
+            let _ = guard(move || drop(letter));
+        }
+        left.senders.into_iter().for_each(|waker: Waker| drop(wake(waker)));
+    }
+}
+
+impl<M: Send + 'static, A: Send + 'static> Default for Mesh<M, A> {
     fn default() -> Self {
         Mesh::new()
     }
 }
 
-impl<M> Clone for Mesh<M> {
+impl<M, A> Clone for Mesh<M, A> {
     fn clone(&self) -> Self {
         Mesh { inner: self.inner.clone() }
     }
 }
 
-impl<M> fmt::Debug for Mesh<M> {
+impl<M, A> fmt::Debug for Mesh<M, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mesh").field("capacity", &self.inner.capacity).finish_non_exhaustive()
     }
 }
-
-/// Why a message was not left for a shard. It comes back inside.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum SendError<M> {
-    /// Too many messages wait there.
-    Full(M),
-    /// The shard ended, or there is none of that number.
-    Gone(M),
-}
-
-impl<M> SendError<M> {
-    /// The message.
-    pub fn into_message(self) -> M {
-        match self {
-            SendError::Full(message) | SendError::Gone(message) => message,
-        }
-    }
-}
-
-impl<M> fmt::Debug for SendError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SendError::Full(_) => "Full(..)",
-            SendError::Gone(_) => "Gone(..)",
-        })
-    }
-}
-
-impl<M> fmt::Display for SendError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SendError::Full(_) => "too many messages wait for the shard",
-            SendError::Gone(_) => "the shard ended, or there is none of that number",
-        })
-    }
-}
-
-impl<M> std::error::Error for SendError<M> {}

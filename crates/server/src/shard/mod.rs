@@ -1,7 +1,9 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 
+pub(crate) mod asks;
 pub(crate) mod attempts;
 pub(crate) mod awaited;
+pub(crate) mod blocking;
 pub(crate) mod calls;
 pub(crate) mod clock;
 mod commands;
@@ -13,8 +15,10 @@ pub(crate) mod handle;
 mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod join;
+pub(crate) mod mailbox;
 pub(crate) mod messages;
 pub(crate) mod notice;
+mod opens;
 mod passing;
 pub(crate) mod random;
 mod records;

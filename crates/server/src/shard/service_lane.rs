@@ -3,15 +3,17 @@
 use std::rc::Rc;
 
 use ringserve_core::framing::{FrameError, Framing};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, Next, Socket};
+use ringserve_core::{CloseReason, Completion, ConnId, ConnShared, Ended, Frames, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
 
 use super::Core;
 use super::calls::{CallEnd, Job, Resumed, Tasks};
 use super::handle::Shard;
+use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::services::Services;
 use super::state::{Admit, Common, named};
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
 use crate::log::{LineLimit, LogObserver, guarded};
@@ -23,6 +25,7 @@ pub(crate) struct ServiceLane<S: Service, F, Make, Fut> {
     service: Rc<S>,
     framing: Rc<F>,
     tasks: Tasks<S, Make, Fut>,
+    opens: Opens<S>,
     admit: Option<Admit>,
     handler_errors: LineLimit,
 }
@@ -37,7 +40,8 @@ where
     pub(crate) fn new(shard: &Shard, service: S, framing: Rc<F>, admit: Option<Admit>, make: Make) -> Self {
         let service = Rc::new(service);
         let tasks = Tasks::new(service.clone(), make, shard.clone());
-        ServiceLane { service, framing, tasks, admit, handler_errors: LineLimit::default() }
+        let opens = Opens::new(service.clone(), shard.clone());
+        ServiceLane { service, framing, tasks, opens, admit, handler_errors: LineLimit::default() }
     }
 
     /// Has a connection's frames called for, one after the other.
@@ -49,11 +53,16 @@ where
             // The slot is free for the next call as long as none waits.
             let failed = loop {
                 match frames.next_frame(&*self.framing) {
-                    Next::Frame(frame) => match slot.call(shared, frame) {
-                        Some(Ok(())) => {}
-                        Some(Err(error)) => break Some(error),
-                        None => break None,
-                    },
+                    Next::Frame(frame) => {
+                        if S::ACCOUNTS {
+                            shared.count_frame();
+                        }
+                        match slot.call(shared, frame) {
+                            Some(Ok(())) => {}
+                            Some(Err(error)) => break Some(error),
+                            None => break None,
+                        }
+                    }
                     Next::Nothing => return,
                     Next::Bad(error) => return self.malformed(common, frames, shared, error),
                 }
@@ -103,61 +112,21 @@ where
         }
     }
 
-    #[cold]
-    fn failed(&mut self, common: &mut Common, core: &mut Core, id: ConnId, error: S::Error) {
-        let shard = common.shard.index();
-        let peer = core.shared(id).map(|shared| Peer::of(shared));
-        // Of several calls that fail the first one ends the connection.
-        let first = core.shared(id).is_some_and(|shared| !shared.is_gone());
-        let warns = first && self.handler_errors.allows(common.now);
-        // Writing the error and dropping it is user code too.
-        let done = guard(move || {
-            let peer = peer.map(display);
-            if warns {
-                warn!(shard, %id, peer, %error, "handler failed, connection closed");
-            } else {
-                debug!(shard, %id, peer, %error, "handler failed");
-            }
-        });
-        if let Err(panicked) = done {
-            common.report_panic("error", named(core, id), &panicked);
-        }
-        core.finish(id, CloseReason::HandlerError);
-    }
-
-    #[cold]
-    fn panicked(&mut self, common: &mut Common, core: &mut Core, id: ConnId, panicked: &Panicked) {
-        common.report_panic("call", named(core, id), panicked);
-        core.abort(id, CloseReason::HandlerPanicked);
-    }
-}
-
-impl<S, F, Make, Fut> Services for ServiceLane<S, F, Make, Fut>
-where
-    S: Service,
-    F: Framing,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut + 'static,
-    Fut: Future<Output = ()> + 'static,
-{
-    fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
-        let admitted = match &self.admit {
-            None => Ok(true),
-            Some(admit) => guard(|| admit(&peer)),
-        };
-        let session = match admitted {
-            Ok(true) => guard(S::Session::default).map(Some),
-            Ok(false) => Ok(None),
-            Err(panicked) => Err(panicked),
-        };
-        let session = session.unwrap_or_else(|panicked| {
-            common.report_panic("admit", None, &panicked);
-            None
-        });
-        let Some(session) = session else { return core.refuse(socket) };
-        let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
-        let Some(shared) = self.shared(core, id) else { return };
-        match guard(|| self.service.open(&Cx::new(&shared, &common.shard))) {
-            Ok(Ok(())) => core.opened(id),
+    /// An `open` is done.
+    fn answered(
+        &mut self,
+        common: &mut Common,
+        core: &mut Core,
+        id: ConnId,
+        answer: Result<Answer<S>, Panicked>,
+    ) {
+        let Some(head) = core.shared(id) else { return };
+        let peer = Peer::of(head);
+        match answer {
+            Ok(Ok(session)) => match head.fill(session) {
+                Ok(_) => core.opened(id),
+                Err(session) => _ = guard(move || drop(session)),
+            },
             Ok(Err(refusal)) => {
                 let shard = common.shard.index();
                 guarded(|| debug!(shard, %id, %peer, %refusal, "connection refused by open"));
@@ -170,6 +139,118 @@ where
         }
     }
 
+    /// Polls an `open` that was woken. Returns its connection, if it is done.
+    #[cold]
+    fn resume_open(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId> {
+        let OpenEnd { id, answer, bytes } = self.opens.resume(task)?;
+        core.open_done(id, task, bytes);
+        self.answered(common, core, id, answer);
+        Some(id)
+    }
+
+    /// Tells the service of the first failure of a connection.
+    #[cold]
+    fn tell_failure(
+        &mut self,
+        common: &mut Common,
+        core: &mut Core,
+        id: ConnId,
+        failure: &Failure<'_, S::Error>,
+    ) {
+        if core.shared(id).is_some_and(|shared| !shared.is_gone()) {
+            self.notify(common, core, id, "failed", |service, cx| service.failed(cx, failure));
+        }
+    }
+
+    #[cold]
+    fn failed(&mut self, common: &mut Common, core: &mut Core, id: ConnId, error: S::Error) {
+        let shard = common.shard.index();
+        let peer = core.shared(id).map(|shared| Peer::of(shared));
+        // Of several calls that fail the first one ends the connection.
+        let first = core.shared(id).is_some_and(|shared| !shared.is_gone());
+        let warns = first && self.handler_errors.allows(common.now);
+        // Writing the error and dropping it is user code too.
+        let logged = guard(|| {
+            let peer = peer.map(display);
+            if warns {
+                warn!(shard, %id, peer, %error, "handler failed, connection closed");
+            } else {
+                debug!(shard, %id, peer, %error, "handler failed");
+            }
+        });
+        self.tell_failure(common, core, id, &Failure::Error(&error));
+        let dropped = guard(move || drop(error));
+        if let Err(panicked) = logged.and(dropped) {
+            common.report_panic("error", named(core, id), &panicked);
+        }
+        core.finish(id, CloseReason::HandlerError);
+    }
+
+    #[cold]
+    fn panicked(&mut self, common: &mut Common, core: &mut Core, id: ConnId, panicked: &Panicked) {
+        common.report_panic("call", named(core, id), panicked);
+        let queued = |core: &Core| core.shared(id).map_or(0, |shared| shared.outbox_bytes());
+        let before = queued(core);
+        self.tell_failure(common, core, id, &Failure::Panicked(panicked.message()));
+        match queued(core) > before {
+            true => core.finish(id, CloseReason::HandlerPanicked),
+            false => core.abort(id, CloseReason::HandlerPanicked),
+        }
+    }
+}
+
+impl<S, F, Make, Fut> Services for ServiceLane<S, F, Make, Fut>
+where
+    S: Service,
+    F: Framing,
+    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut + 'static,
+    Fut: Future<Output = ()> + 'static,
+{
+    #[inline]
+    fn comes(&mut self, core: &Core, completion: &Completion) {
+        if !S::ACCOUNTS {
+            return;
+        }
+        match completion {
+            Completion::Received { id, lease } => {
+                if let Some(shared) = core.shared(*id) {
+                    shared.count_received(lease.len());
+                }
+            }
+            Completion::Sent { id, batch, .. } => {
+                if let Some(shared) = core.shared(*id) {
+                    shared.count_sent(batch.len());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
+        let admitted = match &self.admit {
+            None => Ok(true),
+            Some(admit) => guard(|| admit(&peer)),
+        };
+        let admitted = admitted.unwrap_or_else(|panicked| {
+            common.report_panic("admit", None, &panicked);
+            false
+        });
+        if !admitted {
+            return core.refuse(socket);
+        }
+        let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
+        let Some(head) = core.shared(id) else { return };
+        head.set_asked(peer.asked);
+        if S::ACCOUNTS && !head.open_account(common.now) {
+            return core.abort(id, CloseReason::MemoryLimit);
+        }
+        match self.opens.begin(head.clone()) {
+            Begun::Done(answer) => self.answered(common, core, id, answer),
+            Begun::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
+            Begun::NoMemory => core.abort(id, CloseReason::MemoryLimit),
+        }
+    }
+
     #[inline]
     fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>) {
         if let Err(panicked) = guard(|| self.call_for_each_frame(common, frames)) {
@@ -177,6 +258,15 @@ where
             let id = frames.id();
             self.panicked(common, frames.shard(), id, &panicked);
         }
+    }
+
+    fn timed_out(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        self.tell_failure(common, core, id, &Failure::TimedOut);
+        core.finish(id, CloseReason::HandlerTimeout);
+    }
+
+    fn draining(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        self.notify(common, core, id, "draining", |service, cx| service.draining(cx));
     }
 
     fn heartbeat(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
@@ -189,14 +279,17 @@ where
 
     fn ended(&mut self, common: &mut Common, ended: Ended) {
         let Ended { id, shared, reason, opened, call, .. } = ended;
-        if let Some(task) = call {
-            self.tasks.cancel(task);
+        match call {
+            Some(task) if opened => self.tasks.cancel(task),
+            Some(task) => self.opens.cancel(task),
+            None => {}
         }
         common.shard.tasks().end_of(id);
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
-                self.service.close(shared.body(), reason);
+                let account = if S::ACCOUNTS { shared.account(common.now) } else { None };
+                self.service.close(&Closed::new(shared.body(), shared, reason, account));
             }
         });
         let peer = Peer::of(&shared);
@@ -208,8 +301,11 @@ where
 
     #[inline]
     fn resume(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId> {
-        let CallEnd { id, result, next, bytes } = self.tasks.resume(task)?;
-        core.call_done(id, task, next, bytes);
+        if task & OPENING != 0 {
+            return self.resume_open(common, core, task & !OPENING);
+        }
+        let CallEnd { id, result, parked, before } = self.tasks.resume(task)?;
+        core.call_done(id, task, parked, before);
         match result {
             Resumed::Done(Ok(())) => return Some(id),
             Resumed::Done(Err(error)) => self.failed(common, core, id, error),
@@ -220,5 +316,6 @@ where
 
     fn give_back(&mut self) {
         self.tasks.give_back();
+        self.opens.give_back();
     }
 }

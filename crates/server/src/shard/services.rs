@@ -1,6 +1,6 @@
 //! What a shard asks of the services that stand on it.
 
-use ringserve_core::{ConnId, Ended, Frames, Socket};
+use ringserve_core::{Completion, ConnId, Ended, Frames, Socket};
 
 use super::Core;
 use super::state::Common;
@@ -11,11 +11,20 @@ use crate::peer::Peer;
 ///
 /// None of this panics: what user code panics with is reported, and its connection ended.
 pub(crate) trait Services: 'static {
+    /// A completion comes, which the shard looks at next.
+    fn comes(&mut self, core: &Core, completion: &Completion);
+
     /// A peer wants to connect.
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer);
 
     /// Has a connection's frames called for.
     fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>);
+
+    /// A call of a connection waited for too long: the connection is to be finished.
+    fn timed_out(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
+
+    /// The shard drains.
+    fn draining(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
 
     /// A connection's peer is silent.
     fn heartbeat(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
@@ -26,7 +35,7 @@ pub(crate) trait Services: 'static {
     /// A connection is gone.
     fn ended(&mut self, common: &mut Common, ended: Ended);
 
-    /// Polls a call that was woken. Returns its connection, if that may have further frames.
+    /// Polls a call, or an `open`, that was woken. Returns its connection, if that may have further frames.
     fn resume(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId>;
 
     /// Drops what is kept for further calls.

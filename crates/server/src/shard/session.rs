@@ -75,6 +75,7 @@ impl Session {
             | CloseReason::ReadTooSlow
             | CloseReason::HeartbeatLost
             | CloseReason::HandlerTimeout
+            | CloseReason::OpenTimeout
             | CloseReason::DrainTimeout => io::ErrorKind::TimedOut,
             // The end of the input was there to be read before.
             _ if self.input_ended.get() => return Ok(()),

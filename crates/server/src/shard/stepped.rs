@@ -70,7 +70,9 @@ impl<V: Services> SteppedShard<V> {
 
 impl<V: Services> Stepped for SteppedShard<V> {
     fn step(&mut self) -> Option<thread::Result<Result<ShardStats, i32>>> {
-        enter_shard();
+        if let Some(ShardLoop { lane, .. }) = &self.shard {
+            enter_shard(lane.common.shard.index(), &lane.remote);
+        }
         let stepped = catch_unwind(AssertUnwindSafe(|| {
             let end = self.round();
             if end.is_some() {

@@ -2,11 +2,13 @@
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, ServerLimits, Time, Wait};
 use tracing::{debug, error};
 
+use super::blocking::threads::Threads;
 use super::calls::calls;
 use super::clock::Clock;
 use super::handle::Shard;
@@ -14,7 +16,7 @@ use super::inbox::RemoteShard;
 use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::Services;
-use super::state::{Parts, ShardLoop};
+use super::state::{Asks, Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
@@ -165,10 +167,11 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         LogObserver::new(0),
     );
     let random = Random::of_shard(Random::system_seed(), 0);
-    let shard = Shard::new(0, 1, remote, Clock::start(), random);
+    let blocking = Arc::new(Threads::new(&ServerLimits::default()));
+    let shard = Shard::new(0, 1, remote, Clock::start(), random, blocking);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S>);
-    let (others, unix) = (None, Box::default());
-    ShardLoop::new(Parts { shard, core, driver, services, others, unix, upstreams }).run()
+    let (others, unix, asks) = (None, Box::default(), Asks::default());
+    ShardLoop::new(Parts { shard, core, driver, services, others, unix, asks, upstreams }).run()
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use ringserve_core::framing::{Framing, Raw};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, LaneId, Limits, Next};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, LaneId, Limits, Next, Parked};
 
 use super::Core;
 use super::attempts::Attempt;
@@ -58,8 +58,8 @@ pub(super) struct UpstreamLane {
 struct Reader {
     wake: Arc<TaskWaker>,
     waker: Waker,
-    /// Bytes that the state machine counts for what is not read.
-    bytes: usize,
+    /// What the state machine counts for what is not read.
+    parked: Parked,
 }
 
 impl UpstreamLane {
@@ -137,7 +137,7 @@ impl UpstreamLane {
                 session.wake_when_read(self.reader(id.slot()));
                 let parked = frames.park(id.slot(), 0);
                 if let Some(reader) = self.readers.get_mut(&id.slot()) {
-                    reader.bytes = parked.bytes;
+                    reader.parked = parked;
                 }
             }
         }
@@ -152,7 +152,7 @@ impl UpstreamLane {
         if session_of(core, id)?.body().has_unread() {
             return None;
         }
-        core.call_done(id, slot, None, reader.bytes);
+        core.call_done(id, slot, reader.parked, None);
         Some(id)
     }
 
@@ -171,7 +171,7 @@ impl UpstreamLane {
         let reader = self.readers.entry(slot).or_insert_with(|| {
             let wake = TaskWaker::new(self.shard.remote(), slot | UPSTREAM);
             let waker = wake.waker();
-            Reader { wake, waker, bytes: 0 }
+            Reader { wake, waker, parked: Parked::default() }
         });
         reader.wake.taken();
         reader.waker.clone()

@@ -4,18 +4,20 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::error::Error;
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::{Future, poll_fn, ready};
 use std::rc::Rc;
 
 use ringserve_core::framing::Raw;
-use ringserve_core::{CloseReason, ConnShared, Frame, Limits};
+use ringserve_core::{ConnHead, Frame, Limits};
 use tracing::warn;
 
 use super::byte_stream::Stream;
+use crate::closed::Closed;
 use crate::cx::Cx;
 use crate::log::{LineLimit, guarded};
+use crate::opening::{Opening, Refusal};
 use crate::peer::Peer;
-use crate::service::{IntoService, Refusal, Service};
+use crate::service::{IntoService, Service};
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 use crate::shard::spawned::ResetsOnPanic;
@@ -152,13 +154,14 @@ impl<H: HandleStream> Service for Streams<H> {
     type Session = Session;
     type Error = Infallible;
 
-    fn open(&self, cx: &Cx<'_, Session>) -> Result<(), Refusal> {
-        let shared = cx.shared();
-        shared.hold_open();
-        shared.read_on();
-        let future = run(self.handler.clone(), shared.clone(), self.shard.clone());
-        shared.body().task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
-        Ok(())
+    fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<Session, Refusal>> {
+        let head = opening.head();
+        head.hold_open();
+        head.read_on();
+        let session = Session::default();
+        let future = run(self.handler.clone(), head.clone(), self.shard.clone());
+        session.task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
+        ready(Ok(session))
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Infallible> {
@@ -182,8 +185,9 @@ impl<H: HandleStream> Service for Streams<H> {
         cx.session().run_reader(self.shard.tasks());
     }
 
-    fn close(&self, session: &Session, reason: CloseReason) {
-        session.set_ended(reason);
+    fn close(&self, closed: &Closed<'_, Session>) {
+        let session = closed.session();
+        session.set_ended(closed.reason());
         let task = session.task.take();
         if let Some(task) = task {
             // A last look, which shows it the error.
@@ -194,16 +198,17 @@ impl<H: HandleStream> Service for Streams<H> {
     }
 }
 
-async fn run<H: HandleStream>(handler: Rc<Handler<H>>, shared: ConnShared<Session>, shard: Shard) {
-    let outlet = shared.head().clone();
-    let _resets = ResetsOnPanic::new(outlet.clone(), shard.tasks().clone());
+/// Runs a stream's handler. `head` is that of its connection, whose session is there by the time this is polled.
+async fn run<H: HandleStream>(handler: Rc<Handler<H>>, head: ConnHead, shard: Shard) {
+    let Ok(shared) = head.clone().downcast::<Session>() else { return };
+    let _resets = ResetsOnPanic::new(head.clone(), shard.tasks().clone());
     let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
-            let (id, peer) = (outlet.id(), Peer::of(&outlet));
+            let (id, peer) = (head.id(), Peer::of(&head));
             guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
         }
-        outlet.fail();
+        head.fail();
     }
 }

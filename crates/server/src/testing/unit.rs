@@ -17,10 +17,12 @@ use super::panics;
 use super::sim::Sim;
 use super::trace::{Keeps, Trace};
 use super::world::{Ran, SeedFailed, Settings, World};
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::message_of;
+use crate::opening::{Opening, Refusal};
 use crate::server::builder::Server;
-use crate::service::{IntoService, Refusal, Service};
+use crate::service::{IntoService, Service};
 use crate::shard::clock::VirtualTime;
 use crate::shard::handle::Shard;
 
@@ -79,13 +81,15 @@ pub struct Called<E> {
 
 /// What a service did.
 struct Seen<S: Service> {
-    opened: Cell<bool>,
+    /// `None` while `open` waits.
+    opened: Cell<Option<bool>>,
     result: RefCell<Option<Result<(), S::Error>>>,
     closed: Cell<Option<CloseReason>>,
 }
 
 impl<S: Service> TestConn<S> {
-    /// Opens a connection to the service that the factory makes, and greets it with nothing.
+    /// Opens a connection to the service that the factory makes, and greets it with nothing. An [`open`](Service::open) that waits
+    /// is waited for; one that never ends is dropped at [`Limits::open_timeout`].
     ///
     /// # Panics
     /// If the factory fails, or the service panics.
@@ -101,7 +105,7 @@ impl<S: Service> TestConn<S> {
             Settings { seed: 0, faults: Faults::none(), steps_max: 1_000_000, allowed: Rc::new(|_| false) };
         let world = Rc::new(World::new(settings, time, trace));
         let seen =
-            Rc::new(Seen { opened: Cell::new(false), result: RefCell::new(None), closed: Cell::new(None) });
+            Rc::new(Seen { opened: Cell::new(None), result: RefCell::new(None), closed: Cell::new(None) });
         let recorded = seen.clone();
         let mut conn = TestConn { world: world.clone(), socket: None, seen, received: Vec::new() };
         conn.guarded(|conn| {
@@ -112,6 +116,8 @@ impl<S: Service> TestConn<S> {
             let connected = socket.poll_connect(&mut Context::from_waker(Waker::noop()));
             assert!(matches!(connected, Poll::Ready(Ok(()))), "nothing is in the way");
             conn.socket = Some(socket);
+            let seen = conn.seen.clone();
+            conn.world.run(None, |_| seen.opened.get().is_some());
             conn.settle();
         });
         conn
@@ -179,10 +185,10 @@ impl<S: Service> TestConn<S> {
 
     /// True if the service, or a limit, closed the connection.
     pub fn is_closed(&self) -> bool {
-        self.seen.closed.get().is_some() || !self.seen.opened.get()
+        self.seen.closed.get().is_some() || self.seen.opened.get() == Some(false)
     }
 
-    /// Why it is closed; `None` while it is open, and if [`open`](Service::open) refused it.
+    /// Why it is closed; `None` while it is open, and if [`open`](Service::open) refused it or was dropped.
     pub fn close_reason(&self) -> Option<CloseReason> {
         self.seen.closed.get()
     }
@@ -291,13 +297,28 @@ struct Recorded<S: Service> {
     seen: Rc<Seen<S>>,
 }
 
+/// What `open` came to, also if it was dropped.
+struct OpenAnswer<'a> {
+    seen: &'a Cell<Option<bool>>,
+    is_open: bool,
+}
+
+impl Drop for OpenAnswer<'_> {
+    fn drop(&mut self) {
+        self.seen.set(Some(self.is_open));
+    }
+}
+
 impl<S: Service> Service for Recorded<S> {
     type Session = S::Session;
     type Error = &'static str;
 
-    fn open(&self, cx: &Cx<'_, S::Session>) -> Result<(), Refusal> {
-        let opened = self.service.open(cx);
-        self.seen.opened.set(opened.is_ok());
+    const ACCOUNTS: bool = S::ACCOUNTS;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
+        let mut answer = OpenAnswer { seen: &self.seen.opened, is_open: false };
+        let opened = self.service.open(opening).await;
+        answer.is_open = opened.is_ok();
         opened
     }
 
@@ -312,6 +333,20 @@ impl<S: Service> Service for Recorded<S> {
         self.service.malformed(cx, error);
     }
 
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, &'static str>) {
+        let result = self.seen.result.borrow();
+        match (failure, &*result) {
+            (Failure::Error(_), Some(Err(error))) => self.service.failed(cx, &Failure::Error(error)),
+            (Failure::Error(_), _) => {}
+            (Failure::TimedOut, _) => self.service.failed(cx, &Failure::TimedOut),
+            (Failure::Panicked(message), _) => self.service.failed(cx, &Failure::Panicked(message)),
+        }
+    }
+
+    fn draining(&self, cx: &Cx<'_, S::Session>) {
+        self.service.draining(cx);
+    }
+
     fn heartbeat(&self, cx: &Cx<'_, S::Session>) {
         self.service.heartbeat(cx);
     }
@@ -320,8 +355,8 @@ impl<S: Service> Service for Recorded<S> {
         self.service.input_ended(cx);
     }
 
-    fn close(&self, session: &S::Session, reason: CloseReason) {
-        self.seen.closed.set(Some(reason));
-        self.service.close(session, reason);
+    fn close(&self, closed: &Closed<'_, S::Session>) {
+        self.seen.closed.set(Some(closed.reason()));
+        self.service.close(closed);
     }
 }

@@ -7,11 +7,14 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use ringserve_core::framing::FrameError;
-use ringserve_core::{CloseReason, Frame, Limits};
+use ringserve_core::{CloseReason, ConnId, Frame, Limits};
 
 use super::trace::{Place, Trace};
+use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
-use crate::service::{IntoService, Refusal, Service};
+use crate::opening::{Opening, Refusal};
+use crate::peer::Peer;
+use crate::service::{IntoService, Service};
 use crate::shard::handle::Shard;
 
 /// What the factory of a watched server returns.
@@ -25,8 +28,8 @@ impl<F, M: IntoService<F>> IntoService<F> for Watch<M> {
 
     fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>> {
         let service = self.made.into_service(shard)?;
-        let (shard, sessions) = (shard.index(), RefCell::default());
-        Ok(Watched { service, watcher: Watcher { trace: self.trace, shard, sessions } })
+        let (shard, conns) = (shard.index(), RefCell::default());
+        Ok(Watched { service, watcher: Watcher { trace: self.trace, shard, conns } })
     }
 
     fn adjust(limits: &mut Limits) {
@@ -43,18 +46,17 @@ pub(crate) struct Watched<S> {
 struct Watcher {
     trace: Rc<Trace>,
     shard: usize,
-    /// Those that are open, by where they lie.
-    sessions: RefCell<BTreeMap<usize, Open>>,
+    /// Connections that are open, or being opened, by their names.
+    conns: RefCell<BTreeMap<u64, Open>>,
 }
 
 struct Open {
     peer: Option<SocketAddr>,
+    /// `open` is not done.
+    is_opening: bool,
+    /// It was told that the server shuts down.
+    is_told: bool,
     calls: u32,
-}
-
-/// Where a session lies, which tells it from all others that live.
-fn place<T>(session: &T) -> usize {
-    std::ptr::from_ref(session).cast::<()>() as usize
 }
 
 impl Watcher {
@@ -68,17 +70,35 @@ impl Watcher {
         self.trace.event(&Place::Shard(self.shard), peer, what);
     }
 
-    fn opened<S: 'static>(&self, cx: &Cx<'_, S>) {
-        let open = Open { peer: cx.peer().addr, calls: 0 };
-        if let Some(before) = self.sessions.borrow_mut().insert(place(cx.session()), open) {
+    fn opens(&self, id: ConnId, peer: Peer) {
+        let open = Open { peer: peer.addr, is_opening: true, is_told: false, calls: 0 };
+        if let Some(before) = self.conns.borrow_mut().insert(id.bits(), open) {
             self.trace.broke(|| {
-                format!("a connection of {:?} was not closed before its memory was used again", before.peer)
+                format!("a connection of {:?} was not closed before its name was used again", before.peer)
             });
         }
     }
 
-    fn closed(&self, session: usize, reason: CloseReason) {
-        let Some(open) = self.sessions.borrow_mut().remove(&session) else {
+    fn opened(&self, id: ConnId) {
+        match self.conns.borrow_mut().get_mut(&id.bits()) {
+            Some(open) => open.is_opening = false,
+            None => self.trace.broke(|| "an open of a connection that is gone".to_owned()),
+        }
+    }
+
+    fn draining(&self, id: ConnId) {
+        let is_new = match self.conns.borrow_mut().get_mut(&id.bits()) {
+            Some(open) => !open.is_opening && !std::mem::replace(&mut open.is_told, true),
+            None => false,
+        };
+        if !is_new {
+            self.trace
+                .broke(|| "a connection that is not open, or was told before, is told of a drain".to_owned());
+        }
+    }
+
+    fn closed(&self, id: ConnId, reason: CloseReason) {
+        let Some(open) = self.conns.borrow_mut().remove(&id.bits()).filter(|open| !open.is_opening) else {
             return self.trace.broke(|| format!("close ({reason}) of a connection that is not open"));
         };
         self.told(open.peer, 4, || format!("close: {reason}"));
@@ -88,8 +108,8 @@ impl Watcher {
         }
     }
 
-    fn count_call(&self, session: usize, by: i32) {
-        match self.sessions.borrow_mut().get_mut(&session) {
+    fn count_call(&self, id: ConnId, by: i32) {
+        match self.conns.borrow_mut().get_mut(&id.bits()).filter(|open| !open.is_opening) {
             Some(open) => open.calls = open.calls.wrapping_add_signed(by),
             None => self.trace.broke(|| "a call for a connection that is not open".to_owned()),
         }
@@ -99,7 +119,7 @@ impl Watcher {
 /// The shard ends: whatever is open stays so.
 impl Drop for Watcher {
     fn drop(&mut self) {
-        if let Some(open) = self.sessions.get_mut().values().next() {
+        if let Some(open) = self.conns.get_mut().values().next() {
             let (peer, shard) = (open.peer, self.shard);
             self.trace
                 .broke(|| format!("shard {shard} ended without a close for the connection of {peer:?}"));
@@ -110,12 +130,12 @@ impl Drop for Watcher {
 /// A call under way.
 struct UnderWay<'a> {
     watcher: &'a Watcher,
-    session: usize,
+    id: ConnId,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.watcher.count_call(self.session, -1);
+        self.watcher.count_call(self.id, -1);
     }
 }
 
@@ -123,23 +143,28 @@ impl<S: Service> Service for Watched<S> {
     type Session = S::Session;
     type Error = S::Error;
 
-    fn open(&self, cx: &Cx<'_, S::Session>) -> Result<(), Refusal> {
-        self.watcher.event(cx, 1, || "open".to_owned());
-        // Before, since it may have itself called.
-        self.watcher.opened(cx);
-        let mut unopened = Unopened { watcher: &self.watcher, session: Some(place(cx.session())) };
-        let opened = self.service.open(cx);
-        if opened.is_ok() {
-            unopened.session = None;
+    const ACCOUNTS: bool = S::ACCOUNTS;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
+        let (id, peer) = (opening.id(), opening.peer());
+        self.watcher.told(peer.addr, 1, || "open".to_owned());
+        self.watcher.opens(id, peer);
+        let mut unopened = Unopened { watcher: &self.watcher, id: Some(id) };
+        let opened = self.service.open(opening).await;
+        match &opened {
+            Ok(_) => {
+                unopened.id = None;
+                self.watcher.opened(id);
+            }
+            Err(refusal) => self.watcher.told(peer.addr, 8, || format!("open refuses: {refusal}")),
         }
         opened
     }
 
     async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), S::Error> {
         self.watcher.event(cx, 2 | (frame.len() as u64) << 8, || format!("call with {}", shown(&frame)));
-        let session = place(cx.session());
-        self.watcher.count_call(session, 1);
-        let _under_way = UnderWay { watcher: &self.watcher, session };
+        self.watcher.count_call(cx.id(), 1);
+        let _under_way = UnderWay { watcher: &self.watcher, id: cx.id() };
         let done = self.service.call(cx, frame).await;
         self.watcher.event(cx, 3, || match &done {
             Ok(()) => "call is done".to_owned(),
@@ -153,6 +178,17 @@ impl<S: Service> Service for Watched<S> {
         self.service.malformed(cx, error);
     }
 
+    fn failed(&self, cx: &Cx<'_, S::Session>, failure: &Failure<'_, S::Error>) {
+        self.watcher.event(cx, 9, || format!("call {failure}"));
+        self.service.failed(cx, failure);
+    }
+
+    fn draining(&self, cx: &Cx<'_, S::Session>) {
+        self.watcher.event(cx, 10, || "draining".to_owned());
+        self.watcher.draining(cx.id());
+        self.service.draining(cx);
+    }
+
     fn heartbeat(&self, cx: &Cx<'_, S::Session>) {
         self.watcher.event(cx, 6, || "heartbeat".to_owned());
         self.service.heartbeat(cx);
@@ -163,22 +199,22 @@ impl<S: Service> Service for Watched<S> {
         self.service.input_ended(cx);
     }
 
-    fn close(&self, session: &S::Session, reason: CloseReason) {
-        self.watcher.closed(place(session), reason);
-        self.service.close(session, reason);
+    fn close(&self, closed: &Closed<'_, S::Session>) {
+        self.watcher.closed(closed.id(), closed.reason());
+        self.service.close(closed);
     }
 }
 
 /// A connection whose `open` does not succeed has no `close`.
 struct Unopened<'a> {
     watcher: &'a Watcher,
-    session: Option<usize>,
+    id: Option<ConnId>,
 }
 
 impl Drop for Unopened<'_> {
     fn drop(&mut self) {
-        if let Some(session) = self.session {
-            self.watcher.sessions.borrow_mut().remove(&session);
+        if let Some(id) = self.id {
+            self.watcher.conns.borrow_mut().remove(&id.bits());
         }
     }
 }

@@ -18,8 +18,8 @@ fn is_orderly(reason: CloseReason) -> bool {
     use CloseReason::*;
     match reason {
         PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | ReadTooSlow
-        | HeartbeatLost | HandlerTimeout | Closed | Refused | HandlerError | ReplyNotFramed | Shutdown
-        | UpstreamFailed => true,
+        | HeartbeatLost | HandlerTimeout | OpenTimeout | Closed | Refused | HandlerError | ReplyNotFramed
+        | Shutdown | UpstreamFailed => true,
         // There is no peer to whom anything could be said.
         ConnectFailed(_) | ConnectTimeout => false,
         PeerReset | WriteStallTimeout | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull
@@ -165,9 +165,9 @@ impl State {
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout),
             // Every frame that had arrived was answered, and every reply had left where what is sent counts.
             IdleTimeout => {
-                let ends = limits.idle_timeout.map(|limit| then.active_at + limit.as_nanos() as u64);
+                let ends = limits.idle_timeout.map(|limit| then.used_at + limit.as_nanos() as u64);
                 let over = ends.is_some_and(|ends| then.at + STEP >= ends);
-                let owed = then.owed && limits.idle_counts == IdleCounts::Either;
+                let owed = then.owed && limits.idle_counts != IdleCounts::Received;
                 over && idle && !then.unseen && !owed && sock.taken == sock.owed.len()
             }
             WriteStallTimeout => {
@@ -179,6 +179,7 @@ impl State {
             // A peer that has sent FIN cannot answer, and owes no more bytes.
             HeartbeatLost => sock.clocks.heartbeat_is_lost(limits, now) && !then.ended,
             ReadTooSlow => then.half && sock.clocks.read_is_too_slow(limits, now) && !then.ended,
+            OpenTimeout => over(sock.accepted_at, limits.open_timeout),
             HandlerTimeout => {
                 let ends = self.handler_ends(then.waiting_since);
                 let due = ends.max(sock.clocks.stopping_at);

@@ -8,6 +8,7 @@ use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
 use crate::clocks::{LATE_MAX, Look, READ_WINDOW, STEP};
 use crate::faults::Fault;
+use crate::rng::Rng;
 use crate::sock::excuse;
 
 /// How long a connection may stay that was reset together with its last bytes.
@@ -94,7 +95,7 @@ impl State {
                 Some((at, _)) => over(at, Some(limits.linger_timeout)),
                 None if !sock.opened => false,
                 None if listens && sock.waiting.is_empty() => {
-                    over(sock.active_at.max(sock.unread_at), limits.idle_timeout)
+                    over(sock.used_at.max(sock.unread_at), limits.idle_timeout)
                         || (busy && over(sock.sent_at, look_after(limits)))
                         || (busy && over(untaken_since, limits.write_stall_timeout))
                 }
@@ -105,7 +106,7 @@ impl State {
                 None if !sock.waiting.is_empty() => false,
                 None => {
                     (sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout))
-                        || over(sock.active_at, limits.idle_timeout)
+                        || over(sock.used_at, limits.idle_timeout)
                 }
             };
             sock.overdue = if overdue { sock.overdue + 1 } else { 0 };
@@ -118,6 +119,17 @@ impl State {
                 sock.opened_at
             );
         }
+    }
+
+    /// When the `open` of a connection is done, if it waits: in some seeds a part of them do, some of these for ever. Drawn from
+    /// a copy, so that it changes nothing else of a seed.
+    pub fn open_waits_until(&mut self, tag: usize) -> Option<u64> {
+        let mut rng = Rng::new(self.rng.clone().below(1 << 32) ^ tag as u64);
+        if self.socks[tag].upstream || self.plan.open_waits == 0 || !rng.one_in(self.plan.open_waits) {
+            return None;
+        }
+        let for_ever = self.plan.limits.open_timeout.is_some() && rng.one_in(4);
+        Some(if for_ever { u64::MAX } else { self.now + rng.spread(1, 400_000_000) })
     }
 
     /// When calls that have been waiting since then have waited for too long.

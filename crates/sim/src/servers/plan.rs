@@ -50,6 +50,12 @@ pub enum Verb {
     Big,
     /// A frame that is kept until the next call.
     Keep,
+    /// Questions to other shards, some of which they lose, keep or panic at.
+    Ask,
+    /// A question to all shards.
+    AskAll,
+    /// Messages to other shards that wait for room.
+    Send,
     /// A sleep whose waker panics, which is kept.
     BadWaker,
     // From here on the connection ends with it.
@@ -82,6 +88,9 @@ impl Verb {
         Verb::Crowd,
         Verb::Big,
         Verb::Keep,
+        Verb::Ask,
+        Verb::AskAll,
+        Verb::Send,
         Verb::BadWaker,
     ];
     pub const LAST: &[Verb] = &[
@@ -197,7 +206,11 @@ pub struct Plan {
     pub open_panics: u64,
     /// Of how many opens one is refused; 0 for none.
     pub refuses: u64,
+    /// Of how many opens one waits; 0 for none.
+    pub open_waits: u64,
     pub incremental: bool,
+    /// Messages that a mailbox has room for.
+    pub mailbox: usize,
     /// Clients come to their end before the servers are drained, so that nothing is forgiven.
     pub waits: bool,
     /// A reply in many comes twice: seeds must find it.
@@ -270,6 +283,9 @@ impl Plan {
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),
             waits: !rng.one_in(4),
+            // Of a copy, so that what it draws changes nothing else of a seed.
+            open_waits: Rng::new(rng.clone().below(1 << 32)).pick(&[0, 0, 1, 3]),
+            mailbox: rng.pick(&[1, 4, 65_536]),
             canary: false,
         }
     }
@@ -329,6 +345,7 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
         limits = limits
             .first_frame_timeout(time(rng))
             .idle_timeout(idle)
+            .open_timeout(idle.map(|idle| (idle / 8).max(Duration::from_millis(20))))
             .handler_timeout(time(rng))
             .write_stall_timeout(time(rng))
             .heartbeat_interval(idle.map(|idle| idle / rng.range(1, 4) as u32));
@@ -336,6 +353,7 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
         limits = limits
             .first_frame_timeout(None)
             .idle_timeout(None)
+            .open_timeout(None)
             .handler_timeout(None)
             .write_stall_timeout(None)
             .heartbeat_interval(None)

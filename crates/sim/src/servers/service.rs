@@ -13,16 +13,23 @@ use std::time::Duration;
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
-use ringserve_server::sync::Mesh;
+use ringserve_server::limits::ConnLimits;
+use ringserve_server::net::Destination;
+use ringserve_server::sync::{AskError, Mesh, Reply, SendError};
 use ringserve_server::task::JoinError;
 use ringserve_server::time::Sleep;
-use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard, Stream};
+use ringserve_server::{
+    Closed, ConnHandle, Cx, Failure, Frame, Opening, PushError, Refusal, Service, Shard, Stream,
+};
 
 use super::plan::{Plan, Verb};
 
 /// Where an upstream answers, and where nothing does.
 pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
 pub const NO_UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 2], 9000);
+
+/// Has the addresses of both.
+pub const NAME: (&str, u16) = ("upstream", 9000);
 
 /// What [`Verb::Big`] replies beside the number, in all.
 pub const BIG_BYTES: usize = 40_000;
@@ -36,6 +43,9 @@ const CROWD_MAX: usize = 10_000;
 
 /// Of as many crowds one is large.
 const CROWDS_ONCE_IN: u64 = 64;
+
+/// Longer than anything keeps a shard from its answer: of three deeds each may have a machine sleep for three hours.
+const OUTCOME_WITHIN: Duration = Duration::from_secs(12 * 3600);
 
 /// How long an upstream is asked nothing: longer than any limit on accepted connections that a seed draws.
 pub const POOLED: Duration = Duration::from_secs(600);
@@ -88,37 +98,67 @@ pub enum Order {
     Watch(ConnHandle),
 }
 
-pub struct Model {
-    shard: Shard,
-    mesh: Mesh<Order>,
-    cover: Cover,
-    kept: RefCell<Option<Frame>>,
-    sleeps: RefCell<Vec<Pin<Box<Sleep>>>>,
-    keeps_upstreams: bool,
-    open_panics: u64,
-    refuses: u64,
-    canary: bool,
+/// What becomes of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deal {
+    Answer,
+    AnswerLater,
+    Lose,
+    Panic,
+    /// The reply is kept until the next one is, or the shard ends.
+    Keep,
 }
 
-#[derive(Default)]
-pub struct Session {
-    tasks: Alive,
-    panics_in_close: Cell<bool>,
-    panics_in_drop: Cell<bool>,
-}
+impl Deal {
+    const ALL: &[Deal] = &[Deal::Answer, Deal::AnswerLater, Deal::Lose, Deal::Panic, Deal::Keep];
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        if self.panics_in_drop.get() && !std::thread::panicking() {
-            panic!("planted: the drop of a session panics");
-        }
+    fn answers(self) -> bool {
+        matches!(self, Deal::Answer | Deal::AnswerLater)
     }
 }
 
-impl Model {
-    pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, plan: &Plan) -> Model {
+/// Asks another shard to double a number.
+#[derive(Clone, Copy)]
+pub struct Question {
+    number: u64,
+    from: usize,
+    deal: Deal,
+    time: Duration,
+}
+
+/// The ways between the shards of one server.
+#[derive(Clone)]
+pub struct Meshes {
+    orders: Mesh<Order>,
+    questions: Mesh<Question, u64>,
+    /// Numbers that grow, from each shard to each.
+    numbers: Mesh<u64>,
+}
+
+impl Meshes {
+    pub fn new(mailbox: usize) -> Meshes {
+        Meshes {
+            orders: Mesh::new(),
+            questions: Mesh::with_capacity(mailbox),
+            numbers: Mesh::with_capacity(mailbox),
+        }
+    }
+
+    /// All shards ended, and take nothing any more.
+    pub fn check_ended(&self) {
+        for shard in 0..self.orders.count() {
+            let sent = self.orders.try_send(shard, Order::default());
+            assert!(matches!(sent, Err(SendError::Gone(_))), "shard {shard} ended and takes a message");
+            let question = Question { number: 0, from: 0, deal: Deal::Answer, time: Duration::ZERO };
+            let mut asked = std::pin::pin!(self.questions.ask(shard, question));
+            let answer = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert_eq!(answer, Poll::Ready(Err(AskError::Gone)), "shard {shard} ended and is asked");
+        }
+    }
+
+    fn register(&self, shard: &Shard, cover: &Cover) {
         let (of, here) = (cover.clone(), shard.clone());
-        mesh.register(shard, move |order: Order| {
+        self.orders.register(shard, move |_from, order: Order| {
             of.count("did", "message to another shard");
             let time = match here.random() % 2 {
                 0 => Duration::ZERO,
@@ -139,18 +179,97 @@ impl Model {
                 Order::Watch(handle) => watch(&here, handle, time, of.clone()),
             }
         });
+        let here = shard.clone();
+        let kept = RefCell::<Option<Reply<u64>>>::default();
+        self.questions.register_with_reply(shard, move |from, question: Question, reply| {
+            assert_eq!(from, Some(question.from), "a question names the shard that asks");
+            match question.deal {
+                Deal::Answer => reply.answer(2 * question.number),
+                Deal::AnswerLater => {
+                    let shard = here.clone();
+                    here.spawn(async move {
+                        shard.sleep(question.time).await;
+                        reply.answer(2 * question.number);
+                    });
+                }
+                Deal::Lose => drop(reply),
+                Deal::Panic => panic!("planted: a question panics"),
+                Deal::Keep => drop(kept.replace(Some(reply))),
+            }
+        });
+        let mut last = vec![0; shard.count()];
+        self.numbers.register(shard, move |from, number| {
+            let last = &mut last[from.expect("a shard sends it")];
+            assert!(*last < number, "message {number} comes after {last}");
+            *last = number;
+        });
+    }
+}
+
+pub struct Model {
+    shard: Shard,
+    meshes: Meshes,
+    /// The last number that was sent to another shard.
+    sent: Cell<u64>,
+    cover: Cover,
+    kept: RefCell<Option<Frame>>,
+    sleeps: RefCell<Vec<Pin<Box<Sleep>>>>,
+    keeps_upstreams: bool,
+    open_panics: u64,
+    refuses: u64,
+    open_waits: u64,
+    /// One that waits may do so for ever.
+    open_hangs: bool,
+    mailbox: usize,
+    canary: bool,
+}
+
+#[derive(Default)]
+pub struct Session {
+    tasks: Alive,
+    panics_in_close: Cell<bool>,
+    panics_in_drop: Cell<bool>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.panics_in_drop.get() && !std::thread::panicking() {
+            panic!("planted: the drop of a session panics");
+        }
+    }
+}
+
+impl Model {
+    pub fn new(shard: &Shard, meshes: &Meshes, cover: &Cover, plan: &Plan) -> Model {
+        meshes.register(shard, cover);
         let (kept, sleeps) = (RefCell::default(), RefCell::default());
         let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
+        let (open_waits, open_hangs) = (plan.open_waits, plan.limits.open_timeout.is_some());
         Model {
             shard: shard.clone(),
-            mesh: mesh.clone(),
+            meshes: meshes.clone(),
+            sent: Cell::new(0),
             cover: cover.clone(),
             kept,
             sleeps,
             keeps_upstreams: plan.keeps_upstreams,
             open_panics,
             refuses,
+            open_waits,
+            open_hangs,
+            mailbox: plan.mailbox,
             canary,
+        }
+    }
+
+    /// The upstream, by its address or by a name that is looked up beside the shard.
+    fn upstream(&self, time: Duration) -> Destination {
+        match time.as_millis() % 3 {
+            0 => {
+                self.cover.count("did", "upstream by its name");
+                NAME.into()
+            }
+            _ => SocketAddr::from(UPSTREAM).into(),
         }
     }
 
@@ -158,16 +277,100 @@ impl Model {
         count > 0 && self.shard.random().is_multiple_of(count)
     }
 
+    fn any_shard(&self) -> usize {
+        (self.shard.random() % self.shard.count() as u64) as usize
+    }
+
+    fn question(&self, deals: &[Deal], time: Duration) -> Question {
+        let deal = deals[(self.shard.random() % deals.len() as u64) as usize];
+        Question { number: self.shard.random() >> 1, from: self.shard.index(), deal, time }
+    }
+
+    /// Asks any shards, several times at once.
+    async fn ask(&self, time: Duration) {
+        let mut asked = Vec::new();
+        for _ in 0..1 + self.shard.random() % 16 {
+            let (to, question) = (self.any_shard(), self.question(Deal::ALL, time));
+            asked.push((to, question, self.meshes.questions.ask(to, question)));
+        }
+        for (to, question, asked) in asked {
+            if question.deal == Deal::Keep || self.one_in(8) {
+                match self.shard.timeout(time, asked).await {
+                    Ok(outcome) => self.check_outcome(to, question, outcome).await,
+                    Err(_) => self.cover.count("ask", "given up"),
+                }
+                continue;
+            }
+            let outcome = self.shard.timeout(OUTCOME_WITHIN, asked).await;
+            let outcome = outcome.unwrap_or_else(|_| panic!("a question {:?} has no outcome", question.deal));
+            self.check_outcome(to, question, outcome).await;
+        }
+    }
+
+    async fn check_outcome(&self, to: usize, question: Question, outcome: Result<u64, AskError>) {
+        let deal = question.deal;
+        match outcome {
+            Ok(answer) => {
+                assert!(deal.answers(), "an answer to a question {deal:?}");
+                assert_eq!(answer, 2 * question.number, "the answer to another question");
+                self.cover.count("ask", "answered");
+            }
+            Err(AskError::Full) => {
+                self.cover.count("ask", "no room");
+                assert!(self.mailbox < 1000, "a large mailbox is full");
+            }
+            Err(error) => {
+                self.cover.count("ask", format!("{error:?} after {deal:?}"));
+                if error == AskError::Gone || deal.answers() {
+                    let ended = self.meshes.questions.ask(to, question).await;
+                    assert_eq!(ended, Err(AskError::Gone), "a shard that lives gives no answer");
+                }
+            }
+        }
+    }
+
+    /// Asks all shards, and takes their answers as they are.
+    async fn ask_all(&self, time: Duration) {
+        let question = self.question(&[Deal::Answer, Deal::AnswerLater], time);
+        let asked = self.meshes.questions.on_all(|_| question);
+        let outcomes = self.shard.timeout(OUTCOME_WITHIN, asked).await.expect("each question has an outcome");
+        assert_eq!(outcomes.len(), self.shard.count(), "one outcome for each shard");
+        for (to, outcome) in outcomes.into_iter().enumerate() {
+            self.check_outcome(to, question, outcome).await;
+        }
+    }
+
+    /// Sends numbers that grow to any shards, and gives up waiting for room now and then.
+    async fn send(&self) {
+        let mut sendings = Vec::new();
+        for _ in 0..1 + self.shard.random() % 16 {
+            self.sent.set(self.sent.get() + 1);
+            sendings.push(self.meshes.numbers.send(self.any_shard(), self.sent.get()));
+        }
+        for sending in sendings {
+            let limit = if self.one_in(8) { Duration::ZERO } else { OUTCOME_WITHIN };
+            match self.shard.timeout(limit, sending).await {
+                Ok(Ok(())) => self.cover.count("send", "had room"),
+                Ok(Err(SendError::Gone(_))) => self.cover.count("send", "to a shard that ended"),
+                Ok(Err(error)) => panic!("{error}"),
+                Err(_) => {
+                    assert!(limit < OUTCOME_WITHIN, "a message waits for room for ever");
+                    self.cover.count("send", "given up");
+                }
+            }
+        }
+    }
+
     /// Has some shard push to a connection, now and then behind messages that are in its way.
     fn ask_for_push(&self, handle: ConnHandle, text: String) {
-        let to = (self.shard.random() % self.shard.count() as u64) as usize;
+        let to = self.any_shard();
         if self.one_in(MESSAGES_ONCE_IN) {
-            (0..MESSAGES).for_each(|_| drop(self.mesh.send(to, Order::default())));
+            (0..MESSAGES).for_each(|_| drop(self.meshes.orders.try_send(to, Order::default())));
         }
         if self.one_in(BAD_MESSAGE_ONCE_IN) {
-            let _ = self.mesh.send(to, Order::Panic);
+            let _ = self.meshes.orders.try_send(to, Order::Panic);
         }
-        let _ = self.mesh.send(to, Order::Push(handle, text));
+        let _ = self.meshes.orders.try_send(to, Order::Push(handle, text));
     }
 
     /// Keeps an upstream, and sees after a long time whether it is still there.
@@ -287,8 +490,8 @@ impl Crowd {
 }
 
 /// Sends that many bytes to an upstream and takes them back, with a pause before each piece.
-async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Duration) -> std::io::Result<bool> {
-    let mut stream = shard.connect(addr).await?;
+async fn ask_upstream(shard: &Shard, to: Destination, len: usize, pause: Duration) -> std::io::Result<bool> {
+    let mut stream = shard.connect(to).await?;
     exchange(shard, &mut stream, len, pause).await
 }
 
@@ -308,11 +511,31 @@ async fn exchange(shard: &Shard, stream: &mut Stream, len: usize, pause: Duratio
     Ok(true)
 }
 
+/// An `open` that waits, and is done or dropped.
+struct Waits<'a> {
+    cover: &'a Cover,
+    is_done: bool,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.cover.count("did", if self.is_done { "open that waits" } else { "open that is dropped" });
+    }
+}
+
 impl Service for Model {
     type Session = Session;
     type Error = &'static str;
 
-    fn open(&self, _cx: &Cx<'_, Session>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+        if self.one_in(self.open_waits) {
+            let mut waits = Waits { cover: &self.cover, is_done: false };
+            if self.open_hangs && self.one_in(4) {
+                pending::<()>().await;
+            }
+            opening.sleep(Duration::from_micros(self.shard.random() % 2_000_000)).await;
+            waits.is_done = true;
+        }
         if self.one_in(self.open_panics) {
             panic!("planted: open panics");
         }
@@ -320,7 +543,7 @@ impl Service for Model {
             self.cover.count("did", "refusal");
             return Err(Refusal::new("planted"));
         }
-        Ok(())
+        Ok(Session::default())
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), &'static str> {
@@ -333,12 +556,22 @@ impl Service for Model {
         } else {
             (UPSTREAM_BYTES, time / 100)
         };
+        if self.one_in(16) {
+            // No other than they were, and looked at in another way.
+            self.cover.count("did", "limits of one connection");
+            cx.set_limits(&ConnLimits::default().frame_bytes_max(1 << 20)).expect("they are in range");
+        }
         match verb {
             Verb::Echo => {}
             Verb::Sleep => {
                 let (before, time) = (self.shard.now(), time);
                 cx.sleep(time).await;
                 assert!(self.shard.now() - before >= time, "a sleep ends early");
+                if time.as_millis().is_multiple_of(3) {
+                    let sum = self.shard.spawn_blocking(move || time.as_micros() + 1).await;
+                    assert_eq!(sum, Ok(time.as_micros() + 1), "threads and queue are not full");
+                    self.cover.count("did", "call that blocks");
+                }
             }
             Verb::Timeout => {
                 let before = self.shard.now();
@@ -373,24 +606,25 @@ impl Service for Model {
             }
             Verb::Watch => {
                 let to = (self.shard.random() % self.shard.count() as u64) as usize;
-                let _ = self.mesh.send(to, Order::Watch(cx.handle()));
+                let _ = self.meshes.orders.try_send(to, Order::Watch(cx.handle()));
             }
             Verb::Mesh => {
                 self.ask_for_push(cx.handle(), format!("+{number}"));
             }
-            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
+            Verb::Upstream => match ask_upstream(&self.shard, self.upstream(time), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
                 Ok(false) => self.cover.count("did", "upstream that ends early"),
                 Err(error) => self.cover.count("upstream", error.kind()),
             },
             Verb::NoUpstream => {
-                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into(), len, pause).await;
+                let refused =
+                    ask_upstream(&self.shard, SocketAddr::from(NO_UPSTREAM).into(), len, pause).await;
                 self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
             }
             Verb::GiveUp => {
                 // At once, before the shard looks, or a moment later.
                 let time = if time.as_micros().is_multiple_of(2) { Duration::ZERO } else { time / 1000 };
-                let attempt = self.shard.connect(SocketAddr::from(UPSTREAM));
+                let attempt = self.shard.connect(self.upstream(time));
                 let given_up = self.shard.timeout(time, attempt).await.is_err();
                 self.cover.count("upstream", if given_up { "given up" } else { "in time" });
             }
@@ -413,6 +647,9 @@ impl Service for Model {
                 let before = self.kept.replace(Some(frame.clone()));
                 drop(before);
             }
+            Verb::Ask => self.ask(time).await,
+            Verb::AskAll => self.ask_all(time).await,
+            Verb::Send => self.send().await,
             Verb::BadWaker => {
                 let mut sleep = Box::pin(self.shard.sleep(time));
                 let waker = Waker::from(Arc::new(BadWaker));
@@ -457,15 +694,33 @@ impl Service for Model {
         Ok(())
     }
 
+    fn failed(&self, cx: &Cx<'_, Session>, failure: &Failure<'_, &'static str>) {
+        let kind = match failure {
+            Failure::Error(_) => "error",
+            Failure::TimedOut => "time limit",
+            _ => "panic",
+        };
+        self.cover.count("failed", kind);
+        // Clients expect that a panic resets them.
+        if kind != "panic" && self.one_in(2) {
+            cx.reply("?");
+        }
+    }
+
+    fn draining(&self, cx: &Cx<'_, Session>) {
+        self.cover.count("did", "word of a drain");
+        cx.reply("?");
+    }
+
     fn heartbeat(&self, cx: &Cx<'_, Session>) {
         self.cover.count("did", "heartbeat");
         cx.reply("?");
     }
 
-    fn close(&self, session: &Session, reason: CloseReason) {
-        self.cover.count("close", reason);
-        assert_eq!(session.tasks.0.get(), 0, "tasks of a connection that ended live");
-        if session.panics_in_close.get() {
+    fn close(&self, closed: &Closed<'_, Session>) {
+        self.cover.count("close", closed.reason());
+        assert_eq!(closed.session().tasks.0.get(), 0, "tasks of a connection that ended live");
+        if closed.session().panics_in_close.get() {
             panic!("planted: close panics");
         }
     }

@@ -73,7 +73,6 @@ impl Above {
         let wants_room = self.tasks.get(task).is_some_and(|parked| parked.wants_room.is_some());
         sock.wants_room += usize::from(wants_room);
         let next = parked.next;
-        self.tasks.count(task, parked.bytes);
         assert_eq!(next, sock.waiting.last().copied(), "{id}: another's handler, or none");
         if next.is_none() {
             sock.waiting_since = self.now.as_nanos();
@@ -81,7 +80,7 @@ impl Above {
             state.cover.fault(Fault::HandlerOverlaps);
         }
         sock.waiting.push(task);
-        self.tasks.list(task, next);
+        self.tasks.list(task, parked, self.now.as_nanos());
         let limits = state.plan.limits_of(sock.upstream);
         let many = sock.waiting.len() >= usize::from(limits.calls_in_flight_max);
         sock.calls_full = core.calls_are_full(id);
@@ -137,13 +136,14 @@ impl Above {
         if place > 0 {
             state.cover.fault(Fault::HandlerOvertakes);
         }
-        sock.waiting_since = self.now.as_nanos();
+        sock.waiting_since =
+            sock.waiting.first().map_or(self.now.as_nanos(), |first| self.tasks.since(*first));
         sock.clocks.call_done(self.now.as_nanos(), full);
         sock.touch(self.now.as_nanos());
         drop(borrowed);
-        let (next, bytes) = self.tasks.remove(task);
+        let (parked, before) = self.tasks.remove(task);
         self.state.borrow_mut().socks[tag].calls_full = false;
-        core.call_done(id, task, next, bytes);
+        core.call_done(id, task, parked, before);
         if self.done(core, id, called) {
             core.run_frames(id, self);
         }

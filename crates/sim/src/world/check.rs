@@ -101,7 +101,7 @@ impl Above {
         self.check_all(&core);
         self.protocol.check_rest();
         assert!(self.live.is_empty(), "a connection did not end");
-        assert!(self.tasks.is_empty(), "a handler is left");
+        assert!(self.tasks.is_empty() && self.openings.is_empty(), "a handler is left, or an open");
         assert_eq!(self.driver.anomalies().stale, 0, "stale completions");
         let counts = self.pool.counts();
         assert_eq!(counts.leased, 0, "receive buffers leaked: {counts:?}");

@@ -277,7 +277,7 @@ impl Lane for Other<'_> {
             state.cover.fault(Fault::PassedRefused);
             return core.refuse(socket);
         }
-        let id = core.admit(socket, peer, listener, tag).expect("there is memory");
+        let id = core.admit::<()>(socket, peer, listener).expect("there is memory");
         state.cover.fault(Fault::PassedTaken);
         let until = state.now + state.rng.spread(10_000, self.plan.keeps_max);
         self.kept.push(Kept { id, tag, until });

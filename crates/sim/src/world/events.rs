@@ -6,10 +6,14 @@ use std::task::Waker;
 use ringserve_core::{AcceptEnd, Completion, ConnHead, ConnId, ConnShared, Ended, Lane, LaneId, Socket};
 
 use super::watched::Watched;
-use super::{Above, Batch, Core};
+use super::{Above, Batch, Core, Opening};
 use crate::faults::Fault;
 use crate::kernel::address_of;
 use crate::service::{self, Session};
+
+/// The name of every `open` that waits, and bytes that it holds.
+const OPEN: u32 = u32::MAX - 1;
+const OPEN_BYTES: usize = 300;
 
 impl Lane<Watched> for Above {
     fn begin(&mut self, core: &mut Core) {
@@ -106,6 +110,13 @@ impl Lane<Watched> for Above {
         let shared = session_of(&shared);
         self.tally_ended(lane, reason);
         let state = &mut *self.state.borrow_mut();
+        let opening = self.openings.iter().position(|opening| opening.id == id);
+        assert_eq!(opening.is_some(), !opened && call == Some(OPEN), "{id}: an open that waits ends with it");
+        if let Some(at) = opening {
+            state.cover.fault(Fault::OpenDropped);
+            self.openings.swap_remove(at);
+        }
+        let call = call.filter(|_| opened);
         let dropped = call.map_or(Vec::new(), |first| self.tasks.cancel(first));
         assert!(dropped.iter().all(|(_, parked)| parked.id == id), "another's handler");
         if dropped.len() > 1 {
@@ -127,6 +138,7 @@ impl Lane<Watched> for Above {
 
     fn attend(&mut self, core: &mut Core) {
         self.check_last(core);
+        self.run_openings(core);
         self.run_tasks(core);
         self.close_held(core);
         self.user_code(core);
@@ -178,9 +190,7 @@ impl Above {
             return core.refuse(socket);
         }
         let listener = state.socks[tag].listener;
-        let session = Session { tag, ..Session::default() };
-        let id = core.admit(socket, Some(address_of(tag)), listener, session);
-        let Some(id) = id else {
+        let Some(id) = core.admit::<Session>(socket, Some(address_of(tag)), listener) else {
             let deadline = state.drain_deadline.unwrap_or(u64::MAX);
             assert!(state.forced || self.now.as_nanos() >= deadline, "there is memory");
             return;
@@ -188,6 +198,11 @@ impl Above {
         if self.stopped_turn != u64::MAX {
             state.cover.fault(Fault::AdmittedLate);
         }
+        let session = Session { tag, ..Session::default() };
+        assert!(
+            core.shared(id).is_some_and(|head| head.fill(session).is_ok()),
+            "a new connection has no session"
+        );
         drop(state);
         self.tally(LaneId::FIRST).opened += 1;
         self.open(core, id, tag);
@@ -206,15 +221,43 @@ impl Above {
         };
         let sock = &mut state.socks[tag];
         sock.opened_at = self.now.as_nanos();
-        sock.active_at = self.now.as_nanos();
+        sock.accepted_at = sock.opened_at;
+        (sock.active_at, sock.used_at) = (self.now.as_nanos(), self.now.as_nanos());
         sock.taken_at = self.now.as_nanos();
         sock.clocks.start(self.now.as_nanos());
         self.live.push((id, shared.clone()));
-        if service::open(&mut state, &shared) {
-            state.socks[tag].opened = true;
+        let accepts = service::open(&mut state, &shared);
+        let Some(due) = state.open_waits_until(tag) else {
+            drop(state);
+            return self.opened(core, id, tag, accepts);
+        };
+        state.cover.fault(Fault::OpenWaits);
+        drop(state);
+        let bytes = core.open_parked(id, OPEN, OPEN_BYTES);
+        self.openings.push(Opening { id, tag, due, accepts, bytes });
+    }
+
+    /// `open` is done.
+    fn opened(&mut self, core: &mut Core, id: ConnId, tag: usize, accepts: bool) {
+        if accepts {
+            self.state.borrow_mut().socks[tag].opened = true;
             core.opened(id);
         } else {
             core.refused(id);
+        }
+    }
+
+    /// Goes on with each `open` whose time has come.
+    fn run_openings(&mut self, core: &mut Core) {
+        while let Some(at) = self.openings.iter().position(|opening| opening.due <= self.now.as_nanos()) {
+            let Opening { id, tag, accepts, bytes, .. } = self.openings.swap_remove(at);
+            self.moved = true;
+            let now = self.now.as_nanos();
+            self.state.borrow_mut().socks[tag].let_in(now);
+            core.open_done(id, OPEN, bytes);
+            self.opened(core, id, tag, accepts);
+            core.run_frames(id, self);
+            core.dispatch(self);
         }
     }
 }

@@ -60,6 +60,17 @@ pub struct World {
     above: Above,
 }
 
+/// An `open` that waits.
+struct Opening {
+    id: ConnId,
+    tag: usize,
+    /// When it is done.
+    due: u64,
+    accepts: bool,
+    /// What the shard counts for it.
+    bytes: usize,
+}
+
 /// What stands above the shard, and what the shard stands on.
 struct Above {
     state: Rc<RefCell<State>>,
@@ -70,6 +81,7 @@ struct Above {
     pool: Pool,
     protocol: Protocol,
     tasks: Tasks,
+    openings: Vec<Opening>,
     pushes: Pushes,
     elsewhere: Option<Elsewhere>,
     /// When the service closes what it held open.
@@ -186,6 +198,7 @@ impl World {
             pool,
             protocol: Protocol::default(),
             tasks: Tasks::default(),
+            openings: Vec::new(),
             pushes: Pushes::default(),
             elsewhere,
             closings: Vec::new(),
@@ -446,8 +459,10 @@ impl Above {
             let sock = &mut state.socks[shared.body().tag];
             sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
-            if bytes > 0 || state.plan.limits.idle_counts == IdleCounts::Either {
-                sock.touch(self.now.as_nanos());
+            match state.plan.limits.idle_counts {
+                IdleCounts::Received if bytes == 0 => {}
+                IdleCounts::Sent if bytes > 0 => sock.active_at = self.now.as_nanos(),
+                _ => sock.touch(self.now.as_nanos()),
             }
             if bytes > 0 {
                 sock.clocks.hear(self.now.as_nanos(), bytes, held_back);
@@ -467,6 +482,7 @@ impl Above {
                 None => alarm = alarm.min(parked.due),
             }
         }
+        alarm = self.openings.iter().map(|opening| opening.due).fold(alarm, u64::min);
         alarm = alarm.min(self.pushes.next_due());
         alarm = self.elsewhere.as_ref().map_or(alarm, |elsewhere| alarm.min(elsewhere.next_due()));
         alarm = self.closings.iter().map(|(at, _)| *at).fold(alarm, u64::min);

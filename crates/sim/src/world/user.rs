@@ -1,6 +1,6 @@
 //! What happens beside calls: user code that uses handles and names, what other threads and shards send.
 
-use ringserve_core::{CloseReason, ConnId, LaneId, Parked};
+use ringserve_core::{CloseReason, ConnId, LaneId};
 
 use super::events::session_of;
 use super::{Above, Core};
@@ -69,8 +69,8 @@ impl Above {
             assert!(core.shared(id).is_none(), "{id} is gone, and is found");
             core.finish(id, CloseReason::Closed);
             let parked = core.call_parked(id, 7, 1000);
-            assert_eq!(parked, Parked { next: None, bytes: 0 }, "{id} is gone, and has a handler");
-            core.call_done(id, 7, None, 0);
+            assert_eq!((parked.next, parked.bytes), (None, 0), "{id} is gone, and has a handler");
+            core.call_done(id, 7, parked, None);
             self.gone = Some(id);
         }
     }

@@ -4,6 +4,7 @@ mod keys;
 mod model;
 mod protocol;
 mod replies;
+mod shards;
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +26,7 @@ fn starts(sim: &Sim, args: &[&str]) -> SimServer {
     let server =
         Server::bind("10.0.0.1:6379").limits(args.limits()).server_limits(args.server_limits()).framing(Resp);
     let server = server.shards(1 + sim.seed() as usize % 4);
-    sim.start(server, service(keyer, args.request_bytes_max as usize)).unwrap()
+    sim.start(server, service(keyer, args.request_bytes_max as usize, REQUESTS_MAX)).unwrap()
 }
 
 /// A client of the protocol.

@@ -161,5 +161,5 @@ fn a_socket_handed_off_leaves_its_place_to_the_next() {
     assert_eq!((shard.slots_left(), shard.counters(LaneId::FIRST).handed_off), (1, 1));
     shard.dispatch();
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(1))]);
-    assert!(shard.admit(Socket(1), None, 0, ()).is_some());
+    assert!(shard.admit::<()>(Socket(1), None, 0).is_some());
 }

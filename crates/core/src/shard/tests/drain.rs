@@ -116,3 +116,47 @@ fn peer_that_still_sends_when_its_time_is_over_is_reset() {
         assert!(matches!(&ops[..], [Op::Close { how: close, .. }] if *close == how), "{ops:?}");
     }
 }
+
+#[test]
+fn every_connection_is_told_once_before_any_is_cut() {
+    let (mut shard, ids) = with_connections(1100, Limits::default());
+    // Long after they were accepted.
+    shard.begin(at(5), 0);
+    shard.drain();
+    shard.end();
+    let mut turns = 0;
+    while shard.lane.told.len() < ids.len() {
+        assert_eq!(shard.heard(), [], "cut before all were told");
+        shard.turn(at(5));
+        turns += 1;
+        assert!(shard.lane.told.len() <= 512 * turns, "too many at once");
+    }
+    assert_eq!((turns, &shard.lane.told), (3, &ids));
+    while !matches!(shard.wait(), Wait::For(_)) {
+        shard.turn(at(5));
+    }
+    assert_eq!((shard.heard().len(), shard.lane.told.len()), (ids.len(), ids.len()));
+}
+
+#[test]
+fn connection_that_opens_in_a_drain_is_told_then() {
+    let server = ServerLimits::default().drain_delay(Duration::from_secs(10));
+    let mut shard = Tested::new(server, 3, 1);
+    shard.begin(Time::ZERO, 2);
+    let early = accept(&mut shard, 1);
+    shard.lane.parks_open = Some(100);
+    let waits = accept(&mut shard, 2);
+    shard.drain();
+    shard.end();
+    shard.turn(at(1));
+    assert_eq!(shard.lane.told, [early]);
+    shard.begin(at(2), 1);
+    shard.lane.parks_open = None;
+    let late = accept(&mut shard, 3);
+    shard.open_done(waits, OPEN, 100);
+    shard.opened(waits);
+    shard.end();
+    assert_eq!(shard.lane.told, [early, late, waits]);
+    shard.turn(at(3));
+    assert_eq!(shard.lane.told.len(), 3);
+}

@@ -1,6 +1,9 @@
 //! Time limits, from whenever the clock started.
 
+use alloc::string::ToString;
+
 use super::*;
+use crate::{CloseReason, ConnLimits, IdleCounts};
 
 /// Sends a reply of 100 bytes, behind which the peer is held back in the middle of a frame.
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
@@ -150,6 +153,23 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
     assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), 1);
 }
 
+#[test]
+fn talker_is_idle_where_what_it_takes_alone_counts() {
+    let idle = Limits { idle_timeout: Some(Duration::from_secs(10)), ..Limits::default() };
+    for (counts, closed) in [(IdleCounts::Either, 0), (IdleCounts::Received, 0), (IdleCounts::Sent, 1)] {
+        let (mut shard, ids) = with_connections(1, Limits { idle_counts: counts, ..idle.clone() });
+        // Frames that bring it nothing.
+        for seconds in [4, 8] {
+            shard.begin(at(seconds), 0);
+            shard.receive(ids[0], &empty_frames(1));
+            shard.handed();
+            shard.end();
+        }
+        shard.begin(at(12), 0);
+        assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), closed, "{counts:?}");
+    }
+}
+
 /// The turns of a shard with probes, as steps of its clock, and how many: for that many connections, all silent since the
 /// first turn, behind these bytes.
 fn probes(connections: u32, bytes: &[u8]) -> Vec<(u64, usize)> {
@@ -192,4 +212,131 @@ fn probes_of_connections_silent_together_are_spread() {
         let took = turns.last().unwrap().0 - turns[0].0;
         assert!(span.contains(&took), "{took} steps");
     }
+}
+
+#[test]
+fn each_of_several_calls_has_its_time() {
+    let limits = Limits::default()
+        .calls_in_flight_max(8)
+        .handler_timeout(Duration::from_secs(10))
+        .first_frame_timeout(None)
+        .idle_timeout(None);
+    let (mut shard, id) = with_connection(limits);
+    shard.lane.parks = Some(0);
+    shard.begin(at(1), 1);
+    shard.receive(id, &empty_frames(1));
+    shard.end();
+    // Others come and go, each within a second.
+    for seconds in 2..=10 {
+        shard.begin(at(seconds), 1);
+        shard.receive(id, &empty_frames(1));
+        shard.call_done();
+        shard.end();
+    }
+    assert_eq!(shard.counters(LaneId::FIRST).closed, 0);
+    shard.turn(at(12));
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(crate::CloseReason::HandlerTimeout), 1);
+}
+
+#[test]
+fn oldest_call_that_is_done_leaves_the_next_one_its_time() {
+    let limits = Limits::default().calls_in_flight_max(8).handler_timeout(Duration::from_secs(10));
+    let (mut shard, id) = with_connection(limits);
+    shard.lane.parks = Some(0);
+    for seconds in [1, 5] {
+        shard.begin(at(seconds), 1);
+        shard.receive(id, &empty_frames(1));
+        shard.end();
+    }
+    shard.begin(at(9), 0);
+    // The one behind the newest, which waits since the fifth second.
+    let oldest = shard.lane.calls.remove(0);
+    let newest = shard.lane.calls[0].parked.since;
+    shard.shard.call_done(id, 0, oldest.parked, Some(newest));
+    shard.end();
+    shard.turn(at(14));
+    assert_eq!(shard.counters(LaneId::FIRST).closed, 0);
+    shard.turn(at(16));
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(crate::CloseReason::HandlerTimeout), 1);
+}
+
+#[test]
+fn limits_of_one_connection_are_no_others() {
+    let limits = Limits::default().first_frame_timeout(None).idle_timeout(Duration::from_secs(100));
+    let (mut shard, ids) = with_connections(3, limits);
+    let set = |shard: &Tested, id, seconds| {
+        let own = ConnLimits::default().idle_timeout(seconds);
+        shard.shared(id).unwrap().set_limits(&own).unwrap();
+    };
+    shard.begin(at(1), 0);
+    set(&shard, ids[0], Some(Duration::from_secs(10)));
+    set(&shard, ids[1], None);
+    shard.end();
+    shard.turn(at(9));
+    assert_eq!(shard.heard(), []);
+    shard.turn(at(11));
+    let ended = |id| Heard::Ended { id, reason: CloseReason::IdleTimeout, opened: true };
+    assert_eq!(shard.heard(), [ended(ids[0])]);
+    shard.turn(at(101));
+    assert_eq!(shard.heard(), [ended(ids[2])]);
+    // What was off is on again.
+    shard.begin(at(500), 0);
+    shard.shared(ids[1]).unwrap().set_limits(&ConnLimits::default()).unwrap();
+    shard.end();
+    shard.turn(at(501));
+    assert_eq!(shard.heard(), [ended(ids[1])]);
+}
+
+#[test]
+fn own_idle_time_counts_from_the_end_of_a_send() {
+    let limits = Limits::default().write_stall_timeout(Duration::from_secs(60)).write_bytes_per_second_min(0);
+    let (mut shard, id) =
+        with_connection(limits.idle_timeout(Duration::from_secs(1000)).first_frame_timeout(None));
+    shard.begin(at(1), 0);
+    let own = ConnLimits::default().idle_timeout(Duration::from_secs(5));
+    shard.shared(id).unwrap().set_limits(&own).unwrap();
+    shard.shared(id).unwrap().reply(Payload::Bytes(b"reply"));
+    shard.end();
+    let sent = |op| if let Op::Send { batch, .. } = op { Some(batch) } else { None };
+    let mut batch = shard.ops().into_iter().find_map(sent).expect("the reply is sent");
+    shard.turn(at(8));
+    shard.begin(at(20), 1);
+    batch.advance(batch.len());
+    shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
+    shard.end();
+    shard.turn(at(24));
+    assert_eq!(shard.heard(), []);
+    shard.turn(at(26));
+    assert_eq!(shard.heard(), [Heard::Ended { id, reason: CloseReason::IdleTimeout, opened: true }]);
+}
+
+#[test]
+fn own_limit_holds_for_a_call_that_waits() {
+    let (mut shard, id) = with_connection(Limits::default().handler_timeout(Duration::from_secs(10)));
+    shard.lane.parks = Some(0);
+    shard.begin(at(1), 1);
+    shard.receive(id, &empty_frames(1));
+    shard.shared(id).unwrap().set_limits(&ConnLimits::default().handler_timeout(None)).unwrap();
+    shard.end();
+    shard.turn(at(3600));
+    assert_eq!(shard.counters(LaneId::FIRST).closed, 0);
+    shard.begin(at(3601), 0);
+    let own = ConnLimits::default().handler_timeout(Duration::from_secs(3610));
+    shard.shared(id).unwrap().set_limits(&own).unwrap();
+    shard.end();
+    shard.turn(at(3612));
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::HandlerTimeout), 1);
+}
+
+#[test]
+fn own_limit_that_contradicts_another_changes_nothing() {
+    let (mut shard, id) = with_connection(Limits::default().idle_timeout(Duration::from_secs(30)));
+    shard.begin(at(1), 0);
+    let shared = shard.shared(id).unwrap();
+    let beyond = ConnLimits::default().heartbeat_interval(Duration::from_secs(31));
+    let text = shared.set_limits(&beyond).unwrap_err().to_string();
+    assert!(text.starts_with("heartbeat_interval is 31000 and idle_timeout is 30000"), "{text}");
+    assert!(shared.set_limits(&ConnLimits::default().frame_bytes_max(0)).is_err());
+    assert!(shared.set_limits(&ConnLimits::default().idle_timeout(Duration::ZERO)).is_err());
+    assert!(!shared.is_limited());
 }

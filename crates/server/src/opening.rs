@@ -1,0 +1,186 @@
+//! The beginning of a connection: how its service makes a session, or refuses it.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload};
+
+use crate::handle::{ConnHandle, LocalHandle};
+use crate::peer::Peer;
+use crate::shard::handle::Shard;
+use crate::shard::join::{JoinHandle, SpawnError};
+use crate::shard::timers::{Sleep, Timeout};
+
+/// What a service keeps for a connection. Every type that is `Default` is one, and [`Service::open`](crate::Service::open) makes it
+/// by default. A type that is not `Default`, since it takes the peer to make one, says that it is one, and `open` makes it:
+///
+/// ```
+/// use ringserve::{Cx, Frame, Opening, Refusal, Service, Session};
+///
+/// /// A peer that may speak.
+/// struct Member {
+///     port: u16,
+/// }
+///
+/// impl Session for Member {}
+///
+/// struct Club;
+///
+/// impl Service for Club {
+///     type Session = Member;
+///     type Error = std::convert::Infallible;
+///
+///     async fn open(&self, opening: &Opening<'_>) -> Result<Member, Refusal> {
+///         let addr = opening.peer().addr().ok_or_else(|| Refusal::new("no address"))?;
+///         opening.reply("welcome");
+///         Ok(Member { port: addr.port() })
+///     }
+///
+///     async fn call(&self, cx: &Cx<'_, Member>, _frame: Frame) -> Result<(), Self::Error> {
+///         cx.reply(&cx.session().port.to_be_bytes());
+///         Ok(())
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is neither `Default` nor a `Session`",
+    note = "write `impl Session for {Self} {{}}`, and make it in `Service::open`"
+)]
+pub trait Session: Sized + 'static {
+    /// What makes one without a look at the connection, where there is such a thing.
+    const DEFAULT: Option<fn() -> Self> = None;
+}
+
+impl<T: Default + 'static> Session for T {
+    const DEFAULT: Option<fn() -> T> = Some(T::default);
+}
+
+/// A session made without a look at the connection.
+pub(crate) fn by_default<S: Session>() -> Result<S, Refusal> {
+    match S::DEFAULT {
+        Some(make) => Ok(make()),
+        None => Err(Refusal::new("its session is made by `open`")),
+    }
+}
+
+/// Why [`Service::open`](crate::Service::open) refuses a connection; it goes to the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal(String);
+
+impl Refusal {
+    /// A refusal with its reason.
+    pub fn new(reason: impl Into<String>) -> Refusal {
+        Refusal(reason.into())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A connection that was accepted, and that [`Service::open`](crate::Service::open) may take or refuse. It has everything that a
+/// [`Cx`](crate::Cx) has but a session: that is what is made here.
+///
+/// What is queued here leaves before the replies to the first frame, and as last words if the connection is refused.
+pub struct Opening<'a> {
+    head: &'a ConnHead,
+    shard: &'a Shard,
+}
+
+impl<'a> Opening<'a> {
+    pub(crate) fn new(head: &'a ConnHead, shard: &'a Shard) -> Opening<'a> {
+        Opening { head, shard }
+    }
+
+    pub(crate) fn head(&self) -> &'a ConnHead {
+        self.head
+    }
+
+    /// Who wants to connect.
+    pub fn peer(&self) -> Peer {
+        Peer::of(self.head)
+    }
+
+    /// The connection's name on its shard.
+    pub fn id(&self) -> ConnId {
+        self.head.id()
+    }
+
+    /// The shard that accepted it.
+    pub fn shard(&self) -> &'a Shard {
+        self.shard
+    }
+
+    /// Queues one frame, encoded by the server's framing: a greeting, or last words. As [`Cx::reply`](crate::Cx::reply).
+    pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
+        self.head.reply(payload.into());
+    }
+
+    /// Queues bytes as they are.
+    pub fn write(&self, bytes: &[u8]) {
+        self.head.write(bytes);
+    }
+
+    /// A handle that can be kept and sent to other threads. What is pushed through it leaves at once, also before the
+    /// connection is open. It allocates.
+    pub fn handle(&self) -> ConnHandle {
+        ConnHandle::new(self.head, self.shard)
+    }
+
+    /// A handle for use on this shard alone, which allocates nothing.
+    pub fn local_handle(&self) -> LocalHandle {
+        LocalHandle::new(self.head, self.shard)
+    }
+
+    /// As [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection). The task of a connection that is refused ends with it.
+    ///
+    /// # Errors
+    /// Those of [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection).
+    pub fn spawn_on_connection<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<JoinHandle<T>, SpawnError> {
+        self.shard.spawn_on(self.head, future)
+    }
+
+    /// As [`Cx::hold_open`](crate::Cx::hold_open).
+    pub fn hold_open(&self) {
+        self.head.hold_open();
+    }
+
+    /// As [`Cx::set_limits`](crate::Cx::set_limits).
+    ///
+    /// # Errors
+    /// A value out of its range, or one that contradicts another limit: nothing is changed then.
+    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
+        self.head.set_limits(limits)
+    }
+
+    /// True once the server shuts down.
+    pub fn is_draining(&self) -> bool {
+        self.head.lane().shard().is_draining()
+    }
+
+    /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames wait meanwhile.
+    pub fn sleep(&self, time: Duration) -> Sleep {
+        self.shard.sleep(time)
+    }
+
+    /// Runs a future for `time` at most, and drops it then. The whole of `open` has
+    /// [`Limits::open_timeout`](crate::Limits::open_timeout).
+    ///
+    /// # Errors
+    /// [`Elapsed`](crate::time::Elapsed) if the time was over first.
+    pub fn timeout<F: Future>(&self, time: Duration, future: F) -> Timeout<'a, F> {
+        self.shard.timeout(time, future)
+    }
+}
+
+impl fmt::Debug for Opening<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Opening").field(self.head).finish()
+    }
+}

@@ -1,0 +1,190 @@
+//! Futures of [`Service::open`], in recycled slots, as those of [calls](super::calls): one that does not wait allocates
+//! nothing. They have a table of their own, so that a call knows nothing of them.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ringserve_buf::{has_room_for, try_box};
+use ringserve_core::{ConnHead, ConnId};
+
+use super::handle::Shard;
+use super::inbox::TaskWaker;
+use crate::guard::{Panicked, guard};
+use crate::opening::{Opening, Refusal};
+use crate::service::Service;
+
+/// Set in the number of a woken task if it is an `open` that waits. The rest is its slot.
+pub(crate) const OPENING: u32 = 1 << 29;
+
+/// Free slots that are kept: connections come in bursts, but seldom does an `open` wait.
+const SPARE_MAX: usize = 64;
+
+/// What `open` came to, if it did not panic.
+pub(crate) type Answer<S> = Result<<S as Service>::Session, Refusal>;
+
+/// What goes into a slot's future, and what comes out.
+struct Job<S: Service> {
+    head: Cell<Option<ConnHead>>,
+    answer: Cell<Option<Answer<S>>>,
+}
+
+/// Opens one connection after the other.
+async fn opens<S: Service>(service: Rc<S>, shard: Shard, job: Rc<Job<S>>) {
+    loop {
+        let head = poll_fn(|_| job.head.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let answer = service.open(&Opening::new(&head, &shard)).await;
+        job.answer.set(Some(answer));
+    }
+}
+
+/// The slots.
+pub(crate) struct Opens<S: Service> {
+    service: Rc<S>,
+    shard: Shard,
+    slots: Vec<Option<Slot<S>>>,
+    /// Slots of which no `open` waits, last in, first out.
+    free: Vec<u32>,
+}
+
+/// An `open`, or room for one.
+struct Slot<S: Service> {
+    future: Pin<Box<dyn Future<Output = ()>>>,
+    job: Rc<Job<S>>,
+    wake: Arc<TaskWaker>,
+    waker: Waker,
+    /// The connection whose `open` waits here.
+    id: Option<ConnId>,
+    /// Bytes that the state machine counts for it.
+    bytes: usize,
+}
+
+/// What came of an `open` that began.
+pub(crate) enum Begun<S: Service> {
+    /// It is done.
+    Done(Result<Answer<S>, Panicked>),
+    /// It waits, with this number, and holds this many bytes.
+    Waits(u32, usize),
+    /// The system has no memory for it.
+    NoMemory,
+}
+
+/// An `open` that was woken and does not wait any more.
+pub(crate) struct OpenEnd<S: Service> {
+    pub id: ConnId,
+    pub answer: Result<Answer<S>, Panicked>,
+    /// Bytes that the state machine counted for it.
+    pub bytes: usize,
+}
+
+impl<S: Service> Opens<S> {
+    pub(crate) fn new(service: Rc<S>, shard: Shard) -> Opens<S> {
+        Opens { service, shard, slots: Vec::new(), free: Vec::new() }
+    }
+
+    /// Opens a connection.
+    pub(crate) fn begin(&mut self, head: ConnHead) -> Begun<S> {
+        let id = head.id();
+        let Some(task) = self.free.last().copied().or_else(|| self.grow()) else { return Begun::NoMemory };
+        let slot = match &mut self.slots[task as usize] {
+            Some(slot) => slot,
+            empty => match Slot::new(&self.service, &self.shard, task) {
+                Some(slot) => empty.insert(slot),
+                None => return Begun::NoMemory,
+            },
+        };
+        slot.job.head.set(Some(head));
+        match guard(|| slot.poll()) {
+            Ok(Some(answer)) => Begun::Done(Ok(answer)),
+            Ok(None) => {
+                slot.id = Some(id);
+                self.free.pop();
+                Begun::Waits(task, size_of_val(&*slot.future) + size_of::<Slot<S>>())
+            }
+            Err(panicked) => {
+                self.discard(task);
+                Begun::Done(Err(panicked))
+            }
+        }
+    }
+
+    /// The state machine counts `bytes` for an `open` that waits.
+    pub(crate) fn counted(&mut self, task: u32, bytes: usize) {
+        if let Some(Some(slot)) = self.slots.get_mut(task as usize) {
+            slot.bytes = bytes;
+        }
+    }
+
+    /// Polls an `open` that was woken. `None` if it still waits, or if there is none: then the wake came late.
+    pub(crate) fn resume(&mut self, task: u32) -> Option<OpenEnd<S>> {
+        let slot = self.slots.get_mut(task as usize)?.as_mut()?;
+        // Also when there is none: the next one here must be woken again.
+        slot.wake.taken();
+        let (id, bytes) = (slot.id?, slot.bytes);
+        let polled = guard(|| slot.poll());
+        if let Ok(None) = polled {
+            return None;
+        }
+        let answer = polled.transpose()?;
+        slot.id = None;
+        if answer.is_err() || self.free.len() >= SPARE_MAX {
+            self.discard(task);
+        }
+        self.free.push(task);
+        Some(OpenEnd { id, answer, bytes })
+    }
+
+    /// Drops the `open` of a connection that ended.
+    pub(crate) fn cancel(&mut self, task: u32) {
+        self.discard(task);
+        self.free.push(task);
+    }
+
+    /// Drops what is kept for further ones.
+    pub(crate) fn give_back(&mut self) {
+        for at in 0..self.free.len() {
+            self.discard(self.free[at]);
+        }
+    }
+
+    fn discard(&mut self, task: u32) {
+        let slot = self.slots[task as usize].take();
+        let _ = guard(move || drop(slot));
+    }
+
+    /// One slot more. `None` if the system has no memory for it.
+    #[cold]
+    fn grow(&mut self) -> Option<u32> {
+        self.slots.try_reserve(1).ok()?;
+        // Every slot may be free at once.
+        self.free.try_reserve(self.slots.len() + 1 - self.free.len()).ok()?;
+        let task = self.slots.len() as u32;
+        self.slots.push(None);
+        self.free.push(task);
+        Some(task)
+    }
+}
+
+impl<S: Service> Slot<S> {
+    /// `None` if the system has no memory for it.
+    #[cold]
+    fn new(service: &Rc<S>, shard: &Shard, task: u32) -> Option<Slot<S>> {
+        if !has_room_for::<Job<S>>() || !has_room_for::<TaskWaker>() {
+            return None;
+        }
+        let job = Rc::new(Job { head: Cell::default(), answer: Cell::default() });
+        let wake = TaskWaker::new(shard.remote(), task | OPENING);
+        let waker = wake.waker();
+        let future = Box::into_pin(try_box(opens(service.clone(), shard.clone(), job.clone()))?);
+        Some(Slot { future, job, wake, waker, id: None, bytes: 0 })
+    }
+
+    /// What `open` came to, if it is done.
+    fn poll(&mut self) -> Option<Answer<S>> {
+        let _never_ready = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
+        self.job.answer.take()
+    }
+}

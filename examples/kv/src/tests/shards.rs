@@ -1,0 +1,97 @@
+//! Shards that are full, and shards that end.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ringserve::testing::Faults;
+
+use super::*;
+
+/// A server of two shards with room for that many requests to each, and names of keys by their shards.
+fn two_shards(sim: &Sim, requests_max: usize) -> (SimServer, [String; 2]) {
+    let args = Args::parse_from(["kv"]);
+    let keyer = Keyer::of(sim.random(), sim.random());
+    let server = Server::bind("10.0.0.1:6379")
+        .limits(args.limits())
+        .server_limits(args.server_limits())
+        .framing(Resp)
+        .shards(2);
+    let server = sim.start(server, service(keyer, args.request_bytes_max as usize, requests_max)).unwrap();
+    let key_of = |shard| {
+        let mut names = (0..).map(|n| format!("key:{n}"));
+        names.find(|name| keyer.key(name.as_bytes()).owner(2) == shard).unwrap()
+    };
+    (server, [key_of(0), key_of(1)])
+}
+
+/// A connection to that shard.
+async fn connect_to(shard: usize, net: &Net, addr: SocketAddr) -> io::Result<Redis> {
+    loop {
+        let mut me = Redis::connect(net, addr).await?;
+        if me.ask("info server").await?.contains(&format!("\r\nshard:{shard}\r\n")) {
+            return Ok(me);
+        }
+    }
+}
+
+#[test]
+fn shard_without_room_refuses_its_part_and_others_do_theirs() {
+    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+        let (server, [own, far]) = two_shards(sim, 1);
+        sim.client("me", async move |net| {
+            let mut waits = connect_to(0, &net, server.addr()).await?;
+            let mut me = connect_to(0, &net, server.addr()).await?;
+            me.check(&[("dbsize", ":0")]).await?;
+            server.stall(1, 40 * SECOND);
+            waits.0.send(format!("set {far} 1\r\n")).await?;
+            // It has the one place of the mailbox by then.
+            net.sleep(5 * SECOND).await;
+            let full = "-TRYAGAIN shard 1 has too many requests waiting";
+            me.check(&[
+                (&format!("get {far}"), full),
+                (&format!("mset {far} 2 {own} 2"), full),
+                (&format!("get {own}"), "\"2\""),
+                ("dbsize", full),
+            ])
+            .await?;
+            assert_eq!(waits.reply().await?, "+OK");
+            me.check(&[(&format!("get {far}"), "\"1\""), ("dbsize", ":2")]).await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn questions_to_a_shard_that_ends_get_an_error() {
+    let lost = Rc::new(Cell::new(0));
+    let count = lost.clone();
+    Sim::seeds(60).faults(Faults::harmless()).run(move |sim| {
+        let (server, [_, far]) = two_shards(sim, REQUESTS_MAX);
+        let (other, lost, asks) = (server.clone(), count.clone(), Rc::new(Cell::new(false)));
+        let is_asked = asks.clone();
+        sim.client("me", async move |net| {
+            let mut me = connect_to(0, &net, other.addr()).await?;
+            me.check(&[(&format!("set {far} 1"), "+OK")]).await?;
+            other.stall(1, 40 * SECOND);
+            let lines = [format!("get {far}"), format!("mget {far}"), "keys *".into(), "info".into()];
+            me.0.send(lines.join("\r\n") + "\r\n").await?;
+            // The first one waits in the mailbox by then, and the shard ends with it.
+            net.sleep(5 * SECOND).await;
+            asks.set(true);
+            for line in lines {
+                match me.reply().await?.as_str() {
+                    "-ERR shard 1 gave no answer" => lost.set(lost.get() + 1),
+                    "-ERR shard 1 has ended" => {}
+                    "\"1\"" if line.starts_with("get") => {}
+                    other => panic!("{line}: {other}"),
+                }
+            }
+            Ok(())
+        });
+        sim.run_until(340 * SECOND, || is_asked.get());
+        server.break_driver(1);
+        sim.run_until_done();
+    });
+    assert!(lost.get() > 0, "no shard ended with a question");
+}
