@@ -122,7 +122,4 @@ mod guide {
 
     #[doc = include_str!("../../docs/guide/databases.md")]
     struct Databases;
-
-    #[doc = include_str!("../../docs/guide/services.md")]
-    struct Services;
 }
