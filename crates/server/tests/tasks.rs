@@ -394,7 +394,7 @@ struct Gives {
 impl Gives {
     fn new(shard: &Shard, given: &Given) -> Gives {
         let own = shard.clone();
-        given.register(shard, move |handle: ConnHandle| {
+        given.register(shard, move |_from, handle: ConnHandle| {
             assert_ne!(handle.shard(), own.index(), "it came from another shard");
             own.spawn(async move {
                 for n in 0..PUSHES {
@@ -423,7 +423,7 @@ impl Service for Gives {
     async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
         let shard = opening.shard();
         let to = (shard.index() + 1) % shard.count();
-        self.given.send(to, opening.handle()).map_err(|_| Refusal::new("the mesh is full"))
+        self.given.try_send(to, opening.handle()).map_err(|_| Refusal::new("the mesh is full"))
     }
 
     async fn call(&self, _cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Infallible> {
