@@ -115,7 +115,7 @@ pub fn descriptors() -> usize {
 }
 
 /// Pages of the guide whose programs need more crates than the framework has.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "guide"))]
 mod guide {
     #[doc = include_str!("../../docs/guide/choosing.md")]
     struct Choosing;
