@@ -153,7 +153,7 @@ where
             common.report_panic("admit", None, &panicked);
             None
         });
-        let Some(session) = session else { return core.refuse(socket) };
+        let Some(session) = session else { return core.refuse(socket, peer.listener) };
         let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
         let Some(shared) = self.shared(core, id) else { return };
         match guard(|| self.service.open(&Cx::new(&shared, &common.shard))) {
