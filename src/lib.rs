@@ -112,6 +112,7 @@
 //! |---|---|
 //! | the root | what a first program needs: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
 //! | [`framing`] | how bytes become frames |
+//! | [`listen`] | where several services are reached
 //! | [`limits`] | the server's own [`ServerLimits`](limits::ServerLimits), what belongs to both: errors, the memory that may be used |
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |
@@ -138,10 +139,10 @@ pub use ringserve_server::tokio_uring;
 pub use ringserve_server::tower;
 pub use ringserve_server::{
     CloseReason, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Frame, IntoService, Limits, LocalHandle,
-    Peer, PushError, Refusal, Runtime, Server, ServerHandle, Service, SetupError, Shard, ShutdownHandle,
-    Stream, StreamHandle, StreamService, stream,
+    Peer, PushError, Refusal, Runtime, Server, ServerControl, ServerHandle, Service, SetupError, Several,
+    Shard, Stream, StreamHandle, StreamService, stream,
 };
-pub use ringserve_server::{framing, limits, middleware, net, stats, sync, time};
+pub use ringserve_server::{framing, limits, listen, middleware, net, stats, sync, time};
 
 #[doc = include_str!("../docs/FRAMING.md")]
 pub mod guide {

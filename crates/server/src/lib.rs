@@ -34,10 +34,10 @@ pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 #[cfg(feature = "http")]
 pub use http::http;
 pub use peer::Peer;
-pub use server::builder::Server;
+pub use server::builder::{Server, Several};
 pub use server::driver::Driver;
 pub use server::error::Error;
-pub use server::running::{ServerHandle, ShutdownHandle};
+pub use server::running::{ServerControl, ServerHandle};
 pub use server::runtime::Runtime;
 pub use service::{IntoService, Refusal, Service};
 pub use shard::handle::Shard;
@@ -48,6 +48,11 @@ pub use stream::service::{StreamService, stream};
 pub mod framing {
     pub use ringserve_core::Outbox;
     pub use ringserve_core::framing::*;
+}
+
+/// Where the services of a server are reached ([`Server::service`](crate::Server::service)).
+pub mod listen {
+    pub use crate::server::listen::endpoint::{Endpoint, Endpoints, IntoEndpoints, endpoints, tcp, unix};
 }
 
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.

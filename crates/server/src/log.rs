@@ -8,6 +8,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::guard::Panicked;
 use crate::peer::Peer;
+use crate::shard::services::ServiceNames;
 use crate::stats::ServerStats;
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
@@ -38,15 +39,17 @@ impl LineLimit {
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning level.
 pub(crate) struct LogObserver {
     shard: usize,
+    names: ServiceNames,
     limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
     held: LineLimit,
 }
 
 impl LogObserver {
-    pub(crate) fn new(shard: usize) -> LogObserver {
+    pub(crate) fn new(shard: usize, names: ServiceNames) -> LogObserver {
         LogObserver {
             shard,
+            names,
             limits: Default::default(),
             accept: LineLimit::default(),
             held: LineLimit::default(),
@@ -54,15 +57,14 @@ impl LogObserver {
     }
 }
 
-/// True for connections that the server makes.
-fn is_upstream(lane: LaneId) -> bool {
-    lane != LaneId::FIRST
-}
-
 impl Observer for LogObserver {
     fn opened(&mut self, _now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {
-        let what = if is_upstream(lane) { "connected to an upstream" } else { "connection opened" };
-        guarded(|| debug!(shard = self.shard, %id, peer = peer.map(display), "{what}"));
+        let what = match self.names.is_upstream(lane) {
+            true => "connected to an upstream",
+            false => "connection opened",
+        };
+        let service = self.names.of(lane);
+        guarded(|| debug!(shard = self.shard, service, %id, peer = peer.map(display), "{what}"));
     }
 
     fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {
@@ -70,10 +72,11 @@ impl Observer for LogObserver {
             guarded(|| {
                 warn!(
                     shard = self.shard,
+                    service = self.names.of(lane),
                     %id,
                     bytes,
                     held,
-                    upstream = is_upstream(lane),
+                    upstream = self.names.is_upstream(lane),
                     "held_bytes_max is reached; the connection that holds most is closed"
                 );
             });
@@ -81,7 +84,7 @@ impl Observer for LogObserver {
     }
 
     fn ended(&mut self, now: Time, lane: LaneId, id: ConnId, reason: CloseReason) {
-        let shard = self.shard;
+        let (shard, service, upstream) = (self.shard, self.names.of(lane), self.names.is_upstream(lane));
         // What the peer does is its affair, and handler errors have their own line.
         let notable = match reason.closed_by() {
             ClosedBy::Peer => false,
@@ -93,9 +96,9 @@ impl Observer for LogObserver {
             _ => true,
         };
         if notable && self.limits[reason.index()].allows(now) {
-            guarded(|| warn!(shard, %id, %reason, upstream = is_upstream(lane), "connection ended"));
+            guarded(|| warn!(shard, service, %id, %reason, upstream, "connection ended"));
         } else {
-            guarded(|| debug!(shard, %id, %reason, upstream = is_upstream(lane), "connection ended"));
+            guarded(|| debug!(shard, service, %id, %reason, upstream, "connection ended"));
         }
     }
 
@@ -116,7 +119,13 @@ impl Observer for LogObserver {
 
 /// User code panicked in `place`, for a connection if it is one's.
 #[cold]
-pub(crate) fn panicked(shard: usize, place: &str, connection: Option<(ConnId, Peer)>, panic: &Panicked) {
+pub(crate) fn panicked(
+    shard: usize,
+    service: Option<&str>,
+    place: &str,
+    connection: Option<(ConnId, Peer)>,
+    panic: &Panicked,
+) {
     let what = match (place, connection) {
         ("waker", _) => "a waker panicked; its task may not have been woken",
         (_, Some(_)) => "user code panicked; its connection is closed",
@@ -124,7 +133,9 @@ pub(crate) fn panicked(shard: usize, place: &str, connection: Option<(ConnId, Pe
         _ => "user code panicked",
     };
     let (id, peer) = connection.unzip();
-    guarded(|| error!(shard, place, id = id.map(display), peer = peer.map(display), %panic, "{what}"));
+    guarded(
+        || error!(shard, service, place, id = id.map(display), peer = peer.map(display), %panic, "{what}"),
+    );
 }
 
 /// What a server did, in its last line.

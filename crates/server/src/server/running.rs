@@ -15,7 +15,8 @@ use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
 use crate::shard::clock::Deadline;
-use crate::shard::inbox::{Command, RemoteShard};
+use crate::shard::inbox::Command;
+use crate::shard::state::Others;
 use crate::stats::{ServerStats, ShardStats};
 
 /// How a shard ended: what it did, or why it ended by itself.
@@ -39,14 +40,14 @@ impl ShardDeath {
     }
 }
 
-/// How long [`ServerHandle::stats`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
+/// How long [`ServerControl::stats`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
 /// milliseconds, and a page of figures may wait a moment for one that does not.
 const REPORT_WITHIN: Duration = Duration::from_millis(250);
 
 /// A server that runs on threads of its own. Dropping it stops the server at once and waits for its threads.
 #[must_use = "dropping it stops the server"]
 pub struct ServerHandle {
-    remotes: Vec<Arc<RemoteShard>>,
+    control: ServerControl,
     threads: Vec<JoinHandle<ShardEnd>>,
     /// Dropped after the threads ended: then the files of Unix sockets go.
     listening: Listening,
@@ -55,10 +56,10 @@ pub struct ServerHandle {
 impl ServerHandle {
     pub(crate) fn new(
         listening: Listening,
-        remotes: Vec<Arc<RemoteShard>>,
+        control: ServerControl,
         threads: Vec<JoinHandle<ShardEnd>>,
     ) -> ServerHandle {
-        ServerHandle { remotes, threads, listening }
+        ServerHandle { control, threads, listening }
     }
 
     /// Where the server listens, with the real ports: each address and each Unix socket, in the order in which they were
@@ -93,39 +94,22 @@ impl ServerHandle {
     /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
     /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) the rest is reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
     pub fn shutdown(&self) {
-        self.command(Command::Drain);
+        self.control.shutdown();
     }
 
     /// Resets every connection and stops. What the kernel does not end within 5 s is left behind, and said in the log.
     pub fn abort(&self) {
-        self.command(Command::Force);
+        self.control.abort();
     }
 
-    fn command(&self, command: Command) {
-        for remote in &self.remotes {
-            remote.command(command);
-        }
-    }
-
-    /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
-    /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
-    /// [marked as stale](ShardStats::stale). So every shard is in every report, and counters never fall.
-    ///
-    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
-    /// ones there are. Called again a moment later it returns those that were asked for.
+    /// What the server did so far and what it holds. See [`ServerControl::stats`].
     pub fn stats(&self) -> ServerStats {
-        let deadline = Deadline::within(REPORT_WITHIN);
-        let mut report = ServerStats::default();
-        let asked: Vec<u64> = self.remotes.iter().map(|remote| remote.ask_report()).collect();
-        for (remote, number) in self.remotes.iter().zip(asked) {
-            report.add(remote.latest_report(number, deadline));
-        }
-        report
+        self.control.stats()
     }
 
-    /// Something that can shut the server down from another thread.
-    pub fn shutdown_handle(&self) -> ShutdownHandle {
-        ShutdownHandle { remotes: self.remotes.clone() }
+    /// What another thread needs to watch the server and to shut it down.
+    pub fn control(&self) -> ServerControl {
+        self.control.clone()
     }
 
     /// Waits until the server has shut down.
@@ -166,13 +150,45 @@ impl fmt::Debug for ServerHandle {
     }
 }
 
-/// Shuts a server down from any thread.
+/// Watches a server and shuts it down, from any thread, its shards' too ([`Shard::server`](crate::Shard::server)). Clones are
+/// handles on the same server; dropping one does nothing to it.
 #[derive(Clone)]
-pub struct ShutdownHandle {
-    remotes: Vec<Arc<RemoteShard>>,
+pub struct ServerControl {
+    remotes: Others,
+    listeners: Arc<[Address]>,
 }
 
-impl ShutdownHandle {
+impl ServerControl {
+    pub(crate) fn new(remotes: Others, listeners: Arc<[Address]>) -> ServerControl {
+        ServerControl { remotes, listeners }
+    }
+
+    pub(crate) fn remotes(&self) -> &Others {
+        &self.remotes
+    }
+
+    /// As [`ServerHandle::listeners`].
+    pub fn listeners(&self) -> &[Address] {
+        &self.listeners
+    }
+
+    /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
+    /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
+    /// [marked as stale](ShardStats::stale). So every shard is in every report, and counters never fall. Those of a shard that
+    /// ended are its last ones.
+    ///
+    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
+    /// ones there are. Called again a moment later it returns those that were asked for.
+    pub fn stats(&self) -> ServerStats {
+        let deadline = Deadline::within(REPORT_WITHIN);
+        let mut report = ServerStats::default();
+        let asked: Vec<u64> = self.remotes.iter().map(|remote| remote.ask_report()).collect();
+        for (remote, number) in self.remotes.iter().zip(asked) {
+            report.add(remote.latest_report(number, deadline));
+        }
+        report
+    }
+
     /// As [`ServerHandle::shutdown`].
     pub fn shutdown(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Drain));
@@ -184,8 +200,8 @@ impl ShutdownHandle {
     }
 }
 
-impl fmt::Debug for ShutdownHandle {
+impl fmt::Debug for ServerControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ShutdownHandle")
+        f.debug_struct("ServerControl").field("listeners", &self.listeners).finish_non_exhaustive()
     }
 }

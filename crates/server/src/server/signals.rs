@@ -11,7 +11,7 @@ use signal_hook::iterator::{Handle, Signals};
 use tracing::{info, warn};
 
 use super::error::Error;
-use super::running::{ServerHandle, ShutdownHandle};
+use super::running::{ServerControl, ServerHandle};
 use super::starting::Interrupter;
 use crate::guard::guard;
 
@@ -48,7 +48,7 @@ enum Stage {
     /// It was interrupted.
     Interrupted,
     Running {
-        handle: ShutdownHandle,
+        handle: ServerControl,
         /// A signal came before.
         again: bool,
     },
@@ -78,7 +78,7 @@ impl StopSignals {
         if again {
             running.shutdown();
         }
-        *stage = Stage::Running { handle: running.shutdown_handle(), again };
+        *stage = Stage::Running { handle: running.control(), again };
     }
 }
 

@@ -4,18 +4,17 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ringserve_core::ServerLimits;
-use ringserve_core::framing::Framing;
 use ringserve_simkernel::{Network, RingId};
 
-use super::builder::Server;
 use super::driven::planned;
 use super::error::Error;
 use super::launch::ended;
 use super::plan::Plan;
+use super::prepared::Prepared;
 use super::running::{ShardDeath, ShardEnd};
-use crate::service::IntoService;
+use super::runtime::Runtime;
+use super::serves::Serves;
 use crate::shard::clock::{Clock, Deadline};
-use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, OnCall};
 use crate::shard::state::{Others, ShardLoop};
 use crate::shard::stepped::{Stepped, SteppedShard};
@@ -30,35 +29,38 @@ pub(crate) struct SteppedServer {
     ends: Vec<Option<ShardEnd>>,
 }
 
+/// A simulation steps shards, and no runtime's loop.
+fn refuse_runtime(runtime: Runtime) -> Result<(), Error> {
+    if runtime == Runtime::Own {
+        return Ok(());
+    }
+    let error = std::io::Error::other("a runtime around shards is not simulated: leave Server::runtime out");
+    Err(Error::Runtime { shard: 0, error })
+}
+
 /// Descriptors of a simulated process: tables that cost little to make.
 const SIMULATED_DESCRIPTORS: u64 = 20_000;
 
 impl SteppedServer {
     /// As [`Server::start`], on this network, with one shard by default. The shards take clock and chance as told, and
     /// `on_call` hears of each call of theirs. If a factory fails, the shards that were made are told to end. What the server was told of its driver, of sockets and of pinning is ignored.
-    pub(crate) fn start<F, Factory, Make>(
-        server: Server<F>,
+    pub(crate) fn start<S: Serves>(
+        server: Prepared<S>,
         network: &Network,
         (clock, seed): (Clock, u64),
         on_call: &OnCall,
-        factory: Factory,
-    ) -> Result<(SteppedServer, Result<(), Error>), Error>
-    where
-        F: Framing + Clone + Send,
-        Factory: Fn(&Shard) -> Make,
-        Make: IntoService<F>,
-    {
-        server.refuse_runtime()?;
+    ) -> Result<(SteppedServer, Result<(), Error>), Error> {
+        refuse_runtime(server.settings.runtime)?;
         let listen = |addr, shards| network.listen(addr, shards);
-        let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS, factory)?;
-        let (limits, listeners) = (plan.server_limits.clone(), listening.addrs.len() as u16);
+        let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
+        let limits = plan.server_limits.clone();
         let plan = Plan { clock, seed, ..plan };
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
         let parts = plan.shards(no_sockets, &[]);
         let mut server = SteppedServer {
             addrs: listening.ips.clone(),
             limits,
-            remotes: parts[0].remotes.clone(),
+            remotes: parts[0].control.remotes().clone(),
             shards: Vec::new(),
             ends: Vec::new(),
         };
@@ -68,8 +70,8 @@ impl SteppedServer {
         });
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
         for (shard, driver) in parts.into_iter().zip(drivers) {
-            shard.remotes[shard.index].set_on_call(on_call.clone());
-            match shard.make(driver, listeners) {
+            shard.control.remotes()[shard.index].set_on_call(on_call.clone());
+            match shard.make(driver) {
                 Ok(parts) => {
                     let shard = ShardLoop::new(parts);
                     server.shards.push(Box::new(SteppedShard::new(shard)));

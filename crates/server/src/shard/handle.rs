@@ -14,6 +14,7 @@ use ringserve_core::Time;
 
 use super::timers::{Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
+use crate::server::running::ServerControl;
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
 /// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.
@@ -27,7 +28,7 @@ pub(crate) type ReadMailbox = Box<dyn FnMut() -> bool>;
 
 struct Inner {
     index: usize,
-    count: usize,
+    server: ServerControl,
     tasks: LocalTasks,
     timers: Timers,
     random: Random,
@@ -42,15 +43,15 @@ struct Inner {
 impl Shard {
     pub(crate) fn new(
         index: usize,
-        count: usize,
         remote: Arc<RemoteShard>,
+        server: ServerControl,
         clock: Clock,
         random: Random,
     ) -> Shard {
         let timers = Timers::new(clock);
         let inner = Inner {
             index,
-            count,
+            server,
             tasks: LocalTasks::new(index, remote.clone(), timers.clone()),
             timers,
             random,
@@ -70,7 +71,20 @@ impl Shard {
 
     /// How many shards the server has.
     pub fn count(&self) -> usize {
-        self.inner.count
+        self.inner.server.remotes().len()
+    }
+
+    /// The server of this shard: its figures, and its end. In a factory it is there already; the figures begin once every shard
+    /// is ready.
+    ///
+    /// ```
+    /// # use ringserve::Shard;
+    /// fn connections(shard: &Shard) -> usize {
+    ///     shard.server().stats().connections // the last figures there are: a shard is never made to wait
+    /// }
+    /// ```
+    pub fn server(&self) -> &ServerControl {
+        &self.inner.server
     }
 
     /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share

@@ -11,6 +11,7 @@ pub(crate) mod handle;
 #[cfg(feature = "runtime-tokio")]
 mod hosted;
 pub(crate) mod inbox;
+pub(crate) mod many;
 pub(crate) mod messages;
 mod passing;
 pub(crate) mod random;

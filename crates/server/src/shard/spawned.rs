@@ -156,7 +156,7 @@ impl LocalTasks {
         let allowed = inner.panics.allows(self.timers.now());
         drop(inner);
         if allowed {
-            log::panicked(self.shard, "task", connection, panicked);
+            log::panicked(self.shard, None, "task", connection, panicked);
         }
     }
 

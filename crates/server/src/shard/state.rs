@@ -7,7 +7,7 @@ use ringserve_core::{ConnId, Driver, LaneId, Time};
 use super::Core;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
-use super::services::Services;
+use super::services::{ServiceNames, Services};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
@@ -29,6 +29,7 @@ pub(crate) struct Parts<D: Driver, V> {
     pub unix: Box<[bool]>,
     /// The lane of the connections that the shard makes.
     pub upstreams: LaneId,
+    pub names: ServiceNames,
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
@@ -62,6 +63,7 @@ pub(crate) struct Common {
     pub(super) shard: Shard,
     /// When the turn began.
     pub(super) now: Time,
+    pub(super) names: ServiceNames,
     panics: LineLimit,
 }
 
@@ -82,7 +84,12 @@ impl<D: Driver, V: Services> ShardLoop<D, V> {
             services: parts.services,
             remote: parts.shard.remote().clone(),
             upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
-            common: Common { shard: parts.shard, now: Time::ZERO, panics: LineLimit::default() },
+            common: Common {
+                shard: parts.shard,
+                now: Time::ZERO,
+                names: parts.names,
+                panics: LineLimit::default(),
+            },
             others: parts.others,
             unix: parts.unix,
             command: Command::Serve,
@@ -108,7 +115,8 @@ impl Common {
         panicked: &Panicked,
     ) {
         if self.panics.allows(self.now) {
-            log::panicked(self.shard.index(), place, connection, panicked);
+            let service = connection.as_ref().and_then(|(_, peer)| self.names.at(peer.listener));
+            log::panicked(self.shard.index(), service, place, connection, panicked);
         }
     }
 }
