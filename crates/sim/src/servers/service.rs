@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -41,7 +43,7 @@ const BAD_WORD: &[u8] = b"!panic";
 
 /// What happened, by name.
 #[derive(Clone, Default)]
-pub struct Cover(Rc<RefCell<BTreeMap<(&'static str, String), u64>>>);
+pub struct Cover(Arc<Mutex<BTreeMap<(&'static str, String), u64>>>);
 
 impl Cover {
     pub fn count(&self, kind: &'static str, name: impl ToString) {
@@ -49,11 +51,15 @@ impl Cover {
     }
 
     pub fn add(&self, kind: &'static str, name: impl ToString, count: u64) {
-        *self.0.borrow_mut().entry((kind, name.to_string())).or_default() += count;
+        *self.counts().entry((kind, name.to_string())).or_default() += count;
     }
 
     pub fn take(&self) -> BTreeMap<(&'static str, String), u64> {
-        self.0.take()
+        std::mem::take(&mut self.counts())
+    }
+
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<(&'static str, String), u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,14 +76,22 @@ impl Order {
     }
 }
 
+/// What the shards' values of one service of a server share.
+#[derive(Clone, Default)]
+pub struct Common {
+    /// It is the second service of two.
+    pub is_second: bool,
+    pub mesh: Mesh<Order>,
+    /// Connections that `open` was called for.
+    pub opened: Arc<AtomicU64>,
+}
+
 pub struct Model {
+    common: Common,
+    plan: Plan,
     shard: Shard,
-    mesh: Mesh<Order>,
     cover: Cover,
     kept: RefCell<Option<Frame>>,
-    open_panics: u64,
-    refuses: u64,
-    canary: bool,
 }
 
 #[derive(Default)]
@@ -95,9 +109,9 @@ impl Drop for Session {
 }
 
 impl Model {
-    pub fn new(shard: &Shard, mesh: &Mesh<Order>, cover: &Cover, plan: &Plan) -> Model {
+    pub fn new(shard: &Shard, common: &Common, cover: &Cover, plan: &Plan) -> Model {
         let (of, here) = (cover.clone(), shard.clone());
-        mesh.register(shard, move |order: Order| {
+        common.mesh.register(shard, move |order: Order| {
             of.count("did", "message to another shard");
             let time = match here.random() % 2 {
                 0 => Duration::ZERO,
@@ -112,16 +126,7 @@ impl Model {
             }
         });
         let kept = RefCell::default();
-        let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
-        Model {
-            shard: shard.clone(),
-            mesh: mesh.clone(),
-            cover: cover.clone(),
-            kept,
-            open_panics,
-            refuses,
-            canary,
-        }
+        Model { common: common.clone(), plan: plan.clone(), shard: shard.clone(), cover: cover.clone(), kept }
     }
 
     fn one_in(&self, count: u64) -> bool {
@@ -209,10 +214,11 @@ impl Service for Model {
     type Error = &'static str;
 
     fn open(&self, _cx: &Cx<'_, Session>) -> Result<(), Refusal> {
-        if self.one_in(self.open_panics) {
+        self.common.opened.fetch_add(1, Ordering::Relaxed);
+        if self.one_in(self.plan.open_panics) {
             panic!("planted: open panics");
         }
-        if self.one_in(self.refuses) {
+        if self.one_in(self.plan.refuses) {
             self.cover.count("did", "refusal");
             return Err(Refusal::new("planted"));
         }
@@ -221,6 +227,8 @@ impl Service for Model {
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), &'static str> {
         let number = number_of(&frame).to_owned();
+        let is_second = self.plan.is_second(number.parse().expect("a number"));
+        assert!(is_second == self.common.is_second, "request {number} came to the other service");
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
         // A slow one finds several pieces there.
@@ -252,7 +260,10 @@ impl Service for Model {
             }
             Verb::Mesh => {
                 let to = (self.shard.random() % self.shard.count() as u64) as usize;
-                let _ = self.mesh.send(to, Order { handle: Some(cx.handle()), text: format!("+{number}") });
+                let _ = self
+                    .common
+                    .mesh
+                    .send(to, Order { handle: Some(cx.handle()), text: format!("+{number}") });
             }
             Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
@@ -303,7 +314,7 @@ impl Service for Model {
         }
         self.cover.count("call", format!("{verb:?}"));
         cx.reply(format!("={number}").as_str());
-        if self.canary && self.one_in(CANARY_ONCE_IN) {
+        if self.plan.canary && self.one_in(CANARY_ONCE_IN) {
             cx.reply(format!("={number}").as_str());
         }
         if matches!(verb, Verb::Close | Verb::PanicInClose | Verb::PanicInDrop) {
