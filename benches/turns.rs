@@ -16,8 +16,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
+use ringserve::listen::tcp;
 use ringserve::{ConnHandle, Cx, Frame, PushError, Refusal, Server, Service, Stream, stream};
-use ringserve_server::internals::start_on;
+use ringserve_server::internals::{start_on, start_several_on};
 
 use echo::Echo;
 use scripted::{Script, Scripted};
@@ -26,7 +27,9 @@ fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
         // `cargo bench` runs every benchmark without arguments.
-        return println!("usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards or stream");
+        return println!(
+            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, stream or services"
+        );
     };
     let (over, all_turns_over) = sync_channel(0);
     let script = Script { connections: 1, shards: 1, frame: vec![b'x'; 64], sends: 1, rounds: turns, over };
@@ -47,6 +50,11 @@ fn main() {
             let to = Arc::new(OnceLock::new());
             let script = Script { shards: 2, ..script };
             start_on(server.shards(2), start(script), move |_| Relay { shard: 1, to: to.clone() })
+        }
+        "services" => {
+            let (one, two) = (tcp("127.0.0.1:0"), tcp("127.0.0.1:0"));
+            let server = Server::new().shards(1).service(one, |_| Echo).service(two, |_| Pairs::default());
+            start_several_on(server, start(script))
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
         other => panic!("there is no case {other}"),

@@ -46,9 +46,10 @@ impl Service for Named {
             b"wait" => pending().await,
             b"opened" => {
                 let stats = self.shard.server().stats();
-                return Ok(cx.reply(
+                cx.reply(
                     format!("{} {}", self.shard.server().listeners().len(), stats.shards.len()).as_str(),
-                ));
+                );
+                return Ok(());
             }
             _ => {}
         }
@@ -97,9 +98,7 @@ fn services_have_one_value_a_shard_however_many_listeners_lead_to_it() {
         let lines = Lines::default();
         let server = of(driver)
             .service(
-                endpoints((tcp(any_port()), unix(&file), tcp(any_port())))
-                    .framing(lines.clone())
-                    .name("chat"),
+                endpoints((tcp(any_port()), unix(&file), tcp(any_port()))).framing(lines).name("chat"),
                 chat,
             )
             .service(tcp(any_port()).framing(LengthPrefix::bytes(1)).name("lengths"), Named::new("lengths"))

@@ -62,12 +62,6 @@ fn refused_for(outcome: &Outcome, parts: &[&str]) {
 
 const REFUSALS: [Errno; 2] = [Errno::PERM, Errno::NOSYS];
 
-/// The call by which an epoll instance is waited at; not every architecture has the older one.
-#[cfg(target_arch = "x86_64")]
-const EPOLL_WAIT: i64 = libc::SYS_epoll_wait;
-#[cfg(not(target_arch = "x86_64"))]
-const EPOLL_WAIT: i64 = libc::SYS_epoll_pwait;
-
 #[test]
 fn epoll_serves_without_accept4_and_epoll_pwait2() {
     for errno in REFUSALS {
@@ -93,8 +87,8 @@ fn epoll_that_cannot_accept_is_refused_with_the_call() {
 #[test]
 fn epoll_that_cannot_be_waited_at_is_refused_with_the_call() {
     for errno in REFUSALS {
-        let found = outcome("epoll", "own", &[(EPOLL_WAIT, errno)]);
-        refused_for(&found, &["epoll cannot be used", "epoll_wait is refused", "seccomp"]);
+        let found = outcome("epoll", "own", &[(libc::SYS_epoll_pwait, errno)]);
+        refused_for(&found, &["epoll cannot be used", "epoll_pwait is refused", "seccomp"]);
     }
     let found = outcome("epoll", "own", &[(libc::SYS_epoll_create1, Errno::PERM)]);
     refused_for(&found, &["epoll cannot be used", "epoll_create1 is refused", "seccomp"]);
@@ -102,9 +96,9 @@ fn epoll_that_cannot_be_waited_at_is_refused_with_the_call() {
 
 #[test]
 fn both_reasons_are_told_where_neither_driver_works() {
-    let blocked = [(libc::SYS_io_uring_setup, Errno::PERM), (EPOLL_WAIT, Errno::PERM)];
+    let blocked = [(libc::SYS_io_uring_setup, Errno::PERM), (libc::SYS_epoll_pwait, Errno::PERM)];
     let found = outcome("auto", "own", &blocked);
-    refused_for(&found, &["io_uring_setup is blocked", "epoll_wait is refused", "seccomp"]);
+    refused_for(&found, &["io_uring_setup is blocked", "epoll_pwait is refused", "seccomp"]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! parts are one subject, so a part may name the module that it is a part of. A parent's `mod x;` imports nothing, and
 //! neither does what is compiled for tests alone.
 
+mod evolving;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};

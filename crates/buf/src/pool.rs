@@ -277,6 +277,7 @@ impl KernelSide {
 
     /// The part of a lent buffer that was not reported yet, for drivers that write it themselves (epoll, a
     /// simulated kernel).
+    #[inline]
     pub fn spare(&mut self, id: u16) -> &mut [u8] {
         let (header, data) = self.lent(id);
         let filled = header.filled.get() as usize;

@@ -72,6 +72,20 @@ impl Batch {
         self.left += bytes.len();
     }
 
+    /// Appends copies of both.
+    #[inline(always)]
+    pub(crate) fn put_two(&mut self, bytes: &[u8], end: &[u8]) {
+        let room = self.copied.capacity() - self.copied.len();
+        let both = bytes.len() + end.len();
+        if both > room {
+            self.put_growing(bytes);
+            return self.put_growing(end);
+        }
+        self.copied.extend_from_slice(bytes);
+        self.copied.extend_from_slice(end);
+        self.left += both;
+    }
+
     #[cold]
     #[inline(never)]
     fn put_growing(&mut self, bytes: &[u8]) {

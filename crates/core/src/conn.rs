@@ -320,6 +320,7 @@ impl Conn {
     }
 
     /// Bytes that were received and not looked at.
+    #[inline]
     pub(crate) fn waiting_bytes(&self) -> usize {
         self.inbox.as_ref().map_or(0, |inbox| inbox.waiting_bytes())
     }

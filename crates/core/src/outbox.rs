@@ -41,6 +41,18 @@ impl<'a> Outbox<'a> {
         }
     }
 
+    /// The same with `end`, of a few bytes, behind it.
+    #[inline(always)]
+    pub(crate) fn payload_and(&mut self, payload: Payload<'_>, end: &[u8]) {
+        let bytes = payload.bytes();
+        if bytes.len() < LEND_BYTES_MIN {
+            self.batch.put_two(bytes, end);
+        } else {
+            self.large(payload);
+            self.batch.put(end);
+        }
+    }
+
     #[cold]
     fn large(&mut self, payload: Payload<'_>) {
         let lease = match payload {

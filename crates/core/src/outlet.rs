@@ -437,6 +437,7 @@ impl Outlet {
     }
 
     /// The bytes to send next, if there are any, and which count as in flight from now on.
+    #[inline]
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
         let batch = self.pending.borrow_mut().take()?;
         if batch.is_empty() {

@@ -174,10 +174,12 @@ impl ShardShared {
         self.service_grew.take()
     }
 
+    #[inline]
     pub(crate) fn has_dirty(&self) -> bool {
         !self.queues.borrow().dirty.is_empty()
     }
 
+    #[inline]
     pub(crate) fn swap_dirty(&self, with: &mut Vec<ConnId>) {
         core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
     }

@@ -88,7 +88,7 @@ pub mod time {
 /// users.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::server::driven::{Drivers, start_on};
+    pub use crate::server::driven::{Drivers, start_on, start_several_on};
     pub use crate::shard::clock::age_new_shards;
     pub use crate::shard::turns::run_on;
 }

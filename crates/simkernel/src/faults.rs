@@ -11,6 +11,7 @@ macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $once_in:literal $harmless:literal,)*) => {
         /// Something that a kernel or a network does seldom.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
         #[repr(usize)]
         pub enum Fault { $($(#[doc = $doc])+ $name,)* }
 

@@ -187,6 +187,7 @@ impl<O: Observer> Shard<O> {
     }
 }
 
+#[inline]
 pub(crate) fn expect_conn(conns: &mut Slots<Conn>, id: ConnId) -> Option<&mut Conn> {
     let found = conns.get_mut(id);
     debug_assert!(found.is_some(), "a completion for {id}, which is free: it was freed too early");

@@ -51,6 +51,7 @@ impl Work {
     }
 
     /// Begins a turn in which at most `connections` want frames.
+    #[inline]
     pub(super) fn begin_turn(&mut self, connections: usize) {
         // Few connections need no division.
         self.batch = if connections * BATCH_MAX as usize <= self.calls_max as usize {

@@ -1,16 +1,15 @@
 //! Accepting, turning what was accepted into connections, and the end of a listener.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use mio::unix::SourceFd;
-use mio::{Interest, Token};
 use ringserve_core::internals::Slots;
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
+use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::{Domain, SockRef, Socket};
 
-use super::{Epoll, LISTENERS, Room};
+use super::{Epoll, LISTENERS, READABLE, Room};
 use crate::shared::accept::{self, Emptying, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
@@ -66,13 +65,12 @@ impl Epoll {
             debug_assert!(false, "accept on listener {listener}");
             return;
         };
-        let Some(fd) = listening.socket.as_ref().map(Socket::as_raw_fd) else { return };
-        let registry = self.poll.registry();
+        let Some(socket) = &listening.socket else { return };
         self.stats.calls += 1;
-        match registry.register(&mut SourceFd(&fd), Token(LISTENERS + index), Interest::READABLE) {
+        match epoll::add(&self.instance, socket, EventData::new_u64(LISTENERS + index as u64), READABLE) {
             Ok(()) => listening.armed = true,
-            Err(error) => {
-                let end = AcceptEnd::Error(error.raw_os_error().unwrap_or(libc::EIO));
+            Err(errno) => {
+                let end = AcceptEnd::Error(errno.raw_os_error());
                 self.ready.push_back(Completion::AcceptEnded { listener, end });
             }
         }
@@ -149,7 +147,7 @@ impl Epoll {
         (listening.armed, listening.ready) = (false, false);
         let Some(socket) = &listening.socket else { return };
         self.stats.calls += 1;
-        if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&socket.as_raw_fd())) {
+        if let Err(error) = epoll::delete(&self.instance, socket) {
             log::debug!(listener = index, %error, "a listener could not be taken out of the epoll");
         }
     }
@@ -244,12 +242,10 @@ impl Epoll {
         let Some(port) = self.ports.find(id) else { return };
         let Some(socket) = &port.socket else { return };
         self.stats.calls += 1;
-        let both = Interest::READABLE | Interest::WRITABLE;
-        let token = Token(id.slot() as usize);
-        if let Err(error) = self.poll.registry().register(&mut SourceFd(&socket.as_raw_fd()), token, both) {
-            log::warn!(%id, %error, "a connection could not enter the epoll");
-            let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok());
-            port.unregistered = errno.unwrap_or(libc::EIO as u16);
+        let name = EventData::new_u64(id.slot().into());
+        if let Err(errno) = epoll::add(&self.instance, socket, name, READABLE | EventFlags::OUT) {
+            log::warn!(%id, error = %errno, "a connection could not enter the epoll");
+            port.unregistered = errno.raw_os_error() as u16;
             // So that the next receive finds out.
             port.readable = true;
         }

@@ -28,15 +28,14 @@ mod table;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::task;
 use std::time::Duration;
 
-use mio::event::Event;
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
 use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Socket, Wait};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -56,9 +55,15 @@ pub use probe::probe_epoll;
 const EVENTS_MAX: usize = 1024;
 
 /// Tokens: a connection's is its slot, listeners follow, timer and waker are the last.
-const LISTENERS: usize = ConnId::SLOTS_MAX as usize;
-const WAKER: Token = Token(usize::MAX);
-const TIMER: Token = Token(usize::MAX - 1);
+const LISTENERS: u64 = ConnId::SLOTS_MAX as u64;
+const WAKER: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+/// Edge-triggered, for what there is to read, and its end.
+const READABLE: EventFlags = EventFlags::ET.union(EventFlags::IN).union(EventFlags::RDHUP);
+
+/// No event: what the list is filled with.
+const NO_EVENT: Event = Event { flags: EventFlags::empty(), data: EventData::new_u64(WAKER) };
 
 /// The epoll driver.
 ///
@@ -68,8 +73,8 @@ const TIMER: Token = Token(usize::MAX - 1);
 ///
 /// [`AcceptEnd::Descriptors`]: ringserve_core::AcceptEnd::Descriptors
 pub struct Epoll {
-    poll: Poll,
-    events: Events,
+    instance: OwnedFd,
+    events: Box<[Event]>,
     waker: Waker,
     timer: Timer,
     /// Readable once it went off.
@@ -83,6 +88,8 @@ pub struct Epoll {
     /// The listener that accepts first in the next turn, so that each gets its share of the budget.
     next_listener: usize,
     accepted: Accepted,
+    /// Which of the three sources of completions is first in this turn.
+    first_source: usize,
     /// Completions that wait for the next turn, in order; never received bytes.
     ready: VecDeque<Completion>,
     /// How many of the last in `ready` are sends that fitted at once, since the last turn.
@@ -100,6 +107,12 @@ pub struct Epoll {
     /// Accepted connections come with their peer's address.
     peer_addresses: bool,
     stats: DriverStats,
+}
+
+/// Rounded up, so that a shorter rest does not spin; and no longer than the kernel takes as a number.
+fn whole_milliseconds(time: Duration) -> Timespec {
+    let millis = time.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i64;
+    Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
 }
 
 /// What is left of a turn's budget.
@@ -123,33 +136,33 @@ impl Epoll {
     pub fn new(config: &EpollConfig, listeners: Vec<OwnedFd>) -> Result<Epoll, SetupError> {
         config.check()?;
         let (pool, side) = Pool::new(config.pool)?;
-        let failed = |call| move |error| SetupError::from_epoll(call, error);
-        let poll = Poll::new().map_err(failed("epoll_create1"))?;
-        let waker = Waker::new().map_err(failed("eventfd"))?;
-        // Edge-triggered: each wake is an edge, so the counter need not be read.
-        poll.registry()
-            .register(&mut SourceFd(&waker.raw()), WAKER, Interest::READABLE)
+        let failed = |call| move |error: Errno| SetupError::from_epoll(call, error.into());
+        let instance = epoll::create(CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
+        let waker = Waker::new().map_err(|error| SetupError::from_epoll("eventfd", error))?;
+        // Each wake is an edge, so the counter need not be read.
+        epoll::add(&instance, &waker, EventData::new_u64(WAKER), READABLE)
             .map_err(failed("epoll_ctl on the eventfd"))?;
         let timerfd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
-            .map_err(|error| failed("timerfd_create")(error.into()))?;
-        // Edge-triggered too: setting it again takes back that it is readable.
-        poll.registry()
-            .register(&mut SourceFd(&timerfd.as_raw_fd()), TIMER, Interest::READABLE)
+            .map_err(failed("timerfd_create"))?;
+        // Setting it again takes back that it is readable.
+        epoll::add(&instance, &timerfd, EventData::new_u64(TIMER), READABLE)
             .map_err(failed("epoll_ctl on the timerfd"))?;
         let listeners: Result<_, io::Error> = listeners.into_iter().map(Listening::new).collect();
         Ok(Epoll {
-            poll,
-            events: Events::with_capacity(EVENTS_MAX),
+            instance,
+            events: vec![NO_EVENT; EVENTS_MAX].into_boxed_slice(),
             waker,
             timer: Timer::default(),
             timerfd,
             side,
             pool,
             ports: Ports::new(),
-            listeners: listeners.map_err(failed("O_NONBLOCK on a listener"))?,
+            listeners: listeners
+                .map_err(|error| SetupError::from_epoll("O_NONBLOCK on a listener", error))?,
             emptying: 0,
             next_listener: 0,
             accepted: Accepted::default(),
+            first_source: 0,
             ready: VecDeque::new(),
             sent_at_once: 0,
             quiet: false,
@@ -201,25 +214,23 @@ impl Epoll {
             }
             _ if answers => Some(Duration::ZERO),
             Wait::For(time) if self.is_bound(time) => None,
-            // mio rounds up to milliseconds, so that a shorter rest does not spin.
             Wait::For(time) => Some(time),
             Wait::Forever => None,
         };
         self.skipped = false;
         self.stats.enters += 1;
-        match self.poll.poll(&mut self.events, timeout) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
-        }
-        let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
-        let mut count = 0;
-        for event in &events {
-            count += 1;
-            self.on_event(event);
+        let timeout = timeout.map(whole_milliseconds);
+        // Not by the C library's function: that lets a thread be cancelled there, which costs two locked operations where a process
+        // has several threads. The same for receives and sends.
+        let count = match epoll::wait(&self.instance, &mut *self.events, timeout.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(errno.raw_os_error()),
+        };
+        for n in 0..count {
+            self.on_event(self.events[n]);
         }
         self.more_events = count == EVENTS_MAX;
-        self.events = events;
         Ok(())
     }
 
@@ -242,24 +253,23 @@ impl Epoll {
     }
 
     #[inline]
-    fn on_event(&mut self, event: &Event) {
-        match event.token() {
+    fn on_event(&mut self, event: Event) {
+        match event.data.u64() {
+            slot if slot < LISTENERS => self.on_edge(slot as u32, event.flags),
             WAKER => self.waker.seen(),
             TIMER => self.timer.went_off(),
-            Token(slot) if slot < LISTENERS => self.on_edge(slot as u32, event),
-            Token(listener) => self.on_queued(listener - LISTENERS),
+            listener => self.on_queued((listener - LISTENERS) as usize),
         }
     }
 
     /// Notes what an edge says, and goes on with the send it was waited for.
     #[inline]
-    fn on_edge(&mut self, slot: u32, event: &Event) {
+    fn on_edge(&mut self, slot: u32, event: EventFlags) {
         let Some(port) = self.ports.at(slot) else { return };
-        let broken = event.is_error();
-        let ended = broken || event.is_read_closed();
+        let ended = event.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP);
         port.hung_up |= ended;
-        port.writable |= broken || event.is_writable() || event.is_write_closed();
-        if ended || event.is_readable() {
+        port.writable |= event.intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP);
+        if ended || event.contains(EventFlags::IN) {
             port.readable = true;
         }
         let connected = port.connecting && (port.writable || port.hung_up);
@@ -328,8 +338,9 @@ impl Driver for Epoll {
             Room { end: completions.len() + budget.completions.max(1), bytes: budget.bytes.max(1) };
         // The one that is first may use up the budget, so they take turns. The completions of one operation all
         // come by the same way, so their order is kept.
-        for source in 0..3 {
-            match (self.stats.turns + source) % 3 {
+        self.first_source = if self.first_source == 2 { 0 } else { self.first_source + 1 };
+        for source in [0, 1, 2, 0, 1].iter().skip(self.first_source).take(3) {
+            match source {
                 0 => self.deliver(&room, completions),
                 1 => self.read(&mut room, completions),
                 _ => self.take_connections(&room, completions),
@@ -371,9 +382,7 @@ impl Driver for Epoll {
 
     /// The epoll instance itself.
     fn readiness(&mut self) -> Result<OwnedFd, i32> {
-        // SAFETY: the instance is open, and stays so while the driver is borrowed.
-        let instance = unsafe { BorrowedFd::borrow_raw(self.poll.as_raw_fd()) };
-        instance.try_clone_to_owned().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+        self.instance.as_fd().try_clone_to_owned().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
     fn begin(&mut self) -> Result<bool, i32> {

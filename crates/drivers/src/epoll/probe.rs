@@ -13,7 +13,7 @@ use crate::shared::report::is_refused;
 use crate::shared::trial::{Steps, Trial};
 
 const EPOLL: Steps =
-    Steps { wait: "epoll_wait", receive: "recvfrom", send: "sendto", refused: SetupError::from_epoll };
+    Steps { wait: "epoll_pwait", receive: "recvfrom", send: "sendto", refused: SetupError::from_epoll };
 
 /// Tries epoll with all that the driver needs: it accepts, receives and sends, on Unix sockets.
 ///

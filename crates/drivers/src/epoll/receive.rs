@@ -1,8 +1,8 @@
 //! Receiving: one buffer at a time for each connection in the queue, going round.
 
-use std::io::{ErrorKind, Read};
-
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 
 use super::{Epoll, Room};
 
@@ -63,10 +63,9 @@ impl Epoll {
         let result = match &port.socket {
             Some(socket) if port.unregistered == 0 => {
                 self.stats.calls += 1;
-                let mut socket = socket;
-                socket.read(spare)
+                recv(socket, spare, RecvFlags::empty()).map(|(count, _)| count)
             }
-            _ => Err(std::io::Error::from_raw_os_error(port.unregistered.into())),
+            _ => Err(Errno::from_raw_os_error(port.unregistered.into())),
         };
         let end = match result {
             Ok(count) if count > 0 => {
@@ -76,19 +75,19 @@ impl Epoll {
                 if port.readable {
                     self.ports.rotate();
                 } else {
-                    self.ports.sync_queue(id.slot());
+                    self.ports.leave(id.slot());
                 }
                 let lease = self.side.received(buffer, count, true);
                 return Some(Completion::Received { id, lease });
             }
             Ok(_) if port.failed != 0 => Some(ReceiveEnd::Error(port.failed.into())),
             Ok(_) => Some(ReceiveEnd::Eof),
-            Err(error) if error.kind() == ErrorKind::Interrupted => None,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            Err(Errno::INTR) => None,
+            Err(Errno::AGAIN) => {
                 (port.readable, port.hung_up) = (false, false);
                 None
             }
-            Err(error) => Some(ReceiveEnd::Error(error.raw_os_error().unwrap_or(libc::EIO))),
+            Err(errno) => Some(ReceiveEnd::Error(errno.raw_os_error())),
         };
         self.side.take_back(buffer);
         // After the end the socket stays readable: the next receive finds the end again.

@@ -1,8 +1,10 @@
 //! Sending: tried at once, the rest when the socket has room again.
 
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::IoSlice;
 
 use ringserve_core::{Batch, Completion, ConnId, SendEnd};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 use socket2::Socket;
 
 use super::Epoll;
@@ -99,18 +101,18 @@ fn progress(socket: &Socket, batch: &mut Batch, calls: &mut u64) -> Progress {
                     return Progress::Full;
                 }
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Progress::Full,
-            Err(error) => return Progress::Failed(error.raw_os_error().unwrap_or(libc::EIO)),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Progress::Full,
+            Err(errno) => return Progress::Failed(errno.raw_os_error()),
         }
     }
 }
 
 /// One call: how many bytes it was given, and how many it took. A peer that is gone raises no signal.
 #[inline]
-fn send_pieces(socket: &Socket, batch: &Batch) -> (usize, io::Result<usize>) {
+fn send_pieces(socket: &Socket, batch: &Batch) -> (usize, Result<usize, Errno>) {
     if let Some(piece) = batch.single() {
-        return (piece.len(), socket.send_with_flags(piece, libc::MSG_NOSIGNAL));
+        return (piece.len(), send(socket, piece, SendFlags::NOSIGNAL));
     }
     let mut slices = [IoSlice::new(&[]); PIECES];
     let (mut count, mut asked) = (0, 0);
@@ -119,5 +121,5 @@ fn send_pieces(socket: &Socket, batch: &Batch) -> (usize, io::Result<usize>) {
         count += 1;
         asked += piece.len();
     }
-    (asked, socket.send_vectored_with_flags(&slices[..count], libc::MSG_NOSIGNAL))
+    (asked, sendmsg(socket, &slices[..count], &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL))
 }

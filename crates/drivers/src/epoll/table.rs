@@ -105,10 +105,8 @@ impl Ports {
     pub(super) fn sync_queue(&mut self, slot: u32) {
         let Some(port) = self.at(slot) else { return };
         let wanted = port.receiving && port.readable;
-        if wanted && !port.queued {
-            self.enter(slot);
-        } else if !wanted {
-            self.leave(slot);
+        if wanted != port.queued {
+            if wanted { self.enter(slot) } else { self.leave(slot) }
         }
     }
 
@@ -137,13 +135,16 @@ impl Ports {
         count
     }
 
+    #[inline]
     fn enter(&mut self, slot: u32) {
         let Some(port) = self.at(slot) else { return };
         port.queued = true;
         self.table.insert(self.table.last(), slot);
     }
 
-    fn leave(&mut self, slot: u32) {
+    /// Takes the port out of the queue, where it is in it.
+    #[inline]
+    pub(super) fn leave(&mut self, slot: u32) {
         let Some(port) = self.at(slot) else { return };
         if port.queued {
             (port.queued, port.parked) = (false, false);

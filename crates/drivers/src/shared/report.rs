@@ -171,7 +171,7 @@ impl fmt::Display for SetupError {
             SetupError::Epoll { call, error } => write!(
                 f,
                 "epoll cannot be used: {call} is refused ({error}), most likely by a seccomp profile or another \
-                 sandbox; allow epoll_create1, epoll_ctl, epoll_wait, eventfd2, timerfd_create, accept4, recvfrom and \
+                 sandbox; allow epoll_create1, epoll_ctl, epoll_pwait, eventfd2, timerfd_create, accept4, recvfrom and \
                  sendto in it"
             ),
             SetupError::TooOld { missing, since, error } => {

@@ -101,29 +101,30 @@ impl<T: Entry> Table<T> {
         self.last
     }
 
-    /// Puts a slot that is not in the list behind `before`, which is; `NONE` for its head.
+    /// Puts a slot that was opened and is not in the list behind `before`, which is; `NONE` for its head.
+    #[inline]
     pub(crate) fn insert(&mut self, before: u32, slot: u32) {
-        let after = self.entries.get(before).map_or(self.first, |entry| entry.place().after);
+        let after = match self.entries.get_mut(before) {
+            Some(entry) => std::mem::replace(&mut entry.place_mut().after, slot),
+            None => std::mem::replace(&mut self.first, slot),
+        };
+        match self.entries.get_mut(after) {
+            Some(entry) => entry.place_mut().before = slot,
+            None => self.last = slot,
+        }
         if let Some(entry) = self.entries.get_mut(slot) {
             let place = entry.place_mut();
             (place.before, place.after) = (before, after);
-            self.link(before, slot);
-            self.link(slot, after);
         }
     }
 
     /// Takes a slot that is in the list out of it.
+    #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
-        if let Some(entry) = self.entries.get_mut(slot) {
-            let place = entry.place_mut();
-            let (before, after) = (place.before, place.after);
-            (place.before, place.after) = (NONE, NONE);
-            self.link(before, after);
-        }
-    }
-
-    /// Makes `after` follow `before`; `NONE` is either end of the list.
-    fn link(&mut self, before: u32, after: u32) {
+        let Some(entry) = self.entries.get_mut(slot) else { return };
+        let place = entry.place_mut();
+        let (before, after) = (place.before, place.after);
+        (place.before, place.after) = (NONE, NONE);
         match self.entries.get_mut(before) {
             Some(entry) => entry.place_mut().after = after,
             None => self.first = after,

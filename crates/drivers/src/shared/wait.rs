@@ -14,7 +14,6 @@ use std::task::{self, Wake as _};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::time::{ClockId, clock_gettime};
 
 /// Makes a turn return, from any thread. Clones wake the same shard.
 ///
@@ -98,17 +97,16 @@ const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// The monotonic clock's time.
 #[expect(clippy::disallowed_methods, reason = "drivers wait in real time, and read its clock here")]
 pub(crate) fn now() -> Duration {
-    let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    Duration::from_nanos(monotonic_nanos())
 }
 
-/// What is known of the kernel's timer.
+/// What is known of the kernel's timer. In nanoseconds of the monotonic clock: each turn looks here.
 #[derive(Default)]
 pub(crate) struct Timer {
-    /// When it goes off, on the monotonic clock.
-    armed: Option<Duration>,
-    /// That clock when it was last read.
-    read: Duration,
+    /// When it goes off.
+    armed: Option<u64>,
+    /// The clock when it was last read.
+    read: u64,
 }
 
 /// What ends a wait.
@@ -125,31 +123,39 @@ pub(crate) enum Bound {
 impl Timer {
     /// How to end a wait of this length. What [`Bound::Set`] asks for must be done, or [`went_off`](Timer::went_off)
     /// called. The timer is not set unless it `can` be.
+    #[inline]
     pub(crate) fn bound(&mut self, wait: Duration, can: bool) -> Bound {
-        if wait <= SHORT {
-            return Bound::Call;
-        }
-        if self.ends(self.read + wait.min(LONG)) {
+        let wait = nanos(wait.min(LONG));
+        if wait > nanos(SHORT) && self.ends(self.read + wait) {
             // So it does for a wait that begins now, which is later.
             return Bound::Timer;
         }
-        self.read = now();
+        self.bound_now(wait, can)
+    }
+
+    #[inline(never)]
+    fn bound_now(&mut self, wait: u64, can: bool) -> Bound {
+        if wait <= nanos(SHORT) {
+            return Bound::Call;
+        }
+        self.read = nanos(now());
         self.bound_at(self.read, wait, can)
     }
 
     /// True if it goes off by then.
-    fn ends(&self, until: Duration) -> bool {
-        self.armed.is_some_and(|armed| armed <= until + SLACK)
+    #[inline]
+    fn ends(&self, until: u64) -> bool {
+        self.armed.is_some_and(|armed| armed <= until + nanos(SLACK))
     }
 
-    fn bound_at(&mut self, now: Duration, wait: Duration, can: bool) -> Bound {
-        let until = now + wait.min(LONG);
+    fn bound_at(&mut self, now: u64, wait: u64, can: bool) -> Bound {
+        let until = now + wait;
         match self.armed {
             _ if self.ends(until) => Bound::Timer,
             _ if !can => Bound::Call,
             armed => {
                 self.armed = Some(until);
-                Bound::Set { until, again: armed.is_some() }
+                Bound::Set { until: Duration::from_nanos(until), again: armed.is_some() }
             }
         }
     }
@@ -158,6 +164,12 @@ impl Timer {
     pub(crate) fn went_off(&mut self) {
         self.armed = None;
     }
+}
+
+/// Of less than 500 years.
+#[inline]
+const fn nanos(time: Duration) -> u64 {
+    time.as_secs() * 1_000_000_000 + time.subsec_nanos() as u64
 }
 
 /// Nanoseconds on the system's monotonic clock.
@@ -184,7 +196,11 @@ mod tests {
 
     #[track_caller]
     fn expect(timer: &mut Timer, now: u32, wait: u32, expected: Bound) {
-        assert_eq!(timer.bound_at(S * now, S * wait, true), expected, "a wait of {wait} s at {now} s");
+        assert_eq!(
+            timer.bound_at(nanos(S * now), nanos(S * wait), true),
+            expected,
+            "a wait of {wait} s at {now} s"
+        );
     }
 
     #[test]
@@ -202,9 +218,9 @@ mod tests {
         let mut timer = Timer::default();
         expect(&mut timer, 0, 60, set(60, false));
         expect(&mut timer, 10, 50, Bound::Timer);
-        assert_eq!(timer.bound_at(S * 10, S * 50 - SLACK, true), Bound::Timer);
+        assert_eq!(timer.bound_at(nanos(S * 10), nanos(S * 50 - SLACK), true), Bound::Timer);
         expect(&mut timer, 10, 49, set(59, true));
-        assert_eq!(timer.bound_at(S * 10, S * 10, false), Bound::Call);
+        assert_eq!(timer.bound_at(nanos(S * 10), nanos(S * 10), false), Bound::Call);
         expect(&mut timer, 10, 49, Bound::Timer);
     }
 
@@ -218,16 +234,20 @@ mod tests {
 
     #[test]
     fn clock_is_read_only_for_a_wait_that_may_end_before_the_timer() {
-        let mut timer = Timer { armed: Some(S * 60), read: S };
-        assert_eq!((timer.bound(S * 60, true), timer.read), (Bound::Timer, S));
-        assert_eq!((timer.bound(Duration::MAX, true), timer.read), (Bound::Timer, S));
+        let second = nanos(S);
+        let mut timer = Timer { armed: Some(60 * second), read: second };
+        assert_eq!((timer.bound(S * 60, true), timer.read), (Bound::Timer, second));
+        assert_eq!((timer.bound(Duration::MAX, true), timer.read), (Bound::Timer, second));
         timer.bound(S * 58, true);
-        assert!(timer.read > S, "{:?}", timer.read);
+        assert!(timer.read > second, "{}", timer.read);
     }
 
     #[test]
     fn a_wait_without_end_is_far_away() {
-        let bound = Timer::default().bound_at(S, Duration::MAX, true);
-        assert_eq!(bound, Bound::Set { until: S + LONG, again: false });
+        let mut timer = Timer::default();
+        let Bound::Set { until, again: false } = timer.bound(Duration::MAX, true) else {
+            panic!("it is not set: {:?}", timer.armed)
+        };
+        assert_eq!(until, Duration::from_nanos(timer.read) + LONG);
     }
 }

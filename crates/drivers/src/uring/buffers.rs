@@ -64,6 +64,7 @@ impl Buffers {
         }
     }
 
+    #[inline]
     fn review_low(&mut self) {
         // Nothing was in the ring before the first turn, and that says nothing.
         let nearly_empty = self.turns > 0 && self.in_ring < self.target / 8;

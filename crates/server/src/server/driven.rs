@@ -9,7 +9,7 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
-use super::builder::Server;
+use super::builder::{Server, Several};
 use super::error::Error;
 use super::launch::give_up;
 use super::listen::sockets::Listening;
@@ -56,8 +56,24 @@ where
     F: Framing + Clone + Send,
     Make: IntoService<F>,
 {
+    start_prepared_on(server.with(factory)?, drivers)
+}
+
+/// The same for a server of several services.
+///
+/// # Errors
+/// Those of [`start_on`].
+pub fn start_several_on<D: Drivers>(server: Server<Several>, drivers: D) -> Result<ServerHandle, Error> {
+    start_prepared_on(server.prepared()?, drivers)
+}
+
+fn start_prepared_on<D, S>(prepared: Prepared<S>, drivers: D) -> Result<ServerHandle, Error>
+where
+    D: Drivers,
+    S: Serves + Send + 'static,
+{
     let (config, listening, plan) =
-        planned(server.with(factory)?, &|addr, shards| drivers.listen(addr, shards), u64::MAX)?;
+        planned(prepared, &|addr, shards| drivers.listen(addr, shards), u64::MAX)?;
     let drivers = Arc::new(drivers);
     let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
     let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_>, ready| {

@@ -71,6 +71,7 @@ pub struct SeedOutcome {
 /// Which rule a seed broke, and the last events.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SeedFailure {
     pub what: String,
     pub chart: String,

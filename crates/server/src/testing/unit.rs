@@ -68,6 +68,7 @@ pub struct TestConn<S: Service> {
 
 /// What a call came to.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Called<E> {
     /// What it returned.
     pub result: Result<(), E>,

@@ -127,7 +127,8 @@ pub async fn run<F: Framing>(
                     | Verb::PanicInCall
                     | Verb::PanicAfterWait
                     | Verb::PanicInEncode
-                    | Verb::PanicInDecode,
+                    | Verb::PanicInDecode
+                    | Verb::PanicInPush,
                     Ok(()),
                 ) => Err("a connection that is aborted ends with FIN".into()),
                 (_, Ok(())) => Ok(()),

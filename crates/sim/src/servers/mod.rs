@@ -25,10 +25,10 @@ use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
 use ringserve_server::listen::tcp;
 use ringserve_server::sync::SendError;
 use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
-use ringserve_server::{Server, Several, Shard, Stream, stream};
+use ringserve_server::{CloseReason, Server, Several, Shard, Stream, stream};
 
 use plan::{ClientPlan, Deed, Frames, Leave, Plan, Verb};
-use service::{Common, Cover, Model, Order, Planted, UPSTREAM};
+use service::{Common, Cover, Model, Order, POOLED, Planted, UPSTREAM};
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
@@ -185,11 +185,13 @@ fn expected() -> Vec<(&'static str, String)> {
         "factory panics",
         "connection passed on",
         "second server",
+        "one of many messages",
         "two services",
     ] {
         all.push(("did", did.to_owned()));
     }
-    all.extend([("upstream", "given up".to_owned()), ("crowd", "beyond a turn".to_owned())]);
+    all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
+    all.push(("crowd", "beyond a turn".to_owned()));
     for heard in ["heard every reply", "heard its stream to the end"] {
         all.push(("client", heard.to_owned()));
     }
@@ -425,7 +427,7 @@ fn with_deeds(
     if plan.loses() {
         sim.expect_losses();
     }
-    let mut server = start();
+    let (mut server, mut is_broken) = (start(), false);
     let hosts: Vec<IpAddr> = plan.clients.iter().enumerate().map(|(number, of)| client(number, of)).collect();
     let pick = |from: usize| (sim.random() % from as u64) as usize;
     for &(at, deed) in &plan.deeds {
@@ -434,8 +436,15 @@ fn with_deeds(
         let time = Duration::from_millis(sim.random() % 10_000);
         match deed {
             Deed::Drain => server.drain(),
+            Deed::DrainLate => {
+                sim.expect_losses();
+                // The one to which most come.
+                server.stall(0, plan.server_limits.drain_delay + time);
+                server.drain();
+            }
             Deed::Abort => server.abort(),
             Deed::BreakDriver => {
+                is_broken = true;
                 server.break_driver(pick(plan.shards));
                 sim.run_until(Duration::from_secs(3600), || server.is_done());
                 assert!(server.is_done(), "the other shards of a dead one end");
@@ -456,17 +465,18 @@ fn with_deeds(
             }
             Deed::ResetHost => sim.reset(hosts[pick(hosts.len())]),
             Deed::Restart => {
-                server.drain();
-                sim.run_until(Duration::from_secs(3600), || server.is_done());
-                assert!(server.is_done(), "a drain ends");
-                count_passed(&server, cover);
-                server = start();
+                drain(sim, plan, &server);
+                check_sockets(&server, plan, is_broken, cover);
+                (server, is_broken) = (start(), false);
                 cover.count("did", "second server");
             }
         }
     }
     if plan.waits {
         sim.run_until_done();
+        if plan.keeps_upstreams {
+            sim.run_for(POOLED);
+        }
         let are_gone = || {
             let stats = server.stats();
             server.is_done() || stats.connections + stats.upstreams.connections == 0
@@ -474,10 +484,32 @@ fn with_deeds(
         sim.run_until(Duration::from_secs(3600), are_gone);
         assert!(are_gone(), "connections stay whose clients and calls have gone");
     }
+    drain(sim, plan, &server);
     sim.finish();
-    count_passed(&server, cover);
+    check_sockets(&server, plan, is_broken, cover);
 }
 
-fn count_passed(server: &SimServer, cover: &Cover) {
-    cover.add("did", "connection passed on", server.stats().counters.handed_off);
+/// What a drain may take beside what its limits say: shards that do not run, newcomers, what is closed in an orderly way.
+const DRAIN_TAKES: Duration = Duration::from_secs(30);
+
+/// Shuts a server down, which ends in time, and once no accepted connection is left.
+fn drain(sim: &Sim, plan: &Plan, server: &SimServer) {
+    server.drain();
+    sim.run_until(plan.server_limits.drain_delay + DRAIN_TAKES, || server.is_done());
+    sim.run_until(plan.server_limits.drain_timeout, || server.is_done() || server.stats().connections == 0);
+    assert!(sim.run_until(DRAIN_TAKES, || server.is_done()), "a drain takes longer than its limits say");
+}
+
+/// At the end of a server: each socket that a shard accepted became a connection, there or elsewhere, or was refused; and only
+/// shards that were full passed any on.
+fn check_sockets(server: &SimServer, plan: &Plan, is_broken: bool, cover: &Cover) {
+    let counters = server.stats().counters;
+    cover.add("did", "connection passed on", counters.handed_off);
+    let turned_away = counters.refused - counters.closed_for(CloseReason::Refused);
+    assert!(
+        is_broken || counters.accepted == counters.opened + turned_away,
+        "a socket was accepted and then lost: {counters:?}"
+    );
+    let has_room = plan.server_limits.connections_max > plan.clients.len() * plan.shards;
+    assert!(!has_room || counters.handed_off == 0, "a connection is passed on by a shard that has room");
 }

@@ -38,12 +38,16 @@ pub enum Verb {
     NoUpstream,
     /// A connection to an upstream that is given up soon.
     GiveUp,
+    /// A connection to an upstream that is kept, asked nothing for long, and then still there.
+    Pool,
     /// Tasks that are woken together, now and then more than a turn polls.
     Crowd,
     /// A large reply, in pieces, each of which waits for room.
     Big,
     /// A frame that is kept until the next call.
     Keep,
+    /// A sleep whose waker panics, which is kept.
+    BadWaker,
     // From here on the connection ends with it.
     Close,
     Abort,
@@ -52,6 +56,8 @@ pub enum Verb {
     PanicAfterWait,
     PanicInEncode,
     PanicInDecode,
+    /// A push from another shard that the framing does not survive.
+    PanicInPush,
     PanicInClose,
     PanicInDrop,
 }
@@ -66,9 +72,11 @@ impl Verb {
         Verb::Upstream,
         Verb::NoUpstream,
         Verb::GiveUp,
+        Verb::Pool,
         Verb::Crowd,
         Verb::Big,
         Verb::Keep,
+        Verb::BadWaker,
     ];
     pub const LAST: &[Verb] = &[
         Verb::Close,
@@ -78,6 +86,7 @@ impl Verb {
         Verb::PanicAfterWait,
         Verb::PanicInEncode,
         Verb::PanicInDecode,
+        Verb::PanicInPush,
         Verb::PanicInClose,
         Verb::PanicInDrop,
     ];
@@ -91,7 +100,7 @@ impl Verb {
     /// The service comes to its reply.
     pub fn replies(self) -> bool {
         use Verb::*;
-        !matches!(self, Fail | PanicInCall | PanicAfterWait | PanicInEncode | PanicInDecode)
+        !matches!(self, Fail | PanicInCall | PanicAfterWait | PanicInEncode | PanicInDecode | PanicInPush)
     }
 
     pub fn of(word: u8) -> Option<Verb> {
@@ -117,6 +126,8 @@ pub enum Leave {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     Drain,
+    /// One shard does not run meanwhile, and hears of it when others have ended.
+    DrainLate,
     Abort,
     BreakDriver,
     Stall,
@@ -130,6 +141,7 @@ pub enum Deed {
 impl Deed {
     pub const ALL: &[Deed] = &[
         Deed::Drain,
+        Deed::DrainLate,
         Deed::Abort,
         Deed::BreakDriver,
         Deed::Stall,
@@ -169,6 +181,8 @@ pub struct Plan {
     pub server_limits: ServerLimits,
     /// `limits` may end a connection.
     pub limits_bite: bool,
+    /// Nothing is done and nothing goes wrong that ends an upstream.
+    pub keeps_upstreams: bool,
     /// Nothing but drains is done, and those wait for as long as a client takes: each stream that is served goes on to its end.
     pub cuts_none: bool,
     pub clients: Vec<ClientPlan>,
@@ -213,13 +227,25 @@ impl Plan {
         let crowded = rng.one_in(8);
         let shards = if crowded { 8 } else { rng.range(1, 4) as usize };
         let limits_bite = rng.one_in(4);
-        let clients = (0..rng.spread(1, 16)).map(|number| client(rng, frames, number as u32)).collect();
+        let clients = if crowded { 16 } else { rng.spread(1, 16) };
+        let mut clients: Vec<_> = (0..clients).map(|number| client(rng, frames, number as u32)).collect();
+        if crowded {
+            // They meet.
+            clients.iter_mut().for_each(|client| {
+                client.starts /= 3;
+                client.pause = client.pause.max(Duration::from_secs(1));
+            });
+        }
         let deeds = if rng.one_in(2) { 0 } else { rng.range(1, 3) };
         let mut deeds: Vec<_> = (0..deeds).map(|_| (millis(rng, 60_000), rng.pick(Deed::ALL))).collect();
+        if crowded && rng.one_in(2) {
+            // While others still come, and go on coming.
+            deeds.push((millis(rng, 10_000), rng.pick(&[Deed::BreakDriver, Deed::DrainLate])));
+        }
         deeds.sort_by_key(|(at, _)| *at);
         let (mut server_limits, limits) = limits(rng, limits_bite);
         if crowded {
-            server_limits = server_limits.connections_max(8);
+            server_limits = server_limits.connections_max(8).drain_delay(Duration::from_secs(5));
         }
         let is_patient = rng.one_in(2);
         if is_patient {
@@ -234,6 +260,7 @@ impl Plan {
             limits,
             server_limits,
             limits_bite,
+            keeps_upstreams: harmless && deeds.is_empty(),
             cuts_none,
             clients,
             deeds,
@@ -265,7 +292,8 @@ impl Plan {
 
 fn client(rng: &mut Rng, frames: Frames, number: u32) -> ClientPlan {
     // Only the planted framing panics.
-    let needs_planted = |verb: &Verb| matches!(verb, Verb::PanicInEncode | Verb::PanicInDecode);
+    let needs_planted =
+        |verb: &Verb| matches!(verb, Verb::PanicInEncode | Verb::PanicInDecode | Verb::PanicInPush);
     let last = |verb: &Verb| frames == Frames::Planted || !needs_planted(verb);
     let last: Vec<Verb> = Verb::LAST.iter().copied().filter(last).collect();
     let requests =

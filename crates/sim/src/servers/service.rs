@@ -4,17 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
 use ringserve_server::sync::Mesh;
-use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard};
+use ringserve_server::time::Sleep;
+use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard, Stream};
 
 use super::plan::{Plan, Verb};
 
@@ -34,6 +36,16 @@ const CROWD_MAX: usize = 10_000;
 
 /// Of as many crowds one is large.
 const CROWDS_ONCE_IN: u64 = 64;
+
+/// How long an upstream is asked nothing: longer than any limit on accepted connections that a seed draws.
+pub const POOLED: Duration = Duration::from_secs(600);
+
+/// Messages that are more than a shard handles in a turn, which is 1024, and of how many messages one comes behind them.
+const MESSAGES: usize = 2000;
+const MESSAGES_ONCE_IN: u64 = 64;
+
+/// Of as many messages one comes behind another one that panics.
+const BAD_MESSAGE_ONCE_IN: u64 = 8;
 
 /// Of as many replies one comes twice with the canary.
 const CANARY_ONCE_IN: u64 = 500;
@@ -68,6 +80,7 @@ impl Cover {
 pub struct Order {
     handle: Option<ConnHandle>,
     text: String,
+    panics: bool,
 }
 
 impl Order {
@@ -92,6 +105,7 @@ pub struct Model {
     shard: Shard,
     cover: Cover,
     kept: RefCell<Option<Frame>>,
+    sleeps: RefCell<Vec<Pin<Box<Sleep>>>>,
 }
 
 #[derive(Default)]
@@ -112,6 +126,10 @@ impl Model {
     pub fn new(shard: &Shard, common: &Common, cover: &Cover, plan: &Plan) -> Model {
         let (of, here) = (cover.clone(), shard.clone());
         common.mesh.register(shard, move |order: Order| {
+            assert!(!order.panics, "planted: a message panics");
+            if order.handle.is_none() {
+                return of.count("did", "one of many messages");
+            }
             of.count("did", "message to another shard");
             let time = match here.random() % 2 {
                 0 => Duration::ZERO,
@@ -125,12 +143,55 @@ impl Model {
                 });
             }
         });
-        let kept = RefCell::default();
-        Model { common: common.clone(), plan: plan.clone(), shard: shard.clone(), cover: cover.clone(), kept }
+        let (kept, sleeps) = (RefCell::default(), RefCell::default());
+        Model {
+            common: common.clone(),
+            plan: plan.clone(),
+            shard: shard.clone(),
+            cover: cover.clone(),
+            kept,
+            sleeps,
+        }
     }
 
     fn one_in(&self, count: u64) -> bool {
         count > 0 && self.shard.random().is_multiple_of(count)
+    }
+
+    /// Has some shard push to a connection, now and then behind messages that are in its way.
+    fn ask_for_push(&self, handle: ConnHandle, text: String) {
+        let to = (self.shard.random() % self.shard.count() as u64) as usize;
+        if self.one_in(MESSAGES_ONCE_IN) {
+            (0..MESSAGES).for_each(|_| drop(self.common.mesh.send(to, Order::default())));
+        }
+        if self.one_in(BAD_MESSAGE_ONCE_IN) {
+            let _ = self.common.mesh.send(to, Order { panics: true, ..Order::default() });
+        }
+        let _ = self.common.mesh.send(to, Order { handle: Some(handle), text, panics: false });
+    }
+
+    /// Keeps an upstream, and sees after a long time whether it is still there.
+    fn keep_upstream(&self, mut stream: Stream) {
+        let (shard, cover, holds) = (self.shard.clone(), self.cover.clone(), self.plan.keeps_upstreams);
+        self.shard.spawn(async move {
+            shard.sleep(POOLED).await;
+            let kept = exchange(&shard, &mut stream, 4, Duration::ZERO).await;
+            cover.count("upstream", if matches!(kept, Ok(true)) { "kept" } else { "not kept" });
+            let excused = !holds || shard.is_draining();
+            assert!(
+                excused || matches!(kept, Ok(true)),
+                "an upstream that is asked nothing is gone: {kept:?}"
+            );
+        });
+    }
+}
+
+/// A waker that panics.
+struct BadWaker;
+
+impl Wake for BadWaker {
+    fn wake(self: Arc<Self>) {
+        panic!("planted: a waker panics");
     }
 }
 
@@ -195,6 +256,11 @@ impl Crowd {
 /// Sends that many bytes to an upstream and takes them back, with a pause before each piece.
 async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Duration) -> std::io::Result<bool> {
     let mut stream = shard.connect(addr).await?;
+    exchange(shard, &mut stream, len, pause).await
+}
+
+/// Sends that many bytes and takes them back. False if the upstream ends before.
+async fn exchange(shard: &Shard, stream: &mut Stream, len: usize, pause: Duration) -> std::io::Result<bool> {
     stream.write_all(&vec![b'u'; len]).await?;
     let mut heard = 0;
     while heard < len {
@@ -259,11 +325,7 @@ impl Service for Model {
                 });
             }
             Verb::Mesh => {
-                let to = (self.shard.random() % self.shard.count() as u64) as usize;
-                let _ = self
-                    .common
-                    .mesh
-                    .send(to, Order { handle: Some(cx.handle()), text: format!("+{number}") });
+                self.ask_for_push(cx.handle(), format!("+{number}"));
             }
             Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
@@ -281,6 +343,10 @@ impl Service for Model {
                 let given_up = self.shard.timeout(time, attempt).await.is_err();
                 self.cover.count("upstream", if given_up { "given up" } else { "in time" });
             }
+            Verb::Pool => match self.shard.connect(SocketAddr::from(UPSTREAM)).await {
+                Ok(stream) => self.keep_upstream(stream),
+                Err(error) => self.cover.count("upstream", error.kind()),
+            },
             Verb::Crowd => {
                 let is_large = self.one_in(CROWDS_ONCE_IN);
                 Crowd::run(&self.shard, if is_large { CROWD_MAX } else { 8 }).await;
@@ -296,6 +362,13 @@ impl Service for Model {
                 let before = self.kept.replace(Some(frame.clone()));
                 drop(before);
             }
+            Verb::BadWaker => {
+                let mut sleep = Box::pin(self.shard.sleep(time));
+                let waker = Waker::from(Arc::new(BadWaker));
+                if sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+                    self.sleeps.borrow_mut().push(sleep);
+                }
+            }
             Verb::Abort => cx.abort(),
             Verb::Fail => return Err("planted"),
             Verb::PanicInCall => panic!("planted: a call panics"),
@@ -308,6 +381,11 @@ impl Service for Model {
                 return Ok(());
             }
             Verb::PanicInDecode => return Ok(()),
+            Verb::PanicInPush => {
+                let word = std::str::from_utf8(BAD_WORD).expect("text");
+                self.ask_for_push(cx.handle(), word.to_owned());
+                return Ok(());
+            }
             Verb::PanicInClose => cx.session().panics_in_close.set(true),
             Verb::PanicInDrop => cx.session().panics_in_drop.set(true),
             Verb::Close => {}
@@ -319,6 +397,11 @@ impl Service for Model {
         }
         if matches!(verb, Verb::Close | Verb::PanicInClose | Verb::PanicInDrop) {
             cx.close();
+            let late = (cx.handle().push("late"), cx.local_handle().push("late"));
+            assert!(
+                matches!(late, (Err(PushError::Gone), Err(PushError::Gone))),
+                "a push behind the end: {late:?}"
+            );
         }
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
-//! single calls in `shared` (socket options, limits of the process, its allocator, the clock) and the descriptor that
-//! `epoll` lends.
+//! single calls in `shared` (socket options, limits of the process, its allocator, the clock).
 //!
 //! What makes it sound, and is relied on by each `SAFETY` comment below:
 //!
