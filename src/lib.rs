@@ -47,7 +47,9 @@
 //!
 //! A call may await whatever it likes: [`Cx::sleep`], [`Cx::timeout`] around any future, a channel that another thread
 //! feeds. The next frame of its connection waits until it is done, unless [`Limits::calls_in_flight_max`] allows more at
-//! once. [`Cx::spawn`] starts what does not belong to a connection.
+//! once. [`Cx::spawn`] starts what does not belong to a connection, [`Cx::spawn_on_connection`] what ends with it; the
+//! [handle](task::JoinHandle) of a task gives its value and aborts it. [`Shard::interval`] ticks. With the feature `sync` there are
+//! channels and locks in [`sync`].
 //!
 //! [`ConnHandle`] reaches a connection from anywhere; [`LocalHandle`] does so on its own shard and costs less. State that is
 //! split over the shards is reached by messages: [`sync::Mesh`].
@@ -100,6 +102,7 @@
 //! |---|---|
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
+//! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
@@ -117,8 +120,9 @@
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`stats`] | what a server counts and holds |
-//! | [`sync`] | messages between shards, the begin of a drain |
-//! | [`time`] | the time on a shard's clock, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
+//! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
+//! | [`task`] | handles on tasks |
+//! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | `codec`, `http`, `testing`, `tower` | with the feature of that name |
 //!
 //! # What it does not do
@@ -142,7 +146,7 @@ pub use ringserve_server::{
     Peer, PushError, Refusal, Runtime, Server, ServerControl, ServerHandle, Service, SetupError, Several,
     Shard, Stream, StreamHandle, StreamService, stream,
 };
-pub use ringserve_server::{framing, limits, listen, middleware, net, stats, sync, time};
+pub use ringserve_server::{framing, limits, listen, middleware, net, stats, sync, task, time};
 
 #[doc = include_str!("../docs/FRAMING.md")]
 pub mod guide {

@@ -1,6 +1,7 @@
 //! Who is accepted, and on what: starts, listeners, sockets and their options, full tables, several shards.
 
 mod listeners;
+mod peers;
 mod services;
 mod several_shards;
 mod socket_options;

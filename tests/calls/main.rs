@@ -5,5 +5,6 @@ mod in_flight;
 mod middleware;
 mod panics;
 mod sleeping;
+mod tasks;
 mod tower;
 mod waiting;

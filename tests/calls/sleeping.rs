@@ -164,7 +164,7 @@ impl Service for Spawner {
 
     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
         let (shard, tasks, running) = (cx.shard().clone(), self.tasks.clone(), self.running.clone());
-        match &line[..] {
+        let _detached = match &line[..] {
             b"sleeps" => cx.spawn(async move {
                 running.set(running.get() + 1);
                 shard.sleep(Duration::from_millis(100)).await;
@@ -193,7 +193,7 @@ impl Service for Spawner {
             }),
             b"running" => return self.answer(cx, self.running.get()),
             other => panic!("{other:?} is nothing to spawn"),
-        }
+        };
         cx.reply(line);
         Ok(())
     }

@@ -252,7 +252,7 @@ pub fn a_shutdown_does_not_wait_for_idle_upstreams(on: On) {
             let connecting = shard.connect(to);
             shard.spawn(async move {
                 let _upstream = connecting.await.expect("the upstream accepts");
-                pending().await
+                pending::<()>().await
             });
         }
         stream(async |_stream: Stream| {})

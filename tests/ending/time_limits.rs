@@ -109,6 +109,25 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
 }
 
 #[test]
+fn a_talker_without_answers_is_idle_where_sent_bytes_alone_count() {
+    let lab = Lab::start(no_time_limits().idle_timeout(SHORT).idle_counts(IdleCounts::Sent));
+    let (mut talks, mut asks) = (lab.reached("it"), lab.client());
+    let started = Instant::now();
+    // Each says something all the time; one of them only pieces of a frame, to which there is no answer yet.
+    talks.write(&[0, 1, 0, 0]);
+    while talks.is_silent() {
+        talks.write(&[0]);
+        asks.echoes("");
+        assert!(started.elapsed() < ringserve_tests::SOON, "the talker is still there");
+    }
+    assert_eq!(talks.end(), End::Fin);
+    lab.closed_for(CloseReason::IdleTimeout, 1);
+    asks.echoes("");
+    drop((talks, asks));
+    lab.finish();
+}
+
+#[test]
 fn half_received_frame_does_not_count_as_use() {
     let lab = Lab::start(no_time_limits().idle_timeout(SHORT));
     let mut client = lab.client();

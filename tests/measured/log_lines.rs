@@ -43,6 +43,11 @@ impl Service for Fails {
                 cx.sleep(Duration::from_millis(1)).await;
                 panic!("planted late");
             }
+            b't' => {
+                let _ = cx.spawn_named::<()>("rotten", async { panic!("planted in a task") }).await;
+                cx.spawn_on_connection(async { panic!("planted in its task") }).expect("there is room");
+                Ok(())
+            }
             _ => {
                 cx.sleep(Duration::from_millis(20)).await;
                 // The other calls fail while it leaves.
@@ -84,7 +89,15 @@ fn each_failed_connection_has_one_line_that_names_it() {
         assert!(line.contains("ERROR") && line.contains(" id=") && line.contains(panic), "{line}");
         assert!(line.contains("place=\"call\""), "{line}");
     }
-    watch::closed_for(&running, CloseReason::HandlerPanicked, 2);
+    let mut client = connect();
+    client.write(&frame(b"tasks"));
+    let line = one_line(&logged, &client, "user code panicked; its connection is closed");
+    assert!(line.contains("place=\"task\"") && line.contains("panic=planted in its task"), "{line}");
+    let text = logged.text();
+    let named: Vec<&str> = text.lines().filter(|line| line.contains("a task on a shard panicked")).collect();
+    assert_eq!(named.len(), 1, "{named:?}");
+    assert!(named[0].contains("task=\"rotten\" panic=planted in a task"), "{named:?}");
+    watch::closed_for(&running, CloseReason::HandlerPanicked, 3);
     ringserve_tests::finish(running);
 
     let streams = On::default().server(no_time_limits()).start(|_| {

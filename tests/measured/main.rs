@@ -20,6 +20,7 @@ mod receive_memory;
 mod silent_all;
 mod stream_allocations;
 mod system_calls;
+mod task_allocations;
 mod waiting_calls;
 
 use std::alloc::System;

@@ -1,5 +1,6 @@
 //! Reaching a connection or a shard from elsewhere: handles, pushes, messages, wake-ups.
 
+mod awaits;
 mod broadcast;
 mod handles;
 mod messages;

@@ -62,7 +62,7 @@ setters! {
         write_bytes_per_second_min: usize,
         read_bytes_per_second_min: usize,
         heartbeats_missed_max: u8,
-        calls_in_flight_max: u16,
+        calls_in_flight_max: u16, connection_tasks_max: u16,
         linger_timeout: Duration,
     } options {
         first_frame_timeout, idle_timeout, write_stall_timeout, handler_timeout, heartbeat_interval,

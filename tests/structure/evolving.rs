@@ -15,6 +15,7 @@ const COMPLETE: &[(&str, &str)] = &[
     ("CopySide", "two streams are copied"),
     ("Decode", "a framing makes it, and makes all of it"),
     ("Payload", "callers make it"),
+    ("PeerCredentials", "the kernel tells these three"),
     ("PushError", "what was not pushed is full or gone, and the caller does something else for each"),
     ("SendError", "the same, with the message"),
 ];

@@ -89,6 +89,8 @@ pub(crate) struct Times {
     pub idle: u32,
     /// Bytes that the peer takes keep a connection from being idle.
     pub idle_counts_sent: bool,
+    /// Bytes that the peer sends do.
+    idle_counts_received: bool,
     /// Between two looks at what the peer took of a send.
     pub write_look: u32,
     linger: u32,
@@ -110,7 +112,8 @@ impl Times {
         Times {
             first_frame: steps(limits.first_frame_timeout),
             idle: steps(limits.idle_timeout),
-            idle_counts_sent: limits.idle_counts == IdleCounts::Either,
+            idle_counts_sent: limits.idle_counts != IdleCounts::Received,
+            idle_counts_received: limits.idle_counts != IdleCounts::Sent,
             write_look: write_look(limits),
             linger: steps_for(limits.linger_timeout),
             handler: steps(limits.handler_timeout),
@@ -374,7 +377,9 @@ impl Conn {
         }
         // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
         if self.is_open() && !self.has_handler() && !(self.send.is_on() && times.idle_counts_sent) {
-            let mut left = self.active_at.left(times.idle, now);
+            // The end of a call moves both.
+            let from = if times.idle_counts_received { self.active_at } else { self.since };
+            let mut left = from.left(times.idle, now);
             if times.idle_counts_sent {
                 left = left.max(self.send_at.left(times.idle, now));
             }

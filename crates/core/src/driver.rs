@@ -48,6 +48,17 @@ use crate::{Address, Batch, ConnId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Socket(pub u64);
 
+/// The process at the other end of a Unix socket, as it was when it connected (`SO_PEERCRED`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerCredentials {
+    /// Its number; `None` if it cannot be seen from this process namespace.
+    pub pid: Option<u32>,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+}
+
 /// What is asked of a driver.
 #[derive(Debug)]
 pub enum Op {
@@ -382,6 +393,17 @@ pub trait Driver {
     /// Makes a turn return, from any thread. If none blocks, the next one that would block returns at once. What the waking
     /// thread did before is seen after that turn. Several wakes before a turn sees them may count as one.
     fn waker(&self) -> Waker;
+
+    /// Which address of this host a peer connected to. The socket was accepted, and is not adopted or refused yet. `None` for
+    /// Unix sockets, and where the driver cannot tell.
+    fn local_of(&mut self, _socket: Socket) -> Option<SocketAddr> {
+        None
+    }
+
+    /// The process at the other end of a Unix socket, which is neither adopted nor refused yet. `None` for all others.
+    fn credentials_of(&mut self, _socket: Socket) -> Option<PeerCredentials> {
+        None
+    }
 
     /// Takes an accepted socket out of this driver, in the place of an [`Op::Adopt`] or [`Op::Refuse`]. `None` if there is no
     /// such socket, or no descriptor is left to name it; then it is closed.

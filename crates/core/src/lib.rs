@@ -38,8 +38,8 @@ pub use address::Address;
 pub use batch::Batch;
 pub use counters::ConnStats;
 pub use driver::{
-    AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, GivesBack, Op, ReceiveEnd, SendEnd, Socket,
-    Wait,
+    AcceptEnd, Budget, CloseHow, Completion, Driver, DriverStats, GivesBack, Op, PeerCredentials, ReceiveEnd,
+    SendEnd, Socket, Wait,
 };
 pub use frame::Frame;
 pub use framing::Payload;
@@ -47,7 +47,7 @@ pub use id::{ConnId, LaneId};
 pub use limits::{IdleCounts, LimitError, Limits, ServerLimits};
 pub use observer::Observer;
 pub use outbox::Outbox;
-pub use outlet::{ConnHead, ConnShared, Outlet};
+pub use outlet::{Asked, ConnHead, ConnShared, Outlet};
 pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
 pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};

@@ -41,7 +41,7 @@ pub struct Limits {
     /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
     /// 10 min, above the 5 min of common client pools, so that clients close first.
     pub idle_timeout: Option<Duration>,
-    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends. Default either.
+    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends, or takes. Default either.
     pub idle_counts: IdleCounts,
     /// Time in which the peer takes no byte of what is being sent. Default 30 s.
     pub write_stall_timeout: Option<Duration>,
@@ -69,6 +69,11 @@ pub struct Limits {
     /// Calls of one connection that may wait at once, 1 to 65535. Default 1: a connection's replies come in the order
     /// of its frames. More suits protocols whose replies carry the number of their request.
     pub calls_in_flight_max: u16,
+    /// Tasks of one connection ([`Cx::spawn_on_connection`]) at once, 1 to 65535; a further one is refused. Each holds its
+    /// future, which [`ServerLimits::held_bytes_max`] does not count. Default 64.
+    ///
+    /// [`Cx::spawn_on_connection`]: https://docs.rs/ringserve/latest/ringserve/struct.Cx.html
+    pub connection_tasks_max: u16,
     /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
     /// could destroy the last reply on its way. Default 2 s.
     pub linger_timeout: Duration,
@@ -118,6 +123,15 @@ pub struct ServerLimits {
     /// for each, 8 bytes of kernel memory, and is bound by `RLIMIT_NOFILE`: where both together exceed that, these get
     /// half of it at most. Default 1024.
     pub upstreams_max: usize,
+    /// Threads for calls that block ([`Shard::spawn_blocking`]), 1 to 1024 for the whole server. Default 64: such calls mostly
+    /// wait, for a disk or another server. None is started before it is needed, and one that was idle for 10 s ends. Each has a
+    /// stack of 2 MiB, of which the memory that it touches is used.
+    ///
+    /// [`Shard::spawn_blocking`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
+    pub blocking_threads_max: usize,
+    /// Calls that block and wait for one of these threads, 0 to 1 million for the whole server; further ones are refused.
+    /// Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds, and about 150 bytes.
+    pub blocking_queue_max: usize,
     /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
     /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.
     pub drain_timeout: Duration,
@@ -153,6 +167,10 @@ pub enum IdleCounts {
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     Received,
+    /// Bytes that the peer took, and the end of a call that waited. A peer whose frames bring it nothing, such as pings without an
+    /// answer, does not stay by sending them. The limit rests while bytes are being sent, of which
+    /// [`Limits::write_stall_timeout`] sees whether the peer takes any.
+    Sent,
 }
 
 impl Default for Limits {
@@ -173,6 +191,7 @@ impl Default for Limits {
             heartbeat_interval: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
+            connection_tasks_max: 64,
             linger_timeout: Duration::from_secs(2),
         }
     }
@@ -187,6 +206,8 @@ impl Default for ServerLimits {
             receive_buffer_bytes: 16 << 10,
             connect_timeout: Some(Duration::from_secs(10)),
             upstreams_max: 1024,
+            blocking_threads_max: 64,
+            blocking_queue_max: 1024,
             drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
         }
@@ -250,6 +271,7 @@ impl Limits {
             ("inbox_bytes_high", self.inbox_bytes_high, gib),
             ("heartbeats_missed_max", self.heartbeats_missed_max.into(), 255),
             ("calls_in_flight_max", self.calls_in_flight_max.into(), 65535),
+            ("connection_tasks_max", self.connection_tasks_max.into(), 65535),
         ];
         for (name, value, max) in bytes {
             in_range(name, value as u64, 1, max)?;
@@ -304,7 +326,7 @@ impl Limits {
         values {
             frame_bytes_max: usize, outbox_bytes_high: usize, outbox_bytes_low: usize, outbox_bytes_max: usize,
             inbox_bytes_high: usize, idle_counts: IdleCounts, write_bytes_per_second_min: usize,
-            read_bytes_per_second_min: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16,
+            read_bytes_per_second_min: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
             linger_timeout: Duration,
         }
         options {
@@ -323,6 +345,8 @@ impl ServerLimits {
         in_range("connections_max", self.connections_max as u64, 1, u64::MAX)?;
         in_range("held_bytes_max", self.held_bytes_max as u64, 1, u64::MAX)?;
         in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
+        in_range("blocking_threads_max", self.blocking_threads_max as u64, 1, 1024)?;
+        in_range("blocking_queue_max", self.blocking_queue_max as u64, 0, 1_000_000)?;
         in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
         let buffer = self.receive_buffer_bytes as u64;
         in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
@@ -400,7 +424,8 @@ impl ServerLimits {
     crate::setters! {
         values {
             connections_max: usize, held_bytes_max: usize, receive_bytes_max: usize, receive_buffer_bytes: usize,
-            upstreams_max: usize, drain_timeout: Duration, drain_delay: Duration,
+            upstreams_max: usize, blocking_threads_max: usize, blocking_queue_max: usize,
+            drain_timeout: Duration, drain_delay: Duration,
         }
         options {
             connect_timeout: Duration,

@@ -18,7 +18,7 @@ use ringserve_buf::{Counted, CountedHead};
 use crate::framing::Payload;
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
-use crate::{Batch, CloseReason, ConnId, RemoteGate};
+use crate::{Batch, CloseReason, ConnId, PeerCredentials, RemoteGate};
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -45,6 +45,8 @@ const READS_ON: u16 = 512;
 const NO_MEMORY: u16 = 1024;
 /// The outbox came to be over its high mark, and may still be.
 const OVER_HIGH: u16 = 2048;
+/// The kernel was asked for more than the peer's address.
+const ASKED: u16 = 4096;
 
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
@@ -71,6 +73,16 @@ struct Extra {
     service_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     reason: Option<CloseReason>,
+    asked: Option<Box<Asked>>,
+}
+
+/// What the kernel was asked for when the connection was accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The address that the peer connected to.
+    pub local: Option<SocketAddr>,
+    /// The process at the other end of a Unix socket.
+    pub credentials: Option<PeerCredentials>,
 }
 
 impl Outlet {
@@ -96,6 +108,23 @@ impl Outlet {
     /// The peer's address, if it has one.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
+    }
+
+    /// What else the kernel was asked for.
+    #[inline]
+    pub fn asked(&self) -> Asked {
+        if !self.has(ASKED) {
+            return Asked::default();
+        }
+        self.with_extra(|extra| extra.asked.as_deref().copied().unwrap_or_default())
+    }
+
+    /// Keeps what the kernel was asked for, if it told something.
+    pub fn set_asked(&self, asked: Asked) {
+        if asked != Asked::default() {
+            self.set(ASKED);
+            self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
+        }
     }
 
     /// The listener that accepted it.

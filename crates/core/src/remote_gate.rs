@@ -58,6 +58,12 @@ impl RemoteGate {
         !self.has_ended() && self.ends_asked.fetch_or(end, Ordering::AcqRel) & end == 0
     }
 
+    /// True if the outbox, with what is on the way, is over its high mark: then [`announce`](RemoteGate::announce) refuses.
+    pub fn is_full(&self) -> bool {
+        self.on_the_way.load(Ordering::Acquire) + self.outbox_bytes.load(Ordering::Acquire)
+            > self.outbox_bytes_high
+    }
+
     /// Announces `bytes` bytes for the outbox. False if it, with what is on the way, is over its high mark: then they
     /// must not be sent.
     pub fn announce(&self, bytes: usize) -> bool {

@@ -26,6 +26,7 @@ pub struct LaneShared {
     encoding: Encoding,
     outbox_bytes_high: usize,
     outbox_bytes_max: usize,
+    connection_tasks_max: u16,
 }
 
 /// What the connections of one shard share.
@@ -74,7 +75,13 @@ impl LaneShared {
             encoding,
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
+            connection_tasks_max: limits.connection_tasks_max,
         }
+    }
+
+    /// Tasks that a connection may have at once.
+    pub fn connection_tasks_max(&self) -> usize {
+        self.connection_tasks_max.into()
     }
 
     /// What all connections of the shard share.

@@ -1,5 +1,6 @@
 //! How user code reaches a connection.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::poll_fn;
 use std::task::Poll;
@@ -10,6 +11,7 @@ use ringserve_core::{ConnId, ConnShared, Payload};
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
 use crate::shard::handle::Shard;
+use crate::shard::join::{JoinHandle, SpawnError};
 use crate::shard::timers::{Sleep, Timeout};
 
 /// The connection a call is for.
@@ -115,9 +117,38 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.shard
     }
 
-    /// Runs a future on this shard, independent of this connection. See [`Shard::spawn`].
-    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        self.shard.spawn(future);
+    /// Runs a future on this shard, independent of this connection: it goes on when the connection ends, and a handle to
+    /// that which it holds says so. See [`Shard::spawn`].
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        self.shard.spawn(future)
+    }
+
+    /// As [`spawn`](Cx::spawn), for a task that is called `name` in the line that is logged if it panics.
+    pub fn spawn_named<T: 'static>(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        self.shard.spawn_named(name, future)
+    }
+
+    /// Runs a future that ends with this connection: it is dropped when that has ended, before
+    /// [`Service::close`](crate::Service::close). For subscriptions and pushes that serve this peer alone. A panic in it resets
+    /// the connection, as one in a call does.
+    ///
+    /// A connection that is idle or drained is closed though tasks of it wait, unless it is [held open](Cx::hold_open). No time
+    /// limit ends a task, and [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not count it. A
+    /// connection without tasks has no byte for them.
+    ///
+    /// # Errors
+    /// [`SpawnError::Full`] if the connection has
+    /// [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks, [`SpawnError::Gone`] if it takes nothing any
+    /// more. The future is dropped then.
+    pub fn spawn_on_connection<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<JoinHandle<T>, SpawnError> {
+        self.shard.spawn_on(self.shared.head(), future)
     }
 
     /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames of this connection wait
@@ -144,7 +175,7 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.
     pub fn local_handle(&self) -> LocalHandle {
-        LocalHandle::new(self.shared)
+        LocalHandle::new(self.shared, self.shard)
     }
 }
 

@@ -66,7 +66,24 @@ pub(crate) fn discard(waker: Option<Waker>) {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::{Wake, Waker};
+
+    /// A waker that counts how often it woke.
+    #[derive(Default)]
+    pub(crate) struct Woken(AtomicU32);
+
+    impl Woken {
+        pub(crate) fn count(&self) -> u32 {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 
     struct Bomb;
 

@@ -1,14 +1,19 @@
 //! Reaching a connection from outside of its own calls.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::task::Poll;
 
 use bytes::Bytes;
-use ringserve_buf::WeakHead;
+use ringserve_buf::{CountedHead, WeakHead};
 use ringserve_core::{ConnId, ConnShared, Outlet, Payload, RemoteGate};
 
+use crate::shard::awaited::Until;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::{Letter, RemoteShard};
+use crate::shard::notice::notice;
 
 /// Reaches a connection from any thread, as long as it lives: from its own shard, from another one, from a thread that
 /// is no shard. A clone costs two reference counts. It keeps neither the connection open nor its slot: once the
@@ -16,21 +21,31 @@ use crate::shard::inbox::{Letter, RemoteShard};
 ///
 /// What one thread pushes arrives in order. A push takes a lock for a few instructions, and wakes the shard if it
 /// sleeps.
+///
+/// Handles of one connection are equal. As the key of a map a handle is safe, since it is told from others by what never changes,
+/// which clippy's `mutable_key_type` does not see; `(handle.shard(), handle.id())` is a key too, and smaller.
 #[derive(Clone)]
 pub struct ConnHandle {
     id: ConnId,
     gate: Arc<RemoteGate>,
     remote: Arc<RemoteShard>,
+    shard: u32,
 }
 
 impl ConnHandle {
     pub(crate) fn new(outlet: &Outlet, shard: &Shard) -> ConnHandle {
-        ConnHandle { id: outlet.id(), gate: outlet.gate(), remote: shard.remote().clone() }
+        let remote = shard.remote().clone();
+        ConnHandle { id: outlet.id(), gate: outlet.gate(), remote, shard: shard.index() as u32 }
     }
 
     /// The connection's name on its shard.
     pub fn id(&self) -> ConnId {
         self.id
+    }
+
+    /// The [index](Shard::index) of its shard. Together with [`id`](ConnHandle::id) it names the connection in its server.
+    pub fn shard(&self) -> usize {
+        self.shard as usize
     }
 
     /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
@@ -49,19 +64,52 @@ impl ConnHandle {
     /// queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection ended, or is to
     /// end.
     pub fn push(&self, payload: impl Into<Bytes>) -> Result<(), PushError> {
+        self.send(payload.into(), true)
+    }
+
+    /// The same for bytes that leave as they are, as by [`Cx::write`](crate::Cx::write): frames that were encoded
+    /// before, once for many connections. They come whole between two frames.
+    ///
+    /// # Errors
+    /// As [`push`](ConnHandle::push).
+    pub fn push_raw(&self, bytes: impl Into<Bytes>) -> Result<(), PushError> {
+        self.send(bytes.into(), false)
+    }
+
+    fn send(&self, payload: Bytes, is_framed: bool) -> Result<(), PushError> {
         if self.gate.is_gone() {
             return Err(PushError::Gone);
         }
-        let payload = payload.into();
         let bytes = Letter::bytes_of(&payload);
         if !self.gate.announce(bytes) {
             return Err(PushError::Full);
         }
-        let letter = Letter::Push { id: self.id, gate: self.gate.clone(), payload };
+        let letter = Letter::Push { id: self.id, gate: self.gate.clone(), payload, is_framed };
         self.remote.send(letter).map_err(|_| {
             self.gate.arrived(bytes);
             PushError::Gone
         })
+    }
+
+    /// Waits until a push is not [full](PushError::Full): at once if there is room, and if the connection is gone. Otherwise the
+    /// outbox has to fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low). Pushes of others may fill it
+    /// again before the caller's own: push in a loop.
+    ///
+    /// Any executor may await it, on any thread. It costs an allocation and a message to the shard where it waits. Dropping
+    /// it is free.
+    pub async fn ready(&self) {
+        while !self.gate.is_gone() && self.gate.is_full() {
+            wait(&self.remote, self.id, Until::Ready).await;
+        }
+    }
+
+    /// Waits until the connection ended and its service, if it was opened, returned from
+    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](ConnHandle::is_gone) by the time that queued
+    /// replies take to leave. A shard that ends, ends its connections.
+    ///
+    /// As [`ready`](ConnHandle::ready) it may be awaited anywhere.
+    pub async fn closed(&self) {
+        wait(&self.remote, self.id, Until::Closed).await;
     }
 
     /// Closes the connection after what is queued has left; a handler that waits is dropped then. Pushes find it gone at
@@ -90,10 +138,24 @@ impl PartialEq for ConnHandle {
 
 impl Eq for ConnHandle {}
 
+impl Hash for ConnHandle {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.shard, self.id).hash(state);
+    }
+}
+
 impl fmt::Debug for ConnHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ConnHandle({})", self.id)
     }
+}
+
+/// Waits until that has happened to a connection, or its shard ended.
+async fn wait(remote: &RemoteShard, id: ConnId, until: Until) {
+    let (noticed, notify) = notice();
+    // Where the shard ended the letter comes back, and its notice is given when it is dropped.
+    let _ = remote.send(Letter::Await { id, until, notify });
+    noticed.await;
 }
 
 /// Reaches a [`Stream`](crate::Stream) from any thread, as [`ConnHandle`] reaches a connection of frames. It pushes nothing:
@@ -105,7 +167,7 @@ impl fmt::Debug for ConnHandle {
 ///     let _ = handle.push("into the middle of a message");
 /// }
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct StreamHandle(ConnHandle);
 
 impl StreamHandle {
@@ -116,6 +178,16 @@ impl StreamHandle {
     /// The connection's name on its shard.
     pub fn id(&self) -> ConnId {
         self.0.id()
+    }
+
+    /// As [`ConnHandle::shard`].
+    pub fn shard(&self) -> usize {
+        self.0.shard()
+    }
+
+    /// As [`ConnHandle::closed`].
+    pub async fn closed(&self) {
+        self.0.closed().await;
     }
 
     /// As [`ConnHandle::is_gone`].
@@ -146,16 +218,22 @@ impl fmt::Debug for StreamHandle {
 pub struct LocalHandle {
     id: ConnId,
     shared: WeakHead<Outlet>,
+    shard: Shard,
 }
 
 impl LocalHandle {
-    pub(crate) fn new<S: 'static>(shared: &ConnShared<S>) -> LocalHandle {
-        LocalHandle { id: shared.id(), shared: shared.head().downgrade() }
+    pub(crate) fn new<S: 'static>(shared: &ConnShared<S>, shard: &Shard) -> LocalHandle {
+        LocalHandle { id: shared.id(), shared: shared.head().downgrade(), shard: shard.clone() }
     }
 
     /// The connection's name on its shard.
     pub fn id(&self) -> ConnId {
         self.id
+    }
+
+    /// The [index](Shard::index) of its shard, which is that of the caller.
+    pub fn shard(&self) -> usize {
+        self.shard.index()
     }
 
     /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
@@ -170,12 +248,43 @@ impl LocalHandle {
     /// not queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection
     /// ended, or is to end.
     pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
-        let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;
-        if shared.is_full() {
-            return Err(PushError::Full);
-        }
-        shared.reply(payload.into());
+        self.room()?.reply(payload.into());
         Ok(())
+    }
+
+    /// The same for bytes that leave as they are, as by [`Cx::write`](crate::Cx::write).
+    ///
+    /// # Errors
+    /// As [`push`](LocalHandle::push).
+    pub fn push_raw(&self, bytes: impl AsRef<[u8]>) -> Result<(), PushError> {
+        self.room()?.write(bytes.as_ref());
+        Ok(())
+    }
+
+    /// The connection, if it takes a push.
+    fn room(&self) -> Result<CountedHead<Outlet>, PushError> {
+        let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;
+        if shared.is_full() { Err(PushError::Full) } else { Ok(shared) }
+    }
+
+    /// Waits until a push is not [full](PushError::Full): at once if there is room, and if the connection is gone. Otherwise the
+    /// outbox has to fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low).
+    pub async fn ready(&self) {
+        poll_fn(|task| match self.shared.upgrade() {
+            Some(shared) if shared.is_full() && !shared.is_ending() => {
+                shared.wake_when_ready(task.waker());
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        })
+        .await
+    }
+
+    /// Waits until the connection ended and its service, if it was opened, returned from
+    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](LocalHandle::is_gone) by the time that queued
+    /// replies take to leave.
+    pub async fn closed(&self) {
+        wait(self.shard.remote(), self.id, Until::Closed).await;
     }
 
     /// Closes the connection after what is queued has left; a handler that waits is dropped then.
@@ -200,6 +309,12 @@ impl PartialEq for LocalHandle {
 }
 
 impl Eq for LocalHandle {}
+
+impl Hash for LocalHandle {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.id.hash(state);
+    }
+}
 
 impl fmt::Debug for LocalHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,6 +18,7 @@ mod service;
 mod shard;
 pub mod stats;
 mod stream;
+pub mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tower")]
@@ -66,21 +67,24 @@ pub mod net {
     pub use crate::server::socket_options::apply::SocketOptionWarning;
     pub use crate::server::socket_options::check::SocketOptionError;
     pub use crate::server::socket_options::options::{KeepAlive, SocketOptions};
-    pub use crate::stream::connecting::Connecting;
-    pub use crate::stream::copy::{CopyError, CopySide, copy_bidirectional};
+    pub use crate::stream::connecting::{Connecting, Destination};
+    #[cfg(feature = "tokio")]
+    pub use crate::stream::copy::AnyStream;
+    pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
+    pub use crate::stream::halves::{ReadHalf, WriteHalf};
     pub use crate::stream::service::StreamResult;
-    pub use ringserve_core::Address;
+    pub use ringserve_core::{Address, PeerCredentials};
 }
 
-/// Messages between shards, and the begin of a drain as a future.
-pub mod sync {
-    pub use crate::shard::draining::Draining;
-    pub use crate::shard::messages::{Mesh, SendError};
+/// Handles on tasks of a shard, and on calls that block beside the shards.
+pub mod task {
+    pub use crate::shard::blocking::{Blocking, BlockingError};
+    pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
 }
 
 /// The time on the shards' clock, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
-    pub use crate::shard::timers::{Elapsed, Sleep, Timeout};
+    pub use crate::shard::timers::{Elapsed, Interval, Sleep, Timeout};
     pub use ringserve_core::Time;
 }
 

@@ -126,6 +126,28 @@ pub(crate) fn panicked(
     connection: Option<(ConnId, Peer)>,
     panic: &Panicked,
 ) {
+    panicked_in(shard, service, place, None, connection, panic);
+}
+
+/// A task panicked, which may have a name and be a connection's.
+#[cold]
+pub(crate) fn task_panicked(
+    shard: usize,
+    name: Option<&str>,
+    connection: Option<(ConnId, Peer)>,
+    panic: &Panicked,
+) {
+    panicked_in(shard, None, "task", name, connection, panic);
+}
+
+fn panicked_in(
+    shard: usize,
+    service: Option<&str>,
+    place: &str,
+    task: Option<&str>,
+    connection: Option<(ConnId, Peer)>,
+    panic: &Panicked,
+) {
     let what = match (place, connection) {
         ("waker", _) => "a waker panicked; its task may not have been woken",
         (_, Some(_)) => "user code panicked; its connection is closed",
@@ -133,9 +155,8 @@ pub(crate) fn panicked(
         _ => "user code panicked",
     };
     let (id, peer) = connection.unzip();
-    guarded(
-        || error!(shard, service, place, id = id.map(display), peer = peer.map(display), %panic, "{what}"),
-    );
+    let (id, peer) = (id.map(tracing::field::display), peer.map(tracing::field::display));
+    guarded(|| error!(shard, service, place, task, id, peer, %panic, "{what}"));
 }
 
 /// What a server did, in its last line.

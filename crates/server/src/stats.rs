@@ -7,6 +7,7 @@ pub use ringserve_core::{ConnStats, DriverStats};
 
 pub use crate::middleware::calls::CallStats;
 pub use crate::server::accept_queue::AcceptQueueStats;
+pub use crate::shard::blocking::BlockingStats;
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +76,8 @@ pub struct ServerStats {
     pub services: Vec<ServiceStats>,
     /// Those of all shards to upstreams.
     pub upstreams: UpstreamStats,
+    /// Calls that block, on the threads beside the shards.
+    pub blocking: BlockingStats,
     /// Each shard's own.
     pub shards: Vec<ShardStats>,
 }

@@ -80,8 +80,8 @@ pub struct Sealed {
     pub waiting: usize,
     /// See there.
     pub waiting_since: u64,
-    /// When it was active last.
-    pub active_at: u64,
+    /// When something last kept it from being idle.
+    pub used_at: u64,
     /// A whole frame was received that the service had not seen.
     pub unseen: bool,
     /// The kernel had not taken every reply.

@@ -285,7 +285,11 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
         .first_frame_timeout(if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) })
         .idle_timeout(idle)
         // Of a copy, so that what it draws changes nothing else of a seed.
-        .idle_counts(if rng.clone().one_in(3) { IdleCounts::Received } else { IdleCounts::Either })
+        .idle_counts(match rng.clone().below(6) {
+            0 | 1 => IdleCounts::Received,
+            2 => IdleCounts::Sent,
+            _ => IdleCounts::Either,
+        })
         .write_stall_timeout(if slow && rng.one_in(2) {
             maybe(rng, 40, 25_000)
         } else {

@@ -163,10 +163,12 @@ pub struct Sock {
     pub untold: bool,
     /// When the kernel last took a byte of a reply.
     pub taken_at: u64,
-    /// When a completion for it that counts last reached the core, or a handler finished.
+    /// When a completion for it last reached the core, or a handler finished.
     pub active_at: u64,
+    /// The same for what keeps it from being idle.
+    pub used_at: u64,
     /// The same as of the start of this turn: time limits are carried out before what the turn brought.
-    pub active_before: u64,
+    pub used_before: u64,
     /// When the server last read nothing of it.
     pub unread_at: u64,
     /// When and why the service was told that it ended.
@@ -226,7 +228,8 @@ impl Sock {
             untold: false,
             taken_at: 0,
             active_at: 0,
-            active_before: 0,
+            used_at: 0,
+            used_before: 0,
             unread_at: 0,
             ended: None,
             overdue: 0,
@@ -267,23 +270,24 @@ impl Sock {
 
     /// The connection is active at `now`, the time of this turn.
     pub fn touch(&mut self, now: u64) {
-        if self.active_at != now {
-            self.active_before = self.active_at;
-            self.active_at = now;
+        self.active_at = now;
+        if self.used_at != now {
+            self.used_before = self.used_at;
+            self.used_at = now;
         }
     }
 
-    /// When it was active last, without what this turn brought.
-    pub fn was_active(&self, now: u64) -> u64 {
-        if self.active_at == now { self.active_before } else { self.active_at }
+    /// When something last kept it from being idle, without what this turn brought.
+    pub fn was_used(&self, now: u64) -> u64 {
+        if self.used_at == now { self.used_before } else { self.used_at }
     }
 
     /// What is the case at `now`, if it ends.
     pub fn sealed(&self, now: u64, half: bool) -> Sealed {
         let (waiting, waiting_since) = (self.waiting.len(), self.waiting_since);
-        let (active_at, unseen) = (self.was_active(now), self.has_unseen());
+        let (used_at, unseen) = (self.was_used(now), self.has_unseen());
         let owed = self.taken < self.owed.len();
-        Sealed { at: now, waiting, waiting_since, active_at, unseen, owed, half, ended: self.fin_heard }
+        Sealed { at: now, waiting, waiting_since, used_at, unseen, owed, half, ended: self.fin_heard }
     }
 
     /// True if bytes arrived that are behind the last frame the service has seen.

@@ -8,7 +8,7 @@ use std::task;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::KernelSide;
-use ringserve_core::Address;
+use ringserve_core::{Address, PeerCredentials};
 use ringserve_drivers::UringConfig;
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use rustix::event::Timespec;
@@ -267,6 +267,19 @@ impl Kernel for SimKernel {
         let number = state.descriptor(fd);
         let connection = state.connection(number);
         (!connection.is_reset(Side::Server)).then(|| connection.addrs().0)
+    }
+
+    fn local_of(&mut self, fd: i32) -> Option<SocketAddr> {
+        let mut state = self.shared.lock();
+        let number = state.descriptor(fd);
+        Some(state.connection(number).addrs().1)
+    }
+
+    fn credentials_of(&mut self, fd: i32) -> Option<PeerCredentials> {
+        let mut state = self.shared.lock();
+        let number = state.descriptor(fd);
+        let host = state.connection(number).addrs().0.ip();
+        state.credentials.get(&host).copied()
     }
 
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {

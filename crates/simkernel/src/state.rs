@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use ringserve_core::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::alarm::Alarm;
@@ -143,6 +144,8 @@ pub(crate) struct State {
     handshakes: Injector,
     /// Pairs of hosts between which nothing arrives, the lower address first.
     partitions: BTreeSet<(IpAddr, IpAddr)>,
+    /// Of the processes on hosts, as peers of Unix sockets have them.
+    pub(crate) credentials: BTreeMap<IpAddr, PeerCredentials>,
     /// Connections held by hand.
     held: BTreeSet<u32>,
     /// Woken when the lock is free.
@@ -174,6 +177,7 @@ impl State {
             stepped,
             now: Duration::ZERO,
             partitions: BTreeSet::new(),
+            credentials: BTreeMap::new(),
             held: BTreeSet::new(),
             wakes: Vec::new(),
             left: Vec::new(),

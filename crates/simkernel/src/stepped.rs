@@ -4,6 +4,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use ringserve_core::PeerCredentials;
+
 use crate::{ConnectionId, Faults, Network, RingId, Socket, SocketListener};
 
 /// Of a network in virtual time. One thread steps what is on it:
@@ -64,6 +66,11 @@ impl Network {
     pub fn connections(&self) -> Vec<(ConnectionId, SocketAddr, SocketAddr)> {
         let state = self.shared.lock();
         state.connections().map(|(number, (client, server))| (ConnectionId(number), client, server)).collect()
+    }
+
+    /// From now on connections from a host have these credentials, as a Unix socket's have.
+    pub fn set_credentials(&self, host: IpAddr, credentials: PeerCredentials) {
+        self.shared.lock().credentials.insert(host, credentials);
     }
 
     /// Has nothing arrive between two hosts: connects wait, and what is sent stays on the way.

@@ -51,6 +51,10 @@ impl Accepted {
         Name(id.bits())
     }
 
+    pub(super) fn find(&self, name: Name) -> Option<&Socket> {
+        self.sockets.get(ConnId::from_bits(name.0))
+    }
+
     pub(super) fn take(&mut self, name: Name) -> Option<Socket> {
         self.sockets.remove(ConnId::from_bits(name.0))
     }

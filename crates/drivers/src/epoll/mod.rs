@@ -28,12 +28,13 @@ mod table;
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::task;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, Socket, Wait};
+use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, PeerCredentials, Socket, Wait};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{
@@ -43,6 +44,7 @@ use rustix::time::{
 use crate::shared::connect::BeforeConnect;
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
+use crate::shared::socket_options::peer_credentials;
 use crate::shared::wait::{Bound, SET_FROM, Timer, Waker};
 use accept::{Accepted, Listening};
 use table::Ports;
@@ -370,6 +372,16 @@ impl Driver for Epoll {
 
     fn waker(&self) -> task::Waker {
         self.waker.to_task()
+    }
+
+    fn local_of(&mut self, socket: Socket) -> Option<SocketAddr> {
+        self.stats.calls += 1;
+        self.accepted.find(socket)?.local_addr().ok()?.as_socket()
+    }
+
+    fn credentials_of(&mut self, socket: Socket) -> Option<PeerCredentials> {
+        self.stats.calls += 1;
+        peer_credentials(self.accepted.find(socket)?)
     }
 
     fn hand_over(&mut self, socket: Socket) -> Option<OwnedFd> {

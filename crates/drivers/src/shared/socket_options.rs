@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use ringserve_core::PeerCredentials;
+
 /// An option of a TCP socket whose value is one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpOption {
@@ -55,6 +57,17 @@ pub fn peer_process(socket: impl AsFd) -> Option<u32> {
     (pid != 0).then_some(pid)
 }
 
+/// The process at the other end of a connected Unix socket, which connected or listens. `None` for a socket of another kind.
+pub fn peer_credentials(socket: impl AsFd) -> Option<PeerCredentials> {
+    // A socket without a process at its other end has none of the three, and -1 for user and group.
+    let [pid, uid, gid]: [u32; 3] = get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED).ok()?;
+    (uid != u32::MAX || gid != u32::MAX).then_some(PeerCredentials {
+        pid: (pid != 0).then_some(pid),
+        uid,
+        gid,
+    })
+}
+
 /// A value that the kernel may write any bytes to.
 trait Plain: Copy + Default {}
 impl Plain for libc::c_int {}
@@ -90,6 +103,10 @@ mod tests {
     fn the_process_at_the_other_end_is_named() {
         let (one, _other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         assert_eq!(peer_process(&one), Some(std::process::id()));
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let credentials = PeerCredentials { pid: Some(std::process::id()), uid, gid };
+        assert_eq!(peer_credentials(&one), Some(credentials));
+        assert_eq!(peer_credentials(Socket::new(Domain::IPV4, Type::STREAM, None).unwrap()), None);
         assert_eq!(peer_process(Socket::new(Domain::UNIX, Type::STREAM, None).unwrap()), None);
         assert_eq!(peer_process(Socket::new(Domain::IPV4, Type::STREAM, None).unwrap()), None);
     }

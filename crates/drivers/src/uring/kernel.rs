@@ -17,7 +17,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_buf::KernelSide;
-use ringserve_core::{Address, Batch, CloseHow, ConnId};
+use ringserve_core::{Address, Batch, CloseHow, ConnId, PeerCredentials};
 
 /// The multishot operation goes on: more completions follow.
 pub const F_MORE: u32 = 1 << 1;
@@ -348,6 +348,17 @@ pub trait Kernel {
     /// The peer's address, for a descriptor from an accept's completion. `None` for Unix sockets and for a
     /// peer that is gone.
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr>;
+
+    /// The address of this host that the peer connected to, for such a descriptor. `None` for Unix sockets, and where it cannot
+    /// be told.
+    fn local_of(&mut self, _fd: i32) -> Option<SocketAddr> {
+        None
+    }
+
+    /// The process at the other end of a Unix socket, for such a descriptor.
+    fn credentials_of(&mut self, _fd: i32) -> Option<PeerCredentials> {
+        None
+    }
 
     /// Nothing begins to queue at the listener from here on. What is queued can still be taken, and so can what comes
     /// within the time returned: its handshake had begun.

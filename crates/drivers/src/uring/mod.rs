@@ -27,11 +27,14 @@ mod table;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, Socket, Wait};
+use ringserve_core::{
+    Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, PeerCredentials, Socket, Wait,
+};
 
 use crate::shared::report::log;
 use crate::shared::wait::SET_FROM;
@@ -478,6 +481,16 @@ impl<K: Kernel> Driver for Uring<K> {
 
     fn waker(&self) -> Waker {
         self.kernel.waker()
+    }
+
+    fn local_of(&mut self, socket: Socket) -> Option<SocketAddr> {
+        self.stats.calls += 1;
+        self.kernel.local_of(socket.0 as i32)
+    }
+
+    fn credentials_of(&mut self, socket: Socket) -> Option<PeerCredentials> {
+        self.stats.calls += 1;
+        self.kernel.credentials_of(socket.0 as i32)
     }
 
     fn hand_over(&mut self, socket: Socket) -> Option<K::Descriptor> {

@@ -191,7 +191,9 @@ impl<F: Future<Output = ()> + 'static> Executor<F> for StreamExecutor {
                 self.shard.spawn(WatchedStream { future, watching });
             }
             // What comes of CONNECT.
-            None => self.shard.spawn(future),
+            None => {
+                self.shard.spawn(future);
+            }
         }
     }
 }

@@ -37,6 +37,77 @@
 //!
 //! To write one, wrap a service and delegate every method of the trait: one that is not delegated does what its default
 //! does, and the inner service never hears of it.
+//!
+//! # Around streams
+//!
+//! What [`stream`](crate::stream()) takes is a function, so what wraps it is one too:
+//!
+//! ```no_run
+//! use std::io;
+//! use std::time::Duration;
+//!
+//! use ringserve::{Server, Stream, stream};
+//!
+//! /// Gives each connection `time`.
+//! fn within(
+//!     time: Duration,
+//!     handler: impl AsyncFn(Stream) -> io::Result<()> + 'static,
+//! ) -> impl AsyncFn(Stream) -> io::Result<()> + 'static {
+//!     async move |stream: Stream| {
+//!         let shard = stream.shard().clone();
+//!         shard.timeout(time, handler(stream)).await.map_err(|_elapsed| io::ErrorKind::TimedOut)?
+//!     }
+//! }
+//!
+//! async fn echo(mut stream: Stream) -> io::Result<()> {
+//!     while let Some(bytes) = stream.read_frame().await? {
+//!         stream.queue(bytes);
+//!         stream.ready().await?;
+//!     }
+//!     Ok(())
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! Server::bind("127.0.0.1:7000").serve(|_shard| stream(within(Duration::from_secs(3600), echo)))
+//! # }
+//! ```
+//!
+//! # Around HTTP
+//!
+//! What `http` takes is a service of hyper's, so tower's and others' layers fit, by `hyper_util::service::TowerToHyperService`,
+//! and a function around one is one:
+//!
+//! ```no_run
+//! # use std::convert::Infallible;
+//! use ringserve::http::hyper::body::{Body, Incoming};
+//! use ringserve::http::hyper::header::{HeaderValue, SERVER};
+//! use ringserve::http::hyper::service::{Service, service_fn};
+//! use ringserve::http::hyper::{Request, Response};
+//! use ringserve::{Server, http};
+//!
+//! /// Names the server in each answer.
+//! fn named<S, B: Body>(inner: S) -> impl Service<Request<Incoming>, Response = Response<B>, Error = S::Error, Future: 'static>
+//! where
+//!     S: Service<Request<Incoming>, Response = Response<B>, Future: 'static> + 'static,
+//!     S::Error: std::error::Error + Send + Sync,
+//! {
+//!     service_fn(move |request| {
+//!         let answer = inner.call(request);
+//!         async move {
+//!             let mut answer = answer.await?;
+//!             answer.headers_mut().insert(SERVER, HeaderValue::from_static("ringserve"));
+//!             Ok(answer)
+//!         }
+//!     })
+//! }
+//!
+//! # async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+//! #     Ok(Response::new("hello".into()))
+//! # }
+//! # fn main() -> Result<(), ringserve::Error> {
+//! Server::bind("127.0.0.1:8080").serve(|_shard| http(named(service_fn(hello))))
+//! # }
+//! ```
 
 pub(crate) mod calls;
 mod concurrency_limit;

@@ -136,24 +136,8 @@ impl Drop for Permit<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::tests::Woken;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Woken(AtomicU32);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    impl Woken {
-        fn count(&self) -> u32 {
-            self.0.load(Ordering::SeqCst)
-        }
-    }
 
     fn poll<'a>(acquire: &mut Acquire<'a>, woken: &Arc<Woken>) -> Option<Permit<'a>> {
         let waker = Waker::from(woken.clone());

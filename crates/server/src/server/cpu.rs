@@ -14,8 +14,13 @@ pub(crate) fn cpus() -> Vec<usize> {
 
 /// Keeps this thread on one CPU.
 pub(crate) fn pin_to(cpu: usize) -> std::io::Result<()> {
+    run_on(&[cpu])
+}
+
+/// Keeps this thread on these CPUs.
+pub(crate) fn run_on(cpus: &[usize]) -> std::io::Result<()> {
     let mut set = CpuSet::new();
-    set.set(cpu);
+    cpus.iter().for_each(|cpu| set.set(*cpu));
     Ok(sched_setaffinity(None, &set)?)
 }
 

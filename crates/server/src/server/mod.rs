@@ -2,7 +2,7 @@
 
 pub(crate) mod accept_queue;
 pub(crate) mod builder;
-mod cpu;
+pub(crate) mod cpu;
 pub(crate) mod driven;
 pub(crate) mod driver;
 pub(crate) mod error;

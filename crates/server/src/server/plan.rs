@@ -12,12 +12,13 @@ use super::running::ServerControl;
 use super::runtime::Runtime;
 use super::serves::Serves;
 use crate::log::LogObserver;
+use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
 use crate::shard::services::{ServiceNames, Services};
-use crate::shard::state::Parts;
+use crate::shard::state::{Asks, Parts};
 use crate::shard::upstreams::add_upstreams;
 
 /// What all shards are made from.
@@ -28,6 +29,7 @@ pub(super) struct Plan<S> {
     pub(super) lanes: Vec<LanePlan>,
     pub(super) names: ServiceNames,
     pub(super) chosen: Chosen,
+    pub(super) asks: Asks,
     pub(super) runtime: Runtime,
     pub(super) shards: usize,
     /// Where the server listens, with the real ports.
@@ -35,6 +37,8 @@ pub(super) struct Plan<S> {
     pub(super) clock: Clock,
     /// Of the shards' random numbers.
     pub(super) seed: u64,
+    /// For calls that block, of all shards.
+    pub(super) blocking: Arc<dyn Pool>,
 }
 
 /// A service's lane.
@@ -49,7 +53,7 @@ impl<S: Serves> Plan<S> {
     /// Each shard, before it is made, with its listeners.
     pub(super) fn shards(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
-        let control = ServerControl::new(remotes, self.listeners);
+        let control = ServerControl::new(remotes, self.listeners, self.blocking);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
         let one = |(index, sockets): (usize, Vec<OwnedFd>)| OneShard {
             index,
@@ -59,6 +63,7 @@ impl<S: Serves> Plan<S> {
             lanes: self.lanes.clone(),
             names: self.names.clone(),
             chosen: self.chosen.clone(),
+            asks: self.asks,
             runtime: self.runtime,
             clock: self.clock.clone(),
             seed: self.seed,
@@ -80,6 +85,7 @@ pub(super) struct OneShard<S> {
     lanes: Vec<LanePlan>,
     names: ServiceNames,
     pub(super) chosen: Chosen,
+    asks: Asks,
     pub(super) runtime: Runtime,
     clock: Clock,
     seed: u64,
@@ -105,6 +111,7 @@ impl<S: Serves> OneShard<S> {
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
         let shard = Shard::new(self.index, remote.clone(), self.control, self.clock, random);
+        shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
         let (services, encodings) = self.serves.make(shard.clone())?;
         let mut lanes = self.lanes.iter().zip(encodings);
         // There is a first service, as was checked.
@@ -128,6 +135,7 @@ impl<S: Serves> OneShard<S> {
         // Others may give connections away before this shard's first turn.
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
-        Ok(Parts { shard, core, driver, services, others, unix: self.unix, upstreams, names: self.names })
+        let (unix, asks, names) = (self.unix, self.asks, self.names);
+        Ok(Parts { shard, core, driver, services, others, unix, asks, upstreams, names })
     }
 }

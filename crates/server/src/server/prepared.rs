@@ -24,11 +24,12 @@ use super::starting::Starting;
 use super::until::serve_until;
 use crate::guard::guard;
 use crate::log;
+use crate::shard::blocking::threads::Threads;
 use crate::shard::clock::Clock;
 use crate::shard::many::SERVICES_MAX;
 use crate::shard::random::Random;
 use crate::shard::services::ServiceNames;
-use crate::shard::state::Admit;
+use crate::shard::state::{Admit, Asks};
 use crate::stats::ServerStats;
 
 /// Shards at most: beyond, something is wrong with the number.
@@ -165,6 +166,9 @@ impl<S> Prepared<S> {
             its.for_each(drop);
             (Arc::from(service.name.clone().unwrap_or(first)), count as u16)
         }));
+        // All connections are asked alike.
+        let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
+        let blocking = Arc::new(Threads::new(&checked.server_limits));
         let lane =
             |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.addrs.len() as u16 };
         Plan {
@@ -178,6 +182,8 @@ impl<S> Prepared<S> {
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),
             seed: Random::system_seed(),
+            asks,
+            blocking,
         }
     }
 }

@@ -14,6 +14,7 @@ use super::error::Error;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
+use crate::shard::blocking::Pool;
 use crate::shard::clock::Deadline;
 use crate::shard::inbox::Command;
 use crate::shard::state::Others;
@@ -112,7 +113,7 @@ impl ServerHandle {
         self.control.clone()
     }
 
-    /// Waits until the server has shut down.
+    /// Waits until the server has shut down. Calls that [block](crate::Shard::spawn_blocking) and still run then have 5 s.
     ///
     /// # Errors
     /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
@@ -126,6 +127,8 @@ impl ServerHandle {
                 Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
             }
         }
+        self.control.blocking.end();
+        report.blocking = self.control.blocking.stats();
         match failed {
             Some(error) => Err(error),
             None => Ok(report),
@@ -141,6 +144,7 @@ impl Drop for ServerHandle {
                 let _ = thread.join();
             }
         }
+        self.control.blocking.end();
     }
 }
 
@@ -156,11 +160,16 @@ impl fmt::Debug for ServerHandle {
 pub struct ServerControl {
     remotes: Others,
     listeners: Arc<[Address]>,
+    blocking: Arc<dyn Pool>,
 }
 
 impl ServerControl {
-    pub(crate) fn new(remotes: Others, listeners: Arc<[Address]>) -> ServerControl {
-        ServerControl { remotes, listeners }
+    pub(crate) fn new(remotes: Others, listeners: Arc<[Address]>, blocking: Arc<dyn Pool>) -> ServerControl {
+        ServerControl { remotes, listeners, blocking }
+    }
+
+    pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {
+        &self.blocking
     }
 
     pub(crate) fn remotes(&self) -> &Others {
@@ -186,6 +195,7 @@ impl ServerControl {
         for (remote, number) in self.remotes.iter().zip(asked) {
             report.add(remote.latest_report(number, deadline));
         }
+        report.blocking = self.blocking.stats();
         report
     }
 

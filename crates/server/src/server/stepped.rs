@@ -1,6 +1,7 @@
 //! A server without threads, for simulations: the same making of its shards, which are stepped by one thread.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::ServerLimits;
@@ -14,6 +15,7 @@ use super::prepared::Prepared;
 use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
+use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, OnCall};
 use crate::shard::state::{Others, ShardLoop};
@@ -27,6 +29,7 @@ pub(crate) struct SteppedServer {
     remotes: Others,
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
+    blocking: Arc<dyn Pool>,
 }
 
 /// A simulation steps shards, and no runtime's loop.
@@ -48,13 +51,15 @@ impl SteppedServer {
         server: Prepared<S>,
         network: &Network,
         (clock, seed): (Clock, u64),
+        pool: impl FnOnce(&ServerLimits) -> Arc<dyn Pool>,
         on_call: &OnCall,
     ) -> Result<(SteppedServer, Result<(), Error>), Error> {
         refuse_runtime(server.settings.runtime)?;
         let listen = |addr, shards| network.listen(addr, shards);
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
         let limits = plan.server_limits.clone();
-        let plan = Plan { clock, seed, ..plan };
+        let blocking = pool(&limits);
+        let plan = Plan { clock, seed, blocking: blocking.clone(), ..plan };
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
         let parts = plan.shards(no_sockets, &[]);
         let mut server = SteppedServer {
@@ -63,6 +68,7 @@ impl SteppedServer {
             remotes: parts[0].control.remotes().clone(),
             shards: Vec::new(),
             ends: Vec::new(),
+            blocking,
         };
         // All of them, since their listeners close with them if a factory fails.
         let drivers = (0..parts.len()).map(|index| {
@@ -99,7 +105,11 @@ impl SteppedServer {
     pub(crate) fn step(&mut self, shard: usize) -> Option<&ShardEnd> {
         let ran = self.shards[shard].step()?;
         let ran = ran.map(|end| end.map_err(ShardDeath::Driver));
-        Some(self.ends[shard].insert(ended(shard, &self.remotes, ran)))
+        self.ends[shard] = Some(ended(shard, &self.remotes, ran));
+        if self.is_done() {
+            self.blocking.end();
+        }
+        self.ends[shard].as_ref()
     }
 
     /// How a shard ended; `None` while it runs.
@@ -185,6 +195,7 @@ impl SteppedServer {
     pub(crate) fn stats(&self) -> ServerStats {
         let mut stats = ServerStats::default();
         self.shards.iter().for_each(|shard| stats.add(shard.stats()));
+        stats.blocking = self.blocking.stats();
         stats
     }
 }

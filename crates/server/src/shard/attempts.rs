@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 use std::task::Waker;
+use std::time::Duration;
 
 use ringserve_core::{Address, ConnId, ConnShared};
 
@@ -15,6 +16,7 @@ use crate::guard::{discard, wake};
 pub(crate) struct Requests {
     asked: RefCell<Vec<Rc<Attempt>>>,
     given_up: RefCell<Vec<ConnId>>,
+    connect_timeout: Cell<Option<Duration>>,
 }
 
 impl Requests {
@@ -24,6 +26,15 @@ impl Requests {
 
     pub(crate) fn give_up(&self, id: ConnId) {
         self.given_up.borrow_mut().push(id);
+    }
+
+    /// How long resolving a name and connecting to its addresses may take together.
+    pub(crate) fn connect_timeout(&self) -> Option<Duration> {
+        self.connect_timeout.get()
+    }
+
+    pub(crate) fn set_connect_timeout(&self, time: Option<Duration>) {
+        self.connect_timeout.set(time);
     }
 
     pub(crate) fn take(&self) -> (Vec<Rc<Attempt>>, Vec<ConnId>) {

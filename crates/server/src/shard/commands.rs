@@ -61,13 +61,15 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         let mut letters = std::mem::take(&mut self.delivery.letters);
         for letter in letters.drain(..LETTERS_IN_A_TURN.min(letters.len())) {
             match letter {
-                Letter::Push { id, gate, payload } => {
+                Letter::Push { id, gate, payload, is_framed } => {
                     let bytes = Letter::bytes_of(&payload);
                     // The framing encodes it, and the owner of the bytes drops them: user code. A connection that missed a
                     // frame for that is reset at the end of the turn.
                     let pushed = guard(|| {
-                        if let Some(shared) = core.shared(id) {
-                            shared.reply(Payload::Bytes(&payload));
+                        match core.shared(id) {
+                            Some(shared) if is_framed => shared.reply(Payload::Bytes(&payload)),
+                            Some(shared) => shared.write(&payload),
+                            None => {}
                         }
                         drop(payload);
                     });
@@ -86,6 +88,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     if let Some(shared) = core.shared(id) {
                         shared.abort();
                     }
+                }
+                Letter::Await { id, until, notify } => {
+                    self.common.shard.awaited().wait(core.shared(id).map(|shared| &**shared), until, notify);
                 }
                 Letter::Socket { socket, peer, listener } => {
                     let socket = self.driver.take_over(socket);

@@ -74,10 +74,16 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     }
 
     fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
-        let peer = Peer { addr: peer, listener };
+        let mut peer = Peer::new(peer, listener);
         if self.comes_from_a_shared_queue(&peer) && self.is_ahead(core) {
             core.handed_off(listener);
             return self.hand_off_to_another(socket, peer.addr, peer.listener);
+        }
+        if self.asks.local {
+            peer.asked.local = self.driver.local_of(socket);
+        }
+        if self.asks.credentials && self.may_be_unix(&peer) {
+            peer.asked.credentials = self.driver.credentials_of(socket);
         }
         self.services.accepted(&mut self.common, core, socket, peer);
     }
@@ -120,10 +126,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     }
 
     fn ended(&mut self, core: &mut Core, ended: Ended) {
+        let id = ended.id;
         if ended.lane == self.upstreams.lane() {
-            return self.upstreams.ended(core, ended);
+            self.upstreams.ended(core, ended);
+        } else {
+            self.services.ended(&mut self.common, ended);
         }
-        self.services.ended(&mut self.common, ended);
+        self.common.shard.awaited().ended(id);
     }
 
     #[inline]

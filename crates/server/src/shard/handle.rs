@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
@@ -5,14 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempts::Requests;
+use super::awaited::Awaited;
+use super::blocking::{Blocking, Pool, submit};
 use super::clock::Clock;
 use super::draining::{DrainFlag, Draining};
 use super::inbox::RemoteShard;
+use super::join::{JoinHandle, SpawnError};
 use super::random::Random;
-use super::spawned::LocalTasks;
-use ringserve_core::Time;
+use super::spawned::{LocalTasks, ResetsOnPanic};
+use super::task::boxed;
+use ringserve_core::{ConnHead, Time};
 
-use super::timers::{Sleep, Timeout, Timers};
+use super::timers::{Interval, Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
 use crate::server::running::ServerControl;
 
@@ -38,6 +43,7 @@ struct Inner {
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
     upstreams: Requests,
+    awaited: Awaited,
 }
 
 impl Shard {
@@ -60,6 +66,7 @@ impl Shard {
             draining: DrainFlag::default(),
             stopping: DrainFlag::default(),
             upstreams: Requests::default(),
+            awaited: Awaited::default(),
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -88,9 +95,99 @@ impl Shard {
     }
 
     /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
-    /// `Rc`s with the service. A panic in it ends it alone.
-    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        let _named = self.inner.tasks.spawn(Box::pin(future));
+    /// `Rc`s with the service. A panic in it ends it alone, and is logged.
+    ///
+    /// The handle gives its output, and aborts it. Dropping the handle detaches the task, which goes on.
+    /// [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection) spawns one that ends with a connection.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        self.join(None, future)
+    }
+
+    /// As [`spawn`](Shard::spawn), for a task that is called `name` in the line that is logged if it panics.
+    pub fn spawn_named<T: 'static>(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        self.join(Some(name.into()), future)
+    }
+
+    /// As [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection).
+    pub(crate) fn spawn_on<T: 'static>(
+        &self,
+        shared: &ConnHead,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<JoinHandle<T>, SpawnError> {
+        if shared.is_gone() {
+            return Err(SpawnError::Gone);
+        }
+        let tasks = &self.inner.tasks;
+        let (id, tasks_max) = (shared.id(), shared.lane().connection_tasks_max());
+        let resets = ResetsOnPanic::new(shared.clone(), tasks.clone());
+        let future = boxed(None, async move {
+            let _resets = resets;
+            future.await
+        });
+        let recorded = tasks.spawn_owned(id, tasks_max, future).ok_or(SpawnError::Full)?;
+        Ok(JoinHandle::new(tasks.clone(), recorded))
+    }
+
+    fn join<T: 'static>(
+        &self,
+        name: Option<Cow<'static, str>>,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        let tasks = &self.inner.tasks;
+        JoinHandle::new(tasks.clone(), tasks.spawn_recorded(boxed(name, future)))
+    }
+
+    /// Runs a function that blocks, such as a query of SQLite or the read of a file, on a thread beside the shards, and waits for
+    /// what it returns.
+    ///
+    /// The threads belong to the server: at most [`ServerLimits::blocking_threads_max`](crate::limits::ServerLimits::blocking_threads_max) for all
+    /// shards together. None is started before it is needed, and one that was idle for 10 s ends. Functions beyond wait in a
+    /// queue of at most [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max), first in, first out. A call costs two
+    /// allocations and some microseconds for the way there and back.
+    ///
+    /// The function is handed over at once, also if the future is never awaited. Dropping the future, as a call does whose
+    /// connection ends, stops nothing: the function runs to its end, or waits for its turn, and what it returns is dropped on
+    /// its thread. At the end of the server functions that still wait are dropped, and those that run have 5 s; then their
+    /// threads are left alone, which the log says.
+    ///
+    /// Inside a runtime of tokio's ([`Server::runtime`](crate::Server::runtime)) the functions run on these threads too, where
+    /// nothing of tokio's is. `tokio::task::spawn_blocking` works there as well, with threads for each shard and no bound on what waits.
+    ///
+    /// In a simulation the function runs on the test's thread, after a virtual time that the seed draws.
+    ///
+    /// ```
+    /// use ringserve::{Cx, Frame, Service};
+    ///
+    /// struct Files;
+    ///
+    /// impl Service for Files {
+    ///     type Session = ();
+    ///     type Error = Box<dyn std::error::Error>;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, path: Frame) -> Result<(), Self::Error> {
+    ///         let path = String::from_utf8(path.to_vec())?;
+    ///         let content = cx.shard().spawn_blocking(|| std::fs::read(path)).await??;
+    ///         cx.reply(&content[..]);
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BlockingError`]: at once if the queue is full, and later if the function panicked.
+    pub fn spawn_blocking<T: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> T + Send + 'static,
+    ) -> Blocking<T> {
+        submit(&**self.blocking(), function, None)
+    }
+
+    pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {
+        self.inner.server.blocking()
     }
 
     pub(crate) fn upstream_requests(&self) -> &Requests {
@@ -125,6 +222,28 @@ impl Shard {
     /// Sleeps for at least `time`; may overshoot by about 1 ms.
     pub fn sleep(&self, time: Duration) -> Sleep {
         self.inner.timers.sleep(time)
+    }
+
+    /// Ticks each `period`: the first time at once, then at whole periods after that.
+    ///
+    /// Ticks that were missed are skipped, and do not move those behind them. A period below 1 ms counts as 1 ms: timers are
+    /// no finer.
+    ///
+    /// ```
+    /// # use ringserve::Shard;
+    /// # use std::time::Duration;
+    /// fn report_each_minute(shard: &Shard) {
+    ///     let mut minutes = shard.interval(Duration::from_secs(60));
+    ///     shard.spawn(async move {
+    ///         loop {
+    ///             let at = minutes.tick().await;
+    ///             tracing::info!("alive for {} min", at.as_millis() / 60_000);
+    ///         }
+    ///     });
+    /// }
+    /// ```
+    pub fn interval(&self, period: Duration) -> Interval {
+        self.inner.timers.interval(period)
     }
 
     /// Runs a future for `time` at most, and drops it then. One that does not wait costs no timer and no look at the
@@ -178,6 +297,10 @@ impl Shard {
         &self.inner.tasks
     }
 
+    pub(crate) fn awaited(&self) -> &Awaited {
+        &self.inner.awaited
+    }
+
     pub(crate) fn timers(&self) -> &Timers {
         &self.inner.timers
     }
@@ -201,6 +324,7 @@ impl Shard {
         let mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
         let _ = guard(move || drop(mailboxes));
         self.inner.tasks.clear();
+        self.inner.awaited.clear();
     }
 }
 

@@ -10,7 +10,9 @@ use std::task::{Wake, Waker};
 use bytes::Bytes;
 use ringserve_core::{ConnId, RemoteGate};
 
+use super::awaited::Until;
 use super::clock::Deadline;
+use super::notice::Notify;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
 use crate::stats::ShardStats;
@@ -48,12 +50,14 @@ pub(crate) enum Command {
 
 /// What other threads want of a shard.
 pub(crate) enum Letter {
-    /// One frame for a connection.
-    Push { id: ConnId, gate: Arc<RemoteGate>, payload: Bytes },
+    /// One frame for a connection, or bytes as they are.
+    Push { id: ConnId, gate: Arc<RemoteGate>, payload: Bytes, is_framed: bool },
     /// The end of a connection, after what is queued.
     Close { id: ConnId },
     /// The end of a connection, at once.
     Abort { id: ConnId },
+    /// A task waits for something of a connection.
+    Await { id: ConnId, until: Until, notify: Notify },
     /// A socket for which another shard had no room.
     Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
 }

@@ -1,6 +1,8 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 
 pub(crate) mod attempts;
+pub(crate) mod awaited;
+pub(crate) mod blocking;
 pub(crate) mod calls;
 pub(crate) mod clock;
 mod commands;
@@ -11,10 +13,13 @@ pub(crate) mod handle;
 #[cfg(feature = "runtime-tokio")]
 mod hosted;
 pub(crate) mod inbox;
+pub(crate) mod join;
 pub(crate) mod many;
 pub(crate) mod messages;
+pub(crate) mod notice;
 mod passing;
 pub(crate) mod random;
+mod records;
 pub(crate) mod service_lane;
 pub(crate) mod services;
 pub(crate) mod session;
@@ -24,6 +29,7 @@ pub(crate) mod state;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;
 mod sync;
+mod task;
 pub(crate) mod timers;
 pub(crate) mod turns;
 pub(crate) mod upstreams;

@@ -24,6 +24,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         core.set_others_have_room(room == 0 && others.iter().any(|remote| remote.room() > 0));
     }
 
+    /// True if the connection may be one of a Unix socket: in a simulation each may.
+    pub(super) fn may_be_unix(&self, peer: &Peer) -> bool {
+        self.unix.get(peer.listener()).is_none_or(|is_unix| *is_unix)
+    }
+
     /// True if any shard might have accepted the connection. An address that is missing does not say so: servers may leave it out.
     pub(super) fn comes_from_a_shared_queue(&self, peer: &Peer) -> bool {
         self.unix.get(peer.listener()).is_some_and(|is_unix| *is_unix)

@@ -166,6 +166,7 @@ where
         let Some(session) = session else { return core.refuse(socket, peer.listener) };
         let Some(id) = core.admit(socket, peer.addr, peer.listener, session) else { return };
         let Some(shared) = self.shared(core, id) else { return };
+        shared.set_asked(peer.asked);
         match guard(|| self.service.open(&Cx::new(&shared, &common.shard))) {
             Ok(Ok(())) => core.opened(id),
             Ok(Err(refusal)) => {
@@ -202,6 +203,7 @@ where
         if let Some(task) = call {
             self.tasks.cancel(task);
         }
+        common.shard.tasks().end_of(id);
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {

@@ -18,6 +18,22 @@ use crate::peer::Peer;
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
+/// What the kernel is asked about each accepted socket, beside its peer's address.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asks {
+    /// The address that the peer connected to.
+    pub(crate) local: bool,
+    /// The process at the other end of a Unix socket.
+    pub(crate) credentials: bool,
+}
+
+impl Asks {
+    /// What either of them asks.
+    pub(crate) fn or(self, other: Asks) -> Asks {
+        Asks { local: self.local || other.local, credentials: self.credentials || other.credentials }
+    }
+}
+
 /// What a shard needs to start.
 pub(crate) struct Parts<D: Driver, V> {
     pub shard: Shard,
@@ -27,6 +43,7 @@ pub(crate) struct Parts<D: Driver, V> {
     pub others: Option<Others>,
     /// By listener: whether it is a Unix socket, from whose one queue all shards accept.
     pub unix: Box<[bool]>,
+    pub asks: Asks,
     /// The lane of the connections that the shard makes.
     pub upstreams: LaneId,
     pub names: ServiceNames,
@@ -50,6 +67,7 @@ pub(crate) struct ShardLane<D: Driver, V> {
     pub(super) remote: Arc<RemoteShard>,
     pub(super) others: Option<Others>,
     pub(super) unix: Box<[bool]>,
+    pub(super) asks: Asks,
     pub(super) upstreams: UpstreamLane,
     pub(super) command: Command,
     /// What the turn has to look at.
@@ -92,6 +110,7 @@ impl<D: Driver, V: Services> ShardLoop<D, V> {
             },
             others: parts.others,
             unix: parts.unix,
+            asks: parts.asks,
             command: Command::Serve,
             called: Attention::NONE,
             delivery: Delivery::default(),

@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -104,7 +104,16 @@ impl Timers {
     }
 
     pub(crate) fn sleep(&self, time: Duration) -> Sleep {
-        Sleep { until: self.now() + time, timers: self.clone(), number: None }
+        self.sleep_until(self.now() + time)
+    }
+
+    fn sleep_until(&self, until: Time) -> Sleep {
+        Sleep { until, timers: self.clone(), number: None }
+    }
+
+    pub(crate) fn interval(&self, period: Duration) -> Interval {
+        let sleep = self.sleep_until(self.now());
+        Interval { period: period.max(PERIOD_MIN), sleep, waited: true }
     }
 }
 
@@ -236,6 +245,61 @@ impl fmt::Debug for Sleep {
     }
 }
 
+/// The least period of an [`Interval`], since timers are no finer.
+const PERIOD_MIN: Duration = Duration::from_millis(1);
+
+/// Ticks at whole periods after its first tick. See [`Shard::interval`](crate::Shard::interval).
+pub struct Interval {
+    period: Duration,
+    /// Ends at the next tick.
+    sleep: Sleep,
+    /// Others had a turn since the last tick, or it is the first one.
+    waited: bool,
+}
+
+impl Interval {
+    /// Waits for the next tick, and returns when it was due. It comes up to about a millisecond late and never early.
+    ///
+    /// If ticks were missed it returns the first one of them, and the next one is due at the next whole period. Others of the
+    /// shard have their turn before a tick that is late, so that one whose work takes longer than its period
+    /// does not keep the shard to itself. A call that is dropped loses no tick.
+    pub async fn tick(&mut self) -> Time {
+        poll_fn(|task| self.poll_tick(task)).await
+    }
+
+    /// Time from tick to tick.
+    pub fn period(&self) -> Duration {
+        self.period
+    }
+
+    fn poll_tick(&mut self, task: &mut Context<'_>) -> Poll<Time> {
+        if Pin::new(&mut self.sleep).poll(task).is_pending() {
+            self.waited = true;
+            return Poll::Pending;
+        }
+        if !std::mem::take(&mut self.waited) {
+            self.waited = true;
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let (due, timers) = (self.sleep.until, &self.sleep.timers);
+        let missed = (timers.now() - due).as_nanos() / self.period.as_nanos();
+        let periods = self.period.as_nanos().saturating_mul(missed + 1);
+        let next = due + Duration::from_nanos(u64::try_from(periods).unwrap_or(u64::MAX));
+        self.sleep = timers.sleep_until(next);
+        Poll::Ready(due)
+    }
+}
+
+impl fmt::Debug for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interval")
+            .field("period", &self.period)
+            .field("next", &self.sleep)
+            .finish_non_exhaustive()
+    }
+}
+
 pin_project! {
     /// A future that has to be done within a time. See [`Cx::timeout`](crate::Cx::timeout).
     // A struct of its own and not an `async fn`, which would move the future twice before its first poll.
@@ -293,18 +357,8 @@ impl std::error::Error for Elapsed {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::tests::Woken;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Woken(AtomicU32);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
 
     #[test]
     fn a_sleep_is_woken_once_it_is_over_and_not_before() {
@@ -315,10 +369,10 @@ mod tests {
         let mut sleep = timers.sleep(Duration::from_secs(3600));
         assert!(Pin::new(&mut sleep).poll(&mut task).is_pending());
         timers.fire(Time::ZERO + Duration::from_secs(3599)).unwrap();
-        assert_eq!(woken.0.load(Ordering::SeqCst), 0);
+        assert_eq!(woken.count(), 0);
         assert!(timers.next().is_some());
         timers.fire(Time::ZERO + Duration::from_secs(3601)).unwrap();
-        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert_eq!(woken.count(), 1);
     }
 
     #[test]
@@ -337,13 +391,13 @@ mod tests {
                 let mut sleep = timers.sleep(time);
                 assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending());
                 let mut turns = 0;
-                while woken.0.load(Ordering::SeqCst) == 0 {
+                while woken.count() == 0 {
                     let next = timers.next().expect("it sleeps");
                     assert!(next > timers.now(), "the shard would spin, {age:?} and {time:?}");
                     assert!(next >= sleep.until, "too early, {age:?} and {time:?}");
                     assert!(next - sleep.until <= Duration::from_millis(3), "too late, {age:?} and {time:?}");
                     timers.fire(Time::from_nanos(next.as_nanos() - 1)).unwrap();
-                    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "too early, {age:?} and {time:?}");
+                    assert_eq!(woken.count(), 0, "too early, {age:?} and {time:?}");
                     timers.fire(next).unwrap();
                     turns += 1;
                 }
@@ -363,7 +417,7 @@ mod tests {
             assert!(Pin::new(sleep).poll(&mut Context::from_waker(waker)).is_pending());
         }
         assert!(timers.fire(Time::ZERO + Duration::from_secs(9)).is_err());
-        assert_eq!(woken.0.load(Ordering::SeqCst), 3);
+        assert_eq!(woken.count(), 3);
         assert!(timers.fire(Time::ZERO + Duration::from_secs(10)).is_ok());
     }
 

@@ -8,6 +8,7 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
 use tracing::{debug, error};
 
+use super::blocking::threads::Threads;
 use super::calls::calls;
 use super::clock::Clock;
 use super::handle::Shard;
@@ -16,7 +17,7 @@ use super::many::TaskNumbers;
 use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::{ServiceNames, Services};
-use super::state::{Parts, ShardLoop};
+use super::state::{Asks, Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
@@ -177,11 +178,12 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         LogObserver::new(0, names.clone()),
     );
     let random = Random::of_shard(Random::system_seed(), 0);
-    let server = ServerControl::new([remote.clone()].into(), Arc::default());
+    let blocking = Arc::new(Threads::new(&ServerLimits::default()));
+    let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking);
     let shard = Shard::new(0, remote, server, Clock::start(), random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S>, TaskNumbers::ALONE);
-    let (others, unix) = (None, Box::default());
-    ShardLoop::new(Parts { shard, core, driver, services, others, unix, upstreams, names }).run()
+    let (others, unix, asks) = (None, Box::default(), Asks::default());
+    ShardLoop::new(Parts { shard, core, driver, services, others, unix, asks, upstreams, names }).run()
 }

@@ -60,7 +60,7 @@ impl Stream {
     /// If the connection ended: `ConnectionReset` if the peer, `TimedOut` if a time limit, `ConnectionAborted` if
     /// other code did it.
     pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
-        poll_fn(|task| self.poll_read_frame(task)).await
+        poll_fn(|task| self.poll_next_frame(task)).await
     }
 
     /// As [`read_frame`](Stream::read_frame). The task that polled last is woken.
@@ -68,6 +68,11 @@ impl Stream {
     /// # Errors
     /// Those of [`read_frame`](Stream::read_frame).
     pub fn poll_read_frame(&mut self, task: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
+        self.poll_next_frame(task)
+    }
+
+    #[inline]
+    pub(super) fn poll_next_frame(&self, task: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
         let session = self.shared.body();
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| {
             let unread = session.take_unread();

@@ -18,6 +18,7 @@ use crate::peer::Peer;
 use crate::service::{IntoService, Refusal, Service};
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
+use crate::shard::spawned::ResetsOnPanic;
 
 /// What the future of a [`Stream`](crate::Stream) may return: nothing, or a `Result` whose error is logged and closes the
 /// connection as [`HandlerError`](crate::CloseReason::HandlerError).
@@ -194,27 +195,15 @@ impl<H: HandleStream> Service for Streams<H> {
 }
 
 async fn run<H: HandleStream>(handler: Rc<Handler<H>>, shared: ConnShared<Session>, shard: Shard) {
-    let panics = Panics(shared.clone(), shard.clone());
+    let outlet = shared.head().clone();
+    let _resets = ResetsOnPanic::new(outlet.clone(), shard.tasks().clone());
     let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
         if handler.errors.borrow_mut().allows(shard.timers().now()) {
-            let (id, peer) = (panics.0.id(), Peer::of(&panics.0));
+            let (id, peer) = (outlet.id(), Peer::of(&outlet));
             guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
         }
-        panics.0.fail();
-    }
-}
-
-/// Resets the connection if its future panics.
-struct Panics(ConnShared<Session>, Shard);
-
-impl Drop for Panics {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let outlet = &*self.0;
-            self.1.tasks().set_panicking(outlet.id(), Peer::of(outlet));
-            outlet.panicked();
-        }
+        outlet.fail();
     }
 }

@@ -50,6 +50,7 @@
 //! # What is not simulated
 //!
 //! * [Runtimes](crate::Server::runtime) around shards, and threads of the program: what they wake comes whenever they run.
+//!   Functions given to [`spawn_blocking`](crate::Shard::spawn_blocking) run here, and end when the seed says.
 //! * The system's clock and chance: a service asks [`Shard::now`](crate::Shard::now) and
 //!   [`Shard::random`](crate::Shard::random).
 //! * Unix sockets, socket options, signals.
@@ -58,6 +59,7 @@
 //!
 //! [`TestConn`] is a connection to one service, for plain unit tests; [`frame`] makes a frame of bytes.
 
+mod blocking;
 mod client;
 mod panics;
 mod seeds;

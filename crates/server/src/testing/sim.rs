@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_core::framing::Framing;
+use ringserve_core::{PeerCredentials, ServerLimits};
 
 use super::client::{ClientResult, Net};
 use super::watch::{AllWatched, Watches};
@@ -106,7 +107,9 @@ impl Sim {
         let number = world.servers() as u64;
         let clock = Clock::Simulated { time: world.time.clone(), age: self.age };
         let seed = world.seed ^ number << 48;
-        let server = SteppedServer::start(server, &world.network, (clock, seed), &world.watches_callers());
+        let pool = |limits: &ServerLimits| world.add_pool(seed, limits);
+        let on_call = world.watches_callers();
+        let server = SteppedServer::start(server, &world.network, (clock, seed), pool, &on_call);
         world.check_panics("a factory");
         let (server, started) = server?;
         let addrs = server.addrs.clone();
@@ -152,6 +155,47 @@ impl Sim {
         let host = IpAddr::V4(Ipv4Addr::new(10, 128 | high, middle, low));
         Net::run(&self.world, name, host, counts, counts, code);
         host
+    }
+
+    /// From now on connections from a host, as [`client`](Sim::client) returns it, have these credentials, as those of a Unix
+    /// socket do ([`Peer::credentials`](crate::Peer::credentials)); they are told where
+    /// [`SocketOptions::peer_credentials`](crate::net::SocketOptions::peer_credentials) is on.
+    pub fn credentials(&self, host: IpAddr, credentials: PeerCredentials) {
+        self.world.event(|| format!("{host} has {credentials:?}"));
+        self.world.network.set_credentials(host, credentials);
+    }
+
+    /// Gives a name addresses, to which [`Shard::connect`](crate::Shard::connect) then connects; none of them resolves to nothing. A name that the test
+    /// does not give does not resolve. The latest call counts.
+    ///
+    /// ```
+    /// # ringserve::testing::Sim::seeds(1).run(|sim| {
+    /// let host = sim.background("database", async |net| {
+    ///     let mut listener = net.listen("10.0.0.9:5432")?;
+    ///     loop {
+    ///         let mut client = listener.accept().await;
+    ///         client.send("hello\n").await?;
+    ///     }
+    /// });
+    /// # let _ = host;
+    /// sim.name("db", ["10.0.0.9".parse().unwrap()]);
+    /// # });
+    /// ```
+    pub fn name(&self, name: &str, addrs: impl IntoIterator<Item = IpAddr>) {
+        let addrs: Vec<IpAddr> = addrs.into_iter().collect();
+        self.world.event(|| format!("{name} has the addresses {addrs:?}"));
+        self.world.names.set(name, Some(addrs));
+    }
+
+    /// Has a name resolve no more.
+    pub fn forget_name(&self, name: &str) {
+        self.world.event(|| format!("{name} is forgotten"));
+        self.world.names.set(name, None);
+    }
+
+    /// Has each later look-up of a name, known or not, take that long, instead of a time that the seed draws.
+    pub fn name_takes(&self, name: &str, time: Duration) {
+        self.world.names.set_takes(name, time);
     }
 
     /// Lets `time` pass.

@@ -21,14 +21,17 @@ use std::task::{Context, Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use ringserve_core::ServerLimits;
 use ringserve_simkernel::rng::Rng;
 use ringserve_simkernel::{Fault, Faults, Network};
 
+use super::blocking::{Names, SimPool};
 use super::panics;
 use super::trace::{Place, Trace};
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
+use crate::shard::blocking::Pool;
 use crate::shard::clock::VirtualTime;
 use crate::shard::inbox::{Command, OnCall};
 
@@ -61,6 +64,9 @@ pub(crate) struct World {
     woken: Arc<Woken>,
     timers: RefCell<BTreeMap<(Duration, u64), Waker>>,
     timers_set: Cell<u64>,
+    pub(crate) names: Arc<Names>,
+    /// Where functions that block run, of each server.
+    pools: RefCell<Vec<Arc<SimPool>>>,
     /// Clients whose end the run waits for.
     clients_left: Cell<usize>,
     steps: Cell<u64>,
@@ -193,6 +199,8 @@ impl World {
             }),
             timers: RefCell::default(),
             timers_set: Cell::new(0),
+            names: Arc::default(),
+            pools: RefCell::default(),
             clients_left: Cell::new(0),
             steps: Cell::new(0),
             steps_max,
@@ -225,6 +233,12 @@ impl World {
     pub(crate) fn watches_callers(&self) -> OnCall {
         let woken = self.woken.clone();
         Arc::new(move || woken.seen())
+    }
+
+    pub(crate) fn add_pool(&self, seed: u64, limits: &ServerLimits) -> Arc<dyn Pool> {
+        let pool = Arc::new(SimPool::new(seed, self.time.clone(), self.names.clone(), limits));
+        self.pools.borrow_mut().push(pool.clone());
+        pool
     }
 
     pub(crate) fn add_server(&self, server: SteppedServer) -> usize {
@@ -357,6 +371,8 @@ impl World {
     }
 
     pub(crate) fn drop_servers(&self) {
+        // Functions that run when a server ends go on.
+        self.run_blocking(Duration::MAX);
         let servers = std::mem::take(&mut *self.servers.borrow_mut());
         drop(servers);
     }
@@ -531,7 +547,8 @@ impl World {
     /// The next time at which something happens by itself.
     fn next_at(&self) -> Option<Duration> {
         let timer = self.timers.borrow().first_key_value().map(|((at, _), _)| *at);
-        let mut next = [timer, self.network.next_event_at()].into_iter().flatten().min();
+        let blocking = self.pools.borrow().iter().filter_map(|pool| pool.next_at()).min();
+        let mut next = [timer, blocking, self.network.next_event_at()].into_iter().flatten().min();
         for one in self.servers.borrow().iter() {
             for shard in 0..one.server.count() {
                 if let Some(at) = one.next_at(shard, &self.network) {
@@ -556,6 +573,19 @@ impl World {
             due(&mut timers)
         } {
             waker.wake();
+        }
+        self.run_blocking(to);
+    }
+
+    /// Runs the functions that end until then.
+    fn run_blocking(&self, until: Duration) {
+        let pools = self.pools.borrow().clone();
+        for (number, pool) in pools.iter().enumerate() {
+            while pool.run_next(until) {
+                self.trace.hash(&[4, number as u64]);
+                self.event(|| "a blocking call ends".to_owned());
+                self.check_panics("a blocking call");
+            }
         }
     }
 

@@ -165,9 +165,9 @@ impl State {
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout),
             // Every frame that had arrived was answered, and every reply had left where what is sent counts.
             IdleTimeout => {
-                let ends = limits.idle_timeout.map(|limit| then.active_at + limit.as_nanos() as u64);
+                let ends = limits.idle_timeout.map(|limit| then.used_at + limit.as_nanos() as u64);
                 let over = ends.is_some_and(|ends| then.at + STEP >= ends);
-                let owed = then.owed && limits.idle_counts == IdleCounts::Either;
+                let owed = then.owed && limits.idle_counts != IdleCounts::Received;
                 over && idle && !then.unseen && !owed && sock.taken == sock.owed.len()
             }
             WriteStallTimeout => {

@@ -94,7 +94,7 @@ impl State {
                 Some((at, _)) => over(at, Some(limits.linger_timeout)),
                 None if !sock.opened => false,
                 None if listens && sock.waiting.is_empty() => {
-                    over(sock.active_at.max(sock.unread_at), limits.idle_timeout)
+                    over(sock.used_at.max(sock.unread_at), limits.idle_timeout)
                         || (busy && over(sock.sent_at, look_after(limits)))
                         || (busy && over(untaken_since, limits.write_stall_timeout))
                 }
@@ -105,7 +105,7 @@ impl State {
                 None if !sock.waiting.is_empty() => false,
                 None => {
                     (sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout))
-                        || over(sock.active_at, limits.idle_timeout)
+                        || over(sock.used_at, limits.idle_timeout)
                 }
             };
             sock.overdue = if overdue { sock.overdue + 1 } else { 0 };

@@ -28,7 +28,7 @@ use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Server, Several, Shard, Stream, stream};
 
 use plan::{ClientPlan, Deed, Frames, Leave, Plan, Verb};
-use service::{Common, Cover, Model, Order, POOLED, Planted, UPSTREAM};
+use service::{Common, Cover, Model, NAME, NO_UPSTREAM, Order, POOLED, Planted, UPSTREAM};
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
@@ -179,6 +179,8 @@ fn expected() -> Vec<(&'static str, String)> {
         "message to another shard",
         "push by a task",
         "word from an upstream",
+        "upstream by its name",
+        "call that blocks",
         "refusal",
         "heartbeat",
         "factory fails",
@@ -187,11 +189,13 @@ fn expected() -> Vec<(&'static str, String)> {
         "second server",
         "one of many messages",
         "two services",
+        "the connection has as many tasks as connection_tasks_max allows",
     ] {
         all.push(("did", did.to_owned()));
     }
     all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
     all.push(("crowd", "beyond a turn".to_owned()));
+    all.push(("watch", "saw the end".to_owned()));
     for heard in ["heard every reply", "heard its stream to the end"] {
         all.push(("client", heard.to_owned()));
     }
@@ -320,6 +324,7 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
         assert!(start(Some(fails)).is_err(), "a server starts whose factory fails");
         cover.count("did", if fails.1 { "factory panics" } else { "factory fails" });
     }
+    sim.name(NAME.0, [NO_UPSTREAM, UPSTREAM].map(|(ip, _)| ip.into()));
     sim.background("upstream", async |net| {
         let mut listener = net.listen(SocketAddr::from(UPSTREAM))?;
         loop {
@@ -483,6 +488,12 @@ fn with_deeds(
         };
         sim.run_until(Duration::from_secs(3600), are_gone);
         assert!(are_gone(), "connections stay whose clients and calls have gone");
+        if plan.deeds.is_empty() && !server.is_done() {
+            let [began, ended] = ["began", "saw the end"].map(|what| cover.of("watch", what));
+            let all_saw = || cover.of("watch", "saw the end") == cover.of("watch", "began");
+            sim.run_until(Duration::from_secs(10), all_saw);
+            assert!(all_saw(), "{began} tasks wait for ends, and {ended} saw one");
+        }
     }
     drain(sim, plan, &server);
     sim.finish();

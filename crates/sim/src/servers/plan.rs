@@ -30,6 +30,10 @@ pub enum Verb {
     Timeout,
     /// A task that pushes later.
     Spawn,
+    /// A task of the connection, whose handle is awaited, aborted or dropped.
+    Own,
+    /// A task that waits for the end of the connection, on this shard or another one.
+    Watch,
     /// A message to another shard, which pushes back.
     Mesh,
     /// A connection to an upstream, and a word back from it.
@@ -68,6 +72,8 @@ impl Verb {
         Verb::Sleep,
         Verb::Timeout,
         Verb::Spawn,
+        Verb::Own,
+        Verb::Watch,
         Verb::Mesh,
         Verb::Upstream,
         Verb::NoUpstream,
@@ -332,6 +338,7 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
     if rng.one_in(4) {
         limits = limits.outbox_bytes_low(1 << 10).outbox_bytes_high(4 << 10);
     }
+    limits = limits.connection_tasks_max(rng.pick(&[1, 64]));
     if bite {
         let time = |rng: &mut Rng| Some(millis(rng, 20_000).max(Duration::from_millis(100)));
         let idle = time(rng);

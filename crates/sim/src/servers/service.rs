@@ -14,7 +14,9 @@ use std::time::Duration;
 use ringserve_server::framing::{
     Decode, EncodeError, FrameError, Framing, Lines, Outbox, Payload, encode_to_vec,
 };
+use ringserve_server::net::Destination;
 use ringserve_server::sync::Mesh;
+use ringserve_server::task::JoinError;
 use ringserve_server::time::Sleep;
 use ringserve_server::{CloseReason, ConnHandle, Cx, Frame, PushError, Refusal, Service, Shard, Stream};
 
@@ -23,6 +25,9 @@ use super::plan::{Plan, Verb};
 /// Where an upstream answers, and where nothing does.
 pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
 pub const NO_UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 2], 9000);
+
+/// Has the addresses of both.
+pub const NAME: (&str, u16) = ("upstream", 9000);
 
 /// What [`Verb::Big`] replies beside the number, in all.
 pub const BIG_BYTES: usize = 40_000;
@@ -66,6 +71,10 @@ impl Cover {
         *self.counts().entry((kind, name.to_string())).or_default() += count;
     }
 
+    pub fn of(&self, kind: &'static str, name: &str) -> u64 {
+        self.counts().get(&(kind, name.to_owned())).copied().unwrap_or(0)
+    }
+
     pub fn take(&self) -> BTreeMap<(&'static str, String), u64> {
         std::mem::take(&mut self.counts())
     }
@@ -75,18 +84,17 @@ impl Cover {
     }
 }
 
-/// A message to another shard: a frame for a connection, if there is one.
+/// A message to another shard about a connection.
 #[derive(Default)]
-pub struct Order {
-    handle: Option<ConnHandle>,
-    text: String,
-    panics: bool,
-}
-
-impl Order {
-    fn push(&self) -> Result<(), PushError> {
-        self.handle.as_ref().map_or(Ok(()), |handle| handle.push(self.text.clone()))
-    }
+pub enum Order {
+    /// One of many that only take time.
+    #[default]
+    Nothing,
+    Panic,
+    /// A frame for it.
+    Push(ConnHandle, String),
+    /// Wait for its end.
+    Watch(ConnHandle),
 }
 
 /// What the shards' values of one service of a server share.
@@ -110,6 +118,7 @@ pub struct Model {
 
 #[derive(Default)]
 pub struct Session {
+    tasks: Alive,
     panics_in_close: Cell<bool>,
     panics_in_drop: Cell<bool>,
 }
@@ -126,21 +135,24 @@ impl Model {
     pub fn new(shard: &Shard, common: &Common, cover: &Cover, plan: &Plan) -> Model {
         let (of, here) = (cover.clone(), shard.clone());
         common.mesh.register(shard, move |order: Order| {
-            assert!(!order.panics, "planted: a message panics");
-            if order.handle.is_none() {
-                return of.count("did", "one of many messages");
-            }
             of.count("did", "message to another shard");
             let time = match here.random() % 2 {
                 0 => Duration::ZERO,
                 _ => Duration::from_micros(here.random() % 2_000_000),
             };
-            if !time.is_zero() || order.push() == Err(PushError::Full) {
-                let shard = here.clone();
-                here.spawn(async move {
-                    shard.sleep(time).await;
-                    push_on(&shard, || order.push()).await;
-                });
+            match order {
+                Order::Nothing => of.count("did", "one of many messages"),
+                Order::Panic => panic!("planted: a message panics"),
+                Order::Push(handle, text) => {
+                    if !time.is_zero() || handle.push(text.clone()) == Err(PushError::Full) {
+                        let shard = here.clone();
+                        here.spawn(async move {
+                            shard.sleep(time).await;
+                            push_on(|| handle.push(text.clone()), || handle.ready()).await;
+                        });
+                    }
+                }
+                Order::Watch(handle) => watch(&here, handle, time, of.clone()),
             }
         });
         let (kept, sleeps) = (RefCell::default(), RefCell::default());
@@ -151,6 +163,17 @@ impl Model {
             cover: cover.clone(),
             kept,
             sleeps,
+        }
+    }
+
+    /// The upstream, by its address or by a name that is looked up beside the shard.
+    fn upstream(&self, time: Duration) -> Destination {
+        match time.as_millis() % 3 {
+            0 => {
+                self.cover.count("did", "upstream by its name");
+                NAME.into()
+            }
+            _ => SocketAddr::from(UPSTREAM).into(),
         }
     }
 
@@ -165,9 +188,9 @@ impl Model {
             (0..MESSAGES).for_each(|_| drop(self.common.mesh.send(to, Order::default())));
         }
         if self.one_in(BAD_MESSAGE_ONCE_IN) {
-            let _ = self.common.mesh.send(to, Order { panics: true, ..Order::default() });
+            let _ = self.common.mesh.send(to, Order::Panic);
         }
-        let _ = self.common.mesh.send(to, Order { handle: Some(handle), text, panics: false });
+        let _ = self.common.mesh.send(to, Order::Push(handle, text));
     }
 
     /// Keeps an upstream, and sees after a long time whether it is still there.
@@ -202,9 +225,42 @@ fn number_of(request: &[u8]) -> &str {
 }
 
 /// Pushes once there is room, unless the connection ended.
-async fn push_on(shard: &Shard, push: impl Fn() -> Result<(), PushError>) {
+async fn push_on(push: impl Fn() -> Result<(), PushError>, ready: impl AsyncFn()) {
     while push() == Err(PushError::Full) {
-        shard.sleep(Duration::from_millis(10)).await;
+        ready().await;
+    }
+}
+
+/// Waits for the end of a connection, which the client brings about.
+fn watch(shard: &Shard, handle: ConnHandle, time: Duration, cover: Cover) {
+    let own = shard.clone();
+    cover.count("watch", "began");
+    shard.spawn(async move {
+        // One that is given up leaves another one in its place.
+        let _ = own.timeout(time, handle.closed()).await;
+        handle.closed().await;
+        assert!(handle.is_gone(), "a connection that ended is gone");
+        cover.count("watch", "saw the end");
+    });
+}
+
+/// Tasks of a connection that live.
+#[derive(Clone, Default)]
+struct Alive(Rc<Cell<u32>>);
+
+/// One of them.
+struct Lives(Alive);
+
+impl Alive {
+    fn one_more(&self) -> Lives {
+        self.0.set(self.0.get() + 1);
+        Lives(self.clone())
+    }
+}
+
+impl Drop for Lives {
+    fn drop(&mut self) {
+        self.0.0.set(self.0.0.get() - 1);
     }
 }
 
@@ -254,8 +310,8 @@ impl Crowd {
 }
 
 /// Sends that many bytes to an upstream and takes them back, with a pause before each piece.
-async fn ask_upstream(shard: &Shard, addr: SocketAddr, len: usize, pause: Duration) -> std::io::Result<bool> {
-    let mut stream = shard.connect(addr).await?;
+async fn ask_upstream(shard: &Shard, to: Destination, len: usize, pause: Duration) -> std::io::Result<bool> {
+    let mut stream = shard.connect(to).await?;
     exchange(shard, &mut stream, len, pause).await
 }
 
@@ -309,6 +365,11 @@ impl Service for Model {
                 let (before, time) = (self.shard.now(), time);
                 cx.sleep(time).await;
                 assert!(self.shard.now() - before >= time, "a sleep ends early");
+                if time.as_millis().is_multiple_of(3) {
+                    let sum = self.shard.spawn_blocking(move || time.as_micros() + 1).await;
+                    assert_eq!(sum, Ok(time.as_micros() + 1), "threads and queue are not full");
+                    self.cover.count("did", "call that blocks");
+                }
             }
             Verb::Timeout => {
                 let before = self.shard.now();
@@ -321,25 +382,47 @@ impl Service for Model {
                 cx.spawn(async move {
                     shard.sleep(time).await;
                     cover.count("did", "push by a task");
-                    push_on(&shard, || handle.push(text.as_str())).await;
+                    push_on(|| handle.push(text.as_str()), || handle.ready()).await;
                 });
+            }
+            Verb::Own => {
+                let (lives, shard) = (cx.session().tasks.one_more(), self.shard.clone());
+                let spawned = cx.spawn_on_connection(async move {
+                    let _lives = lives;
+                    shard.sleep(time).await;
+                    time
+                });
+                match (spawned, self.shard.random() % 3) {
+                    (Ok(task), 0) => assert_eq!(task.await, Ok(time), "a task of a connection that lives"),
+                    (Ok(task), 1) => {
+                        task.abort();
+                        assert_eq!(task.await, Err(JoinError::Aborted));
+                    }
+                    (Ok(_detached), _) => {}
+                    (Err(error), _) => self.cover.count("did", error),
+                }
+            }
+            Verb::Watch => {
+                let to = (self.shard.random() % self.shard.count() as u64) as usize;
+                let _ = self.common.mesh.send(to, Order::Watch(cx.handle()));
             }
             Verb::Mesh => {
                 self.ask_for_push(cx.handle(), format!("+{number}"));
             }
-            Verb::Upstream => match ask_upstream(&self.shard, UPSTREAM.into(), len, pause).await {
+            Verb::Upstream => match ask_upstream(&self.shard, self.upstream(time), len, pause).await {
                 Ok(true) => self.cover.count("did", "word from an upstream"),
                 Ok(false) => self.cover.count("did", "upstream that ends early"),
                 Err(error) => self.cover.count("upstream", error.kind()),
             },
             Verb::NoUpstream => {
-                let refused = ask_upstream(&self.shard, NO_UPSTREAM.into(), len, pause).await;
+                let refused =
+                    ask_upstream(&self.shard, SocketAddr::from(NO_UPSTREAM).into(), len, pause).await;
                 self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
             }
             Verb::GiveUp => {
                 // At once, before the shard looks, or a moment later.
                 let time = if time.as_micros().is_multiple_of(2) { Duration::ZERO } else { time / 1000 };
-                let attempt = self.shard.connect(SocketAddr::from(UPSTREAM));
+                let attempt = self.shard.connect(self.upstream(time));
                 let given_up = self.shard.timeout(time, attempt).await.is_err();
                 self.cover.count("upstream", if given_up { "given up" } else { "in time" });
             }
@@ -413,6 +496,7 @@ impl Service for Model {
 
     fn close(&self, session: &Session, reason: CloseReason) {
         self.cover.count("close", reason);
+        assert_eq!(session.tasks.0.get(), 0, "tasks of a connection that ended live");
         if session.panics_in_close.get() {
             panic!("planted: close panics");
         }

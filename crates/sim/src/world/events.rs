@@ -205,7 +205,7 @@ impl Above {
         };
         let sock = &mut state.socks[tag];
         sock.opened_at = self.now.as_nanos();
-        sock.active_at = self.now.as_nanos();
+        (sock.active_at, sock.used_at) = (self.now.as_nanos(), self.now.as_nanos());
         sock.taken_at = self.now.as_nanos();
         sock.clocks.start(self.now.as_nanos());
         self.live.push((id, shared.clone()));

@@ -446,8 +446,10 @@ impl Above {
             let sock = &mut state.socks[shared.body().tag];
             sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
-            if bytes > 0 || state.plan.limits.idle_counts == IdleCounts::Either {
-                sock.touch(self.now.as_nanos());
+            match state.plan.limits.idle_counts {
+                IdleCounts::Received if bytes == 0 => {}
+                IdleCounts::Sent if bytes > 0 => sock.active_at = self.now.as_nanos(),
+                _ => sock.touch(self.now.as_nanos()),
             }
             if bytes > 0 {
                 sock.clocks.hear(self.now.as_nanos(), bytes, held_back);

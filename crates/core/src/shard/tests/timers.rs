@@ -1,6 +1,7 @@
 //! Time limits, from whenever the clock started.
 
 use super::*;
+use crate::IdleCounts;
 
 /// Sends a reply of 100 bytes, behind which the peer is held back in the middle of a frame.
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
@@ -148,6 +149,23 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
     assert_eq!(handed, 40);
     shard.begin(at(61), 0);
     assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), 1);
+}
+
+#[test]
+fn talker_is_idle_where_what_it_takes_alone_counts() {
+    let idle = Limits { idle_timeout: Some(Duration::from_secs(10)), ..Limits::default() };
+    for (counts, closed) in [(IdleCounts::Either, 0), (IdleCounts::Received, 0), (IdleCounts::Sent, 1)] {
+        let (mut shard, ids) = with_connections(1, Limits { idle_counts: counts, ..idle.clone() });
+        // Frames that bring it nothing.
+        for seconds in [4, 8] {
+            shard.begin(at(seconds), 0);
+            shard.receive(ids[0], &empty_frames(1));
+            shard.handed();
+            shard.end();
+        }
+        shard.begin(at(12), 0);
+        assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), closed, "{counts:?}");
+    }
 }
 
 /// The turns of a shard with probes, as steps of its clock, and how many: for that many connections, all silent since the

@@ -36,7 +36,7 @@ use io_uring::IoUring;
 use io_uring::squeue::Entry;
 use io_uring::types::Timespec;
 use ringserve_buf::{KernelSide, Pool};
-use ringserve_core::{Address, Batch, CloseHow, ConnId};
+use ringserve_core::{Address, Batch, CloseHow, ConnId, PeerCredentials};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use socket2::{Domain, SockRef};
@@ -45,6 +45,7 @@ use crate::shared::accept;
 use crate::shared::connect::{BeforeConnect, to_kernel};
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
+use crate::shared::socket_options::peer_credentials;
 use crate::shared::wait::{self, Timer, Waker};
 use crate::uring::Uring;
 use crate::uring::UringConfig;
@@ -382,6 +383,14 @@ impl Kernel for SystemKernel {
 
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr> {
         self.owned.borrow(fd, |socket| socket2::SockRef::from(&socket).peer_addr().ok())??.as_socket()
+    }
+
+    fn local_of(&mut self, fd: i32) -> Option<SocketAddr> {
+        self.owned.borrow(fd, |socket| SockRef::from(&socket).local_addr().ok())??.as_socket()
+    }
+
+    fn credentials_of(&mut self, fd: i32) -> Option<PeerCredentials> {
+        self.owned.borrow(fd, |socket| peer_credentials(socket))?
     }
 
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {

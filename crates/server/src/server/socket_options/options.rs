@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::shard::state::Asks;
+
 /// Options of the server's sockets. They are set on the listeners, and Linux hands them on to each accepted socket, so
 /// they cost nothing for a connection. Each is read back at the start: what the kernel refuses is an error, and what it
 /// cuts or rounds is logged with the value it gave, and kept in
@@ -29,6 +31,14 @@ pub struct SocketOptions {
     /// with io_uring a connection costs one system call less (`getpeername`): for servers behind a proxy or a load balancer, whose
     /// address says nothing. On by default.
     pub peer_address: bool,
+    /// Asks which address of this host each accepted connection came to ([`Peer::local_addr`](crate::Peer::local_addr)), which costs one
+    /// system call (`getsockname`) and about 160 bytes for each connection. For listeners at `0.0.0.0` or `[::]`
+    /// whose service depends on it; other listeners have one address
+    /// ([`ServerHandle::listeners`](crate::ServerHandle::listeners)). Default off.
+    pub local_address: bool,
+    /// Asks for the process at the other end of each connection of a Unix socket
+    /// ([`Peer::credentials`](crate::Peer::credentials)), which costs one system call (`getsockopt`) and about 160 bytes for each. Default off.
+    pub peer_credentials: bool,
     /// `SO_KEEPALIVE`: the kernel asks silent peers for a sign of life, so that one that vanished without a FIN is
     /// noticed even where the idle limit is off. Default as [`KeepAlive::default`].
     pub keep_alive: Option<KeepAlive>,
@@ -100,6 +110,8 @@ impl Default for SocketOptions {
             backlog: 4096,
             no_delay: true,
             peer_address: true,
+            local_address: false,
+            peer_credentials: false,
             keep_alive: Some(KeepAlive::default()),
             user_timeout: Some(Duration::from_secs(180)),
             not_sent_bytes_max: Some(128 << 10),
@@ -117,13 +129,19 @@ impl Default for SocketOptions {
 impl SocketOptions {
     ringserve_core::setters! {
         values {
-            backlog: u32, no_delay: bool, peer_address: bool, incoming_cpu: bool,
+            backlog: u32, no_delay: bool, peer_address: bool, local_address: bool, peer_credentials: bool,
+            incoming_cpu: bool,
         }
         options {
             keep_alive: KeepAlive, user_timeout: Duration, not_sent_bytes_max: u32, send_buffer_bytes: u32,
             receive_buffer_bytes: u32, fast_open: u32, defer_accept: Duration,
             unix_mode: u32,
         }
+    }
+
+    /// What a shard asks about each connection.
+    pub(crate) fn asks(&self) -> Asks {
+        Asks { local: self.local_address, credentials: self.peer_credentials }
     }
 
     /// Sets [`congestion`](field@Self::congestion).

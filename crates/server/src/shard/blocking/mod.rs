@@ -1,0 +1,213 @@
+//! Functions that block, beside the shards: what waits for one, and what runs them.
+//!
+//! ```text
+//!   Shard::spawn_blocking ──▶ Work ──▶ Pool: queue ──▶ a thread of its, or a simulation's clock
+//!                                                         │ the function returns, or panics
+//!   Blocking (the future) ◀── wakes its task ◀── Slot ◀───┘
+//! ```
+
+pub(crate) mod threads;
+
+use std::any::type_name;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::guard::{discard, guard, wake};
+
+/// Hands a function to a pool. It looks `name` up, if that is there.
+pub(crate) fn submit<T: Send + 'static>(
+    pool: &dyn Pool,
+    function: impl FnOnce() -> T + Send + 'static,
+    name: Option<&str>,
+) -> Blocking<T> {
+    let slot = Arc::new(Slot { state: Mutex::new(State::Waits(None)) });
+    pool.submit(Box::new(Call { function, slot: slot.clone() }), name);
+    Blocking { slot }
+}
+
+/// Resolves a name.
+pub(crate) fn resolve(pool: &Arc<dyn Pool>, host: &str, port: u16) -> Blocking<io::Result<Vec<SocketAddr>>> {
+    let (resolver, of) = (pool.clone(), host.to_owned());
+    submit(&**pool, move || resolver.look_up(&of, port), Some(host))
+}
+
+/// Why there is no result of a [blocking call](crate::Shard::spawn_blocking).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BlockingError {
+    /// All threads are busy, and as many functions wait as
+    /// [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max) allows. The function was dropped.
+    Full,
+    /// The function panicked, with this message.
+    Panicked(String),
+    /// The server ended before a thread was free. The function was dropped.
+    ServerEnded,
+    /// There is no thread, and the system starts none. The function was dropped.
+    NoThread(io::ErrorKind),
+}
+
+impl fmt::Display for BlockingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BlockingError::Full => f.write_str(
+                "as many blocking calls wait for a thread as ServerLimits::blocking_queue_max allows",
+            ),
+            BlockingError::Panicked(message) => write!(f, "the blocking call panicked: {message}"),
+            BlockingError::ServerEnded => f.write_str("the server ended before the blocking call began"),
+            BlockingError::NoThread(kind) => {
+                write!(f, "no thread could be started for blocking calls: {kind}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for BlockingError {}
+
+/// Waits for the result of a [blocking call](crate::Shard::spawn_blocking). Dropping it stops nothing.
+#[must_use = "the result, and whether there is one, shows when it is awaited"]
+pub struct Blocking<T> {
+    slot: Arc<Slot<T>>,
+}
+
+impl<T> Future for Blocking<T> {
+    type Output = Result<T, BlockingError>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Self::Output> {
+        // Cloning and dropping a waker is user code: nothing is locked meanwhile.
+        let waker = task.waker().clone();
+        let mut state = self.slot.lock();
+        match std::mem::replace(&mut *state, State::Over) {
+            State::Waits(old) => {
+                *state = State::Waits(Some(waker));
+                drop(state);
+                drop(old);
+                Poll::Pending
+            }
+            State::Done(result) => Poll::Ready(result),
+            State::Over => panic!("a blocking call was polled after its end"),
+        }
+    }
+}
+
+impl<T> Drop for Blocking<T> {
+    fn drop(&mut self) {
+        let state = std::mem::replace(&mut *self.slot.lock(), State::Over);
+        match state {
+            State::Waits(waker) => discard(waker),
+            State::Done(result) => drop(result),
+            State::Over => {}
+        }
+    }
+}
+
+impl<T> fmt::Debug for Blocking<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Blocking<{}>", type_name::<T>())
+    }
+}
+
+/// What a future and its function share.
+struct Slot<T> {
+    state: Mutex<State<T>>,
+}
+
+enum State<T> {
+    /// For the function; with what waits for it.
+    Waits(Option<Waker>),
+    Done(Result<T, BlockingError>),
+    /// The future has the result, or is gone.
+    Over,
+}
+
+impl<T> Slot<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves the result, or drops it if the future is gone.
+    fn put(&self, result: Result<T, BlockingError>) {
+        let mut state = self.lock();
+        let State::Waits(waker) = &mut *state else {
+            drop(state);
+            let _ = guard(move || drop(result));
+            return;
+        };
+        let waker = waker.take();
+        *state = State::Done(result);
+        drop(state);
+        if let Some(waker) = waker {
+            // If it panics, its task is not woken; the result is dropped with the future.
+            let _ = wake(waker);
+        }
+    }
+}
+
+/// A function on its way to a thread, whatever it returns. Each one is run or refused.
+pub(crate) trait Work: Send {
+    /// Runs it, and delivers its result after `ended` was told whether it panicked.
+    fn run(self: Box<Self>, ended: &mut dyn FnMut(bool));
+
+    /// Drops it, and says why.
+    fn refuse(self: Box<Self>, why: BlockingError);
+}
+
+struct Call<F, T> {
+    function: F,
+    slot: Arc<Slot<T>>,
+}
+
+impl<T: Send + 'static, F: FnOnce() -> T + Send> Work for Call<F, T> {
+    fn run(self: Box<Self>, ended: &mut dyn FnMut(bool)) {
+        let Call { function, slot } = *self;
+        let result = guard(function).map_err(|panicked| BlockingError::Panicked(panicked.to_string()));
+        ended(result.is_err());
+        slot.put(result);
+    }
+
+    fn refuse(self: Box<Self>, why: BlockingError) {
+        let Call { function, slot } = *self;
+        let _ = guard(move || drop(function));
+        slot.put(Err(why));
+    }
+}
+
+/// What runs functions that block, for all shards of a server.
+pub(crate) trait Pool: Send + Sync {
+    /// Takes a function, or refuses it. It looks `name` up, if that is there.
+    fn submit(&self, work: Box<dyn Work>, name: Option<&str>);
+
+    /// The addresses of a name; it may block.
+    ///
+    /// # Errors
+    /// If it has none, or cannot be asked for.
+    fn look_up(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
+
+    /// What it did so far.
+    fn stats(&self) -> BlockingStats;
+
+    /// The server ended. What waits is refused, and so is what comes; what runs is waited for, within a bound.
+    fn end(&self);
+}
+
+/// What the threads of [blocking calls](crate::Shard::spawn_blocking) do and did, for all shards together; names that were
+/// resolved for [`connect`](crate::Shard::connect) are among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockingStats {
+    /// Threads now, those that wait for something to run included.
+    pub threads: usize,
+    /// Functions that run now.
+    pub running: usize,
+    /// Functions that wait for a thread now.
+    pub queued: usize,
+    /// Functions that returned.
+    pub done: u64,
+    /// Functions that were dropped: the queue was full, the server ended, or no thread could be started.
+    pub refused: u64,
+    /// Functions that panicked.
+    pub panicked: u64,
+}
