@@ -32,7 +32,8 @@ fn main() {
         );
     };
     let (over, all_turns_over) = sync_channel(0);
-    let script = Script { connections: 1, shards: 1, frame: vec![b'x'; 64], sends: 1, rounds: turns, over };
+    let frame = vec![b'x'; 64];
+    let script = Script { connections: 1, listener: 0, shards: 1, frame, sends: 1, rounds: turns, over };
     let server = Server::bind("127.0.0.1:0").shards(1);
     let start = |script| Scripted::new(script).expect("there are descriptors");
     // The server stays until the end of the process.
@@ -53,8 +54,8 @@ fn main() {
         }
         "services" => {
             let (one, two) = (tcp("127.0.0.1:0"), tcp("127.0.0.1:0"));
-            let server = Server::new().shards(1).service(one, |_| Echo).service(two, |_| Pairs::default());
-            start_several_on(server, start(script))
+            let server = Server::new().shards(1).service(one, |_| Pairs::default()).service(two, |_| Echo);
+            start_several_on(server, start(Script { listener: 1, ..script }))
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
         other => panic!("there is no case {other}"),
