@@ -28,7 +28,7 @@ fn main() {
     let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
         // `cargo bench` runs every benchmark without arguments.
         return println!(
-            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, stream or services"
+            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, stream, services or second"
         );
     };
     let (over, all_turns_over) = sync_channel(0);
@@ -52,10 +52,10 @@ fn main() {
             let script = Script { shards: 2, ..script };
             start_on(server.shards(2), start(script), move |_| Relay { shard: 1, to: to.clone() })
         }
-        "services" => {
+        "services" | "second" => {
             let (one, two) = (tcp("127.0.0.1:0"), tcp("127.0.0.1:0"));
-            let server = Server::new().shards(1).service(one, |_| Pairs::default()).service(two, |_| Echo);
-            start_several_on(server, start(Script { listener: 1, ..script }))
+            let server = Server::new().shards(1).service(one, |_| Echo).service(two, |_| Echo);
+            start_several_on(server, start(Script { listener: (case == "second").into(), ..script }))
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
         other => panic!("there is no case {other}"),

@@ -8,8 +8,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::guard::Panicked;
 use crate::peer::Peer;
-use crate::shard::services::ServiceNames;
-use crate::stats::ServerStats;
+use crate::stats::{ServerStats, ServiceNames};
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
 pub(crate) use ringserve_drivers::guarded;

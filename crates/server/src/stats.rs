@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 pub use ringserve_buf::BufferStats;
+use ringserve_core::LaneId;
 pub use ringserve_core::{ConnStats, DriverStats};
 
 pub use crate::middleware::calls::CallStats;
@@ -119,6 +120,50 @@ impl ServerStats {
         self.upstreams.counters += &shard.upstreams.counters;
         self.upstreams.connections += shard.upstreams.connections;
         self.shards.push(shard);
+    }
+}
+
+/// The services of a server by name, in the order of their lanes.
+#[derive(Clone)]
+pub(crate) struct ServiceNames(Arc<[Named]>);
+
+struct Named {
+    name: Arc<str>,
+    /// The number behind those of its listeners.
+    listeners_end: u16,
+}
+
+impl ServiceNames {
+    /// Each name with the number of listeners that lead to that service.
+    pub(crate) fn new(services: impl IntoIterator<Item = (Arc<str>, u16)>) -> ServiceNames {
+        let mut end = 0;
+        let named = services.into_iter().map(|(name, listeners)| {
+            end += listeners;
+            Named { name, listeners_end: end }
+        });
+        ServiceNames(named.collect())
+    }
+
+    /// The lanes with their names.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = (LaneId, &Arc<str>)> {
+        (0..).map(LaneId::nth).zip(self.0.iter().map(|named| &named.name))
+    }
+
+    /// True for connections that the server makes: no service is theirs.
+    pub(crate) fn is_upstream(&self, lane: LaneId) -> bool {
+        lane.index() >= self.0.len()
+    }
+
+    /// The service of a lane, if there are several.
+    pub(crate) fn of(&self, lane: LaneId) -> Option<&str> {
+        let named = self.0.get(lane.index()).filter(|_| self.0.len() > 1)?;
+        Some(&named.name)
+    }
+
+    /// The service to which a listener leads, if there are several.
+    pub(crate) fn at(&self, listener: u16) -> Option<&str> {
+        let service = self.0.iter().position(|named| listener < named.listeners_end)?;
+        self.of(LaneId::nth(service as u8))
     }
 }
 

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use ringserve_core::framing::{Framing, Raw};
 use ringserve_core::{Limits, ServerLimits};
 
+use super::control::ServerControl;
 use super::driver::Driver;
 use super::error::Error;
 use super::listen::addr::Binds;
 use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::prepared::{Prepared, ServicePlan, Settings};
-use super::running::{ServerControl, ServerHandle};
+use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::{AllOf, Hosted, One};
 use super::socket_options::options::SocketOptions;

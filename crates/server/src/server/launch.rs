@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringserve_core::{Driver, Limits};
+use ringserve_core::{Driver, Limits, ServerLimits};
 use ringserve_drivers::{Epoll, Uring};
 use socket2::SockRef;
 use tracing::{error, info, warn};
 
+use super::control::ServerControl;
 use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use super::error::Error;
 use super::listen::sockets::Listening;
 use super::plan::{OneShard, Plan};
-use super::prepared::Checked;
-use super::running::{ServerControl, ServerHandle, ShardDeath, ShardEnd};
+use super::running::{ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{Heard, Ready, Starting};
@@ -223,10 +223,9 @@ pub(super) fn announce<'a>(
     listening: &Listening,
     cpus: &[usize],
     chosen: &Chosen,
-    checked: &Checked,
+    (shards, server): (usize, &ServerLimits),
     services: impl ExactSizeIterator<Item = (Option<&'a str>, &'a Limits)>,
 ) {
-    let Checked { shards, server_limits: server } = checked;
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
     for addr in &listening.addrs {
         info!("listening on {addr} with {shards} shards, {pinned}");

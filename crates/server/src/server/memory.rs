@@ -4,11 +4,9 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ringserve_core::ServerLimits;
+use ringserve_core::{Limits, ServerLimits};
 use ringserve_drivers::{Resource, ResourceLimit};
 use tracing::{info, warn};
-
-use super::prepared::ServicePlan;
 
 /// Values of a control group's limit from here on are none: those of the first version say so by the largest multiple of a
 /// page that a number holds.
@@ -92,14 +90,19 @@ fn available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Fits limits that were left alone into the memory that the process may use. Those of the program stay (those of the server if
-/// they are `given`), and are warned of where they exceed it.
-pub(super) fn fit(server: &mut ServerLimits, given: bool, services: &mut [ServicePlan], shards: usize) {
+/// Fits limits that were left alone into the memory that the process may use. Those of the program stay, and are warned of where they
+/// exceed it: those of the server if they are `given`, and those of each service that are said to be so.
+pub(super) fn fit(
+    server: &mut ServerLimits,
+    given: bool,
+    services: &mut [(&mut Limits, bool)],
+    shards: usize,
+) {
     let Some(memory) = usable_memory() else { return };
     let mut fitted = server.clone();
     if !given {
-        let all = services.iter().filter(|service| service.limits_given);
-        fitted = all.fold(fitted.fitted(memory.bytes, shards), |fitted, of| fitted.with_room_for(&of.limits));
+        let all = services.iter().filter(|(_, given)| *given);
+        fitted = all.fold(fitted.fitted(memory.bytes, shards), |fitted, of| fitted.with_room_for(&*of.0));
     }
     let most = fitted.memory_bytes(shards);
     if most > memory.bytes {
@@ -112,21 +115,21 @@ pub(super) fn fit(server: &mut ServerLimits, given: bool, services: &mut [Servic
     if given {
         return;
     }
-    for service in services.iter_mut().filter(|service| !service.limits_given) {
-        service.limits = service.limits.clone().fitted(&fitted);
+    for (limits, _) in services.iter_mut().filter(|(_, given)| !given) {
+        **limits = limits.clone().fitted(&fitted);
     }
     if fitted == *server {
         info!("memory: the process may use {memory}; the default limits fit");
     } else {
-        for service in &*services {
+        for (limits, _) in services {
             info!(
                 "memory: the process may use {memory}; limits that follow from it: connections_max {}, receive_bytes_max {} \
                  and held_bytes_max {} of each shard, outbox_bytes_max {}, frame_bytes_max {}",
                 fitted.connections_max,
                 fitted.receive_bytes_max,
                 fitted.held_bytes_max,
-                service.limits.outbox_bytes_max,
-                service.limits.frame_bytes_max
+                limits.outbox_bytes_max,
+                limits.frame_bytes_max
             );
         }
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod accept_queue;
 pub(crate) mod builder;
+pub(crate) mod control;
 pub(crate) mod cpu;
 pub(crate) mod driven;
 pub(crate) mod driver;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
 use socket2::{Domain, SockRef};
 
+use super::control::ServerControl;
 use super::driver::Chosen;
 use super::error::Error;
-use super::running::ServerControl;
 use super::runtime::Runtime;
 use super::serves::Serves;
 use crate::log::LogObserver;
@@ -17,9 +17,10 @@ use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
-use crate::shard::services::{ServiceNames, Services};
+use crate::shard::services::Services;
 use crate::shard::state::{Asks, Parts};
 use crate::shard::upstreams::add_upstreams;
+use crate::stats::ServiceNames;
 
 /// What all shards are made from.
 pub(super) struct Plan<S> {

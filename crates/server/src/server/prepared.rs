@@ -8,6 +8,7 @@ use std::thread;
 
 use ringserve_core::{Address, Limits, ServerLimits};
 
+use super::control::ServerControl;
 use super::driver::{Chosen, Driver, Wanted};
 use super::error::Error;
 use super::launch::{announce, cpus_to_pin, descriptors};
@@ -15,7 +16,7 @@ use super::listen::addr;
 use super::listen::sockets::{Listen, Listening, Place};
 use super::memory;
 use super::plan::{LanePlan, Plan};
-use super::running::{ServerControl, ServerHandle};
+use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::signals::StopSignals;
@@ -28,9 +29,8 @@ use crate::shard::blocking::threads::Threads;
 use crate::shard::clock::Clock;
 use crate::shard::many::SERVICES_MAX;
 use crate::shard::random::Random;
-use crate::shard::services::ServiceNames;
 use crate::shard::state::{Admit, Asks};
-use crate::stats::ServerStats;
+use crate::stats::{ServerStats, ServiceNames};
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -215,7 +215,8 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
         self.settings.runtime.check()?;
         let given = self.settings.server_limits.is_some();
-        memory::fit(&mut checked.server_limits, given, &mut self.services, checked.shards);
+        let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
+        memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
         let descriptors = descriptors(checked.shards, self.addrs().count())?;
         let chosen = self.wanted(&checked, descriptors).choose()?;
         let cpus = cpus_to_pin(self.settings.pin, checked.shards);
@@ -223,7 +224,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let (sockets, listening) = listen.at(&self.places())?;
         let on_start = self.settings.on_start.take();
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
-        announce(&listening, &cpus, &chosen, &checked, services);
+        announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
         let plan = self.plan(checked, chosen, &listening);
         let (control, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
         if let Some(on_start) = on_start {

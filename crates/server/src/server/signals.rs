@@ -10,8 +10,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{info, warn};
 
+use super::control::ServerControl;
 use super::error::Error;
-use super::running::{ServerControl, ServerHandle};
+use super::running::ServerHandle;
 use super::starting::Interrupter;
 use crate::guard::guard;
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
 
+use super::control::ServerControl;
 use super::error::Error;
-use super::running::{ServerControl, ServerHandle};
+use super::running::ServerHandle;
 use crate::guard::message_of;
 use crate::stats::ServerStats;
 

@@ -7,13 +7,13 @@ use ringserve_core::{ConnId, Driver, LaneId, Time};
 use super::Core;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
-use super::services::{ServiceNames, Services};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
 use crate::guard::Panicked;
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
+use crate::stats::ServiceNames;
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
@@ -92,7 +92,7 @@ impl<D: Driver, V> Drop for ShardLane<D, V> {
     }
 }
 
-impl<D: Driver, V: Services> ShardLoop<D, V> {
+impl<D: Driver, V> ShardLoop<D, V> {
     pub(crate) fn new(mut parts: Parts<D, V>) -> Self {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();

@@ -16,14 +16,14 @@ use super::inbox::RemoteShard;
 use super::many::TaskNumbers;
 use super::random::Random;
 use super::service_lane::ServiceLane;
-use super::services::{ServiceNames, Services};
+use super::services::Services;
 use super::state::{Asks, Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
-use crate::server::running::ServerControl;
+use crate::server::control::ServerControl;
 use crate::service::Service;
-use crate::stats::{ServiceStats, ShardStats};
+use crate::stats::{ServiceNames, ServiceStats, ShardStats};
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Serves until it is told to stop and every connection is gone.

@@ -6,21 +6,22 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve_core::framing::Framing;
+use ringserve_core::framing::{Encoding, Framing};
 use ringserve_core::{PeerCredentials, ServerLimits};
 
 use super::client::{ClientResult, Net};
-use super::watch::{AllWatched, Watches};
+use super::watch::Watches;
 use super::world::{Ran, World};
 use crate::server::builder::{Server, Several};
 use crate::server::error::Error;
 use crate::server::prepared::Prepared;
-use crate::server::serves::Serves;
+use crate::server::serves::{AllOf, Serves};
 use crate::server::stepped::SteppedServer;
 use crate::service::IntoService;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::Command;
+use crate::shard::services::Services;
 use crate::stats::ServerStats;
 
 /// The most virtual time in which clients and servers have to come to their end.
@@ -316,6 +317,22 @@ impl Sim {
 impl fmt::Debug for Sim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sim(seed {}, at {:?})", self.world.seed, self.world.now())
+    }
+}
+
+/// All services of a server under watch.
+struct AllWatched {
+    all: AllOf,
+    watches: Watches,
+}
+
+impl Serves for AllWatched {
+    fn again(&self) -> Self {
+        AllWatched { all: self.all.again(), watches: self.watches.clone() }
+    }
+
+    fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {
+        self.all.make_by(|hosted, numbers| hosted.make_watched(&shard, numbers, &self.watches))
     }
 }
 

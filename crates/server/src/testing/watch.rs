@@ -6,16 +6,13 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use ringserve_core::framing::{Encoding, FrameError};
+use ringserve_core::framing::FrameError;
 use ringserve_core::{CloseReason, Frame, Limits};
 
 use super::trace::{Place, Trace};
 use crate::cx::Cx;
-use crate::server::error::Error as ServerError;
-use crate::server::serves::{AllOf, Serves};
 use crate::service::{IntoService, Refusal, Service};
 use crate::shard::handle::Shard;
-use crate::shard::services::Services;
 
 /// Notes what services are told.
 #[derive(Clone)]
@@ -27,22 +24,6 @@ impl Watches {
     /// What a factory made, under watch.
     pub(crate) fn over<M>(&self, made: M) -> Watch<M> {
         Watch { made, trace: self.trace.clone() }
-    }
-}
-
-/// All services of a server under watch.
-pub(crate) struct AllWatched {
-    pub(crate) all: AllOf,
-    pub(crate) watches: Watches,
-}
-
-impl Serves for AllWatched {
-    fn again(&self) -> Self {
-        AllWatched { all: self.all.again(), watches: self.watches.clone() }
-    }
-
-    fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), ServerError> {
-        self.all.make_by(|hosted, numbers| hosted.make_watched(&shard, numbers, &self.watches))
     }
 }
 
