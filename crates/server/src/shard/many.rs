@@ -4,8 +4,8 @@
 //! told is a task's number with that of its service above it:
 //!
 //! ```text
-//!   31       30        29 .. 25   24 .. 0
-//!   spawned  upstream  service    task of the service
+//!   31       30        29          28 .. 24   23 .. 0
+//!   spawned  upstream  left alone  service    task of the service
 //! ```
 
 use ringserve_core::{ConnId, Ended, Frames, LaneId, Socket};
@@ -16,11 +16,14 @@ use super::state::Common;
 use crate::log::LogObserver;
 use crate::peer::Peer;
 
-/// Bits of a task's number: 33 million calls of a service may wait on a shard.
-const TASK_BITS: u32 = 25;
+/// Bits of a task's number: as many calls of a service may wait on a shard as it may have connections.
+const TASK_BITS: u32 = ConnId::SLOT_BITS;
 
-/// Services at most, by the bits that are left.
-pub(crate) const SERVICES_MAX: usize = 1 << (super::upstreams::UPSTREAM.trailing_zeros() - TASK_BITS);
+/// The bits of a service's number.
+const SERVICE: u32 = (SERVICES_MAX as u32 - 1) << TASK_BITS;
+
+/// Services at most: five bits.
+pub(crate) const SERVICES_MAX: usize = 32;
 
 /// The services of a shard, by lane.
 pub(crate) struct Many {
@@ -38,7 +41,7 @@ pub(crate) struct TaskNumbers {
 
 impl TaskNumbers {
     /// Of a shard's only service.
-    pub(crate) const ALONE: TaskNumbers = TaskNumbers { mark: 0, max: super::upstreams::UPSTREAM };
+    pub(crate) const ALONE: TaskNumbers = TaskNumbers { mark: 0, max: 1 << 29 };
 
     /// Of the service with this number.
     pub(crate) fn of(service: usize) -> TaskNumbers {
@@ -87,8 +90,8 @@ impl Services for Many {
 
     #[inline]
     fn resume(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId> {
-        let service = &mut self.services[(task >> TASK_BITS) as usize];
-        service.resume(common, core, task & ((1 << TASK_BITS) - 1))
+        let service = &mut self.services[((task & SERVICE) >> TASK_BITS) as usize];
+        service.resume(common, core, task & !SERVICE)
     }
 
     fn give_back(&mut self) {
