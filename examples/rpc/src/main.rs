@@ -1,5 +1,4 @@
-//! Remote calls with a database behind them: requests with ids that run side by side, a login before everything else, a time limit
-//! for each request.
+//! Remote calls with a database behind them: a login first, then requests with ids, which run side by side, each with a time limit.
 //!
 //!     cargo run --release -p example-rpc -- --user ann:secret
 //!     python3 examples/rpc/client.py --token secret '{"method": "put", "key": "greeting", "value": "hello"}' \
@@ -38,8 +37,8 @@ use clap::Parser;
 use ringserve::framing::{FrameError, LengthPrefix};
 use ringserve::limits::{ConnLimits, ServerLimits};
 use ringserve::task::BlockingError;
-use ringserve::{Cx, Driver, Frame, Limits, Opening, Refusal, Server, Service, Session};
-use rusqlite::{Connection, OptionalExtension};
+use ringserve::{Cx, Frame, Limits, Opening, Refusal, Server, Service, Session};
+use rusqlite::{Connection, OptionalExtension, Row};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing_subscriber::EnvFilter;
@@ -54,9 +53,6 @@ struct Args {
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
-    /// auto, io_uring or epoll.
-    #[arg(long, default_value_t, value_name = "NAME")]
-    driver: Driver,
     /// A user and its token; any number of times.
     #[arg(long = "user", required = true, value_name = "NAME:TOKEN", value_parser = user)]
     users: Vec<(String, Arc<str>)>,
@@ -141,15 +137,11 @@ struct Rpc {
 
 impl Rpc {
     fn new(args: &Args) -> rusqlite::Result<Rpc> {
-        let database = Connection::open(&args.database)?;
-        database.execute_batch(
-            "CREATE TABLE IF NOT EXISTS entries (user TEXT, key TEXT, value TEXT, PRIMARY KEY (user, key))",
-        )?;
-        Ok(Rpc {
-            users: Arc::new(args.users.iter().cloned().collect()),
-            database: Arc::new(Mutex::new(database)),
-            timeout: Duration::from_millis(args.timeout),
-        })
+        let db = Connection::open(&args.database)?;
+        db.execute_batch("CREATE TABLE IF NOT EXISTS entries (user, key, value, PRIMARY KEY (user, key))")?;
+        let users = Arc::new(args.users.iter().cloned().collect());
+        let timeout = Duration::from_millis(args.timeout);
+        Ok(Rpc { users, database: Arc::new(Mutex::new(db)), timeout })
     }
 
     /// Does not wait, so that requests sent together with the login find it done.
@@ -161,8 +153,8 @@ impl Rpc {
         Ok(json!(**user))
     }
 
-    async fn run(&self, cx: &Cx<'_, Conn>, user: Arc<str>, call: Call) -> Outcome {
-        match call {
+    async fn run(&self, cx: &Cx<'_, Conn>, user: Arc<str>, call: Result<Call, String>) -> Outcome {
+        match call? {
             Call::Login { .. } => Err("logged in already".to_owned()),
             Call::Wait { millis } => {
                 cx.sleep(Duration::from_millis(millis)).await;
@@ -174,21 +166,17 @@ impl Rpc {
             }
             Call::Get { key } => {
                 let sql = "SELECT value FROM entries WHERE user = ?1 AND key = ?2";
-                let query = move |db: &Connection| {
-                    let value = db.query_row(sql, (&*user, key), |row| row.get::<_, String>(0));
-                    Ok(json!(value.optional()?))
-                };
-                self.query(cx, query).await
+                let text = |row: &Row<'_>| row.get::<_, String>(0);
+                self.query(cx, move |db| Ok(json!(db.query_row(sql, (&*user, key), text).optional()?))).await
             }
         }
     }
 
     /// Runs a query on the thread for queries.
-    async fn query(
-        &self,
-        cx: &Cx<'_, Conn>,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<Value> + Send + 'static,
-    ) -> Outcome {
+    async fn query<Q>(&self, cx: &Cx<'_, Conn>, query: Q) -> Outcome
+    where
+        Q: FnOnce(&Connection) -> rusqlite::Result<Value> + Send + 'static,
+    {
         let database = self.database.clone();
         let lock = move || query(&database.lock().unwrap_or_else(PoisonError::into_inner));
         let error: Box<dyn Error> = match cx.shard().spawn_blocking(lock).await {
@@ -218,21 +206,19 @@ impl Service for Rpc {
         // It would pin a receive buffer for as long as the request takes.
         drop(frame);
         let who = cx.session().who.borrow().clone();
-        let outcome = match (who, call) {
-            (Who::Stranger, call) => {
-                let outcome = self.login(cx, call);
-                reply(cx, id, &outcome);
-                // An error is logged, and closes the connection behind the reply.
-                return outcome.map(drop);
-            }
-            (Who::User(user), Ok(call)) => {
+        let outcome = match who {
+            Who::Stranger => self.login(cx, call),
+            Who::User(user) => {
                 let outcome = cx.timeout(self.timeout, self.run(cx, user, call)).await;
                 outcome.unwrap_or_else(|_elapsed| Err("too late".to_owned()))
             }
-            (Who::User(_), Err(error)) => Err(error),
         };
         reply(cx, id, &outcome);
-        Ok(())
+        match *cx.session().who.borrow() {
+            // Its login failed. The error is logged, and closes the connection behind the reply.
+            Who::Stranger => outcome.map(drop),
+            Who::User(_) => Ok(()),
+        }
     }
 
     fn malformed(&self, cx: &Cx<'_, Conn>, error: &FrameError) {
@@ -242,6 +228,8 @@ impl Service for Rpc {
 
 fn server(args: &Args) -> Server<LengthPrefix> {
     let limits = Limits::default()
+        // So that 1024 queries that wait hold some 64 MiB at most.
+        .frame_bytes_max(64 << 10)
         .calls_in_flight_max(64)
         .first_frame_timeout(LOGIN_TIME)
         // Each request has a limit, and is answered when that is over.
@@ -256,7 +244,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let rpc = Rpc::new(&args)?;
-    let mut server = server(&args).driver(args.driver);
+    let mut server = server(&args);
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
