@@ -41,14 +41,14 @@ impl ServerControl {
         &self.remotes
     }
 
-    /// As [`ServerHandle::listeners`].
+    /// As [`ServerHandle::listeners`](crate::ServerHandle::listeners).
     pub fn listeners(&self) -> &[Address] {
         &self.listeners
     }
 
     /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
     /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
-    /// [marked as stale](ShardStats::stale). So every shard is in every report, and counters never fall. Those of a shard that
+    /// [marked as stale](crate::stats::ShardStats::stale). So every shard is in every report, and counters never fall. Those of a shard that
     /// ended are its last ones.
     ///
     /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
@@ -64,12 +64,12 @@ impl ServerControl {
         report
     }
 
-    /// As [`ServerHandle::shutdown`].
+    /// As [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).
     pub fn shutdown(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Drain));
     }
 
-    /// As [`ServerHandle::abort`].
+    /// As [`ServerHandle::abort`](crate::ServerHandle::abort).
     pub fn abort(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Force));
     }
