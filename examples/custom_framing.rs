@@ -4,7 +4,7 @@
 //!     printf '\0\0\10\6\0\0\0\0\0pingpong' | nc -N 127.0.0.1 7000 | od -c
 //!
 //! A PING is acknowledged, every other frame is printed and sent back. The connection preface and everything above frames
-//! are left out. `docs/FRAMING.md` goes through this file.
+//! are left out. `docs/guide/framing.md` goes through this file.
 
 use std::convert::Infallible;
 use std::fmt;

@@ -40,8 +40,8 @@
 //! # What a frame is
 //!
 //! [`framing`] has lines, delimiters, fixed sizes, lengths of every kind and raw bytes. Another one is a trait with two
-//! methods: the [guide] writes one, and `examples/custom_framing.rs` is a server with it. With the feature `codec`,
-//! which is off by default, the module `codec` takes codecs of `tokio_util` as they are.
+//! methods: [a page](guide::framing) of the [guide] writes one, and `examples/custom_framing.rs` is a server with it. With the
+//! feature `codec`, which is off by default, the module `codec` takes codecs of `tokio_util` as they are.
 //!
 //! # Waiting, and others
 //!
@@ -114,6 +114,7 @@
 //! | module | what is in it |
 //! |---|---|
 //! | the root | what a first program needs: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
+//! | [`guide`] | pages for people who write a server: which kind, state, waiting, ends, tests |
 //! | [`framing`] | how bytes become frames |
 //! | [`limits`] | the server's own [`ServerLimits`](limits::ServerLimits), what belongs to both: errors, the memory that may be used |
 //! | [`middleware`] | services that wrap services |
@@ -147,12 +148,7 @@ pub use ringserve_server::{
 };
 pub use ringserve_server::{framing, limits, middleware, net, stats, sync, task, time};
 
-#[doc = include_str!("../docs/FRAMING.md")]
-pub mod guide {
-    #[cfg(feature = "testing")]
-    #[doc = include_str!("../docs/SIMULATING.md")]
-    pub mod testing {}
-}
+pub mod guide;
 
 /// The program of the README is one that compiles.
 #[cfg(doctest)]

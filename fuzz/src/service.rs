@@ -165,7 +165,7 @@ impl Model {
             left: left % 32,
             room,
             parked: Parked::default(),
-            since: self.now,
+            since: Time::ZERO,
         }))
     }
 

@@ -113,3 +113,13 @@ pub fn status_kib(name: &str) -> u64 {
 pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("Linux has /proc").count()
 }
+
+/// Pages of the guide whose programs need more crates than the framework has.
+#[cfg(all(doctest, feature = "guide"))]
+mod guide {
+    #[doc = include_str!("../../docs/guide/choosing.md")]
+    struct Choosing;
+
+    #[doc = include_str!("../../docs/guide/databases.md")]
+    struct Databases;
+}

@@ -1,10 +1,12 @@
-//! No files of a crate import each other in a circle. (That no crates do is for cargo to see.)
+//! No files of a crate import each other in a circle (that no crates do is for cargo to see), public types can grow, and the
+//! links of pages lead somewhere.
 //!
 //! An import leads to the file that defines what is imported, whichever modules pass it on with `pub use`. A module and its
 //! parts are one subject, so a part may name the module that it is a part of. A parent's `mod x;` imports nothing, and
 //! neither does what is compiled for tests alone.
 
 mod evolving;
+mod pages;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};

@@ -7,7 +7,7 @@ use crate::wheel::{STEP, STEPS_MAX, step_at};
 
 /// The low 32 bits of a step of the connections' wheel. They come round every 2.28 years, and all that is asked of a stamp
 /// is how long ago it was, modulo that time: a limit that runs is looked at when it is over, 417 days after its stamp at
-/// the latest ([`STEPS_MAX`]), and a stamp that no limit looks at for longer is renewed before one does.
+/// the latest (`STEPS_MAX`), and a stamp that no limit looks at for longer is renewed before one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(u32);
 

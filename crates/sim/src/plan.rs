@@ -177,7 +177,7 @@ impl Plan {
         let held = dawdles.is_some() && rng.one_in(2);
         // Of a copy too.
         let opens = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x6F70_656E);
-        let open_waits = opens.pick(&[0, 0, 1, 4]);
+        let open_waits = opens.pick(&[0, 0, 0, 0, 1, 6]);
         let open_timeout = opens.one_in(2).then(|| Duration::from_millis(opens.spread(20, 400)));
         let limits = limits.open_timeout(open_timeout);
         let small_budget = rng.one_in(4);

@@ -82,7 +82,7 @@ fn the_framing_is_the_one_that_ships_but_for_its_limit() {
 
 #[test]
 fn the_guide_shows_the_example_as_it_is() {
-    let guide = include_str!("../../../docs/FRAMING.md");
+    let guide = include_str!("../../../docs/guide/framing.md");
     let example = include_str!("../../../examples/custom_framing.rs");
     let shown: Vec<&str> = guide
         .split("```rust,ignore\n")

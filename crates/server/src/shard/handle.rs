@@ -167,7 +167,7 @@ impl Shard {
     /// ```
     ///
     /// # Errors
-    /// [`BlockingError`]: at once if the queue is full, and later if the function panicked.
+    /// [`BlockingError`](crate::task::BlockingError): at once if the queue is full, and later if the function panicked.
     pub fn spawn_blocking<T: Send + 'static>(
         &self,
         function: impl FnOnce() -> T + Send + 'static,

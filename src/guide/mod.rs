@@ -1,0 +1,24 @@
+#![cfg_attr(not(doctest), doc = include_str!("links.md"))]
+#![doc = include_str!("../../docs/guide/README.md")]
+
+/// A page. It names other pages by their files, as they lie in the repository; of two definitions of a link the first one
+/// counts, so here they lead to modules.
+macro_rules! page {
+    ($name:ident, $file:literal, $is_shown:meta) => {
+        #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+        #[cfg_attr($is_shown, doc = include_str!(concat!("../../docs/guide/", $file)))]
+        pub mod $name {}
+    };
+}
+
+page!(bad_input, "bad_input.md", all());
+// The programs of these need more crates than this one, so the package `tests` compiles them.
+page!(choosing, "choosing.md", not(doctest));
+page!(databases, "databases.md", not(doctest));
+page!(epoll, "epoll.md", all());
+page!(framing, "framing.md", all());
+page!(middleware, "middleware.md", all());
+page!(state, "state.md", all());
+page!(stopping, "stopping.md", all());
+page!(testing, "testing.md", any(not(doctest), feature = "testing"));
+page!(waiting, "waiting.md", all());
