@@ -16,9 +16,10 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
+use ringserve::listen::tcp;
 use ringserve::sync::{AskError, Mesh};
 use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service, Stream, stream};
-use ringserve_server::internals::start_on;
+use ringserve_server::internals::{start_on, start_several_on};
 
 use echo::Echo;
 use scripted::{Script, Scripted};
@@ -28,11 +29,12 @@ fn main() {
     let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
         // `cargo bench` runs every benchmark without arguments.
         return println!(
-            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, asks or stream"
+            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, asks, stream, services or second"
         );
     };
     let (over, all_turns_over) = sync_channel(0);
-    let script = Script { connections: 1, shards: 1, frame: vec![b'x'; 64], sends: 1, rounds: turns, over };
+    let frame = vec![b'x'; 64];
+    let script = Script { connections: 1, listener: 0, shards: 1, frame, sends: 1, rounds: turns, over };
     let server = Server::bind("127.0.0.1:0").shards(1);
     let start = |script| Scripted::new(script).expect("there are descriptors");
     // The server stays until the end of the process.
@@ -58,6 +60,11 @@ fn main() {
                 questions.register(shard, |_from, number: u64| 2 * number);
                 Asks { questions: questions.clone() }
             })
+        }
+        "services" | "second" => {
+            let (one, two) = (tcp("127.0.0.1:0"), tcp("127.0.0.1:0"));
+            let server = Server::new().shards(1).service(one, |_| Echo).service(two, |_| Echo);
+            start_several_on(server, start(Script { listener: (case == "second").into(), ..script }))
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
         other => panic!("there is no case {other}"),

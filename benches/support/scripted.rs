@@ -27,6 +27,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 pub struct Script {
     /// Connections of each shard.
     pub connections: u64,
+    /// The listener at which they come.
+    pub listener: u64,
     pub shards: u64,
     /// What each connection of the first shard receives in a round.
     pub frame: Vec<u8>,
@@ -107,6 +109,7 @@ impl ScriptedKernel {
     fn carry_out(&mut self, op: RawOp) {
         let user_data = op.user_data();
         match op {
+            RawOp::Accept { .. } if user_data != Kind::Accept.with(self.script.listener) => {}
             RawOp::Accept { .. } => {
                 let accepted =
                     (0..self.script.connections).map(|n| RawCqe::new(user_data, n as i32 + 3, F_MORE));

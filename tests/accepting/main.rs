@@ -2,6 +2,7 @@
 
 mod listeners;
 mod peers;
+mod services;
 mod several_shards;
 mod socket_options;
 mod starts;

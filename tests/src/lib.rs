@@ -122,4 +122,7 @@ mod guide {
 
     #[doc = include_str!("../../docs/guide/databases.md")]
     struct Databases;
+
+    #[doc = include_str!("../../docs/guide/services.md")]
+    struct Services;
 }

@@ -18,7 +18,10 @@ const COMPLETE: &[(&str, &str)] = &[
     ("PeerCredentials", "the kernel tells these three"),
     ("PushError", "what was not pushed is full or gone, and the caller does something else for each"),
     ("SendError", "the same, with the message"),
-    ("Sending", "that of a simulated ring, which simulated kernels take apart; that of a mesh has nothing public"),
+    (
+        "Sending",
+        "that of a simulated ring, which simulated kernels take apart; that of a mesh has nothing public",
+    ),
 ];
 
 /// What is public of a crate, by its sources.

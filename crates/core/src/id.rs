@@ -72,17 +72,24 @@ impl fmt::Display for ConnId {
     }
 }
 
-/// One of a shard's lanes: connections of one sort, as those of a service, or those to upstreams.
+/// One of a shard's lanes: connections of one sort, as those of a service, or those to upstreams. Lanes are numbered in the order
+/// in which they were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneId(u8);
 
 impl LaneId {
-    /// The one whose connections are accepted.
+    /// The one that a shard has from the start.
     pub const FIRST: LaneId = LaneId(0);
 
     /// The lane with a number, counted from 0.
-    pub(crate) const fn nth(number: u8) -> LaneId {
+    pub const fn nth(number: u8) -> LaneId {
         LaneId(number)
+    }
+
+    /// The same as an index.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
     }
 
     #[inline]

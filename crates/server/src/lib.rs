@@ -39,10 +39,11 @@ pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use http::http;
 pub use opening::{Opening, Refusal, Session};
 pub use peer::Peer;
-pub use server::builder::Server;
+pub use server::builder::{Server, Several};
+pub use server::control::ServerControl;
 pub use server::driver::Driver;
 pub use server::error::Error;
-pub use server::running::{ServerHandle, ShutdownHandle};
+pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
 pub use service::{IntoService, Service};
 pub use shard::handle::Shard;
@@ -53,6 +54,11 @@ pub use stream::service::{StreamService, stream};
 pub mod framing {
     pub use ringserve_core::Outbox;
     pub use ringserve_core::framing::*;
+}
+
+/// Where the services of a server are reached ([`Server::service`](crate::Server::service)).
+pub mod listen {
+    pub use crate::server::listen::endpoint::{Endpoint, Endpoints, IntoEndpoints, endpoints, tcp, unix};
 }
 
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
@@ -91,7 +97,7 @@ pub mod time {
 /// users.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::server::driven::{Drivers, start_on};
+    pub use crate::server::driven::{Drivers, start_on, start_several_on};
     pub use crate::shard::clock::age_new_shards;
     pub use crate::shard::turns::run_on;
 }

@@ -8,7 +8,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::guard::Panicked;
 use crate::peer::Peer;
-use crate::stats::ServerStats;
+use crate::stats::{ServerStats, ServiceNames};
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
 pub(crate) use ringserve_drivers::guarded;
@@ -38,15 +38,17 @@ impl LineLimit {
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning level.
 pub(crate) struct LogObserver {
     shard: usize,
+    names: ServiceNames,
     limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
     held: LineLimit,
 }
 
 impl LogObserver {
-    pub(crate) fn new(shard: usize) -> LogObserver {
+    pub(crate) fn new(shard: usize, names: ServiceNames) -> LogObserver {
         LogObserver {
             shard,
+            names,
             limits: Default::default(),
             accept: LineLimit::default(),
             held: LineLimit::default(),
@@ -54,15 +56,14 @@ impl LogObserver {
     }
 }
 
-/// True for connections that the server makes.
-fn is_upstream(lane: LaneId) -> bool {
-    lane != LaneId::FIRST
-}
-
 impl Observer for LogObserver {
     fn opened(&mut self, _now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {
-        let what = if is_upstream(lane) { "connected to an upstream" } else { "connection opened" };
-        guarded(|| debug!(shard = self.shard, %id, peer = peer.map(display), "{what}"));
+        let what = match self.names.is_upstream(lane) {
+            true => "connected to an upstream",
+            false => "connection opened",
+        };
+        let service = self.names.of(lane);
+        guarded(|| debug!(shard = self.shard, service, %id, peer = peer.map(display), "{what}"));
     }
 
     fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {
@@ -70,10 +71,11 @@ impl Observer for LogObserver {
             guarded(|| {
                 warn!(
                     shard = self.shard,
+                    service = self.names.of(lane),
                     %id,
                     bytes,
                     held,
-                    upstream = is_upstream(lane),
+                    upstream = self.names.is_upstream(lane),
                     "held_bytes_max is reached; the connection that holds most is closed"
                 );
             });
@@ -81,7 +83,7 @@ impl Observer for LogObserver {
     }
 
     fn ended(&mut self, now: Time, lane: LaneId, id: ConnId, reason: CloseReason) {
-        let shard = self.shard;
+        let (shard, service, upstream) = (self.shard, self.names.of(lane), self.names.is_upstream(lane));
         // What the peer does is its affair, and handler errors have their own line.
         let notable = match reason.closed_by() {
             ClosedBy::Peer => false,
@@ -93,9 +95,9 @@ impl Observer for LogObserver {
             _ => true,
         };
         if notable && self.limits[reason.index()].allows(now) {
-            guarded(|| warn!(shard, %id, %reason, upstream = is_upstream(lane), "connection ended"));
+            guarded(|| warn!(shard, service, %id, %reason, upstream, "connection ended"));
         } else {
-            guarded(|| debug!(shard, %id, %reason, upstream = is_upstream(lane), "connection ended"));
+            guarded(|| debug!(shard, service, %id, %reason, upstream, "connection ended"));
         }
     }
 
@@ -116,8 +118,14 @@ impl Observer for LogObserver {
 
 /// User code panicked in `place`, for a connection if it is one's.
 #[cold]
-pub(crate) fn panicked(shard: usize, place: &str, connection: Option<(ConnId, Peer)>, panic: &Panicked) {
-    panicked_in(shard, place, None, connection, panic);
+pub(crate) fn panicked(
+    shard: usize,
+    service: Option<&str>,
+    place: &str,
+    connection: Option<(ConnId, Peer)>,
+    panic: &Panicked,
+) {
+    panicked_in(shard, service, place, None, connection, panic);
 }
 
 /// A task panicked, which may have a name and be a connection's.
@@ -128,11 +136,12 @@ pub(crate) fn task_panicked(
     connection: Option<(ConnId, Peer)>,
     panic: &Panicked,
 ) {
-    panicked_in(shard, "task", name, connection, panic);
+    panicked_in(shard, None, "task", name, connection, panic);
 }
 
 fn panicked_in(
     shard: usize,
+    service: Option<&str>,
     place: &str,
     task: Option<&str>,
     connection: Option<(ConnId, Peer)>,
@@ -145,7 +154,8 @@ fn panicked_in(
         _ => "user code panicked",
     };
     let (id, peer) = connection.unzip();
-    guarded(|| error!(shard, place, task, id = id.map(display), peer = peer.map(display), %panic, "{what}"));
+    let (id, peer) = (id.map(tracing::field::display), peer.map(tracing::field::display));
+    guarded(|| error!(shard, service, place, task, id, peer, %panic, "{what}"));
 }
 
 /// What a server did, in its last line.

@@ -1,6 +1,9 @@
 //! What a server, its shards and their parts count and hold.
 
+use std::sync::Arc;
+
 pub use ringserve_buf::BufferStats;
+use ringserve_core::LaneId;
 pub use ringserve_core::{Account, ConnStats, DriverStats};
 
 pub use crate::middleware::calls::CallStats;
@@ -11,10 +14,12 @@ pub use crate::shard::blocking::BlockingStats;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ShardStats {
-    /// What happened to connections.
+    /// What happened to connections, of all services together.
     pub counters: ConnStats,
-    /// Connections now, closing ones included.
+    /// Connections now, closing ones included, of all services together.
     pub connections: usize,
+    /// Each service's own, in the order in which the server was told of them.
+    pub services: Vec<ServiceStats>,
     /// What happened to connections that the shard made ([`Shard::connect`](crate::Shard::connect)).
     pub upstreams: UpstreamStats,
     /// What the driver did.
@@ -22,8 +27,30 @@ pub struct ShardStats {
     /// Where the receive buffers are.
     pub buffers: BufferStats,
     /// True if the shard did not answer when it was asked: all of the above is what it said the last time. A handler blocks
-    /// it, or [`ServerHandle::stats`](crate::ServerHandle::stats) was called on a shard's own thread.
+    /// it, or [`ServerControl::stats`](crate::ServerControl::stats) was called on a shard's own thread.
     pub stale: bool,
+}
+
+/// The connections of one service: what happened to them, and how many there are. All services stop accepting together, so
+/// [`ConnStats::accept_paused`] is counted for the first one.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServiceStats {
+    /// The service's name: that which the program gave ([`Endpoints::name`](crate::listen::Endpoints::name)), or the first
+    /// address at which it is reached.
+    pub name: Arc<str>,
+    /// What happened to its connections.
+    pub counters: ConnStats,
+    /// Connections now, closing ones included.
+    pub connections: usize,
+}
+
+impl ShardStats {
+    pub(crate) fn add(&mut self, service: ServiceStats) {
+        self.counters += &service.counters;
+        self.connections += service.connections;
+        self.services.push(service);
+    }
 }
 
 /// Connections to upstreams: what happened to them, and how many there are. `opened` counts those that were tried; those
@@ -46,6 +73,8 @@ pub struct ServerStats {
     pub counters: ConnStats,
     /// Connections of all shards.
     pub connections: usize,
+    /// Each service's own, summed over the shards, in the order in which the server was told of them.
+    pub services: Vec<ServiceStats>,
     /// Those of all shards to upstreams.
     pub upstreams: UpstreamStats,
     /// Calls that block, on the threads beside the shards.
@@ -66,6 +95,11 @@ impl ServerStats {
         (self.shards.len() > 1 && all > 0).then(|| most as f64 / mean)
     }
 
+    /// The service with this name.
+    pub fn service(&self, name: &str) -> Option<&ServiceStats> {
+        self.services.iter().find(|service| &*service.name == name)
+    }
+
     /// The numbers of the shards whose figures are [stale](ShardStats::stale).
     pub fn stale_shards(&self) -> impl Iterator<Item = usize> {
         self.shards.iter().enumerate().filter(|(_, shard)| shard.stale).map(|(index, _)| index)
@@ -74,9 +108,62 @@ impl ServerStats {
     pub(crate) fn add(&mut self, shard: ShardStats) {
         self.counters += &shard.counters;
         self.connections += shard.connections;
+        for (n, service) in shard.services.iter().enumerate() {
+            match self.services.get_mut(n) {
+                Some(sum) => {
+                    sum.counters += &service.counters;
+                    sum.connections += service.connections;
+                }
+                None => self.services.push(service.clone()),
+            }
+        }
         self.upstreams.counters += &shard.upstreams.counters;
         self.upstreams.connections += shard.upstreams.connections;
         self.shards.push(shard);
+    }
+}
+
+/// The services of a server by name, in the order of their lanes.
+#[derive(Clone)]
+pub(crate) struct ServiceNames(Arc<[Named]>);
+
+struct Named {
+    name: Arc<str>,
+    /// The number behind those of its listeners.
+    listeners_end: u16,
+}
+
+impl ServiceNames {
+    /// Each name with the number of listeners that lead to that service.
+    pub(crate) fn new(services: impl IntoIterator<Item = (Arc<str>, u16)>) -> ServiceNames {
+        let mut end = 0;
+        let named = services.into_iter().map(|(name, listeners)| {
+            end += listeners;
+            Named { name, listeners_end: end }
+        });
+        ServiceNames(named.collect())
+    }
+
+    /// The lanes with their names.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = (LaneId, &Arc<str>)> {
+        (0..).map(LaneId::nth).zip(self.0.iter().map(|named| &named.name))
+    }
+
+    /// True for connections that the server makes: no service is theirs.
+    pub(crate) fn is_upstream(&self, lane: LaneId) -> bool {
+        lane.index() >= self.0.len()
+    }
+
+    /// The service of a lane, if there are several.
+    pub(crate) fn of(&self, lane: LaneId) -> Option<&str> {
+        let named = self.0.get(lane.index()).filter(|_| self.0.len() > 1)?;
+        Some(&named.name)
+    }
+
+    /// The service to which a listener leads, if there are several.
+    pub(crate) fn at(&self, listener: u16) -> Option<&str> {
+        let service = self.0.iter().position(|named| listener < named.listeners_end)?;
+        self.of(LaneId::nth(service as u8))
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
+use ringserve_server::listen::{endpoints, tcp};
 use ringserve_server::stats::Account;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
 use ringserve_server::{
@@ -710,5 +711,61 @@ fn account_has_every_byte_and_frame_of_its_connection() {
             assert!(n < 3 || account.duration >= 4 * SECOND, "{account:?}");
         }
         assert_eq!(accounts.len(), 4);
+    });
+}
+
+/// Replies with its name.
+struct Named(&'static str);
+
+impl Service for Named {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.sleep(Duration::from_millis(frame.len() as u64)).await;
+        cx.reply(self.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn services_of_one_server_are_reached_where_they_were_told() {
+    Sim::seeds(200).faults(Faults::all()).run(|sim| {
+        let chat = endpoints([tcp("10.0.0.1:7000"), tcp("10.0.0.1:7001")]).framing(Lines::default());
+        let server = Server::new()
+            .shards(2)
+            .service(chat.name("chat"), |_shard| Named("chat"))
+            .service(tcp("10.0.0.1:8000").framing(Lines::default()).name("admin"), |_shard| Named("admin"));
+        let server = sim.start_several(server).unwrap();
+        for (n, name) in ["chat", "chat", "admin"].into_iter().enumerate() {
+            let addr = server.local_addrs()[n];
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                for line in ["a\n", "bb\n", "ccc\n"] {
+                    me.send(line).await?;
+                    assert_eq!(me.line().await?.as_deref(), Some(name));
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        sim.finish();
+        let stats = server.stats();
+        let opened = |name| stats.service(name).unwrap().counters.opened;
+        assert_eq!(opened("chat") + opened("admin"), stats.counters.opened);
+        assert!(opened("admin") <= 1 && opened("chat") <= 2);
+    });
+}
+
+#[test]
+fn a_start_of_several_services_that_fails_names_the_service() {
+    Sim::seeds(1).run(|sim| {
+        let server = Server::new()
+            .service(tcp("10.0.0.1:7000").name("chat"), |_shard| Named("chat"))
+            .service(tcp("10.0.0.1:8000").name("admin"), |_shard| -> Result<Named, &str> { Err("planted") });
+        let error = sim.start_several(server).unwrap_err();
+        assert_eq!(error.to_string(), "service admin: no service for shard 0: planted");
+        // What it listened at is free again.
+        assert_eq!(sim.serve_several(Server::new().service(tcp("10.0.0.1:7000"), |_| Named("a"))).len(), 1);
     });
 }

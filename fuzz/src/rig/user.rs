@@ -20,11 +20,11 @@ impl Lane for Model {
         }
     }
 
-    fn accepted(&mut self, shard: &mut Core, socket: Socket, _peer: Option<SocketAddr>, _listener: u16) {
+    fn accepted(&mut self, shard: &mut Core, socket: Socket, _peer: Option<SocketAddr>, listener: u16) {
         let peer = socket.0 as usize;
         let opening = std::mem::take(&mut self.opening);
         if opening == 1 {
-            return shard.refuse(socket);
+            return shard.refuse(socket, listener);
         }
         let id = shard.admit::<Session>(socket, None, 0).expect("there is memory");
         let session = Session { peer, ..Session::default() };

@@ -11,7 +11,7 @@ use super::Shard;
 use super::turn::Event;
 use crate::conn::Opened;
 use crate::outlet::ConnShared;
-use crate::{AcceptEnd, CloseReason, ConnId, LaneId, Observer, Op, Socket, Time};
+use crate::{AcceptEnd, CloseReason, ConnId, ConnStats, LaneId, Observer, Op, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
 /// and cost nothing.
@@ -49,18 +49,26 @@ pub(super) struct Accepting {
     started: bool,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Listener {
+    /// Of what is accepted there.
+    lane: LaneId,
     armed: bool,
     stopping: bool,
     /// Its socket is closed, for good.
     closed: bool,
 }
 
+impl Listener {
+    fn new(lane: LaneId) -> Listener {
+        Listener { lane, armed: false, stopping: false, closed: false }
+    }
+}
+
 impl Accepting {
     pub(super) fn new(listeners: u16) -> Accepting {
         Accepting {
-            listeners: (0..listeners).map(|_| Listener::default()).collect(),
+            listeners: (0..listeners).map(|_| Listener::new(LaneId::FIRST)).collect(),
             quota: None,
             others_have_room: false,
             waiting: VecDeque::new(),
@@ -69,6 +77,15 @@ impl Accepting {
             paused: false,
             started: false,
         }
+    }
+
+    /// Adds listeners behind those that are there.
+    pub(super) fn add_listeners(&mut self, listeners: u16, lane: LaneId) {
+        self.listeners.extend((0..listeners).map(|_| Listener::new(lane)));
+    }
+
+    fn lane_of(&self, listener: u16) -> LaneId {
+        self.listeners.get(usize::from(listener)).map_or(LaneId::FIRST, |listener| listener.lane)
     }
 
     /// When to look again: accepting rests after an error, and this shard is not told that another one has room.
@@ -106,8 +123,17 @@ impl Accepting {
 }
 
 impl<O: Observer> Shard<O> {
+    /// The lane of what a listener accepts.
+    pub fn lane_of_listener(&self, listener: u16) -> LaneId {
+        self.accepting.lane_of(listener)
+    }
+
+    fn counters_at(&mut self, listener: u16) -> &mut ConnStats {
+        &mut self.lanes[self.accepting.lane_of(listener)].counters
+    }
+
     pub(super) fn accepted(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
-        self.lanes[LaneId::FIRST].counters.accepted += 1;
+        self.counters_at(listener).accepted += 1;
         self.place(listener, socket, peer);
     }
 
@@ -122,14 +148,14 @@ impl<O: Observer> Shard<O> {
         }
         if self.has_stopped() {
             // It would wait for a place that is not coming.
-            self.lanes[LaneId::FIRST].counters.refused += 1;
+            self.counters_at(listener).refused += 1;
             self.ops.push(Op::Refuse { socket });
             return;
         }
         if self.hand_off(listener, socket, peer) {
             return;
         }
-        self.lanes[LaneId::FIRST].counters.waited += 1;
+        self.counters_at(listener).waited += 1;
         self.accepting.waiting.push_back((listener, socket, peer));
         self.sync_accept();
     }
@@ -148,7 +174,7 @@ impl<O: Observer> Shard<O> {
     fn hand_off(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
         let hands_off = self.hands_off();
         if hands_off {
-            self.lanes[LaneId::FIRST].counters.handed_off += 1;
+            self.counters_at(listener).handed_off += 1;
             self.events.push_back(Event::HandOff { socket, peer, listener });
         }
         hands_off
@@ -156,8 +182,7 @@ impl<O: Observer> Shard<O> {
 
     /// Accepted connections this shard has room for.
     pub fn slots_left(&self) -> usize {
-        let lane = &self.lanes[LaneId::FIRST];
-        lane.connections_max - lane.connections - self.accepting.asked
+        self.lanes.inbound_left() - self.accepting.asked
     }
 
     pub(super) fn has_slot(&self) -> bool {
@@ -199,14 +224,14 @@ impl<O: Observer> Shard<O> {
         listener: u16,
     ) -> Option<ConnId> {
         self.accepting.asked -= 1;
-        let lane = LaneId::FIRST;
+        let lane = self.lane_of_listener(listener);
         let made = match self.takes_newcomers() {
             true => self.insert(lane, peer, listener, ConnShared::<S>::try_new_unfilled),
             false => None,
         };
         let Some(id) = made else {
             self.accepting.give_back();
-            self.lanes[LaneId::FIRST].counters.refused += 1;
+            self.lanes[lane].counters.refused += 1;
             self.ops.push(Op::Refuse { socket });
             return None;
         };
@@ -221,20 +246,21 @@ impl<O: Observer> Shard<O> {
         Some(id)
     }
 
-    /// Closes an accepted socket that is not admitted.
-    pub fn refuse(&mut self, socket: Socket) {
+    /// Closes a socket that `listener` accepted and that is not admitted.
+    pub fn refuse(&mut self, socket: Socket, listener: u16) {
         self.accepting.asked -= 1;
         self.accepting.give_back();
-        self.lanes[LaneId::FIRST].counters.refused += 1;
+        self.counters_at(listener).refused += 1;
         self.ops.push(Op::Refuse { socket });
         self.retry_accepts();
     }
 
-    /// An accepted socket goes to another shard, which has fewer connections, instead of being admitted or refused here.
-    pub fn handed_off(&mut self) {
+    /// A socket that `listener` accepted goes to another shard, which has fewer connections, instead of being admitted or refused
+    /// here.
+    pub fn handed_off(&mut self, listener: u16) {
         self.accepting.asked -= 1;
         self.accepting.give_back();
-        self.lanes[LaneId::FIRST].counters.handed_off += 1;
+        self.counters_at(listener).handed_off += 1;
         self.retry_accepts();
     }
 
@@ -250,7 +276,7 @@ impl<O: Observer> Shard<O> {
 
     pub(super) fn accept_ended(&mut self, listener: u16, end: AcceptEnd) {
         if let Some(listener) = self.accepting.listeners.get_mut(usize::from(listener)) {
-            *listener = Listener { closed: end == AcceptEnd::Closed, ..Listener::default() };
+            *listener = Listener { closed: end == AcceptEnd::Closed, ..Listener::new(listener.lane) };
         }
         if !matches!(end, AcceptEnd::Stopped | AcceptEnd::Closed) && !self.has_stopped() {
             self.accepting.retry_at = Some(self.now + RETRY);
@@ -334,8 +360,8 @@ impl<O: Observer> Shard<O> {
 
     /// No socket that waits becomes a connection any more.
     pub(super) fn refuse_waiting(&mut self) {
-        for (_, socket, _) in self.accepting.waiting.drain(..) {
-            self.lanes[LaneId::FIRST].counters.refused += 1;
+        while let Some((listener, socket, _)) = self.accepting.waiting.pop_front() {
+            self.counters_at(listener).refused += 1;
             self.ops.push(Op::Refuse { socket });
         }
     }

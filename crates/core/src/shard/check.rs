@@ -83,6 +83,7 @@ impl<O: Observer> Shard<O> {
             assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
             held_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
         }
+        self.lanes.invariants(self.conns.len());
         assert_eq!(held_bytes, self.held_bytes(), "bytes held");
         assert_eq!(listed, self.holders.invariants(), "slots that are free are listed");
     }

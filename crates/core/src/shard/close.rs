@@ -136,10 +136,8 @@ impl<O: Observer> Shard<O> {
             return;
         }
         let Some(conn) = self.conns.remove(id) else { return };
-        let lane = &mut self.lanes[conn.lane];
-        lane.connections -= 1;
         self.wheel.clear(id.slot());
-        if !lane.is_outbound {
+        if self.lanes.remove(conn.lane) {
             self.accepting.give_back();
         }
         // Its descriptor may be another's that waits.

@@ -152,8 +152,7 @@ impl<O: Observer> Shard<O> {
     /// At the end of a turn: once no accepted connection is left, those that the server made are closed after what is queued.
     #[cold]
     pub(super) fn close_outbound(&mut self) {
-        let accepted = self.conns.len() - self.lanes.outbound();
-        let is_due = accepted == 0 && self.has_stopped() && self.accepting.is_stopped();
+        let is_due = self.lanes.inbound() == 0 && self.has_stopped() && self.accepting.is_stopped();
         let Some(drain) = self.drain.as_mut().filter(|drain| is_due && !drain.outbound_closed) else {
             return;
         };

@@ -27,8 +27,9 @@ pub(super) struct LaneState {
     pub counters: ConnStats,
     /// The server makes its connections: they stay, in a drain, until no other one is left.
     pub is_outbound: bool,
-    /// Connections that exist, and how many may.
+    /// Connections that exist.
     pub connections: usize,
+    /// How many may of those that the server makes. Of those that are accepted all lanes share one limit.
     pub connections_max: usize,
 }
 
@@ -36,6 +37,9 @@ pub(super) struct LaneState {
 pub(super) struct Lanes {
     first: LaneState,
     others: Vec<LaneState>,
+    /// Connections of all lanes that were accepted, and how many may be.
+    inbound: usize,
+    inbound_max: usize,
 }
 
 impl Lanes {
@@ -46,12 +50,52 @@ impl Lanes {
         encoding: Encoding,
     ) -> Lanes {
         let first = LaneState::new(shared, limits, connections_max, encoding, false, None);
-        Lanes { first, others: Vec::new() }
+        Lanes { first, others: Vec::new(), inbound: 0, inbound_max: connections_max }
     }
 
-    /// Connections that the server makes.
-    pub(super) fn outbound(&self) -> usize {
-        self.others.iter().filter(|lane| lane.is_outbound).map(|lane| lane.connections).sum()
+    /// Connections that were accepted.
+    #[inline]
+    pub(super) fn inbound(&self) -> usize {
+        self.inbound
+    }
+
+    /// Further ones for which there is room.
+    #[inline]
+    pub(super) fn inbound_left(&self) -> usize {
+        self.inbound_max - self.inbound
+    }
+
+    /// A connection of a lane exists.
+    fn add(&mut self, lane: LaneId) {
+        self[lane].connections += 1;
+        self[lane].counters.opened += 1;
+        self.inbound += usize::from(!self[lane].is_outbound);
+    }
+
+    /// A connection of a lane is gone. True if it was accepted.
+    pub(super) fn remove(&mut self, lane: LaneId) -> bool {
+        self[lane].connections -= 1;
+        let is_inbound = !self[lane].is_outbound;
+        self.inbound -= usize::from(is_inbound);
+        is_inbound
+    }
+
+    fn push(&mut self, lane: LaneState) -> LaneId {
+        assert!(self.others.len() < usize::from(u8::MAX), "a shard has 256 lanes at most");
+        self.others.push(lane);
+        LaneId::nth(self.others.len() as u8)
+    }
+}
+
+impl Lanes {
+    /// Panics if anything contradicts itself, with `all` connections of all lanes.
+    pub(super) fn invariants(&self, all: usize) {
+        let lanes = || core::iter::once(&self.first).chain(&self.others);
+        let of = |outbound| -> usize {
+            lanes().filter(|lane| lane.is_outbound == outbound).map(|lane| lane.connections).sum()
+        };
+        assert_eq!((of(false), of(false) + of(true)), (self.inbound, all), "connections of lanes");
+        assert!(self.inbound <= self.inbound_max, "more connections than there may be");
     }
 }
 
@@ -102,10 +146,18 @@ impl<O: Observer> Shard<O> {
     /// Adds a lane for connections that the server makes, at most `connections_max` of them. Of its limits those of a connection
     /// hold; the sums of memory, the time to connect and the times of a drain are the shard's.
     pub fn add_outbound(&mut self, limits: Limits, connections_max: usize, encoding: Encoding) -> LaneId {
-        let lane = LaneId::nth(1 + self.lanes.others.len() as u8);
         let connect_timeout = self.limits.connect_timeout;
         let state = LaneState::new(&self.shared, limits, connections_max, encoding, true, connect_timeout);
-        self.lanes.others.push(state);
+        self.lanes.push(state)
+    }
+
+    /// Adds a lane for connections that are accepted at `listeners` further listeners, which are numbered behind those that are
+    /// there. Of its limits those of a connection hold. How many connections there may be is the shard's, of all such lanes
+    /// together. Before the first turn.
+    pub fn add_inbound(&mut self, limits: Limits, listeners: u16, encoding: Encoding) -> LaneId {
+        let most = self.lanes.inbound_max;
+        let lane = self.lanes.push(LaneState::new(&self.shared, limits, most, encoding, false, None));
+        self.accepting.add_listeners(listeners, lane);
         lane
     }
 
@@ -121,12 +173,11 @@ impl<O: Observer> Shard<O> {
         if !has_room_for::<Conn>() {
             return None;
         }
-        let (state, now) = (&mut self.lanes[lane], self.now);
+        let (state, now) = (&self.lanes[lane], self.now);
         let id = self.conns.try_insert_with(|id| {
             Some(Conn::new(lane, block(Outlet::new(id, state.shared.clone(), peer, listener))?, now))
         })?;
-        state.connections += 1;
-        state.counters.opened += 1;
+        self.lanes.add(lane);
         Some(id)
     }
 }

@@ -3,6 +3,7 @@
 mod connect;
 mod drain;
 mod held;
+mod lanes;
 mod opening;
 mod rate;
 mod timers;
@@ -23,8 +24,8 @@ use ringserve_buf::{Lease, Pool, PoolConfig};
 use super::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 use crate::framing::{Encoding, Framing, LengthPrefix};
 use crate::{
-    Address, Batch, CloseHow, CloseReason, Completion, ConnId, Frame, LaneId, Limits, Op, Payload, SendEnd,
-    ServerLimits, Socket, Time, Wait,
+    AcceptEnd, Address, Batch, CloseHow, CloseReason, Completion, ConnId, ConnStats, Frame, LaneId, Limits,
+    Op, Payload, SendEnd, ServerLimits, Socket, Time, Wait,
 };
 
 type Core = Shard;

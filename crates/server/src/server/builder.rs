@@ -1,39 +1,31 @@
 //! Building and starting a server.
 
+use std::future::Future;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 
-use super::driver::{Driver, Wanted};
+use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::{Limits, ServerLimits};
+
+use super::control::ServerControl;
+use super::driver::Driver;
 use super::error::Error;
-use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::Binds;
-use super::listen::sockets::Listen;
-use super::memory::{self, Given};
-use super::plan::Plan;
+use super::listen::endpoint::{Endpoints, IntoEndpoints};
+use super::prepared::{Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
-use super::signals::StopSignals;
+use super::serves::{AllOf, Hosted, One};
 use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
-use crate::guard::guard;
-use crate::log;
 use crate::peer::Peer;
 use crate::service::IntoService;
-use crate::shard::blocking::Pool;
-use crate::shard::blocking::threads::Threads;
-use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
-use crate::shard::random::Random;
 use crate::shard::state::Admit;
-use ringserve_core::framing::{Framing, Raw};
-use ringserve_core::{Address, Limits, ServerLimits};
+use crate::stats::ServerStats;
 
-/// Shards at most: beyond, something is wrong with the number.
-const SHARDS_MAX: usize = 1024;
-
-/// A server to be. `F` is the framing of all its connections.
+/// A server to be. `F` is the framing of its one service, or [`Several`] for [several](Server::new).
 ///
 /// ```no_run
 /// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
@@ -52,20 +44,23 @@ const SHARDS_MAX: usize = 1024;
 /// ```
 #[must_use = "a server does nothing until it is started"]
 pub struct Server<F = Raw> {
-    pub(super) binds: Binds,
-    pub(super) framing: F,
-    pub(super) limits: Limits,
-    pub(super) server_limits: ServerLimits,
-    /// Which of both are the program's own.
-    given: Given,
-    pub(super) shards: Option<usize>,
-    pin: Option<bool>,
-    share_port: bool,
-    pub(super) driver: Driver,
-    pub(super) sockets: SocketOptions,
-    pub(super) incremental: bool,
-    pub(super) admit: Option<Admit>,
-    runtime: Runtime,
+    binds: Binds,
+    framing: F,
+    settings: Settings,
+}
+
+/// The services of a [`Server`] that has several, in the place of a framing: each has its own.
+#[derive(Default)]
+pub struct Several {
+    services: Vec<Declared>,
+}
+
+struct Declared {
+    endpoints: Endpoints<()>,
+    /// Switches off the limits that cannot hold for the service.
+    adjust: fn(&mut Limits),
+    /// Made with what the server admits, which a program may say later.
+    hosted: Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>,
 }
 
 impl Server<Raw> {
@@ -81,42 +76,115 @@ impl Server<Raw> {
     }
 
     fn on(binds: Binds) -> Server<Raw> {
-        Server {
-            binds,
-            framing: Raw,
-            limits: Limits::default(),
-            server_limits: ServerLimits::default(),
-            given: Given::default(),
-            shards: None,
-            pin: None,
-            share_port: false,
-            driver: Driver::default(),
-            sockets: SocketOptions::default(),
-            incremental: false,
-            admit: None,
-            runtime: Runtime::default(),
+        Server { binds, framing: Raw, settings: Settings::default() }
+    }
+}
+
+impl Server<Several> {
+    /// A server of several services on the same shards: an admin port beside the public one, a second protocol, an address
+    /// with other limits. They share the connections, memory and threads that the server may have, and its end; each has a framing,
+    /// [`Limits`] and [counters](crate::stats::ServerStats::services) of its own.
+    ///
+    /// ```no_run
+    /// use ringserve::listen::{endpoints, tcp, unix};
+    /// use ringserve::{Cx, Frame, Server, Service, framing::{LengthPrefix, Lines}};
+    /// # struct Echo;
+    /// # impl Service for Echo {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    /// # use Echo as Chat;
+    /// # use Echo as Admin;
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// Server::new()
+    ///     .service(
+    ///         endpoints((tcp("0.0.0.0:7000"), tcp("[::]:7000"))).framing(LengthPrefix::default()).name("chat"),
+    ///         |_shard| Chat, // one value a shard, for both addresses
+    ///     )
+    ///     .service(unix("/run/chat.sock").framing(Lines::default()).name("admin"), |_shard| Admin)
+    ///     .serve()
+    /// # }
+    /// ```
+    pub fn new() -> Server<Several> {
+        Server { binds: Binds::default(), framing: Several::default(), settings: Settings::default() }
+    }
+
+    /// A further service, reached at `endpoints`, however many they are. `factory` is called once on each shard's thread, and may
+    /// fail. There may be 32 services.
+    pub fn service<E, Make>(
+        mut self,
+        endpoints: E,
+        factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
+    ) -> Server<Several>
+    where
+        E: IntoEndpoints,
+        Make: IntoService<E::Framing>,
+    {
+        let Endpoints { binds, framing, name, limits, sockets, admit } = endpoints.into_endpoints();
+        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit };
+        let hosted = |admit| Box::new(One::new(framing, factory, admit)) as Box<dyn Hosted>;
+        self.framing.services.push(Declared { endpoints, adjust: Make::adjust, hosted: Box::new(hosted) });
+        self
+    }
+
+    /// As [`Server::serve`] of one service.
+    ///
+    /// # Errors
+    /// If it cannot be started, or a shard's driver breaks. What concerns one of several services names it
+    /// ([`Error::Service`]).
+    pub fn serve(self) -> Result<(), Error> {
+        self.prepared()?.serve()
+    }
+
+    /// As [`Server::start`] of one service.
+    ///
+    /// # Errors
+    /// If any shard cannot be started. Nothing is left running then, but for the threads of factories that still wait: they
+    /// end when those return.
+    pub fn start(self) -> Result<ServerHandle, Error> {
+        self.prepared()?.start(Starting::new())
+    }
+
+    /// As [`Server::run_until`] of one service.
+    ///
+    /// # Errors
+    /// Those of [`start`](Server::start) and of [`ServerHandle::wait`].
+    pub fn run_until(self, future: impl Future) -> Result<ServerStats, Error> {
+        self.prepared()?.serve_until(future)
+    }
+
+    pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
+        let (mut services, mut all) = (Vec::new(), Vec::new());
+        for Declared { endpoints, adjust, hosted } in self.framing.services {
+            let Endpoints { binds, name, limits, sockets, admit, .. } = endpoints;
+            let addrs = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
+            let limits = limits.or_else(|| self.settings.limits.clone());
+            let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
+            adjust(&mut limits);
+            let sockets = sockets.unwrap_or_else(|| self.settings.sockets.clone());
+            let service = ServicePlan { name, addrs, limits, limits_given, sockets };
+            all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
+            services.push(service);
         }
+        Ok(Prepared { settings: self.settings, services, serves: AllOf(all) })
+    }
+}
+
+impl Default for Server<Several> {
+    fn default() -> Server<Several> {
+        Server::new()
     }
 }
 
 impl<F: Framing + Clone + Send> Server<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
     pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Server<G> {
-        Server {
-            framing,
-            binds: self.binds,
-            limits: self.limits,
-            server_limits: self.server_limits,
-            given: self.given,
-            shards: self.shards,
-            pin: self.pin,
-            share_port: self.share_port,
-            driver: self.driver,
-            sockets: self.sockets,
-            incremental: self.incremental,
-            admit: self.admit,
-            runtime: self.runtime,
-        }
+        Server { framing, binds: self.binds, settings: self.settings }
     }
 
     /// Listens on `addr` as well, on every address it resolves to. Listeners are numbered in the order in which they are
@@ -148,74 +216,6 @@ impl<F: Framing + Clone + Send> Server<F> {
         Server { binds: self.binds.unix(path), ..self }
     }
 
-    /// Bounds of the service and of each of its connections. They are checked at the start, and stay as they are. Without them
-    /// the service has the defaults, [fitted](Limits::fitted) into what the server may hold.
-    pub fn limits(self, limits: Limits) -> Server<F> {
-        Server { limits, given: Given { service: true, ..self.given }, ..self }
-    }
-
-    /// Bounds of the server: connections, memory, upstreams and the end. They are checked at the start, and stay as they are:
-    /// where they allow more memory than the process may use, a warning says so. Without them the server has the defaults,
-    /// [fitted](ServerLimits::fitted) into [that memory](crate::limits::usable_memory) and with room for what one connection may
-    /// hold by [`limits`](Server::limits), and logs what followed from it.
-    pub fn server_limits(self, server_limits: ServerLimits) -> Server<F> {
-        Server { server_limits, given: Given { server: true, ..self.given }, ..self }
-    }
-
-    /// How many shards, 1 to 1024. By default as many as the process may use CPUs at once
-    /// ([`std::thread::available_parallelism`]), control group quotas included.
-    pub fn shards(self, shards: usize) -> Server<F> {
-        Server { shards: Some(shards), ..self }
-    }
-
-    /// Whether each shard stays on one CPU. By default it does exactly when there are as many shards as CPUs
-    /// the process may use and no CPU quota is set: twenty containers must not all sit on CPU 0.
-    pub fn pin(self, pin: bool) -> Server<F> {
-        Server { pin: Some(pin), ..self }
-    }
-
-    /// Lets another process listen on the same port at the same time, so that a new server is started before the old one is
-    /// told to stop. By default a second instance is refused: it would silently take half of the connections. Unix sockets
-    /// cannot be shared.
-    ///
-    /// Each connection belongs to the process to which its first packet came. One that shuts down turns further first packets
-    /// away, which their peers repeat after a second and which then reach the other process; takes what is queued; waits 50 ms
-    /// for handshakes that had begun; and closes its listeners. A handshake that takes longer is reset, unless
-    /// `net.ipv4.tcp_migrate_req` is 1 (Linux 5.14): then the kernel hands it to the other process. Its value is named at the
-    /// start if it is off.
-    pub fn share_port(self, share_port: bool) -> Server<F> {
-        Server { share_port, ..self }
-    }
-
-    /// Which driver to run on.
-    pub fn driver(self, driver: Driver) -> Server<F> {
-        Server { driver, ..self }
-    }
-
-    /// The runtime that each shard runs in: by default none. Inside a runtime of tokio's what needs one works in handlers.
-    pub fn runtime(self, runtime: Runtime) -> Server<F> {
-        Server { runtime, ..self }
-    }
-
-    /// What the kernel is told about the sockets. Checked at the start.
-    pub fn sockets(self, sockets: SocketOptions) -> Server<F> {
-        Server { sockets, ..self }
-    }
-
-    /// Lets io_uring put the bytes of several receives into one buffer (Linux 6.12, prudent from 6.14; ignored
-    /// elsewhere). Set [`ServerLimits::receive_buffer_bytes`] to about 1 MiB with it. Since a kept frame would pin all of such
-    /// a buffer, every frame is copied before it is handed to the service. Off by default: measured, it gains nothing
-    /// at 64 bytes and costs a quarter more at 16 KiB; it saves memory where many connections send little.
-    pub fn incremental_buffers(self, incremental: bool) -> Server<F> {
-        Server { incremental, ..self }
-    }
-
-    /// Decides about each connection when it is accepted, before anything is kept for it. Where it answers
-    /// false the connection is closed at once. It is called from all shards.
-    pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
-        Server { admit: Some(Arc::new(admit)), ..self }
-    }
-
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
     /// arrived is answered, and what is left after [`ServerLimits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal forces.
     /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`, and the factory's
@@ -231,18 +231,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        let starting = Starting::new();
-        let signals = StopSignals::take(starting.interrupter())?;
-        let running = match self.start_with(starting, factory) {
-            Err(Error::Interrupted) => return Ok(()),
-            started => started?,
-        };
-        signals.stop(&running);
-        let ended = running.wait();
-        drop(signals);
-        let report = ended?;
-        let _ = guard(|| log::stopped(&report));
-        Ok(())
+        self.with(factory)?.serve()
     }
 
     /// Starts the server on threads of its own. `factory` is called on each shard's thread, and may fail.
@@ -258,90 +247,161 @@ impl<F: Framing + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        self.start_with(Starting::new(), factory)
+        self.with(factory)?.start(Starting::new())
     }
 
-    fn start_with<Make>(
-        mut self,
-        starting: Starting,
+    /// Starts the server and serves until `future` is done, which is polled on this thread, or a shard ended by itself; then
+    /// shuts down as [`ServerHandle::shutdown`] does and waits for the end. Signals are left alone: the future may be the
+    /// program's own signal handler. It is polled from the moment at which every shard is ready. One that panics ends the server at
+    /// once.
+    ///
+    /// ```no_run
+    /// # use ringserve::{Cx, Frame, Server, Service};
+    /// # struct Echo;
+    /// # impl Service for Echo {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// # async fn told_to_stop() {}
+    /// let stats = Server::bind("127.0.0.1:7000").run_until(told_to_stop(), |_shard| Echo)?;
+    /// println!("{} connections", stats.counters.opened);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`start`](Server::start) and of [`ServerHandle::wait`].
+    pub fn run_until<Make>(
+        self,
+        future: impl Future,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
-    ) -> Result<ServerHandle, Error>
+    ) -> Result<ServerStats, Error>
     where
         Make: IntoService<F>,
     {
-        let parallelism = || thread::available_parallelism().map_or(1, usize::from);
-        let (addrs, shards) = self.check::<Make>(parallelism)?;
-        self.runtime.check()?;
-        let (server_limits, limits) = memory::fit(self.server_limits, self.limits, self.given, shards);
-        let descriptors = descriptors(shards, addrs.len())?;
-        let wanted = Wanted {
-            driver: self.driver,
-            incremental: self.incremental,
-            shards,
-            descriptors,
-            limits: &server_limits,
-            sockets: &self.sockets,
-        };
-        let chosen = wanted.choose()?;
-        let cpus = cpus_to_pin(self.pin, shards);
-        let listen = Listen { shards, share_port: self.share_port, options: &self.sockets, cpus: &cpus };
-        let (sockets, listening) = listen.at(&addrs)?;
-        announce(&listening, shards, &cpus, &chosen, &server_limits, &limits);
+        self.with(factory)?.serve_until(future)
+    }
 
-        let blocking: Arc<dyn Pool> = Arc::new(Threads::new(&server_limits));
-        let plan = Plan {
-            framing: self.framing,
-            server_limits,
-            limits,
-            chosen,
-            admit: self.admit,
-            asks: self.sockets.asks(),
-            runtime: self.runtime,
-            factory: Arc::new(factory),
-            shards,
-            clock: Clock::start(),
-            seed: Random::system_seed(),
-            blocking: blocking.clone(),
-        };
-        let (remotes, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
-        Ok(ServerHandle::new(listening, remotes, threads, blocking))
+    /// With its service.
+    pub(crate) fn with<Factory, Make>(self, factory: Factory) -> Result<Prepared<One<F, Factory>>, Error>
+    where
+        Factory: Fn(&Shard) -> Make,
+        Make: IntoService<F>,
+    {
+        let Server { binds, framing, settings } = self;
+        let addrs = binds.all().map_err(Error::Address)?;
+        let (limits_given, mut limits) =
+            (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
+        Make::adjust(&mut limits);
+        let sockets = settings.sockets.clone();
+        let service = ServicePlan { name: None, addrs, limits, limits_given, sockets };
+        let serves = One::new(framing, factory, settings.admit.clone());
+        Ok(Prepared { settings, services: vec![service], serves })
     }
 }
 
 impl<F> Server<F> {
-    /// Checks what the program set, for a service that `Make` becomes. Returns where the server listens, and with how many
-    /// shards: `by_default` if the program does not say.
-    pub(super) fn check<Make: IntoService<F>>(
-        &mut self,
-        by_default: impl FnOnce() -> usize,
-    ) -> Result<(Vec<Address>, usize), Error> {
-        let addrs = std::mem::take(&mut self.binds).all().map_err(Error::Address)?;
-        Make::adjust(&mut self.limits);
-        self.server_limits.check().map_err(Error::Limits)?;
-        self.limits.check().map_err(Error::Limits)?;
-        if !self.given.server {
-            self.server_limits = self.server_limits.clone().with_room_for(&self.limits);
-        } else if self.given.service {
-            self.server_limits.check_service(&self.limits).map_err(Error::Limits)?;
-        } else {
-            self.limits = self.limits.clone().fitted(&self.server_limits);
-        }
-        self.sockets.check().map_err(Error::SocketOption)?;
-        let shards = self.shards.unwrap_or_else(by_default);
-        if !(1..=SHARDS_MAX).contains(&shards) {
-            return Err(Error::Shards(shards));
-        }
-        Ok((addrs, shards))
+    /// Bounds of the service and of each of its connections; of several services, those of each that says
+    /// [nothing](crate::listen::Endpoints::limits) itself. They are checked at the start, and stay as they are. Without them
+    /// the service has the defaults, [fitted](Limits::fitted) into what the server may hold.
+    pub fn limits(mut self, limits: Limits) -> Server<F> {
+        self.settings.limits = Some(limits);
+        self
     }
 
-    /// A simulation steps shards, and no runtime's loop.
-    #[cfg(feature = "testing")]
-    pub(super) fn refuse_runtime(&self) -> Result<(), Error> {
-        if self.runtime == Runtime::Own {
-            return Ok(());
-        }
-        let error =
-            std::io::Error::other("a runtime around shards is not simulated: leave Server::runtime out");
-        Err(Error::Runtime { shard: 0, error })
+    /// Bounds of the server: connections, memory, upstreams and the end. They are checked at the start, and stay as they are:
+    /// where they allow more memory than the process may use, a warning says so. Without them the server has the defaults,
+    /// [fitted](ServerLimits::fitted) into [that memory](crate::limits::usable_memory) and with room for what one connection may
+    /// hold by [`limits`](Server::limits), and logs what followed from it.
+    pub fn server_limits(mut self, server_limits: ServerLimits) -> Server<F> {
+        self.settings.server_limits = Some(server_limits);
+        self
+    }
+
+    /// How many shards, 1 to 1024. By default as many as the process may use CPUs at once
+    /// ([`std::thread::available_parallelism`]), control group quotas included.
+    pub fn shards(mut self, shards: usize) -> Server<F> {
+        self.settings.shards = Some(shards);
+        self
+    }
+
+    /// Whether each shard stays on one CPU. By default it does exactly when there are as many shards as CPUs
+    /// the process may use and no CPU quota is set: twenty containers must not all sit on CPU 0.
+    pub fn pin(mut self, pin: bool) -> Server<F> {
+        self.settings.pin = Some(pin);
+        self
+    }
+
+    /// Lets another process listen on the same port at the same time, so that a new server is started before the old one is
+    /// told to stop. By default a second instance is refused: it would silently take half of the connections. Unix sockets
+    /// cannot be shared.
+    ///
+    /// Each connection belongs to the process to which its first packet came. One that shuts down turns further first packets
+    /// away, which their peers repeat after a second and which then reach the other process; takes what is queued; waits 50 ms
+    /// for handshakes that had begun; and closes its listeners. A handshake that takes longer is reset, unless
+    /// `net.ipv4.tcp_migrate_req` is 1 (Linux 5.14): then the kernel hands it to the other process. Its value is named at the
+    /// start if it is off.
+    pub fn share_port(mut self, share_port: bool) -> Server<F> {
+        self.settings.share_port = share_port;
+        self
+    }
+
+    /// Which driver to run on.
+    pub fn driver(mut self, driver: Driver) -> Server<F> {
+        self.settings.driver = driver;
+        self
+    }
+
+    /// The runtime that each shard runs in: by default none. Inside a runtime of tokio's what needs one works in handlers.
+    pub fn runtime(mut self, runtime: Runtime) -> Server<F> {
+        self.settings.runtime = runtime;
+        self
+    }
+
+    /// What the kernel is told about the sockets; of several services, about those of each that says
+    /// [nothing](crate::listen::Endpoints::sockets) itself. Checked at the start.
+    pub fn sockets(mut self, sockets: SocketOptions) -> Server<F> {
+        self.settings.sockets = sockets;
+        self
+    }
+
+    /// Lets io_uring put the bytes of several receives into one buffer (Linux 6.12, prudent from 6.14; ignored
+    /// elsewhere). Set [`ServerLimits::receive_buffer_bytes`] to about 1 MiB with it. Since a kept frame would pin all of such
+    /// a buffer, every frame is copied before it is handed to the service. Off by default: measured, it gains nothing
+    /// at 64 bytes and costs a quarter more at 16 KiB; it saves memory where many connections send little.
+    pub fn incremental_buffers(mut self, incremental: bool) -> Server<F> {
+        self.settings.incremental = incremental;
+        self
+    }
+
+    /// Decides about each connection when it is accepted, before anything is kept for it. Where it answers
+    /// false the connection is closed at once. It is called from all shards.
+    pub fn admit(mut self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
+        self.settings.admit = Some(Arc::new(admit));
+        self
+    }
+
+    /// Has `tell` called once every shard is ready, on the thread that starts the server, with a handle that has the counters
+    /// and can shut it down: for a thread that watches a server while [`serve`](Server::serve) runs. On a shard
+    /// [`Shard::server`] is the same.
+    ///
+    /// ```no_run
+    /// # use ringserve::Server;
+    /// # let server = Server::bind("127.0.0.1:7000");
+    /// let server = server.on_start(|server| {
+    ///     std::thread::spawn(move || loop {
+    ///         std::thread::sleep(std::time::Duration::from_secs(60));
+    ///         println!("{} connections", server.stats().connections);
+    ///     });
+    /// });
+    /// ```
+    pub fn on_start(mut self, tell: impl FnOnce(ServerControl) + Send + 'static) -> Server<F> {
+        self.settings.on_start = Some(Box::new(tell));
+        self
     }
 }

@@ -9,20 +9,18 @@ use ringserve_core::framing::Framing;
 use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
-use super::builder::Server;
-use super::driver::Wanted;
+use super::builder::{Server, Several};
 use super::error::Error;
 use super::launch::give_up;
 use super::listen::sockets::Listening;
 use super::plan::{OneShard, Plan};
+use super::prepared::Prepared;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
+use super::serves::Serves;
 use super::starting::Starting;
 use crate::service::IntoService;
-use crate::shard::blocking::threads::Threads;
-use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
-use crate::shard::random::Random;
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {
@@ -58,63 +56,52 @@ where
     F: Framing + Clone + Send,
     Make: IntoService<F>,
 {
+    start_prepared_on(server.with(factory)?, drivers)
+}
+
+/// The same for a server of several services.
+///
+/// # Errors
+/// Those of [`start_on`].
+pub fn start_several_on<D: Drivers>(server: Server<Several>, drivers: D) -> Result<ServerHandle, Error> {
+    start_prepared_on(server.prepared()?, drivers)
+}
+
+fn start_prepared_on<D, S>(prepared: Prepared<S>, drivers: D) -> Result<ServerHandle, Error>
+where
+    D: Drivers,
+    S: Serves + Send + 'static,
+{
     let (config, listening, plan) =
-        planned(server, &|addr, shards| drivers.listen(addr, shards), u64::MAX, factory)?;
-    let blocking = plan.blocking.clone();
-    let (drivers, listeners) = (Arc::new(drivers), listening.addrs.len() as u16);
+        planned(prepared, &|addr, shards| drivers.listen(addr, shards), u64::MAX)?;
+    let drivers = Arc::new(drivers);
     let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
-    let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_, _>, ready| {
+    let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_>, ready| {
         match drivers.make(shard.index, &config) {
-            Ok(driver) => shard.run_on(driver, listeners, ready),
+            Ok(driver) => shard.run_on(driver, ready),
             Err(error) => give_up(ready, Error::Broken { shard: shard.index, error }),
         }
     });
-    let (remotes, threads) = launched?;
-    Ok(ServerHandle::new(listening, remotes, threads, blocking))
+    let (control, threads) = launched?;
+    Ok(ServerHandle::new(listening, control, threads))
 }
 
 /// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.
-pub(super) fn planned<F, Factory, Make>(
-    mut server: Server<F>,
+pub(super) fn planned<S: Serves>(
+    mut prepared: Prepared<S>,
     listen: &dyn Fn(SocketAddr, usize) -> io::Result<SocketAddr>,
     descriptors: u64,
-    factory: Factory,
-) -> Result<(UringConfig, Listening, Plan<F, Factory>), Error>
-where
-    F: Framing + Clone + Send,
-    Factory: Fn(&Shard) -> Make,
-    Make: IntoService<F>,
-{
-    let (addrs, shards) = server.check::<Make>(|| 1)?;
-    let wanted = Wanted {
-        driver: server.driver,
-        incremental: server.incremental,
-        shards,
-        descriptors,
-        limits: &server.server_limits,
-        sockets: &server.sockets,
-    };
-    let (config, chosen) = wanted.driven();
+) -> Result<(UringConfig, Listening, Plan<S>), Error> {
+    let checked = prepared.check(|| 1)?;
+    let (config, chosen) = prepared.wanted(&checked, descriptors).driven();
     let listen = |addr: &Address| match addr {
-        Address::Ip(ip) => listen(*ip, shards).map(Address::Ip),
+        Address::Ip(ip) => listen(*ip, checked.shards).map(Address::Ip),
         _ => Err(io::ErrorKind::Unsupported.into()),
     };
-    let listen = |addr| listen(&addr).map_err(|error| Error::Listen { addr, error });
-    let addrs = addrs.into_iter().map(listen).collect::<Result<_, Error>>()?;
-    let blocking = Arc::new(Threads::new(&server.server_limits));
-    let plan = Plan {
-        framing: server.framing,
-        server_limits: server.server_limits,
-        limits: server.limits,
-        chosen,
-        admit: server.admit,
-        asks: server.sockets.asks(),
-        runtime: Runtime::Own,
-        factory: Arc::new(factory),
-        shards,
-        clock: Clock::start(),
-        seed: Random::system_seed(),
-        blocking,
-    };
-    Ok((config, Listening::new(addrs, Vec::new(), Vec::new()), plan))
+    let listen = |addr: &Address| listen(addr).map_err(|error| Error::Listen { addr: addr.clone(), error });
+    let addrs = prepared.addrs().map(listen).collect::<Result<_, Error>>()?;
+    let listening = Listening::new(addrs, Vec::new(), Vec::new());
+    let mut plan = prepared.plan(checked, chosen, &listening);
+    plan.runtime = Runtime::Own;
+    Ok((config, listening, plan))
 }

@@ -95,7 +95,10 @@ pub(crate) struct Wanted<'a> {
     /// The soft limit on descriptors.
     pub(crate) descriptors: u64,
     pub(crate) limits: &'a ServerLimits,
+    /// Of connections that the server makes.
     pub(crate) sockets: &'a SocketOptions,
+    /// Some service asks for its peers' addresses.
+    pub(crate) peer_addresses: bool,
 }
 
 impl Wanted<'_> {
@@ -152,7 +155,7 @@ impl Wanted<'_> {
             pool: self.pool(),
             plain_descriptors: !direct_descriptors,
             incremental: self.incremental,
-            peer_addresses: self.sockets.peer_address,
+            peer_addresses: self.peer_addresses,
             ..UringConfig::default()
         };
         (config, sizes)
@@ -204,7 +207,7 @@ impl Wanted<'_> {
         probe_epoll()?;
         let sizes = self.in_descriptors();
         let (connections, before_connect) = (sizes.slots(), self.before_connect());
-        let peer_addresses = self.sockets.peer_address;
+        let peer_addresses = self.peer_addresses;
         let config = EpollConfig { connections, pool: self.pool(), peer_addresses, before_connect };
         let reason = format!(
             "epoll ({why}); each connection costs a descriptor, so RLIMIT_NOFILE, {}, bounds them",
@@ -262,6 +265,7 @@ mod tests {
             descriptors,
             limits: &limits,
             sockets: &sockets,
+            peer_addresses: true,
         };
         let (config, sizes) = wanted.uring_config(true);
         assert_eq!(config.connections as usize, sizes.connections + sizes.upstreams);

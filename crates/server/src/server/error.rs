@@ -17,6 +17,15 @@ pub enum Error {
     /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is none, or one
     /// is given twice.
     Address(io::Error),
+    /// The services cannot be as the server was told: there is none or too many, two have one name, one is reached nowhere.
+    Services(String),
+    /// One of several services cannot be.
+    Service {
+        /// Its name.
+        name: String,
+        /// Why.
+        error: Box<Error>,
+    },
     /// A limit is out of range, or two contradict each other.
     Limits(LimitError),
     /// A socket option is out of range, or the kernel refused it.
@@ -96,10 +105,22 @@ pub enum Error {
     Interrupted,
 }
 
+impl Error {
+    /// The same, of the service with this name if there are several.
+    pub(crate) fn of_service(self, name: Option<&String>) -> Error {
+        match name {
+            Some(name) => Error::Service { name: name.clone(), error: Box::new(self) },
+            None => self,
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Address(error) => write!(f, "the address to listen on cannot be used: {error}"),
+            Error::Services(text) => write!(f, "the services cannot be served: {text}"),
+            Error::Service { name, error } => write!(f, "service {name}: {error}"),
             Error::Limits(error) => write!(f, "limits: {error}"),
             Error::SocketOption(error) => write!(f, "socket options: {error}"),
             Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
@@ -175,6 +196,7 @@ impl std::error::Error for Error {
         match self {
             Error::Address(error) | Error::Listen { error, .. } | Error::Thread(error) => Some(error),
             Error::Signals(error) | Error::Broken { error, .. } | Error::Runtime { error, .. } => Some(error),
+            Error::Service { error, .. } => Some(&**error),
             Error::Limits(error) => Some(error),
             Error::SocketOption(error) => Some(error),
             Error::Driver(error) | Error::NoDriver { epoll: error, .. } => Some(error),

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringserve_core::framing::Framing;
 use ringserve_core::{Driver, Limits, ServerLimits};
 use ringserve_drivers::{Epoll, Uring};
 use socket2::SockRef;
 use tracing::{error, info, warn};
 
+use super::control::ServerControl;
 use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use super::error::Error;
@@ -20,11 +20,10 @@ use super::listen::sockets::Listening;
 use super::plan::{OneShard, Plan};
 use super::running::{ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
+use super::serves::Serves;
 use super::starting::{Heard, Ready, Starting};
 use crate::guard::message_of;
 use crate::log::guarded;
-use crate::service::IntoService;
-use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
 use crate::shard::services::Services;
 use crate::shard::state::{Parts, ShardLoop};
@@ -33,28 +32,22 @@ use crate::shard::state::{Parts, ShardLoop};
 const IDLE_BYTES: usize = 256;
 
 /// The shards that run, as seen from outside and as threads.
-pub(super) type Launched = (Vec<Arc<RemoteShard>>, Vec<thread::JoinHandle<ShardEnd>>);
+pub(super) type Launched = (ServerControl, Vec<thread::JoinHandle<ShardEnd>>);
 
-impl<F, Factory, Make> Plan<F, Factory>
-where
-    F: Framing + Clone + Send,
-    Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
-    Make: IntoService<F>,
-{
+impl<S: Serves + Send + 'static> Plan<S> {
     /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
     pub(super) fn launch(
         self,
         starting: Starting,
         sockets: Vec<Vec<OwnedFd>>,
         cpus: &[usize],
-        run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd + Clone + Send + 'static,
+        run: impl Fn(OneShard<S>, Ready) -> ShardEnd + Clone + Send + 'static,
     ) -> Result<Launched, Error> {
         let mut threads = Vec::new();
         // So that nothing listens any more after a start that failed, whatever a factory still waits for.
         let listeners: Vec<OwnedFd> = sockets.iter().flatten().filter_map(|fd| fd.try_clone().ok()).collect();
-        let blocking = self.blocking.clone();
         let shards = self.shards(sockets, cpus);
-        let (count, remotes) = (shards.len(), shards[0].remotes.clone());
+        let (count, control) = (shards.len(), shards[0].control.clone());
         for shard in shards {
             let index = shard.index;
             let (ready, run) = (starting.ready(index), run.clone());
@@ -75,16 +68,14 @@ where
             for listener in &listeners {
                 let _ = SockRef::from(listener).shutdown(Shutdown::Both);
             }
-            for remote in remotes.iter() {
-                remote.command(Command::Force);
-            }
+            control.abort();
             threads = of_those_heard(threads, heard);
         }
         gate.open();
         match ready {
-            Ok(()) => Ok((remotes.to_vec(), threads)),
+            Ok(()) => Ok((control, threads)),
             Err((error, _)) => {
-                drop(ServerHandle::new(Listening::default(), remotes.to_vec(), threads, blocking));
+                drop(ServerHandle::new(Listening::default(), control, threads));
                 Err(error)
             }
         }
@@ -100,14 +91,10 @@ fn of_those_heard(
 }
 
 /// A shard's thread. If the shard ends by itself, the cause is logged and the others are told to drain.
-fn to_the_end<F, Factory>(
-    shard: OneShard<F, Factory>,
-    ready: Ready,
-    run: impl Fn(OneShard<F, Factory>, Ready) -> ShardEnd,
-) -> ShardEnd {
-    let (index, remotes, not_ready) = (shard.index, shard.remotes.clone(), ready.again());
-    enter_shard(index, &remotes[index]);
-    let end = ended(index, &remotes, catch_unwind(AssertUnwindSafe(|| run(shard, ready))));
+fn to_the_end<S>(shard: OneShard<S>, ready: Ready, run: impl Fn(OneShard<S>, Ready) -> ShardEnd) -> ShardEnd {
+    let (index, control, not_ready) = (shard.index, shard.control.clone(), ready.again());
+    enter_shard(index, &control.remotes()[index]);
+    let end = ended(index, control.remotes(), catch_unwind(AssertUnwindSafe(|| run(shard, ready))));
     if let Err(death) = &end {
         not_ready.failed(death.error(index));
     }
@@ -127,12 +114,7 @@ pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Res
     end
 }
 
-impl<F, Factory, Make> OneShard<F, Factory>
-where
-    F: Framing + Clone + Send,
-    Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
-    Make: IntoService<F>,
-{
+impl<S: Serves> OneShard<S> {
     /// On the shard's own thread: makes driver and service, says so, and serves.
     pub(super) fn run(mut self, ready: Ready) -> ShardEnd {
         if let Some(cpu) = self.cpu
@@ -140,30 +122,24 @@ where
         {
             warn!(shard = self.index, cpu, %error, "shard runs unpinned");
         }
-        let listeners = self.sockets.len() as u16;
         let sockets = std::mem::take(&mut self.sockets);
         // The one place where the driver is decided: from here on everything is compiled for it.
         match self.chosen.kind.clone() {
             ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
-                Ok(driver) => self.run_inside(driver, listeners, ready),
+                Ok(driver) => self.run_inside(driver, ready),
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
             ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
-                Ok(driver) => self.run_inside(driver, listeners, ready),
+                Ok(driver) => self.run_inside(driver, ready),
                 Err(error) => give_up(ready, Error::Driver(error)),
             },
         }
     }
 
     /// Inside the runtime it was told to run in.
-    fn run_inside<D: Driver<Descriptor = OwnedFd>>(
-        self,
-        driver: D,
-        listeners: u16,
-        ready: Ready,
-    ) -> ShardEnd {
+    fn run_inside<D: Driver<Descriptor = OwnedFd>>(self, driver: D, ready: Ready) -> ShardEnd {
         match self.runtime {
-            Runtime::Own => self.run_on(driver, listeners, ready),
+            Runtime::Own => self.run_on(driver, ready),
             #[cfg(feature = "runtime-tokio")]
             runtime => {
                 let (shard, mut ready) = (self.index, Some(ready));
@@ -171,7 +147,7 @@ where
                     let ready = ready.take();
                     async move {
                         let Some(ready) = ready else { return Ok(Default::default()) };
-                        match self.prepare(driver, listeners, ready) {
+                        match self.prepare(driver, ready) {
                             Some(parts) => {
                                 ShardLoop::new(parts).run_hosted().await.map_err(ShardDeath::Driver)
                             }
@@ -188,13 +164,8 @@ where
     }
 
     /// On its own thread, where the driver blocks.
-    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(
-        self,
-        driver: D,
-        listeners: u16,
-        ready: Ready,
-    ) -> ShardEnd {
-        match self.prepare(driver, listeners, ready) {
+    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(self, driver: D, ready: Ready) -> ShardEnd {
+        match self.prepare(driver, ready) {
             Some(parts) => ShardLoop::new(parts).run().map_err(ShardDeath::Driver),
             None => Ok(Default::default()),
         }
@@ -204,10 +175,9 @@ where
     fn prepare<D: Driver<Descriptor = OwnedFd>>(
         self,
         driver: D,
-        listeners: u16,
         ready: Ready,
-    ) -> Option<Parts<D, impl Services>> {
-        match self.make(driver, listeners) {
+    ) -> Option<Parts<D, impl Services + use<D, S>>> {
+        match self.make(driver) {
             Ok(parts) => {
                 ready.succeeded();
                 Some(parts)
@@ -248,13 +218,13 @@ pub(super) fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
     if pin.unwrap_or(fits) { cpus.into_iter().cycle().take(shards).collect() } else { Vec::new() }
 }
 
-pub(super) fn announce(
+/// Says where and how the server runs. `services` have a name if the program gave one.
+pub(super) fn announce<'a>(
     listening: &Listening,
-    shards: usize,
     cpus: &[usize],
     chosen: &Chosen,
-    server: &ServerLimits,
-    limits: &Limits,
+    (shards, server): (usize, &ServerLimits),
+    services: impl ExactSizeIterator<Item = (Option<&'a str>, &'a Limits)>,
 ) {
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
     for addr in &listening.addrs {
@@ -262,23 +232,31 @@ pub(super) fn announce(
     }
     listening.warnings.iter().for_each(|warning| warn!("{warning}"));
     info!("driver: {}", chosen.reason());
-    info!(
-        "limits: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
-         shard, {} MiB held; times: first frame {}, idle {}, write stalled {}, at least {} bytes a second written \
-         and {} read, handler {}, drain {:?}",
-        chosen.connections_max(),
-        chosen.connections(),
-        limits.frame_bytes_max,
-        server.receive_bytes_max >> 20,
-        server.held_bytes_max >> 20,
-        or_off(limits.first_frame_timeout),
-        or_off(limits.idle_timeout),
-        or_off(limits.write_stall_timeout),
-        limits.write_bytes_per_second_min,
-        limits.read_bytes_per_second_min,
-        or_off(limits.handler_timeout),
-        server.drain_timeout,
-    );
+    let several = services.len() > 1;
+    for (number, (name, limits)) in services.enumerate() {
+        let service = match (several, name) {
+            (false, _) => String::new(),
+            (true, Some(name)) => format!(" of the service {name}"),
+            (true, None) => format!(" of service {number}"),
+        };
+        info!(
+            "limits{service}: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
+             shard, {} MiB held; times: first frame {}, idle {}, write stalled {}, at least {} bytes a second written \
+             and {} read, handler {}, drain {:?}",
+            chosen.connections_max(),
+            chosen.connections(),
+            limits.frame_bytes_max,
+            server.receive_bytes_max >> 20,
+            server.held_bytes_max >> 20,
+            or_off(limits.first_frame_timeout),
+            or_off(limits.idle_timeout),
+            or_off(limits.write_stall_timeout),
+            limits.write_bytes_per_second_min,
+            limits.read_bytes_per_second_min,
+            or_off(limits.handler_timeout),
+            server.drain_timeout,
+        );
+    }
     info!(
         "an idle connection costs {IDLE_BYTES} bytes of user memory or less, beside the session and the kernel's \
          socket"

@@ -90,28 +90,20 @@ fn available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Which limits are the program's own.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Given {
-    pub(crate) server: bool,
-    pub(crate) service: bool,
-}
-
-/// Fits limits that were left alone into the memory that the process may use. Those of the program stay, and are warned of
-/// where they exceed it.
-pub(crate) fn fit(
-    server: ServerLimits,
-    service: Limits,
-    given: Given,
+/// Fits limits that were left alone into the memory that the process may use. Those of the program stay, and are warned of where they
+/// exceed it: those of the server if they are `given`, and those of each service that are said to be so.
+pub(super) fn fit(
+    server: &mut ServerLimits,
+    given: bool,
+    services: &mut [(&mut Limits, bool)],
     shards: usize,
-) -> (ServerLimits, Limits) {
-    let Some(memory) = usable_memory() else { return (server, service) };
-    let fitted = server.clone().fitted(memory.bytes, shards);
-    let fitted = match given {
-        Given { server: true, .. } => server.clone(),
-        Given { service: true, .. } => fitted.with_room_for(&service),
-        Given { .. } => fitted,
-    };
+) {
+    let Some(memory) = usable_memory() else { return };
+    let mut fitted = server.clone();
+    if !given {
+        let all = services.iter().filter(|(_, given)| *given);
+        fitted = all.fold(fitted.fitted(memory.bytes, shards), |fitted, of| fitted.with_room_for(&*of.0));
+    }
     let most = fitted.memory_bytes(shards);
     if most > memory.bytes {
         warn!(
@@ -120,24 +112,28 @@ pub(crate) fn fit(
             most >> 20
         );
     }
-    if given.server {
-        return (server, service);
+    if given {
+        return;
     }
-    let service = if given.service { service } else { service.fitted(&fitted) };
-    if fitted == server {
+    for (limits, _) in services.iter_mut().filter(|(_, given)| !given) {
+        **limits = limits.clone().fitted(&fitted);
+    }
+    if fitted == *server {
         info!("memory: the process may use {memory}; the default limits fit");
     } else {
-        info!(
-            "memory: the process may use {memory}; limits that follow from it: connections_max {}, receive_bytes_max {} and \
-             held_bytes_max {} of each shard, outbox_bytes_max {}, frame_bytes_max {}",
-            fitted.connections_max,
-            fitted.receive_bytes_max,
-            fitted.held_bytes_max,
-            service.outbox_bytes_max,
-            service.frame_bytes_max
-        );
+        for (limits, _) in services {
+            info!(
+                "memory: the process may use {memory}; limits that follow from it: connections_max {}, receive_bytes_max {} \
+                 and held_bytes_max {} of each shard, outbox_bytes_max {}, frame_bytes_max {}",
+                fitted.connections_max,
+                fitted.receive_bytes_max,
+                fitted.held_bytes_max,
+                limits.outbox_bytes_max,
+                limits.frame_bytes_max
+            );
+        }
     }
-    (fitted, service)
+    *server = fitted;
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub(crate) mod accept_queue;
 pub(crate) mod builder;
+pub(crate) mod control;
 pub(crate) mod cpu;
 pub(crate) mod driven;
 pub(crate) mod driver;
@@ -10,10 +11,13 @@ mod launch;
 pub(crate) mod listen;
 pub(crate) mod memory;
 mod plan;
+pub(crate) mod prepared;
 pub(crate) mod running;
 pub(crate) mod runtime;
+pub(crate) mod serves;
 mod signals;
 pub(crate) mod socket_options;
 mod starting;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;
+mod until;

@@ -1,41 +1,40 @@
 //! What a server's shards are made from, and the making of one: the same for threads and for a simulation.
 
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::framing::Framing;
-use ringserve_core::{Driver, Limits, Quota, ServerLimits};
+use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
 use socket2::{Domain, SockRef};
 
+use super::control::ServerControl;
 use super::driver::Chosen;
 use super::error::Error;
 use super::runtime::Runtime;
-use crate::guard::guard;
+use super::serves::Serves;
 use crate::log::LogObserver;
-use crate::service::IntoService;
 use crate::shard::blocking::Pool;
-use crate::shard::calls::calls;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
-use crate::shard::service_lane::ServiceLane;
 use crate::shard::services::Services;
-use crate::shard::state::{Admit, Asks, Others, Parts};
+use crate::shard::state::{Asks, Parts};
 use crate::shard::upstreams::add_upstreams;
+use crate::stats::ServiceNames;
 
 /// What all shards are made from.
-pub(super) struct Plan<F, Factory> {
-    pub(super) framing: F,
+pub(super) struct Plan<S> {
+    pub(super) serves: S,
     pub(super) server_limits: ServerLimits,
-    pub(super) limits: Limits,
+    /// Those of the services, in their order.
+    pub(super) lanes: Vec<LanePlan>,
+    pub(super) names: ServiceNames,
     pub(super) chosen: Chosen,
-    pub(super) admit: Option<Admit>,
     pub(super) asks: Asks,
     pub(super) runtime: Runtime,
-    pub(super) factory: Arc<Factory>,
     pub(super) shards: usize,
+    /// Where the server listens, with the real ports.
+    pub(super) listeners: Arc<[Address]>,
     pub(super) clock: Clock,
     /// Of the shards' random numbers.
     pub(super) seed: u64,
@@ -43,27 +42,33 @@ pub(super) struct Plan<F, Factory> {
     pub(super) blocking: Arc<dyn Pool>,
 }
 
-impl<F: Clone, Factory> Plan<F, Factory> {
+/// A service's lane.
+#[derive(Clone)]
+pub(super) struct LanePlan {
+    pub(super) limits: Limits,
+    /// How many lead to it.
+    pub(super) listeners: u16,
+}
+
+impl<S: Serves> Plan<S> {
     /// Each shard, before it is made, with its listeners.
-    pub(super) fn shards(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Vec<OneShard<F, Factory>> {
-        let remotes: Others = (0..self.shards).map(|_| RemoteShard::new()).collect();
+    pub(super) fn shards(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Vec<OneShard<S>> {
+        let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
+        let control = ServerControl::new(remotes, self.listeners, self.blocking);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
         let one = |(index, sockets): (usize, Vec<OwnedFd>)| OneShard {
             index,
-            shards: self.shards,
             cpu: cpus.get(index).copied(),
-            framing: self.framing.clone(),
+            serves: self.serves.again(),
             server_limits: self.server_limits.clone(),
-            limits: self.limits.clone(),
+            lanes: self.lanes.clone(),
+            names: self.names.clone(),
             chosen: self.chosen.clone(),
-            admit: self.admit.clone(),
             asks: self.asks,
             runtime: self.runtime,
-            factory: self.factory.clone(),
             clock: self.clock.clone(),
             seed: self.seed,
-            blocking: self.blocking.clone(),
-            remotes: remotes.clone(),
+            control: control.clone(),
             quota: quota.clone(),
             unix: sockets.iter().map(is_unix).collect(),
             sockets,
@@ -73,22 +78,19 @@ impl<F: Clone, Factory> Plan<F, Factory> {
 }
 
 /// One shard before it runs.
-pub(super) struct OneShard<F, Factory> {
+pub(super) struct OneShard<S> {
     pub(super) index: usize,
-    shards: usize,
     pub(super) cpu: Option<usize>,
-    framing: F,
+    serves: S,
     server_limits: ServerLimits,
-    limits: Limits,
+    lanes: Vec<LanePlan>,
+    names: ServiceNames,
     pub(super) chosen: Chosen,
-    admit: Option<Admit>,
     asks: Asks,
     pub(super) runtime: Runtime,
-    factory: Arc<Factory>,
     clock: Clock,
     seed: u64,
-    blocking: Arc<dyn Pool>,
-    pub(super) remotes: Arc<[Arc<RemoteShard>]>,
+    pub(super) control: ServerControl,
     quota: Arc<Quota>,
     /// Which of its listeners are Unix sockets.
     unix: Box<[bool]>,
@@ -99,49 +101,42 @@ fn is_unix(socket: &OwnedFd) -> bool {
     SockRef::from(socket).domain().is_ok_and(|domain| domain == Domain::UNIX)
 }
 
-impl<F, Factory, Make> OneShard<F, Factory>
-where
-    F: Framing + Clone,
-    Factory: Fn(&Shard) -> Make,
-    Make: IntoService<F>,
-{
-    /// On the shard's own thread: makes the service and what lies below it.
+impl<S: Serves> OneShard<S> {
+    /// On the shard's own thread: makes the services and what lies below them.
     pub(super) fn make<D: Driver<Descriptor = OwnedFd>>(
         self,
         driver: D,
-        listeners: u16,
-    ) -> Result<Parts<D, impl Services>, Error> {
-        let remote = self.remotes[self.index].clone();
+    ) -> Result<Parts<D, impl Services + use<D, S>>, Error> {
+        let remotes = self.control.remotes().clone();
+        let remote = remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
-        let shard = Shard::new(self.index, self.shards, remote, self.clock, random, self.blocking);
+        let shard = Shard::new(self.index, remote.clone(), self.control, self.clock, random);
         shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
-        let service = match guard(|| (self.factory)(&shard).into_service(&shard)) {
-            Ok(Ok(service)) => service,
-            Ok(Err(error)) => {
-                let factory = |error| Error::Factory { shard: self.index, error };
-                return Err(error.downcast().map_or_else(factory, |limit| Error::Limits(*limit)));
-            }
-            Err(_panicked) => return Err(Error::FactoryPanicked { shard: self.index }),
-        };
-        let framing = Rc::new(self.framing);
+        let (services, encodings) = self.serves.make(shard.clone())?;
+        let mut lanes = self.lanes.iter().zip(encodings);
+        // There is a first service, as was checked.
+        let Some((first, encoding)) = lanes.next() else { return Err(Error::Services(String::new())) };
         let mut core = ringserve_core::Shard::new(
             self.server_limits,
-            self.limits.clone(),
+            first.limits.clone(),
             self.chosen.connections(),
-            listeners,
-            framing.encoding(),
+            first.listeners,
+            encoding,
             driver.pool().clone(),
-            LogObserver::new(self.index),
+            LogObserver::new(self.index, self.names.clone()),
         );
-        let others = (self.shards > 1).then(|| self.remotes.clone());
+        for (lane, encoding) in lanes {
+            core.add_inbound(lane.limits.clone(), lane.listeners, encoding);
+        }
+        let others = (remotes.len() > 1).then_some(remotes);
         if others.is_some() {
             core.share_quota(self.quota);
         }
         // Others may give connections away before this shard's first turn.
-        self.remotes[self.index].set_room(core.slots_left());
-        let upstreams = add_upstreams(&mut core, &self.limits, self.chosen.upstreams());
-        let services = ServiceLane::new(&shard, service, framing, self.admit, calls::<Make::Service>);
-        Ok(Parts { shard, core, driver, services, others, unix: self.unix, asks: self.asks, upstreams })
+        remote.set_room(core.slots_left());
+        let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
+        let (unix, asks, names) = (self.unix, self.asks, self.names);
+        Ok(Parts { shard, core, driver, services, others, unix, asks, upstreams, names })
     }
 }

@@ -3,20 +3,16 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use ringserve_core::Address;
 
 use super::accept_queue::AcceptQueueStats;
+use super::control::ServerControl;
 use super::error::Error;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
-use crate::shard::blocking::Pool;
-use crate::shard::clock::Deadline;
-use crate::shard::inbox::{Command, RemoteShard};
 use crate::stats::{ServerStats, ShardStats};
 
 /// How a shard ended: what it did, or why it ended by itself.
@@ -40,16 +36,11 @@ impl ShardDeath {
     }
 }
 
-/// How long [`ServerHandle::stats`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
-/// milliseconds, and a page of figures may wait a moment for one that does not.
-const REPORT_WITHIN: Duration = Duration::from_millis(250);
-
 /// A server that runs on threads of its own. Dropping it stops the server at once and waits for its threads.
 #[must_use = "dropping it stops the server"]
 pub struct ServerHandle {
-    remotes: Vec<Arc<RemoteShard>>,
+    control: ServerControl,
     threads: Vec<JoinHandle<ShardEnd>>,
-    blocking: Arc<dyn Pool>,
     /// Dropped after the threads ended: then the files of Unix sockets go.
     listening: Listening,
 }
@@ -57,11 +48,10 @@ pub struct ServerHandle {
 impl ServerHandle {
     pub(crate) fn new(
         listening: Listening,
-        remotes: Vec<Arc<RemoteShard>>,
+        control: ServerControl,
         threads: Vec<JoinHandle<ShardEnd>>,
-        blocking: Arc<dyn Pool>,
     ) -> ServerHandle {
-        ServerHandle { remotes, threads, blocking, listening }
+        ServerHandle { control, threads, listening }
     }
 
     /// Where the server listens, with the real ports: each address and each Unix socket, in the order in which they were
@@ -96,40 +86,22 @@ impl ServerHandle {
     /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
     /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) the rest is reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
     pub fn shutdown(&self) {
-        self.command(Command::Drain);
+        self.control.shutdown();
     }
 
     /// Resets every connection and stops. What the kernel does not end within 5 s is left behind, and said in the log.
     pub fn abort(&self) {
-        self.command(Command::Force);
+        self.control.abort();
     }
 
-    fn command(&self, command: Command) {
-        for remote in &self.remotes {
-            remote.command(command);
-        }
-    }
-
-    /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
-    /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
-    /// [marked as stale](ShardStats::stale). So every shard is in every report, and counters never fall.
-    ///
-    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
-    /// ones there are. Called again a moment later it returns those that were asked for.
+    /// What the server did so far and what it holds. See [`ServerControl::stats`].
     pub fn stats(&self) -> ServerStats {
-        let deadline = Deadline::within(REPORT_WITHIN);
-        let mut report = ServerStats::default();
-        let asked: Vec<u64> = self.remotes.iter().map(|remote| remote.ask_report()).collect();
-        for (remote, number) in self.remotes.iter().zip(asked) {
-            report.add(remote.latest_report(number, deadline));
-        }
-        report.blocking = self.blocking.stats();
-        report
+        self.control.stats()
     }
 
-    /// Something that can shut the server down from another thread.
-    pub fn shutdown_handle(&self) -> ShutdownHandle {
-        ShutdownHandle { remotes: self.remotes.clone() }
+    /// What another thread needs to watch the server and to shut it down.
+    pub fn control(&self) -> ServerControl {
+        self.control.clone()
     }
 
     /// Waits until the server has shut down. Calls that [block](crate::Shard::spawn_blocking) and still run then have 5 s.
@@ -146,8 +118,8 @@ impl ServerHandle {
                 Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
             }
         }
-        self.blocking.end();
-        report.blocking = self.blocking.stats();
+        self.control.blocking().end();
+        report.blocking = self.control.blocking().stats();
         match failed {
             Some(error) => Err(error),
             None => Ok(report),
@@ -163,36 +135,12 @@ impl Drop for ServerHandle {
                 let _ = thread.join();
             }
         }
-        self.blocking.end();
+        self.control.blocking().end();
     }
 }
 
 impl fmt::Debug for ServerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerHandle").field("listeners", &self.listening.addrs).finish_non_exhaustive()
-    }
-}
-
-/// Shuts a server down from any thread.
-#[derive(Clone)]
-pub struct ShutdownHandle {
-    remotes: Vec<Arc<RemoteShard>>,
-}
-
-impl ShutdownHandle {
-    /// As [`ServerHandle::shutdown`].
-    pub fn shutdown(&self) {
-        self.remotes.iter().for_each(|remote| remote.command(Command::Drain));
-    }
-
-    /// As [`ServerHandle::abort`].
-    pub fn abort(&self) {
-        self.remotes.iter().for_each(|remote| remote.command(Command::Force));
-    }
-}
-
-impl fmt::Debug for ShutdownHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ShutdownHandle")
     }
 }

@@ -10,8 +10,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{info, warn};
 
+use super::control::ServerControl;
 use super::error::Error;
-use super::running::{ServerHandle, ShutdownHandle};
+use super::running::ServerHandle;
 use super::starting::Interrupter;
 use crate::guard::guard;
 
@@ -48,7 +49,7 @@ enum Stage {
     /// It was interrupted.
     Interrupted,
     Running {
-        handle: ShutdownHandle,
+        handle: ServerControl,
         /// A signal came before.
         again: bool,
     },
@@ -78,7 +79,7 @@ impl StopSignals {
         if again {
             running.shutdown();
         }
-        *stage = Stage::Running { handle: running.shutdown_handle(), again };
+        *stage = Stage::Running { handle: running.control(), again };
     }
 }
 

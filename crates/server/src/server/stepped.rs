@@ -5,19 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::ServerLimits;
-use ringserve_core::framing::Framing;
 use ringserve_simkernel::{Network, RingId};
 
-use super::builder::Server;
 use super::driven::planned;
 use super::error::Error;
 use super::launch::ended;
 use super::plan::Plan;
+use super::prepared::Prepared;
 use super::running::{ShardDeath, ShardEnd};
-use crate::service::IntoService;
+use super::runtime::Runtime;
+use super::serves::Serves;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
-use crate::shard::handle::Shard;
 use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::shard::state::{Others, ShardLoop};
 use crate::shard::stepped::{Stepped, SteppedShard};
@@ -33,29 +32,32 @@ pub(crate) struct SteppedServer {
     blocking: Arc<dyn Pool>,
 }
 
+/// A simulation steps shards, and no runtime's loop.
+fn refuse_runtime(runtime: Runtime) -> Result<(), Error> {
+    if runtime == Runtime::Own {
+        return Ok(());
+    }
+    let error = std::io::Error::other("a runtime around shards is not simulated: leave Server::runtime out");
+    Err(Error::Runtime { shard: 0, error })
+}
+
 /// Descriptors of a simulated process: tables that cost little to make.
 const SIMULATED_DESCRIPTORS: u64 = 20_000;
 
 impl SteppedServer {
     /// As [`Server::start`], on this network, with one shard by default. The shards take clock and chance as told, and
     /// `on_call` hears of each call of theirs. If a factory fails, the shards that were made are told to end. What the server was told of its driver, of sockets and of pinning is ignored.
-    pub(crate) fn start<F, Factory, Make>(
-        server: Server<F>,
+    pub(crate) fn start<S: Serves>(
+        server: Prepared<S>,
         network: &Network,
         (clock, seed): (Clock, u64),
         pool: impl FnOnce(&ServerLimits) -> Arc<dyn Pool>,
         on_call: &OnCall,
-        factory: Factory,
-    ) -> Result<(SteppedServer, Result<(), Error>), Error>
-    where
-        F: Framing + Clone + Send,
-        Factory: Fn(&Shard) -> Make,
-        Make: IntoService<F>,
-    {
-        server.refuse_runtime()?;
+    ) -> Result<(SteppedServer, Result<(), Error>), Error> {
+        refuse_runtime(server.settings.runtime)?;
         let listen = |addr, shards| network.listen(addr, shards);
-        let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS, factory)?;
-        let (limits, listeners) = (plan.server_limits.clone(), listening.addrs.len() as u16);
+        let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
+        let limits = plan.server_limits.clone();
         let blocking = pool(&limits);
         let plan = Plan { clock, seed, blocking: blocking.clone(), ..plan };
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
@@ -63,7 +65,7 @@ impl SteppedServer {
         let mut server = SteppedServer {
             addrs: listening.ips.clone(),
             limits,
-            remotes: parts[0].remotes.clone(),
+            remotes: parts[0].control.remotes().clone(),
             shards: Vec::new(),
             ends: Vec::new(),
             blocking,
@@ -74,11 +76,11 @@ impl SteppedServer {
         });
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
         for (shard, driver) in parts.into_iter().zip(drivers) {
-            let (index, remote) = (shard.index, shard.remotes[shard.index].clone());
+            let (index, remote) = (shard.index, shard.control.remotes()[shard.index].clone());
             remote.set_on_call(on_call.clone());
             // As on its thread.
             enter_shard(index, &remote);
-            let made = shard.make(driver, listeners);
+            let made = shard.make(driver);
             leave_shard();
             match made {
                 Ok(parts) => {

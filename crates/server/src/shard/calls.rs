@@ -18,6 +18,7 @@ use ringserve_core::{ConnId, ConnShared, Frame, Parked, Stamp};
 
 use super::handle::Shard;
 use super::inbox::TaskWaker;
+use super::many::TaskNumbers;
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
 use crate::service::Service;
@@ -71,6 +72,7 @@ pub(crate) struct Tasks<S: Service, Make, Fut> {
     /// Slots without a call, last in, first out.
     free: Vec<u32>,
     shard: Shard,
+    numbers: TaskNumbers,
 }
 
 /// A call, or room for one.
@@ -96,8 +98,8 @@ where
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
-    pub(crate) fn new(service: Rc<S>, make: Make, shard: Shard) -> Tasks<S, Make, Fut> {
-        Tasks { service, make, slots: Vec::new(), free: Vec::new(), shard }
+    pub(crate) fn new(service: Rc<S>, make: Make, shard: Shard, numbers: TaskNumbers) -> Tasks<S, Make, Fut> {
+        Tasks { service, make, slots: Vec::new(), free: Vec::new(), shard, numbers }
     }
 
     /// A slot without a call, and its number. `None` if the system has no memory for one.
@@ -109,7 +111,9 @@ where
         };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
-            empty => empty.insert(Slot::new(&self.service, &self.make, &self.shard, task)?),
+            empty => {
+                empty.insert(Slot::new(&self.service, &self.make, &self.shard, task | self.numbers.mark)?)
+            }
         };
         Some((task, slot))
     }
@@ -217,9 +221,12 @@ where
         let _ = guard(move || drop(slot));
     }
 
-    /// One slot more. `None` if the system has no memory for it.
+    /// One slot more. `None` if the system has no memory for it, or there is no number for it.
     #[cold]
     fn grow(&mut self) -> Option<u32> {
+        if self.slots.len() >= self.numbers.max as usize {
+            return None;
+        }
         self.slots.try_reserve(1).ok()?;
         // Every slot may be free at once.
         self.free.try_reserve(self.slots.len() + 1 - self.free.len()).ok()?;
@@ -257,7 +264,7 @@ pub(crate) enum Resumed<E> {
 }
 
 impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
-    /// `None` if the system has no memory for it.
+    /// `task` is what its waker names it. `None` if the system has no memory for it.
     #[cold]
     fn new<Make>(service: &Rc<S>, make: &Make, shard: &Shard, task: u32) -> Option<Slot<S, Fut>>
     where

@@ -17,14 +17,15 @@ impl<D: Driver, V: Services> ShardLane<D, V> {
     #[cold]
     fn in_use(&self, core: &Core) -> (InUse, u64) {
         let pool = self.driver.pool().counts();
-        let moved = |lane| core.counters(lane).bytes_received + core.counters(lane).bytes_sent;
+        let moved = |lane: LaneId| core.counters(lane).bytes_received + core.counters(lane).bytes_sent;
         let needs = InUse {
             connections: core.all_connections(),
             held_bytes: core.held_bytes(),
             buffers: pool.total,
             idle_buffers: pool.total - pool.leased,
         };
-        (needs, moved(LaneId::FIRST) + moved(self.upstreams.lane()))
+        let of_services: u64 = self.common.names.lanes().map(|(lane, _)| moved(lane)).sum();
+        (needs, of_services + moved(self.upstreams.lane()))
     }
 
     /// Takes note of what is needed, and gives memory back, step by step.

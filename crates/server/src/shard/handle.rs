@@ -19,6 +19,7 @@ use ringserve_core::{ConnHead, Time};
 
 use super::timers::{Interval, Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
+use crate::server::control::ServerControl;
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
 /// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.
@@ -32,7 +33,7 @@ pub(crate) type ReadMailbox = Box<dyn FnMut() -> bool>;
 
 struct Inner {
     index: usize,
-    count: usize,
+    server: ServerControl,
     tasks: LocalTasks,
     timers: Timers,
     random: Random,
@@ -43,22 +44,20 @@ struct Inner {
     stopping: DrainFlag,
     upstreams: Requests,
     awaited: Awaited,
-    blocking: Arc<dyn Pool>,
 }
 
 impl Shard {
     pub(crate) fn new(
         index: usize,
-        count: usize,
         remote: Arc<RemoteShard>,
+        server: ServerControl,
         clock: Clock,
         random: Random,
-        blocking: Arc<dyn Pool>,
     ) -> Shard {
         let timers = Timers::new(clock);
         let inner = Inner {
             index,
-            count,
+            server,
             tasks: LocalTasks::new(index, remote.clone(), timers.clone()),
             timers,
             random,
@@ -68,7 +67,6 @@ impl Shard {
             stopping: DrainFlag::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
-            blocking,
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -80,7 +78,20 @@ impl Shard {
 
     /// How many shards the server has.
     pub fn count(&self) -> usize {
-        self.inner.count
+        self.inner.server.remotes().len()
+    }
+
+    /// The server of this shard: its figures, and its end. In a factory it is there already; the figures begin once every shard
+    /// is ready.
+    ///
+    /// ```
+    /// # use ringserve::Shard;
+    /// fn connections(shard: &Shard) -> usize {
+    ///     shard.server().stats().connections // the last figures there are: a shard is never made to wait
+    /// }
+    /// ```
+    pub fn server(&self) -> &ServerControl {
+        &self.inner.server
     }
 
     /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
@@ -172,11 +183,11 @@ impl Shard {
         &self,
         function: impl FnOnce() -> T + Send + 'static,
     ) -> Blocking<T> {
-        submit(&*self.inner.blocking, function, None)
+        submit(&**self.blocking(), function, None)
     }
 
     pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {
-        &self.inner.blocking
+        self.inner.server.blocking()
     }
 
     pub(crate) fn upstream_requests(&self) -> &Requests {

@@ -16,6 +16,7 @@ mod hosted;
 pub(crate) mod inbox;
 pub(crate) mod join;
 pub(crate) mod mailbox;
+pub(crate) mod many;
 pub(crate) mod messages;
 pub(crate) mod notice;
 mod opens;

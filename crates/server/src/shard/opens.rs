@@ -13,6 +13,7 @@ use ringserve_core::{ConnHead, ConnId};
 
 use super::handle::Shard;
 use super::inbox::TaskWaker;
+use super::many::TaskNumbers;
 use crate::guard::{Panicked, guard};
 use crate::opening::{Opening, Refusal};
 use crate::service::Service;
@@ -45,6 +46,7 @@ async fn opens<S: Service>(service: Rc<S>, shard: Shard, job: Rc<Job<S>>) {
 pub(crate) struct Opens<S: Service> {
     service: Rc<S>,
     shard: Shard,
+    numbers: TaskNumbers,
     slots: Vec<Option<Slot<S>>>,
     /// Slots of which no `open` waits, last in, first out.
     free: Vec<u32>,
@@ -81,8 +83,8 @@ pub(crate) struct OpenEnd<S: Service> {
 }
 
 impl<S: Service> Opens<S> {
-    pub(crate) fn new(service: Rc<S>, shard: Shard) -> Opens<S> {
-        Opens { service, shard, slots: Vec::new(), free: Vec::new() }
+    pub(crate) fn new(service: Rc<S>, shard: Shard, numbers: TaskNumbers) -> Opens<S> {
+        Opens { service, shard, numbers, slots: Vec::new(), free: Vec::new() }
     }
 
     /// Opens a connection.
@@ -91,7 +93,7 @@ impl<S: Service> Opens<S> {
         let Some(task) = self.free.last().copied().or_else(|| self.grow()) else { return Begun::NoMemory };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
-            empty => match Slot::new(&self.service, &self.shard, task) {
+            empty => match Slot::new(&self.service, &self.shard, task | self.numbers.mark) {
                 Some(slot) => empty.insert(slot),
                 None => return Begun::NoMemory,
             },
@@ -155,9 +157,12 @@ impl<S: Service> Opens<S> {
         let _ = guard(move || drop(slot));
     }
 
-    /// One slot more. `None` if the system has no memory for it.
+    /// One slot more. `None` if the system has no memory for it, or no number is left.
     #[cold]
     fn grow(&mut self) -> Option<u32> {
+        if self.slots.len() >= self.numbers.max as usize {
+            return None;
+        }
         self.slots.try_reserve(1).ok()?;
         // Every slot may be free at once.
         self.free.try_reserve(self.slots.len() + 1 - self.free.len()).ok()?;

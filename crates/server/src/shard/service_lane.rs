@@ -10,6 +10,7 @@ use tracing::{debug, warn};
 use super::Core;
 use super::calls::{CallEnd, Job, Resumed, Tasks};
 use super::handle::Shard;
+use super::many::TaskNumbers;
 use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::services::Services;
 use super::state::{Admit, Common, named};
@@ -37,10 +38,17 @@ where
     Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
     Fut: Future<Output = ()>,
 {
-    pub(crate) fn new(shard: &Shard, service: S, framing: Rc<F>, admit: Option<Admit>, make: Make) -> Self {
+    pub(crate) fn new(
+        shard: &Shard,
+        service: S,
+        framing: Rc<F>,
+        admit: Option<Admit>,
+        make: Make,
+        numbers: TaskNumbers,
+    ) -> Self {
         let service = Rc::new(service);
-        let tasks = Tasks::new(service.clone(), make, shard.clone());
-        let opens = Opens::new(service.clone(), shard.clone());
+        let tasks = Tasks::new(service.clone(), make, shard.clone(), numbers);
+        let opens = Opens::new(service.clone(), shard.clone(), numbers);
         ServiceLane { service, framing, tasks, opens, admit, handler_errors: LineLimit::default() }
     }
 
@@ -85,7 +93,8 @@ where
         shared: &ConnShared<S::Session>,
         error: FrameError,
     ) {
-        guarded(|| debug!(shard = common.shard.index(), id = %frames.id(), %error, "bad frame"));
+        let service = common.names.at(shared.listener());
+        guarded(|| debug!(shard = common.shard.index(), service, id = %frames.id(), %error, "bad frame"));
         self.service.malformed(&Cx::new(shared, &common.shard), &error);
         frames.finish(CloseReason::BadFrame(error));
     }
@@ -128,8 +137,8 @@ where
                 Err(session) => _ = guard(move || drop(session)),
             },
             Ok(Err(refusal)) => {
-                let shard = common.shard.index();
-                guarded(|| debug!(shard, %id, %peer, %refusal, "connection refused by open"));
+                let (shard, service) = (common.shard.index(), common.names.at(peer.listener));
+                guarded(|| debug!(shard, service, %id, %peer, %refusal, "connection refused by open"));
                 core.refused(id);
             }
             Err(panicked) => {
@@ -166,6 +175,7 @@ where
     fn failed(&mut self, common: &mut Common, core: &mut Core, id: ConnId, error: S::Error) {
         let shard = common.shard.index();
         let peer = core.shared(id).map(|shared| Peer::of(shared));
+        let service = peer.as_ref().and_then(|peer| common.names.at(peer.listener));
         // Of several calls that fail the first one ends the connection.
         let first = core.shared(id).is_some_and(|shared| !shared.is_gone());
         let warns = first && self.handler_errors.allows(common.now);
@@ -173,9 +183,9 @@ where
         let logged = guard(|| {
             let peer = peer.map(display);
             if warns {
-                warn!(shard, %id, peer, %error, "handler failed, connection closed");
+                warn!(shard, service, %id, peer, %error, "handler failed, connection closed");
             } else {
-                debug!(shard, %id, peer, %error, "handler failed");
+                debug!(shard, service, %id, peer, %error, "handler failed");
             }
         });
         self.tell_failure(common, core, id, &Failure::Error(&error));
@@ -236,7 +246,7 @@ where
             false
         });
         if !admitted {
-            return core.refuse(socket);
+            return core.refuse(socket, peer.listener);
         }
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
         let Some(head) = core.shared(id) else { return };

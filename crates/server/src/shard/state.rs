@@ -7,13 +7,13 @@ use ringserve_core::{ConnId, Driver, LaneId, Time};
 use super::Core;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
-use super::services::Services;
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
 use crate::guard::Panicked;
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
+use crate::stats::ServiceNames;
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
@@ -25,6 +25,13 @@ pub(crate) struct Asks {
     pub(crate) local: bool,
     /// The process at the other end of a Unix socket.
     pub(crate) credentials: bool,
+}
+
+impl Asks {
+    /// What either of them asks.
+    pub(crate) fn or(self, other: Asks) -> Asks {
+        Asks { local: self.local || other.local, credentials: self.credentials || other.credentials }
+    }
 }
 
 /// What a shard needs to start.
@@ -39,6 +46,7 @@ pub(crate) struct Parts<D: Driver, V> {
     pub asks: Asks,
     /// The lane of the connections that the shard makes.
     pub upstreams: LaneId,
+    pub names: ServiceNames,
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
@@ -73,6 +81,7 @@ pub(crate) struct Common {
     pub(super) shard: Shard,
     /// When the turn began.
     pub(super) now: Time,
+    pub(super) names: ServiceNames,
     panics: LineLimit,
 }
 
@@ -83,7 +92,7 @@ impl<D: Driver, V> Drop for ShardLane<D, V> {
     }
 }
 
-impl<D: Driver, V: Services> ShardLoop<D, V> {
+impl<D: Driver, V> ShardLoop<D, V> {
     pub(crate) fn new(mut parts: Parts<D, V>) -> Self {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();
@@ -93,7 +102,12 @@ impl<D: Driver, V: Services> ShardLoop<D, V> {
             services: parts.services,
             remote: parts.shard.remote().clone(),
             upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
-            common: Common { shard: parts.shard, now: Time::ZERO, panics: LineLimit::default() },
+            common: Common {
+                shard: parts.shard,
+                now: Time::ZERO,
+                names: parts.names,
+                panics: LineLimit::default(),
+            },
             others: parts.others,
             unix: parts.unix,
             asks: parts.asks,
@@ -120,7 +134,8 @@ impl Common {
         panicked: &Panicked,
     ) {
         if self.panics.allows(self.now) {
-            log::panicked(self.shard.index(), place, connection, panicked);
+            let service = connection.as_ref().and_then(|(_, peer)| self.names.at(peer.listener));
+            log::panicked(self.shard.index(), service, place, connection, panicked);
         }
     }
 }

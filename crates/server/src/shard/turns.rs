@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, Completion, Driver, LaneId, Limits, ServerLimits, Time, Wait};
+use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
 use tracing::{debug, error};
 
 use super::blocking::threads::Threads;
@@ -13,6 +13,7 @@ use super::calls::calls;
 use super::clock::Clock;
 use super::handle::Shard;
 use super::inbox::RemoteShard;
+use super::many::TaskNumbers;
 use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::Services;
@@ -20,8 +21,9 @@ use super::state::{Asks, Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
+use crate::server::control::ServerControl;
 use crate::service::Service;
-use crate::stats::ShardStats;
+use crate::stats::{ServiceNames, ServiceStats, ShardStats};
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Serves until it is told to stop and every connection is gone.
@@ -64,6 +66,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         self.core.dispatch(&mut self.lane);
         let mut report = self.report();
         (report.connections, report.upstreams.connections) = (0, 0);
+        report.services.iter_mut().for_each(|service| service.connections = 0);
         self.lane.remote.last_report(report);
     }
 
@@ -117,14 +120,21 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     }
 
     pub(super) fn report(&self) -> ShardStats {
-        ShardStats {
-            counters: self.core.counters(LaneId::FIRST).clone(),
-            connections: self.core.connections(LaneId::FIRST),
+        let mut report = ShardStats {
             upstreams: self.lane.upstreams.report(&self.core),
             driver: self.lane.driver.stats(),
             buffers: self.lane.driver.pool().counts(),
-            stale: false,
+            ..ShardStats::default()
+        };
+        for (lane, name) in self.lane.common.names.lanes() {
+            let counters = self.core.counters(lane).clone();
+            report.add(ServiceStats {
+                name: name.clone(),
+                counters,
+                connections: self.core.connections(lane),
+            });
         }
+        report
     }
 
     /// Works off what the driver brought and hands it what is to do next.
@@ -157,6 +167,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let remote = RemoteShard::new();
     let connections_max = driver.connections_max();
     let framing = Rc::new(framing);
+    let names = ServiceNames::new([("service".into(), 1)]);
     let mut core = ringserve_core::Shard::new(
         ServerLimits::default(),
         limits.clone(),
@@ -164,14 +175,15 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         1,
         framing.encoding(),
         driver.pool().clone(),
-        LogObserver::new(0),
+        LogObserver::new(0, names.clone()),
     );
     let random = Random::of_shard(Random::system_seed(), 0);
     let blocking = Arc::new(Threads::new(&ServerLimits::default()));
-    let shard = Shard::new(0, 1, remote, Clock::start(), random, blocking);
+    let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking);
+    let shard = Shard::new(0, remote, server, Clock::start(), random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
-    let services = ServiceLane::new(&shard, service, framing, None, calls::<S>);
+    let services = ServiceLane::new(&shard, service, framing, None, calls::<S>, TaskNumbers::ALONE);
     let (others, unix, asks) = (None, Box::default(), Asks::default());
-    ShardLoop::new(Parts { shard, core, driver, services, others, unix, asks, upstreams }).run()
+    ShardLoop::new(Parts { shard, core, driver, services, others, unix, asks, upstreams, names }).run()
 }

@@ -66,7 +66,7 @@ mod seeds;
 mod sim;
 mod trace;
 mod unit;
-mod watch;
+pub(crate) mod watch;
 mod world;
 
 pub use client::{ClientListener, ClientResult, ClientSleep, ClientStream, Net};

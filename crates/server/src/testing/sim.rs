@@ -6,19 +6,22 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve_core::framing::Framing;
+use ringserve_core::framing::{Encoding, Framing};
 use ringserve_core::{PeerCredentials, ServerLimits};
 
 use super::client::{ClientResult, Net};
-use super::watch::Watch;
+use super::watch::Watches;
 use super::world::{Ran, World};
-use crate::server::builder::Server;
+use crate::server::builder::{Server, Several};
 use crate::server::error::Error;
+use crate::server::prepared::Prepared;
+use crate::server::serves::{AllOf, Serves};
 use crate::server::stepped::SteppedServer;
 use crate::service::IntoService;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::Command;
+use crate::shard::services::Services;
 use crate::stats::ServerStats;
 
 /// The most virtual time in which clients and servers have to come to their end.
@@ -69,15 +72,45 @@ impl Sim {
         F: Framing + Clone + Send,
         Make: IntoService<F>,
     {
+        let watches = self.watches();
+        self.start_prepared(server.with(move |shard: &Shard| watches.over(factory(shard)))?)
+    }
+
+    /// As [`serve`](Sim::serve), for a server of [several services](crate::Server::new). Returns where they are reached, in the order in
+    /// which the server was told of their endpoints.
+    ///
+    /// # Panics
+    /// If it does not start. [`start_several`](Sim::start_several) returns the error.
+    #[track_caller]
+    pub fn serve_several(&self, server: Server<Several>) -> Vec<SocketAddr> {
+        match self.start_several(server) {
+            Ok(server) => server.addrs,
+            Err(error) => panic!("the server does not start: {error}"),
+        }
+    }
+
+    /// As [`serve_several`](Sim::serve_several), for more than its addresses.
+    ///
+    /// # Errors
+    /// Those of [`Server::start`](crate::Server::start).
+    pub fn start_several(&self, server: Server<Several>) -> Result<SimServer, Error> {
+        let Prepared { settings, services, serves } = server.prepared()?;
+        let serves = AllWatched { all: serves, watches: self.watches() };
+        self.start_prepared(Prepared { settings, services, serves })
+    }
+
+    fn watches(&self) -> Watches {
+        Watches { trace: self.world.trace.clone() }
+    }
+
+    fn start_prepared<S: Serves>(&self, server: Prepared<S>) -> Result<SimServer, Error> {
         let world = &self.world;
         let number = world.servers() as u64;
         let clock = Clock::Simulated { time: world.time.clone(), age: self.age };
-        let trace = world.trace.clone();
-        let watched = move |shard: &Shard| Watch { made: factory(shard), trace: trace.clone() };
         let seed = world.seed ^ number << 48;
         let pool = |limits: &ServerLimits| world.add_pool(seed, limits);
         let on_call = world.watches_callers();
-        let server = SteppedServer::start(server, &world.network, (clock, seed), pool, &on_call, watched);
+        let server = SteppedServer::start(server, &world.network, (clock, seed), pool, &on_call);
         world.check_panics("a factory");
         let (server, started) = server?;
         let addrs = server.addrs.clone();
@@ -284,6 +317,22 @@ impl Sim {
 impl fmt::Debug for Sim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sim(seed {}, at {:?})", self.world.seed, self.world.now())
+    }
+}
+
+/// All services of a server under watch.
+struct AllWatched {
+    all: AllOf,
+    watches: Watches,
+}
+
+impl Serves for AllWatched {
+    fn again(&self) -> Self {
+        AllWatched { all: self.all.again(), watches: self.watches.clone() }
+    }
+
+    fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {
+        self.all.make_by(|hosted, numbers| hosted.make_watched(&shard, numbers, &self.watches))
     }
 }
 

@@ -17,6 +17,19 @@ use crate::peer::Peer;
 use crate::service::{IntoService, Service};
 use crate::shard::handle::Shard;
 
+/// Notes what services are told.
+#[derive(Clone)]
+pub(crate) struct Watches {
+    pub(crate) trace: Rc<Trace>,
+}
+
+impl Watches {
+    /// What a factory made, under watch.
+    pub(crate) fn over<M>(&self, made: M) -> Watch<M> {
+        Watch { made, trace: self.trace.clone() }
+    }
+}
+
 /// What the factory of a watched server returns.
 pub(crate) struct Watch<M> {
     pub(crate) made: M,

@@ -22,14 +22,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
+use ringserve_server::listen::tcp;
 use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
-use ringserve_server::{CloseReason, Server, Stream, stream};
+use ringserve_server::{CloseReason, Server, Several, Shard, Stream, stream};
 
 use plan::{ClientPlan, Deed, Frames, Leave, Plan, Verb};
-use service::{Cover, Meshes, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
+use service::{Common, Cover, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
+
+/// Where its second service is reached, if it has one.
+const SECOND: ([u8; 4], u16) = ([10, 0, 0, 1], 7001);
 
 /// How often each thing happened, by kind and name.
 type Counts = BTreeMap<(&'static str, String), u64>;
@@ -187,6 +191,7 @@ fn expected() -> Vec<(&'static str, String)> {
         "connection passed on",
         "second server",
         "one of many messages",
+        "two services",
         "the connection has as many tasks as connection_tasks_max allows",
     ] {
         all.push(("did", did.to_owned()));
@@ -262,20 +267,69 @@ fn server(plan: &Plan) -> Server {
         .incremental_buffers(plan.incremental)
 }
 
-fn play_framed<F: Framing + Clone + Send>(sim: &Sim, plan: &Plan, cover: &Cover, framing: F) {
-    let meshes = RefCell::new(Vec::new());
+/// The same with two services.
+fn two_services(plan: &Plan) -> Server<Several> {
+    Server::new()
+        .shards(plan.shards)
+        .server_limits(plan.server_limits.clone())
+        .incremental_buffers(plan.incremental)
+}
+
+/// A server of the run, and what its services share.
+struct Started {
+    server: SimServer,
+    first: Common,
+    second: Common,
+}
+
+impl Started {
+    /// At the end: what each service was told of is what is counted under its name.
+    fn check(&self) {
+        let stats = self.server.stats();
+        for (common, service) in [&self.first, &self.second].into_iter().zip(&stats.services) {
+            let (opened, counters) = (common.opened.load(Ordering::Relaxed), &service.counters);
+            assert_eq!(counters.opened, opened, "the connections of service {}", service.name);
+            assert_eq!(counters.closed, opened, "those of them that ended");
+            assert!(counters.accepted >= opened, "{} are counted that came, of {opened}", counters.accepted);
+            common.meshes.check_ended();
+        }
+        let of_all: u64 = stats.services.iter().map(|service| service.counters.opened).sum();
+        assert_eq!(of_all, stats.counters.opened, "the services make up the server");
+    }
+}
+
+fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: &Cover, framing: F) {
+    let all = RefCell::new(Vec::new());
     let start = |factory_fails: Option<(usize, bool)>| {
-        let (mesh, cover, plan) = (Meshes::new(plan.mailbox), cover.clone(), plan.clone());
-        meshes.borrow_mut().push(mesh.clone());
-        sim.start(server(&plan).framing(framing.clone()), move |shard| {
-            match factory_fails {
-                Some((failing, true)) if failing == shard.index() => panic!("planted: a factory panics"),
-                Some((failing, false)) if failing == shard.index() => return Err("planted"),
-                _ => {}
+        let (first, second) = (Common::new(false, plan), Common::new(true, plan));
+        let make = |common: &Common| {
+            let (common, cover, plan) = (common.clone(), cover.clone(), plan.clone());
+            move |shard: &Shard| {
+                match factory_fails {
+                    Some((failing, true)) if failing == shard.index() => panic!("planted: a factory panics"),
+                    Some((failing, false)) if failing == shard.index() => return Err("planted"),
+                    _ => {}
+                }
+                Ok(Model::new(shard, &common, &cover, &plan))
             }
-            Ok(Model::new(shard, &mesh, &cover, &plan))
-        })
+        };
+        let server = match plan.second_limits() {
+            None => sim.start(server(plan).framing(framing.clone()), make(&first)),
+            Some(limits) => {
+                let one = tcp(SocketAddr::from(ADDR)).framing(framing.clone()).limits(plan.limits.clone());
+                let two = tcp(SocketAddr::from(SECOND)).limits(limits);
+                let server = two_services(plan).service(one, make(&first));
+                sim.start_several(match plan.frames {
+                    Frames::Planted => server.service(two.framing(Planted(Lines::default())), make(&second)),
+                    _ => server.service(two.framing(second_framing()), make(&second)),
+                })
+            }
+        };
+        server.inspect(|server| all.borrow_mut().push(Started { server: server.clone(), first, second }))
     };
+    if plan.second.is_some() {
+        cover.count("did", "two services");
+    }
     if let Some(fails) = plan.factory_fails {
         assert!(start(Some(fails)).is_err(), "a server starts whose factory fails");
         cover.count("did", if fails.1 { "factory panics" } else { "factory fails" });
@@ -294,16 +348,26 @@ fn play_framed<F: Framing + Clone + Send>(sim: &Sim, plan: &Plan, cover: &Cover,
             });
         }
     });
-    let addr = SocketAddr::from(ADDR);
-    let in_order = plan.limits.calls_in_flight_max == 1;
     let client = |number: usize, of: &ClientPlan| {
         let (of, framing, cover) = (of.clone(), framing.clone(), cover.clone());
-        sim.client(format!("c{number}"), async move |net| {
-            client::run(net, addr, framing, of, in_order, cover).await
+        let (is_second, frames) = (plan.is_second(of.first), plan.frames);
+        let limits = if is_second { plan.second_limits() } else { None };
+        let in_order = limits.unwrap_or_else(|| plan.limits.clone()).calls_in_flight_max == 1;
+        sim.client(format!("c{number}"), async move |net| match (is_second, frames) {
+            (false, _) => client::run(net, ADDR.into(), framing, of, in_order, cover).await,
+            (true, Frames::Planted) => {
+                client::run(net, SECOND.into(), Planted(Lines::default()), of, in_order, cover).await
+            }
+            (true, _) => client::run(net, SECOND.into(), second_framing(), of, in_order, cover).await,
         })
     };
     with_deeds(sim, plan, cover, &|| start(None).expect("it starts"), &client);
-    meshes.take().iter().for_each(Meshes::check_ended);
+    all.take().iter().for_each(Started::check);
+}
+
+/// Of the second service: none that the first one may have.
+fn second_framing() -> LengthPrefix {
+    LengthPrefix::bytes(3)
 }
 
 fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {

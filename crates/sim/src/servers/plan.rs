@@ -191,6 +191,8 @@ pub struct Plan {
     pub frames: Frames,
     pub shards: usize,
     pub limits: Limits,
+    /// Calls at once of a second service beside the first one, if there is one. Every other client is its.
+    pub second: Option<u16>,
     pub server_limits: ServerLimits,
     /// `limits` may end a connection.
     pub limits_bite: bool,
@@ -216,6 +218,9 @@ pub struct Plan {
     /// A reply in many comes twice: seeds must find it.
     pub canary: bool,
 }
+
+/// Numbers of requests that a client may use.
+const CLIENT_NUMBERS: u32 = 1000;
 
 /// A drain timeout beyond all that clients do.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
@@ -287,7 +292,18 @@ impl Plan {
             open_waits: Rng::new(rng.clone().below(1 << 32)).pick(&[0, 0, 1, 3]),
             mailbox: rng.pick(&[1, 4, 65_536]),
             canary: false,
+            second: (frames != Frames::Stream && rng.one_in(3)).then(|| if rng.one_in(2) { 1 } else { 8 }),
         }
+    }
+
+    /// The limits of the second service.
+    pub fn second_limits(&self) -> Option<Limits> {
+        self.second.map(|calls| self.limits.clone().calls_in_flight_max(calls))
+    }
+
+    /// True if this request's client is one of the second service.
+    pub fn is_second(&self, number: u32) -> bool {
+        self.second.is_some() && (number / CLIENT_NUMBERS) % 2 == 1
     }
 
     /// Something of the plan may end connections.
@@ -318,7 +334,7 @@ fn client(rng: &mut Rng, frames: Frames, number: u32) -> ClientPlan {
             _ => Leave::With(rng.pick(&last)),
         },
         padding: if rng.one_in(4) { rng.spread(1, 10_000) as usize } else { 0 },
-        first: number * 1000,
+        first: number * CLIENT_NUMBERS,
     }
 }
 

@@ -6,7 +6,8 @@ use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -65,7 +66,7 @@ const BAD_WORD: &[u8] = b"!panic";
 
 /// What happened, by name.
 #[derive(Clone, Default)]
-pub struct Cover(Rc<RefCell<BTreeMap<(&'static str, String), u64>>>);
+pub struct Cover(Arc<Mutex<BTreeMap<(&'static str, String), u64>>>);
 
 impl Cover {
     pub fn count(&self, kind: &'static str, name: impl ToString) {
@@ -73,15 +74,19 @@ impl Cover {
     }
 
     pub fn add(&self, kind: &'static str, name: impl ToString, count: u64) {
-        *self.0.borrow_mut().entry((kind, name.to_string())).or_default() += count;
+        *self.counts().entry((kind, name.to_string())).or_default() += count;
     }
 
     pub fn of(&self, kind: &'static str, name: &str) -> u64 {
-        self.0.borrow().get(&(kind, name.to_owned())).copied().unwrap_or(0)
+        self.counts().get(&(kind, name.to_owned())).copied().unwrap_or(0)
     }
 
     pub fn take(&self) -> BTreeMap<(&'static str, String), u64> {
-        self.0.take()
+        std::mem::take(&mut self.counts())
+    }
+
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<(&'static str, String), u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,22 +211,31 @@ impl Meshes {
     }
 }
 
+/// What the shards' values of one service of a server share.
+#[derive(Clone)]
+pub struct Common {
+    /// It is the second service of two.
+    pub is_second: bool,
+    pub meshes: Meshes,
+    /// Connections that `open` was called for.
+    pub opened: Arc<AtomicU64>,
+}
+
+impl Common {
+    pub fn new(is_second: bool, plan: &Plan) -> Common {
+        Common { is_second, meshes: Meshes::new(plan.mailbox), opened: Arc::default() }
+    }
+}
+
 pub struct Model {
+    common: Common,
+    plan: Plan,
     shard: Shard,
-    meshes: Meshes,
     /// The last number that was sent to another shard.
     sent: Cell<u64>,
     cover: Cover,
     kept: RefCell<Option<Frame>>,
     sleeps: RefCell<Vec<Pin<Box<Sleep>>>>,
-    keeps_upstreams: bool,
-    open_panics: u64,
-    refuses: u64,
-    open_waits: u64,
-    /// One that waits may do so for ever.
-    open_hangs: bool,
-    mailbox: usize,
-    canary: bool,
 }
 
 #[derive(Default)]
@@ -240,25 +254,17 @@ impl Drop for Session {
 }
 
 impl Model {
-    pub fn new(shard: &Shard, meshes: &Meshes, cover: &Cover, plan: &Plan) -> Model {
-        meshes.register(shard, cover);
+    pub fn new(shard: &Shard, common: &Common, cover: &Cover, plan: &Plan) -> Model {
+        common.meshes.register(shard, cover);
         let (kept, sleeps) = (RefCell::default(), RefCell::default());
-        let (open_panics, refuses, canary) = (plan.open_panics, plan.refuses, plan.canary);
-        let (open_waits, open_hangs) = (plan.open_waits, plan.limits.open_timeout.is_some());
         Model {
+            common: common.clone(),
+            plan: plan.clone(),
             shard: shard.clone(),
-            meshes: meshes.clone(),
             sent: Cell::new(0),
             cover: cover.clone(),
             kept,
             sleeps,
-            keeps_upstreams: plan.keeps_upstreams,
-            open_panics,
-            refuses,
-            open_waits,
-            open_hangs,
-            mailbox: plan.mailbox,
-            canary,
         }
     }
 
@@ -291,7 +297,7 @@ impl Model {
         let mut asked = Vec::new();
         for _ in 0..1 + self.shard.random() % 16 {
             let (to, question) = (self.any_shard(), self.question(Deal::ALL, time));
-            asked.push((to, question, self.meshes.questions.ask(to, question)));
+            asked.push((to, question, self.common.meshes.questions.ask(to, question)));
         }
         for (to, question, asked) in asked {
             if question.deal == Deal::Keep || self.one_in(8) {
@@ -317,12 +323,12 @@ impl Model {
             }
             Err(AskError::Full) => {
                 self.cover.count("ask", "no room");
-                assert!(self.mailbox < 1000, "a large mailbox is full");
+                assert!(self.plan.mailbox < 1000, "a large mailbox is full");
             }
             Err(error) => {
                 self.cover.count("ask", format!("{error:?} after {deal:?}"));
                 if error == AskError::Gone || deal.answers() {
-                    let ended = self.meshes.questions.ask(to, question).await;
+                    let ended = self.common.meshes.questions.ask(to, question).await;
                     assert_eq!(ended, Err(AskError::Gone), "a shard that lives gives no answer");
                 }
             }
@@ -332,7 +338,7 @@ impl Model {
     /// Asks all shards, and takes their answers as they are.
     async fn ask_all(&self, time: Duration) {
         let question = self.question(&[Deal::Answer, Deal::AnswerLater], time);
-        let asked = self.meshes.questions.on_all(|_| question);
+        let asked = self.common.meshes.questions.on_all(|_| question);
         let outcomes = self.shard.timeout(OUTCOME_WITHIN, asked).await.expect("each question has an outcome");
         assert_eq!(outcomes.len(), self.shard.count(), "one outcome for each shard");
         for (to, outcome) in outcomes.into_iter().enumerate() {
@@ -345,7 +351,7 @@ impl Model {
         let mut sendings = Vec::new();
         for _ in 0..1 + self.shard.random() % 16 {
             self.sent.set(self.sent.get() + 1);
-            sendings.push(self.meshes.numbers.send(self.any_shard(), self.sent.get()));
+            sendings.push(self.common.meshes.numbers.send(self.any_shard(), self.sent.get()));
         }
         for sending in sendings {
             let limit = if self.one_in(8) { Duration::ZERO } else { OUTCOME_WITHIN };
@@ -365,17 +371,17 @@ impl Model {
     fn ask_for_push(&self, handle: ConnHandle, text: String) {
         let to = self.any_shard();
         if self.one_in(MESSAGES_ONCE_IN) {
-            (0..MESSAGES).for_each(|_| drop(self.meshes.orders.try_send(to, Order::default())));
+            (0..MESSAGES).for_each(|_| drop(self.common.meshes.orders.try_send(to, Order::default())));
         }
         if self.one_in(BAD_MESSAGE_ONCE_IN) {
-            let _ = self.meshes.orders.try_send(to, Order::Panic);
+            let _ = self.common.meshes.orders.try_send(to, Order::Panic);
         }
-        let _ = self.meshes.orders.try_send(to, Order::Push(handle, text));
+        let _ = self.common.meshes.orders.try_send(to, Order::Push(handle, text));
     }
 
     /// Keeps an upstream, and sees after a long time whether it is still there.
     fn keep_upstream(&self, mut stream: Stream) {
-        let (shard, cover, holds) = (self.shard.clone(), self.cover.clone(), self.keeps_upstreams);
+        let (shard, cover, holds) = (self.shard.clone(), self.cover.clone(), self.plan.keeps_upstreams);
         self.shard.spawn(async move {
             shard.sleep(POOLED).await;
             let kept = exchange(&shard, &mut stream, 4, Duration::ZERO).await;
@@ -528,18 +534,19 @@ impl Service for Model {
     type Error = &'static str;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
-        if self.one_in(self.open_waits) {
+        self.common.opened.fetch_add(1, Ordering::Relaxed);
+        if self.one_in(self.plan.open_waits) {
             let mut waits = Waits { cover: &self.cover, is_done: false };
-            if self.open_hangs && self.one_in(4) {
+            if self.plan.limits.open_timeout.is_some() && self.one_in(4) {
                 pending::<()>().await;
             }
             opening.sleep(Duration::from_micros(self.shard.random() % 2_000_000)).await;
             waits.is_done = true;
         }
-        if self.one_in(self.open_panics) {
+        if self.one_in(self.plan.open_panics) {
             panic!("planted: open panics");
         }
-        if self.one_in(self.refuses) {
+        if self.one_in(self.plan.refuses) {
             self.cover.count("did", "refusal");
             return Err(Refusal::new("planted"));
         }
@@ -548,6 +555,8 @@ impl Service for Model {
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), &'static str> {
         let number = number_of(&frame).to_owned();
+        let is_second = self.plan.is_second(number.parse().expect("a number"));
+        assert!(is_second == self.common.is_second, "request {number} came to the other service");
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
         // A slow one finds several pieces there.
@@ -606,7 +615,7 @@ impl Service for Model {
             }
             Verb::Watch => {
                 let to = (self.shard.random() % self.shard.count() as u64) as usize;
-                let _ = self.meshes.orders.try_send(to, Order::Watch(cx.handle()));
+                let _ = self.common.meshes.orders.try_send(to, Order::Watch(cx.handle()));
             }
             Verb::Mesh => {
                 self.ask_for_push(cx.handle(), format!("+{number}"));
@@ -680,7 +689,7 @@ impl Service for Model {
         }
         self.cover.count("call", format!("{verb:?}"));
         cx.reply(format!("={number}").as_str());
-        if self.canary && self.one_in(CANARY_ONCE_IN) {
+        if self.plan.canary && self.one_in(CANARY_ONCE_IN) {
             cx.reply(format!("={number}").as_str());
         }
         if matches!(verb, Verb::Close | Verb::PanicInClose | Verb::PanicInDrop) {

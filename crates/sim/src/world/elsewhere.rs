@@ -275,7 +275,7 @@ impl Lane for Other<'_> {
         assert_eq!(listener, state.socks[tag].listener, "a socket with another's listener");
         if state.rng.one_in(8) {
             state.cover.fault(Fault::PassedRefused);
-            return core.refuse(socket);
+            return core.refuse(socket, listener);
         }
         let id = core.admit::<()>(socket, peer, listener).expect("there is memory");
         state.cover.fault(Fault::PassedTaken);

@@ -183,13 +183,12 @@ impl Above {
     fn accept(&mut self, core: &mut Core, socket: Socket, tag: usize) {
         let state = self.state.clone();
         let mut state = state.borrow_mut();
-        let unusual = state.plan.unusual;
+        let (unusual, listener) = (state.plan.unusual, state.socks[tag].listener);
         if state.rng.chance(unusual / 8) {
             state.cover.fault(Fault::AdmitRefuses);
             self.freed_turn = self.turn;
-            return core.refuse(socket);
+            return core.refuse(socket, listener);
         }
-        let listener = state.socks[tag].listener;
         let Some(id) = core.admit::<Session>(socket, Some(address_of(tag)), listener) else {
             let deadline = state.drain_deadline.unwrap_or(u64::MAX);
             assert!(state.forced || self.now.as_nanos() >= deadline, "there is memory");

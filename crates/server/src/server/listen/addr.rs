@@ -1,5 +1,6 @@
 //! Where a server is told to listen.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::os::unix::ffi::OsStringExt;
@@ -43,26 +44,43 @@ impl Binds {
         self
     }
 
+    /// Those of another list behind these.
+    pub(crate) fn and(mut self, more: Binds) -> Binds {
+        self.addrs.extend(more.addrs);
+        self.failed = self.failed.or(more.failed);
+        self
+    }
+
     fn fail(&mut self, error: io::Error) {
         self.failed.get_or_insert(error);
     }
 
-    /// All of them, if each can be resolved and none comes twice.
+    /// All of them, if each can be resolved.
     pub(crate) fn all(self) -> io::Result<Vec<Address>> {
-        let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        if let Some(error) = self.failed {
-            return Err(error);
-        }
-        if self.addrs.len() > LISTENERS_MAX {
-            return wrong(format!("there are {} of them; {LISTENERS_MAX} is the most", self.addrs.len()));
-        }
-        for (n, addr) in self.addrs.iter().enumerate() {
-            if self.addrs[..n].contains(addr) && !is_any_port(addr) {
-                return wrong(format!("{addr} is given twice"));
-            }
-        }
-        Ok(self.addrs)
+        self.failed.map_or(Ok(self.addrs), Err)
     }
+}
+
+/// Checks the list of all addresses of a server: none comes twice. Each has the service that it leads to, if there are several.
+pub(crate) fn check<'a>(addrs: impl Iterator<Item = (&'a Address, Option<&'a str>)>) -> io::Result<()> {
+    let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    let mut claimed = HashMap::new();
+    for (count, (addr, service)) in addrs.enumerate() {
+        if count == LISTENERS_MAX {
+            return wrong(format!("there are more of them than {LISTENERS_MAX}, which is the most"));
+        }
+        if is_any_port(addr) {
+            continue;
+        }
+        match (claimed.insert(addr, service), service) {
+            (None, _) => {}
+            (Some(Some(first)), Some(second)) if first != second => {
+                return wrong(format!("{addr} is given twice: to the service {first} and to {second}"));
+            }
+            _ => return wrong(format!("{addr} is given twice")),
+        }
+    }
+    Ok(())
 }
 
 fn is_any_port(addr: &Address) -> bool {
@@ -75,11 +93,19 @@ mod tests {
 
     #[test]
     fn an_address_given_twice_is_named_and_free_ports_are_not() {
-        let twice = Binds::default().ip("127.0.0.1:7").unix("a").ip("127.0.0.1:7").all().unwrap_err();
-        assert!(twice.to_string().ends_with("127.0.0.1:7 is given twice"), "{twice}");
-        let twice = Binds::default().unix("a").unix("a").all().unwrap_err();
-        assert!(twice.to_string().ends_with("unix:a is given twice"), "{twice}");
-        assert_eq!(Binds::default().ip("127.0.0.1:0").ip("127.0.0.1:0").all().unwrap().len(), 2);
+        let check = |binds: Binds, services: [Option<&'static str>; 3]| {
+            let addrs = binds.all().unwrap();
+            super::check(addrs.iter().zip(services)).map_err(|error| error.to_string())
+        };
+        let twice = check(Binds::default().ip("127.0.0.1:7").unix("a").ip("127.0.0.1:7"), [None; 3]);
+        assert_eq!(twice.unwrap_err(), "127.0.0.1:7 is given twice");
+        let twice = check(Binds::default().unix("a").unix("a"), [None; 3]);
+        assert_eq!(twice.unwrap_err(), "unix:a is given twice");
+        let twice = || Binds::default().ip("127.0.0.1:7").and(Binds::default().unix("b").ip("127.0.0.1:7"));
+        let claimed = check(twice(), [Some("web"), Some("admin"), Some("admin")]);
+        assert_eq!(claimed.unwrap_err(), "127.0.0.1:7 is given twice: to the service web and to admin");
+        assert_eq!(check(twice(), [Some("web"); 3]).unwrap_err(), "127.0.0.1:7 is given twice");
+        assert_eq!(check(Binds::default().ip("127.0.0.1:0").ip("127.0.0.1:0"), [None; 3]), Ok(()));
         let none = Binds::default().ip(&[][..]).all().unwrap_err();
         assert!(none.to_string().ends_with("it resolves to no address"), "{none}");
     }

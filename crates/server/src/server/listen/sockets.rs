@@ -39,48 +39,60 @@ impl Listening {
 pub(crate) struct Listen<'a> {
     pub(crate) shards: usize,
     pub(crate) share_port: bool,
-    pub(crate) options: &'a SocketOptions,
     /// The CPU of each shard, or none.
     pub(crate) cpus: &'a [usize],
 }
 
+/// One of the places at which a server listens.
+pub(crate) struct Place<'a> {
+    pub(crate) addr: &'a Address,
+    pub(crate) options: &'a SocketOptions,
+    /// The service that is reached there, if there are several.
+    pub(crate) service: Option<String>,
+}
+
 impl Listen<'_> {
-    /// For each shard its listeners, in the order of the addresses.
-    pub(crate) fn at(&self, addrs: &[Address]) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
+    /// For each shard its listeners, in the order of the places.
+    ///
+    /// # Errors
+    /// Nothing listens then.
+    pub(crate) fn at(&self, places: &[Place<'_>]) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
+        let addrs: Vec<&Address> = places.iter().map(|place| place.addr).collect();
         // All are looked at before the first one listens: 127.0.0.1:7000 and 0.0.0.0:7000 do not stand in each other's way.
         if !self.share_port {
-            for addr in addrs.iter().filter_map(Address::as_ip).filter(|addr| addr.port() != 0) {
-                ip::refuse_second_instance(addr, is_v6_only(addr, addrs))?;
+            for place in places {
+                if let Some(addr) = place.addr.as_ip().filter(|addr| addr.port() != 0) {
+                    ip::refuse_second_instance(addr, is_v6_only(addr, &addrs))
+                        .map_err(|error| error.of_service(place.service.as_ref()))?;
+                }
             }
         }
         let mut by_shard: Vec<Vec<OwnedFd>> = (0..self.shards).map(|_| Vec::new()).collect();
         let (mut local_addrs, mut files) = (Vec::new(), Vec::new());
         let mut warnings = Warnings::default();
-        self.options.warn_beforehand(!self.cpus.is_empty(), &mut warnings);
+        places.iter().for_each(|place| place.options.warn_beforehand(!self.cpus.is_empty(), &mut warnings));
         if self.share_port && addrs.iter().any(|addr| addr.as_ip().is_some()) {
             warnings.shared_port();
         }
-        for addr in addrs {
-            match addr {
+        for place in places {
+            let local = match place.addr {
                 Address::Ip(ip) => {
-                    let v6_only = is_v6_only(*ip, addrs);
-                    local_addrs.push(self.ip(*ip, v6_only, &mut by_shard, &mut warnings)?.into());
+                    let v6_only = is_v6_only(*ip, &addrs);
+                    self.ip(*ip, place.options, v6_only, &mut by_shard, &mut warnings).map(Address::Ip)
                 }
-                Address::Unix(name) => {
-                    let (socket, file) = unix::listen(name, self.options, &mut warnings)?;
+                Address::Unix(name) => unix::listen(name, place.options, &mut warnings).and_then(|made| {
+                    let (socket, file) = made;
+                    files.extend(file);
                     for shard in &mut by_shard {
-                        let error = |error| Error::Listen { addr: addr.clone(), error };
+                        let error = |error| Error::Listen { addr: place.addr.clone(), error };
                         // One queue for all: there is no SO_REUSEPORT here.
                         shard.push(socket.try_clone().map_err(error)?.into());
                     }
-                    files.extend(file);
-                    local_addrs.push(addr.clone());
-                }
-                other => {
-                    let error = io::ErrorKind::Unsupported.into();
-                    return Err(Error::Listen { addr: other.clone(), error });
-                }
-            }
+                    Ok(place.addr.clone())
+                }),
+                other => Err(Error::Listen { addr: other.clone(), error: io::ErrorKind::Unsupported.into() }),
+            };
+            local_addrs.push(local.map_err(|error| error.of_service(place.service.as_ref()))?);
         }
         Ok((by_shard, Listening::new(local_addrs, warnings.all(), files)))
     }
@@ -89,6 +101,7 @@ impl Listen<'_> {
     fn ip(
         &self,
         addr: SocketAddr,
+        options: &SocketOptions,
         v6_only: bool,
         by_shard: &mut [Vec<OwnedFd>],
         warnings: &mut Warnings,
@@ -99,8 +112,8 @@ impl Listen<'_> {
             let failed = |error| Error::Listen { addr: local.into(), error };
             let socket = ip::bind(local, v6_only).map_err(failed)?;
             let cpu = self.cpus.get(n).copied();
-            self.options.set_on_tcp(&socket, cpu, warnings).map_err(Error::SocketOption)?;
-            socket.listen(self.options.listen_backlog()).map_err(failed)?;
+            options.set_on_tcp(&socket, cpu, warnings).map_err(Error::SocketOption)?;
+            socket.listen(options.listen_backlog()).map_err(failed)?;
             local = ip::local_addr(&socket).map_err(failed)?;
             shard.push(socket.into());
         }
@@ -109,10 +122,10 @@ impl Listen<'_> {
 }
 
 /// `[::]` takes IPv4 as well, unless the same server has a listener of its own for it.
-fn is_v6_only(addr: SocketAddr, all: &[Address]) -> bool {
+fn is_v6_only(addr: SocketAddr, all: &[&Address]) -> bool {
     let is_own_v4 = |other: &SocketAddr| other.is_ipv4() && other.port() == addr.port() && addr.port() != 0;
     matches!(addr.ip(), IpAddr::V6(ip) if ip.is_unspecified())
-        && all.iter().filter_map(Address::as_ip).any(|other| is_own_v4(&other))
+        && all.iter().filter_map(|addr| addr.as_ip()).any(|other| is_own_v4(&other))
 }
 
 #[cfg(test)]
@@ -125,7 +138,9 @@ mod tests {
         shards: usize,
         share_port: bool,
     ) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
-        Listen { shards, share_port, options: &SocketOptions::default(), cpus: &[] }.at(addrs)
+        let options = SocketOptions::default();
+        let place = |addr| Place { addr, options: &options, service: None };
+        Listen { shards, share_port, cpus: &[] }.at(&addrs.iter().map(place).collect::<Vec<_>>())
     }
 
     fn any_port() -> Vec<Address> {
@@ -168,9 +183,13 @@ mod tests {
             (&["[::1]:7000"], false),
             (&[], false),
         ] {
-            assert_eq!(is_v6_only(wildcard, &addrs(others)), v6_only, "{others:?}");
+            assert_eq!(
+                is_v6_only(wildcard, &addrs(others).iter().collect::<Vec<_>>()),
+                v6_only,
+                "{others:?}"
+            );
         }
-        assert!(!is_v6_only("[::1]:7000".parse().unwrap(), &addrs(&["0.0.0.0:7000"])));
-        assert!(!is_v6_only("[::]:0".parse().unwrap(), &addrs(&["0.0.0.0:0"])));
+        assert!(!is_v6_only("[::1]:7000".parse().unwrap(), &[&addrs(&["0.0.0.0:7000"])[0]]));
+        assert!(!is_v6_only("[::]:0".parse().unwrap(), &[&addrs(&["0.0.0.0:0"])[0]]));
     }
 }

@@ -1,0 +1,242 @@
+//! A server that was told everything, on its way to its start: how it is set, its services, and how they are made.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::iter;
+use std::sync::Arc;
+use std::thread;
+
+use ringserve_core::{Address, Limits, ServerLimits};
+
+use super::control::ServerControl;
+use super::driver::{Chosen, Driver, Wanted};
+use super::error::Error;
+use super::launch::{announce, cpus_to_pin, descriptors};
+use super::listen::addr;
+use super::listen::sockets::{Listen, Listening, Place};
+use super::memory;
+use super::plan::{LanePlan, Plan};
+use super::running::ServerHandle;
+use super::runtime::Runtime;
+use super::serves::Serves;
+use super::signals::StopSignals;
+use super::socket_options::options::SocketOptions;
+use super::starting::Starting;
+use super::until::serve_until;
+use crate::guard::guard;
+use crate::log;
+use crate::shard::blocking::threads::Threads;
+use crate::shard::clock::Clock;
+use crate::shard::many::SERVICES_MAX;
+use crate::shard::random::Random;
+use crate::shard::state::{Admit, Asks};
+use crate::stats::{ServerStats, ServiceNames};
+
+/// Shards at most: beyond, something is wrong with the number.
+const SHARDS_MAX: usize = 1024;
+
+/// How a server is set, beside its services.
+#[derive(Default)]
+pub(crate) struct Settings {
+    /// Of each service that says nothing itself; `None` if the program does not.
+    pub(super) limits: Option<Limits>,
+    pub(super) sockets: SocketOptions,
+    pub(super) admit: Option<Admit>,
+    /// `None` if the program does not say.
+    pub(super) server_limits: Option<ServerLimits>,
+    pub(super) shards: Option<usize>,
+    pub(super) pin: Option<bool>,
+    pub(super) share_port: bool,
+    pub(super) driver: Driver,
+    pub(super) incremental: bool,
+    pub(super) runtime: Runtime,
+    pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
+}
+
+/// What the program said of one service.
+pub(crate) struct ServicePlan {
+    /// As the program calls it, if it does.
+    pub(super) name: Option<String>,
+    pub(super) addrs: Vec<Address>,
+    pub(super) limits: Limits,
+    /// `limits` are the program's own.
+    pub(super) limits_given: bool,
+    pub(super) sockets: SocketOptions,
+}
+
+impl ServicePlan {
+    /// What errors call it before it has its real ports.
+    pub(super) fn label(&self) -> String {
+        let addr = || self.addrs.first().map_or_else(|| "without an endpoint".to_owned(), Address::to_string);
+        self.name.clone().unwrap_or_else(addr)
+    }
+}
+
+/// All of it.
+pub(crate) struct Prepared<S> {
+    pub(crate) settings: Settings,
+    pub(crate) services: Vec<ServicePlan>,
+    pub(crate) serves: S,
+}
+
+/// What follows from it once it was checked.
+pub(super) struct Checked {
+    pub(super) server_limits: ServerLimits,
+    pub(super) shards: usize,
+}
+
+impl<S> Prepared<S> {
+    /// Checks what the program set. There are `by_default` shards if it does not say.
+    pub(super) fn check(&mut self, by_default: impl FnOnce() -> usize) -> Result<Checked, Error> {
+        self.check_services()?;
+        let mut server_limits = self.settings.server_limits.clone().unwrap_or_default();
+        server_limits.check().map_err(Error::Limits)?;
+        let is_one_of_several = self.services.len() > 1;
+        for service in &mut self.services {
+            let label = is_one_of_several.then(|| service.label());
+            let wrong = |error| Error::Limits(error).of_service(label.as_ref());
+            service.limits.check().map_err(wrong)?;
+            if self.settings.server_limits.is_none() {
+                server_limits = server_limits.with_room_for(&service.limits);
+            } else if service.limits_given {
+                server_limits.check_service(&service.limits).map_err(wrong)?;
+            } else {
+                service.limits = service.limits.clone().fitted(&server_limits);
+            }
+            service.sockets.check().map_err(|error| Error::SocketOption(error).of_service(label.as_ref()))?;
+        }
+        let shards = self.settings.shards.unwrap_or_else(by_default);
+        if !(1..=SHARDS_MAX).contains(&shards) {
+            return Err(Error::Shards(shards));
+        }
+        Ok(Checked { server_limits, shards })
+    }
+
+    fn check_services(&self) -> Result<(), Error> {
+        let wrong = |text: String| Err(Error::Services(text));
+        if self.services.is_empty() {
+            return wrong("there is none: tell the server of one by Server::service".to_owned());
+        }
+        if self.services.len() > SERVICES_MAX {
+            return wrong(format!("there are {}; {SERVICES_MAX} is the most", self.services.len()));
+        }
+        let mut names = HashSet::new();
+        for service in &self.services {
+            if service.addrs.is_empty() {
+                return wrong(format!("the service {} has no endpoint", service.label()));
+            }
+            if let Some(name) = &service.name
+                && !names.insert(name)
+            {
+                return wrong(format!("two have the name {name}"));
+            }
+        }
+        let labels: Vec<String> = self.services.iter().map(ServicePlan::label).collect();
+        let label = |n: usize| (labels.len() > 1).then(|| &*labels[n]);
+        let of_service = |(n, service): (usize, &'_ ServicePlan)| iter::repeat_n(n, service.addrs.len());
+        let leads_to = self.services.iter().enumerate().flat_map(of_service).map(label);
+        addr::check(self.addrs().zip(leads_to)).map_err(Error::Address)
+    }
+
+    /// Where all services are reached, in the order of the listeners.
+    pub(super) fn addrs(&self) -> impl Iterator<Item = &Address> {
+        self.services.iter().flat_map(|service| &service.addrs)
+    }
+
+    /// Connections that the server makes have options and limits of its first service.
+    pub(super) fn wanted<'a>(&'a self, checked: &'a Checked, descriptors: u64) -> Wanted<'a> {
+        Wanted {
+            driver: self.settings.driver,
+            incremental: self.settings.incremental,
+            shards: checked.shards,
+            descriptors,
+            limits: &checked.server_limits,
+            sockets: &self.services[0].sockets,
+            peer_addresses: self.services.iter().any(|service| service.sockets.peer_address),
+        }
+    }
+
+    /// What the shards are made from.
+    pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
+        let mut addrs = listening.addrs.iter();
+        let names = ServiceNames::new(self.services.iter().map(|service| {
+            let count = service.addrs.len();
+            let mut its = addrs.by_ref().take(count);
+            let first = its.next().map(Address::to_string).unwrap_or_default();
+            its.for_each(drop);
+            (Arc::from(service.name.clone().unwrap_or(first)), count as u16)
+        }));
+        // All connections are asked alike.
+        let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
+        let blocking = Arc::new(Threads::new(&checked.server_limits));
+        let lane =
+            |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.addrs.len() as u16 };
+        Plan {
+            serves: self.serves,
+            server_limits: checked.server_limits,
+            lanes: self.services.into_iter().map(lane).collect(),
+            names,
+            chosen,
+            runtime: self.settings.runtime,
+            shards: checked.shards,
+            listeners: listening.addrs.clone().into(),
+            clock: Clock::start(),
+            seed: Random::system_seed(),
+            asks,
+            blocking,
+        }
+    }
+}
+
+impl<S: Serves + Send + 'static> Prepared<S> {
+    /// Serves until a signal says to stop.
+    pub(super) fn serve(self) -> Result<(), Error> {
+        let starting = Starting::new();
+        let signals = StopSignals::take(starting.interrupter())?;
+        let running = match self.start(starting) {
+            Err(Error::Interrupted) => return Ok(()),
+            started => started?,
+        };
+        signals.stop(&running);
+        let ended = running.wait();
+        drop(signals);
+        let report = ended?;
+        let _ = guard(|| log::stopped(&report));
+        Ok(())
+    }
+
+    /// Serves until a future is done.
+    pub(super) fn serve_until(self, future: impl Future) -> Result<ServerStats, Error> {
+        serve_until(self.start(Starting::new())?, future)
+    }
+
+    /// Starts all shards, on threads of their own.
+    pub(super) fn start(mut self, starting: Starting) -> Result<ServerHandle, Error> {
+        let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
+        self.settings.runtime.check()?;
+        let given = self.settings.server_limits.is_some();
+        let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
+        memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
+        let descriptors = descriptors(checked.shards, self.addrs().count())?;
+        let chosen = self.wanted(&checked, descriptors).choose()?;
+        let cpus = cpus_to_pin(self.settings.pin, checked.shards);
+        let listen = Listen { shards: checked.shards, share_port: self.settings.share_port, cpus: &cpus };
+        let (sockets, listening) = listen.at(&self.places())?;
+        let on_start = self.settings.on_start.take();
+        let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
+        announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
+        let plan = self.plan(checked, chosen, &listening);
+        let (control, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
+        if let Some(on_start) = on_start {
+            on_start(control.clone());
+        }
+        Ok(ServerHandle::new(listening, control, threads))
+    }
+
+    fn places(&self) -> Vec<Place<'_>> {
+        let several = self.services.len() > 1;
+        let all = self.services.iter().flat_map(|of| of.addrs.iter().map(move |addr| (of, addr)));
+        all.map(|(of, addr)| Place { addr, options: &of.sockets, service: several.then(|| of.label()) })
+            .collect()
+    }
+}
