@@ -52,6 +52,17 @@ impl<'a, S> Closed<'a, S> {
         Closed { session, outlet: self.outlet, reason, account: self.account }
     }
 
+    /// The same end with a part of the session, for a service inside whose session that part is, as
+    /// [`Cx::project`](crate::Cx::project) is of a connection.
+    pub fn project<T>(&self, part: impl FnOnce(&'a S) -> &'a T) -> Closed<'a, T> {
+        Closed {
+            session: part(self.session),
+            outlet: self.outlet,
+            reason: self.reason,
+            account: self.account,
+        }
+    }
+
     /// The connection's state.
     pub fn session(&self) -> &'a S {
         self.session

@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringserve_core::{ConnId, ConnLimits, ConnShared, LimitError, Payload};
+use ringserve_core::{ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -26,18 +26,19 @@ use crate::shard::timers::{Sleep, Timeout};
 /// and frames are never cut. So a call that must finish what it began beside its connection, as writing a file, gives
 /// that to [`spawn`](Cx::spawn) and waits for the result.
 pub struct Cx<'a, S> {
-    shared: &'a ConnShared<S>,
+    head: &'a ConnHead,
+    session: &'a S,
     shard: &'a Shard,
 }
 
 impl<'a, S: 'static> Cx<'a, S> {
     pub(crate) fn new(shared: &'a ConnShared<S>, shard: &'a Shard) -> Cx<'a, S> {
-        Cx { shared, shard }
+        Cx { head: shared.head(), session: shared.body(), shard }
     }
 
     #[cfg(feature = "codec")]
-    pub(crate) fn shared(&self) -> &'a ConnShared<S> {
-        self.shared
+    pub(crate) fn head(&self) -> &'a ConnHead {
+        self.head
     }
 
     /// Queues one frame, encoded by the server's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent,
@@ -45,31 +46,31 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     #[inline]
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
-        self.shared.reply(payload.into());
+        self.head.reply(payload.into());
     }
 
     /// Queues bytes as they are.
     #[inline]
     pub fn write(&self, bytes: &[u8]) {
-        self.shared.write(bytes);
+        self.head.write(bytes);
     }
 
     /// Closes the connection after what is queued has left. No further frame is handed over; this call, if it
     /// waits after that, is dropped once the replies are gone.
     pub fn close(&self) {
-        self.shared.close();
+        self.head.close();
     }
 
     /// Resets the connection. What is queued is dropped.
     pub fn abort(&self) {
-        self.shared.abort();
+        self.head.abort();
     }
 
     /// Waits until the outbox is below its high mark; at once if it is. A handler that writes without end
     /// awaits this between pieces, so that a slow peer slows it down.
     pub async fn ready(&self) {
         poll_fn(|task| {
-            let outlet = &**self.shared;
+            let outlet = &**self.head;
             if !outlet.is_full() || outlet.is_gone() {
                 return Poll::Ready(());
             }
@@ -82,27 +83,35 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// The connection's state.
     #[inline]
     pub fn session(&self) -> &'a S {
-        self.shared.body()
+        self.session
+    }
+
+    /// The same connection with a part of its session, for a service inside whose session that part is. Everything but
+    /// [`session`](Cx::session) is as it was. It copies three pointers, and a call that waits may keep it.
+    /// [`middleware`](crate::middleware#with-a-session) has an example.
+    #[inline]
+    pub fn project<T: 'static>(&self, part: impl FnOnce(&'a S) -> &'a T) -> Cx<'a, T> {
+        Cx { head: self.head, session: part(self.session), shard: self.shard }
     }
 
     /// Who is on the other end.
     pub fn peer(&self) -> Peer {
-        Peer::of(self.shared)
+        Peer::of(self.head)
     }
 
     /// The connection's name on its shard.
     pub fn id(&self) -> ConnId {
-        self.shared.id()
+        self.head.id()
     }
 
     /// True once the server shuts down: a good moment for a goodbye.
     pub fn is_draining(&self) -> bool {
-        self.shared.lane().shard().is_draining()
+        self.head.lane().shard().is_draining()
     }
 
     /// Bytes of replies that the kernel has not taken yet.
     pub fn outbox_bytes(&self) -> usize {
-        self.shared.outbox_bytes()
+        self.head.outbox_bytes()
     }
 
     /// Keeps the connection open after the peer has sent its last byte, until [`close`](Cx::close); the service hears of
@@ -110,7 +119,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// half and goes on reading for longer than its last call takes. A drain waits for such a connection, up to
     /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn hold_open(&self) {
-        self.shared.hold_open();
+        self.head.hold_open();
     }
 
     /// Bounds this connection by other limits than those of its service, until others are set: the keep-alive that a client
@@ -121,7 +130,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// # Errors
     /// A value out of its range, or one that contradicts another limit: nothing is changed then.
     pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
-        self.shared.set_limits(limits)
+        self.head.set_limits(limits)
     }
 
     /// The shard this connection lives on.
@@ -160,7 +169,7 @@ impl<'a, S: 'static> Cx<'a, S> {
         &self,
         future: impl Future<Output = T> + 'static,
     ) -> Result<JoinHandle<T>, SpawnError> {
-        self.shard.spawn_on(self.shared.head(), future)
+        self.shard.spawn_on(self.head, future)
     }
 
     /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames of this connection wait
@@ -182,17 +191,17 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// A handle that can be kept and sent to other threads, to push to this connection from anywhere. The first call
     /// for a connection allocates.
     pub fn handle(&self) -> ConnHandle {
-        ConnHandle::new(self.shared, self.shard)
+        ConnHandle::new(self.head, self.shard)
     }
 
     /// A handle for use on this shard alone. It costs nothing to make, and a push is a copy into the outbox.
     pub fn local_handle(&self) -> LocalHandle {
-        LocalHandle::new(self.shared.head(), self.shard)
+        LocalHandle::new(self.head, self.shard)
     }
 }
 
 impl<S> fmt::Debug for Cx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Cx").field(self.shared).finish()
+        f.debug_tuple("Cx").field(self.head).finish()
     }
 }

@@ -1,5 +1,5 @@
-//! Services around a service: a timeout, a bound on calls in flight, counts; and the same kind of stack made of tower's
-//! layers.
+//! Services around a service: a timeout, a bound on calls in flight, counts, and a layer of this program that counts the lines of
+//! each connection; and the same kind of stack made of tower's layers.
 //!
 //!     cargo run --release -p example-middleware
 //!     nc 127.0.0.1 7000          # 100: done after 100 ms; 60000: too long; fail: fails; counts: what was counted
@@ -7,16 +7,17 @@
 //!     cargo run --release -p example-middleware -- --tower --at-once 1
 //!     nc 127.0.0.1 7000          # twice: while 5000 is under way in one, the other is told "busy"
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
-use ringserve::framing::Lines;
+use ringserve::framing::{FrameError, Lines};
 use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, TimeLimit};
 use ringserve::tower::{Request, Tower};
-use ringserve::{Cx, Driver, Frame, Server, Service, Shard};
+use ringserve::{Closed, Cx, Driver, Failure, Frame, Opening, Refusal, Server, Service, Session, Shard};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -36,6 +37,9 @@ struct Args {
     /// Calls in flight on a shard; further ones wait, or with --tower are told that it is busy.
     #[arg(long, default_value_t = 100, value_name = "N")]
     at_once: usize,
+    /// Lines of a connection that are answered; the next one closes it. Not with --tower.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    lines: u32,
     /// Milliseconds a call may take.
     #[arg(long, default_value_t = 10_000, value_name = "MS")]
     timeout: u64,
@@ -86,6 +90,65 @@ impl Service for Work {
     }
 }
 
+/// Answers `calls_max` calls of each connection, refuses the next one, and closes.
+struct Allowance<S> {
+    service: S,
+    calls_max: u32,
+}
+
+/// What a connection used of its allowance, and the session of the service inside.
+struct Used<T> {
+    calls: Cell<u32>,
+    inner: T,
+}
+
+impl<T: Session> Session for Used<T> {}
+
+impl<S: Service> Service for Allowance<S> {
+    type Session = Used<S::Session>;
+    type Error = S::Error;
+    const ACCOUNTS: bool = S::ACCOUNTS;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<Self::Session, Refusal> {
+        Ok(Used { calls: Cell::new(0), inner: self.service.open(opening).await? })
+    }
+
+    async fn call(&self, cx: &Cx<'_, Self::Session>, frame: Frame) -> Result<(), S::Error> {
+        let used = cx.session();
+        if used.calls.get() == self.calls_max {
+            cx.reply("enough");
+            cx.close();
+            return Ok(());
+        }
+        used.calls.set(used.calls.get() + 1);
+        self.service.call(&cx.project(|used| &used.inner), frame).await
+    }
+
+    fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, S::Error>) {
+        self.service.failed(&cx.project(|used| &used.inner), failure);
+    }
+
+    fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
+        self.service.malformed(&cx.project(|used| &used.inner), error);
+    }
+
+    fn draining(&self, cx: &Cx<'_, Self::Session>) {
+        self.service.draining(&cx.project(|used| &used.inner));
+    }
+
+    fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
+        self.service.heartbeat(&cx.project(|used| &used.inner));
+    }
+
+    fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
+        self.service.input_ended(&cx.project(|used| &used.inner));
+    }
+
+    fn close(&self, closed: &Closed<'_, Self::Session>) {
+        self.service.close(&closed.project(|used| &used.inner));
+    }
+}
+
 /// Of all shards, and from any thread.
 fn counts(calls: &Calls) -> String {
     let counts = calls.counts();
@@ -132,10 +195,11 @@ fn main() -> Result<(), ringserve::Error> {
     if args.tower {
         server.serve(move |shard| Observe::new(of_tower(shard, at_once), calls.on_shard()))?;
     } else {
-        let time = Duration::from_millis(args.timeout);
+        let (time, calls_max) = (Duration::from_millis(args.timeout), args.lines);
         server.serve(move |_shard| {
             let limited = ConcurrencyLimit::new(Work { calls: calls.clone() }, at_once);
-            Observe::new(TimeLimit::new(limited, time), calls.on_shard())
+            let allowance = Allowance { service: limited, calls_max };
+            Observe::new(TimeLimit::new(allowance, time), calls.on_shard())
         })?;
     }
     println!("{}", counts(&seen));
@@ -176,6 +240,30 @@ mod tests {
             sim.run_until_done();
             let counts = calls.counts();
             assert_eq!((counts.begun, counts.done, counts.in_flight()), (9, 6, 0), "{counts:?}");
+        });
+    }
+
+    #[test]
+    fn connection_that_used_its_allowance_is_refused() {
+        Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+            let server = Server::bind("10.0.0.1:7000").framing(Lines::default());
+            let calls = Calls::default();
+            let addr = sim.serve(server, move |_shard| Allowance {
+                service: Work { calls: calls.clone() },
+                calls_max: 2,
+            });
+            for n in 0..3 {
+                sim.client(format!("c{n}"), async move |net| {
+                    let mut me = net.connect(addr).await?;
+                    me.send("a\nb\nc\nd\n").await?;
+                    for answer in ["a: done", "b: done", "enough"] {
+                        assert_eq!(me.line().await?.as_deref(), Some(answer));
+                    }
+                    assert_eq!(me.line().await?, None);
+                    Ok(())
+                });
+            }
+            sim.run_until_done();
         });
     }
 

@@ -288,7 +288,7 @@ impl<S: CodecService> Service for WithCodec<S> {
                     return Err(WithCodecError::Codec(error));
                 }
             }
-            if cx.shared().is_ending() {
+            if cx.head().is_ending() {
                 // What was received with the item at hand is not for the service any more.
                 state.bytes.borrow_mut().clear();
                 return Ok(());

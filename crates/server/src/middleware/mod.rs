@@ -1,6 +1,6 @@
 //! Services that wrap services.
 //!
-//! Each is a plain struct that wraps a [`Service`](crate::Service) and is one, with the same session, so they stack:
+//! Each is a plain struct that wraps a [`Service`](crate::Service) and is one, so they stack:
 //!
 //! ```
 //! use std::time::Duration;
@@ -37,6 +37,95 @@
 //!
 //! To write one, wrap a service and delegate every method of the trait: one that is not delegated does what its default
 //! does, and the inner service never hears of it.
+//!
+//! # With a session
+//!
+//! A layer that keeps something for each connection has a session around that of the service inside. Its `open` makes both, and
+//! all other methods hand on a [`Cx`](crate::Cx::project) or a [`Closed`](crate::Closed::project) of the inner session:
+//!
+//! ```
+//! use std::cell::Cell;
+//!
+//! use ringserve::{Closed, Cx, Failure, Frame, Opening, Refusal, Service, Session, framing::FrameError};
+//!
+//! /// Answers `calls_max` calls of each connection, refuses the next one, and closes.
+//! struct Allowance<S> {
+//!     service: S,
+//!     calls_max: u32,
+//! }
+//!
+//! /// What a connection used of its allowance, and the session of the service inside.
+//! struct Used<T> {
+//!     calls: Cell<u32>,
+//!     inner: T,
+//! }
+//!
+//! impl<T: Session> Session for Used<T> {}
+//!
+//! impl<S: Service> Service for Allowance<S> {
+//!     type Session = Used<S::Session>;
+//!     type Error = S::Error;
+//!     const ACCOUNTS: bool = S::ACCOUNTS;
+//!
+//!     async fn open(&self, opening: &Opening<'_>) -> Result<Self::Session, Refusal> {
+//!         Ok(Used { calls: Cell::new(0), inner: self.service.open(opening).await? })
+//!     }
+//!
+//!     async fn call(&self, cx: &Cx<'_, Self::Session>, frame: Frame) -> Result<(), S::Error> {
+//!         let used = cx.session();
+//!         if used.calls.get() == self.calls_max {
+//!             cx.reply("enough");
+//!             cx.close();
+//!             return Ok(());
+//!         }
+//!         used.calls.set(used.calls.get() + 1);
+//!         self.service.call(&cx.project(|used| &used.inner), frame).await
+//!     }
+//!
+//!     fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, S::Error>) {
+//!         self.service.failed(&cx.project(|used| &used.inner), failure);
+//!     }
+//!
+//!     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
+//!         self.service.malformed(&cx.project(|used| &used.inner), error);
+//!     }
+//!
+//!     fn draining(&self, cx: &Cx<'_, Self::Session>) {
+//!         self.service.draining(&cx.project(|used| &used.inner));
+//!     }
+//!
+//!     fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
+//!         self.service.heartbeat(&cx.project(|used| &used.inner));
+//!     }
+//!
+//!     fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
+//!         self.service.input_ended(&cx.project(|used| &used.inner));
+//!     }
+//!
+//!     fn close(&self, closed: &Closed<'_, Self::Session>) {
+//!         self.service.close(&closed.project(|used| &used.inner));
+//!     }
+//! }
+//! # use ringserve::testing::TestConn;
+//! # struct Counts;
+//! # impl Service for Counts {
+//! #     type Session = Cell<u32>;
+//! #     type Error = std::convert::Infallible;
+//! #     async fn call(&self, cx: &Cx<'_, Cell<u32>>, _: Frame) -> Result<(), Self::Error> {
+//! #         cx.session().set(cx.session().get() + 10);
+//! #         cx.reply(&cx.session().get().to_string());
+//! #         Ok(())
+//! #     }
+//! # }
+//! # let mut conn = TestConn::open(|_shard| Allowance { service: Counts, calls_max: 2 });
+//! # assert_eq!(conn.call("a").replies, [b"10"]);
+//! # assert_eq!(conn.call("b").replies, [b"20"]);
+//! # assert_eq!(conn.call("c").replies, [b"enough"]);
+//! # assert!(conn.is_closed());
+//! ```
+//!
+//! Both sessions lie in the connection's one block, so the layer costs each connection the bytes of its own part and no
+//! allocation. A call that waits keeps the projected `Cx`, three pointers, for each layer.
 //!
 //! # Around streams
 //!

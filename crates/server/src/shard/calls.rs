@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
+use std::mem;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -304,8 +305,11 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
         shared: &ConnShared<S::Session>,
         frame: Frame,
     ) -> Option<Result<(), S::Error>> {
-        self.job.frame.set(frame);
-        self.job.shared.set(Some(shared.clone()));
+        // The future of a free slot took both, so nothing is lost. `set` would look for what it has to drop, at each frame.
+        mem::forget(self.job.frame.replace(frame));
+        let none = self.job.shared.replace(Some(shared.clone()));
+        debug_assert!(none.is_none(), "the slot is free");
+        mem::forget(none);
         self.poll()
     }
 
