@@ -1,6 +1,6 @@
 //! `ringserve::testing`: what it runs, what it finds, and what it says.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -653,7 +653,7 @@ fn peers_that_are_let_in_late_hear_of_their_own_connection() {
 }
 
 /// Echoes, says a word more to frames that ask for it, and keeps the accounts of connections that ended.
-struct Billing(Rc<RefCell<Vec<Account>>>);
+struct Billing(Arc<Mutex<Vec<Account>>>);
 
 impl Service for Billing {
     type Session = ();
@@ -671,18 +671,25 @@ impl Service for Billing {
     }
 
     fn close(&self, closed: &Closed<'_, ()>) {
-        self.0.borrow_mut().push(closed.account().expect("it is counted"));
+        self.0.lock().unwrap().push(closed.account().expect("it is counted"));
     }
 }
 
 #[test]
 fn account_has_every_byte_and_frame_of_its_connection() {
-    let accounts = Rc::new(RefCell::new(Vec::new()));
-    let kept = accounts.clone();
+    let kept = Arc::new(Mutex::new(Vec::new()));
     Sim::seeds(200).faults(Faults::harmless()).run(move |sim| {
-        kept.borrow_mut().clear();
+        kept.lock().unwrap().clear();
         let of_shards = kept.clone();
-        let addr = sim.serve(lines(), move |_shard| Billing(of_shards.clone()));
+        // Alone, or beside a service without accounts.
+        let addr = match sim.seed() % 2 {
+            0 => sim.serve(lines(), move |_shard| Billing(of_shards.clone())),
+            _ => {
+                let billing = tcp("10.0.0.1:7000").framing(Lines::default());
+                let server = Server::new().service(tcp("10.0.0.1:8000"), |_shard| Named("other"));
+                sim.serve_several(server.service(billing, move |_shard| Billing(of_shards.clone())))[1]
+            }
+        };
         for n in 0..4_usize {
             sim.client(format!("c{n}"), async move |net| {
                 let mut me = net.connect(addr).await?;
@@ -700,7 +707,7 @@ fn account_has_every_byte_and_frame_of_its_connection() {
             });
         }
         sim.run_until_done();
-        let mut accounts = kept.take();
+        let mut accounts = std::mem::take(&mut *kept.lock().unwrap());
         accounts.sort_by_key(|account| account.frames_received);
         for (n, account) in accounts.iter().enumerate() {
             let rounds = n as u64 + 1;

@@ -28,6 +28,8 @@ pub(crate) const SERVICES_MAX: usize = 32;
 /// The services of a shard, by lane.
 pub(crate) struct Many {
     services: Box<[Box<dyn Services>]>,
+    /// One of them does.
+    keeps_accounts: bool,
 }
 
 /// How the calls of one service are numbered for wakers.
@@ -53,7 +55,8 @@ impl TaskNumbers {
 impl Many {
     /// The first one is that of the first lane, and so on.
     pub(crate) fn new(services: Vec<Box<dyn Services>>) -> Many {
-        Many { services: services.into() }
+        let keeps_accounts = services.iter().any(|service| service.keeps_accounts());
+        Many { services: services.into(), keeps_accounts }
     }
 
     #[inline]
@@ -72,8 +75,14 @@ impl Services for Many {
         self.of(frames.lane()).frames(common, frames);
     }
 
+    fn keeps_accounts(&self) -> bool {
+        self.keeps_accounts
+    }
+
+    #[inline]
     fn comes(&mut self, core: &Core, completion: &Completion) {
-        if let Some(lane) = completion.id().and_then(|id| core.lane_of(id))
+        if self.keeps_accounts
+            && let Some(lane) = completion.id().and_then(|id| core.lane_of(id))
             && let Some(service) = self.services.get_mut(lane.index())
         {
             service.comes(core, completion);

@@ -217,6 +217,11 @@ where
     Fut: Future<Output = ()> + 'static,
 {
     #[inline]
+    fn keeps_accounts(&self) -> bool {
+        S::ACCOUNTS
+    }
+
+    #[inline]
     fn comes(&mut self, core: &Core, completion: &Completion) {
         if !S::ACCOUNTS {
             return;

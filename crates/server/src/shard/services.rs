@@ -11,6 +11,9 @@ use crate::peer::Peer;
 ///
 /// None of this panics: what user code panics with is reported, and its connection ended.
 pub(crate) trait Services: 'static {
+    /// It keeps accounts of its connections, so it is told of completions.
+    fn keeps_accounts(&self) -> bool;
+
     /// A completion comes, which the shard looks at next.
     fn comes(&mut self, core: &Core, completion: &Completion);
 
