@@ -116,7 +116,7 @@
 //! | the root | what a first program needs: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
 //! | [`guide`] | pages for people who write a server: which kind, state, waiting, ends, tests |
 //! | [`framing`] | how bytes become frames |
-//! | [`listen`] | where several services are reached
+//! | [`listen`] | where several services are reached |
 //! | [`limits`] | the server's own [`ServerLimits`](limits::ServerLimits), what belongs to both: errors, the memory that may be used |
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |

@@ -551,7 +551,7 @@ fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), Li
     if (min..=max).contains(&value) { Ok(()) } else { Err(LimitError::Range { name, value, min, max }) }
 }
 
-fn ordered(
+pub(crate) fn ordered(
     small: &'static str,
     small_value: usize,
     large: &'static str,

@@ -16,6 +16,7 @@ use core::task::Waker;
 use ringserve_buf::{Counted, CountedHead};
 
 use crate::framing::Payload;
+use crate::limits::ordered;
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
 use crate::times::Times;
@@ -453,11 +454,18 @@ impl Outlet {
     /// not is the service's again. Allocates; a connection without limits of its own holds nothing for them.
     ///
     /// # Errors
-    /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's; nothing is changed then.
+    /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's, and where a frame may be larger than
+    /// all that the shard may hold; nothing is changed then.
     pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
         let service = self.lane.limits();
         let limits = limits.over(service);
         limits.check()?;
+        ordered(
+            "frame_bytes_max",
+            limits.frame_bytes_max,
+            "held_bytes_max",
+            self.lane.shard().held_bytes_max(),
+        )?;
         let own = OwnLimits { frame_bytes_max: limits.frame_bytes_max, times: Times::new(&limits, None) };
         self.with_extra(|extra| extra.limits = Some(Box::new(own)));
         self.set(LIMITED);

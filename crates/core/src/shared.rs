@@ -41,6 +41,7 @@ pub struct ShardShared {
     /// What a service holds for a connection grew since the turn began.
     service_grew: Cell<bool>,
     spare_batches_max: usize,
+    held_bytes_max: usize,
     /// False while receive memory is short.
     lend: Cell<bool>,
     draining: Cell<bool>,
@@ -126,6 +127,7 @@ impl ShardShared {
             held_bytes: Cell::new(0),
             service_grew: Cell::new(false),
             spare_batches_max: spare_batches_max(limits),
+            held_bytes_max: limits.held_bytes_max,
             lend: Cell::new(true),
             draining: Cell::new(false),
         }
@@ -174,6 +176,10 @@ impl ShardShared {
     #[inline]
     pub(crate) fn release(&self, bytes: usize) {
         self.held_bytes.set(self.held_bytes.get() - bytes);
+    }
+
+    pub(crate) fn held_bytes_max(&self) -> usize {
+        self.held_bytes_max
     }
 
     #[inline]

@@ -81,8 +81,8 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A connection that was accepted, and that [`Service::open`](crate::Service::open) may take or refuse. It has everything that a
-/// [`Cx`](crate::Cx) has but a session: that is what is made here.
+/// A connection that was accepted, and that [`Service::open`](crate::Service::open) may take or refuse. It replies,
+/// waits, and gives handles as a [`Cx`](crate::Cx) does. It has no session: that is what is made here.
 ///
 /// What is queued here leaves before the replies to the first frame, and as last words if the connection is refused.
 pub struct Opening<'a> {

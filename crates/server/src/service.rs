@@ -92,7 +92,7 @@ pub trait Service: Sized + 'static {
     }
 
     /// The server begins to shut down: a moment for a goodbye. Called once for each connection that is open, before
-    /// [`Limits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for one that opens later, right after that. A server with many connections tells some of
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for one that opens later, right after that. A server with many connections tells some of
     /// them in each turn.
     fn draining(&self, cx: &Cx<'_, Self::Session>) {
         let _ = cx;

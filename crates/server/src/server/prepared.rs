@@ -227,10 +227,12 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
         let plan = self.plan(checked, chosen, &listening);
         let (control, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
+        // Made before user code runs: if that panics, dropping it ends the server.
+        let handle = ServerHandle::new(listening, control, threads);
         if let Some(on_start) = on_start {
-            on_start(control.clone());
+            on_start(handle.control());
         }
-        Ok(ServerHandle::new(listening, control, threads))
+        Ok(handle)
     }
 
     fn places(&self) -> Vec<Place<'_>> {

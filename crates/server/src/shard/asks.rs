@@ -113,8 +113,10 @@ impl<A> Asker<A> {
         let Some(shard) = self.shard.get() else {
             let (mut woken, mut late) = (Vec::new(), Vec::new());
             self.slots().hear(news, &mut woken, &mut late);
-            drop(late);
-            return wake_all(&mut woken);
+            // Both are user code, and this may be the drop of a reply while another panic unwinds.
+            let _ = guard(move || drop(late));
+            let _ = guard(|| wake_all(&mut woken));
+            return;
         };
         let mut newsbox = self.newsbox();
         if newsbox.closed {

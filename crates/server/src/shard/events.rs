@@ -8,6 +8,7 @@ use ringserve_core::{CloseReason, Completion, ConnId, Driver, Ended, Frames, Lan
 
 use super::Core;
 use super::inbox::Command;
+use super::opens::OPENING;
 use super::services::Services;
 use super::spawned::SPAWNED;
 use super::state::{ShardLane, named};
@@ -41,6 +42,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                 _ => self.upstreams.read(core, task & !UPSTREAM),
             };
             if let Some(id) = goes_on {
+                if task & OPENING != 0 {
+                    // The goodbye of a drain comes before the first frame, which may be the last that is answered.
+                    core.dispatch(self);
+                }
                 core.run_frames(id, self);
             }
             // If that ended the connection, its other calls are dropped before one of them is polled and its slot serves another.

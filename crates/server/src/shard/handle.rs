@@ -309,10 +309,16 @@ impl Shard {
         self.inner.mailboxes.borrow_mut().push(mailbox);
     }
 
-    /// Has messages handled. True if there are more. If a handler panicked, there may be.
+    /// Has messages handled. True if there are more. If a handler panicked, there may be; the other mailboxes were read.
     pub(crate) fn read_mailboxes(&self) -> Result<bool, Panicked> {
         let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
-        let left = guard(|| mailboxes.iter_mut().fold(false, |left, read| left | read()));
+        let mut left = Ok(false);
+        for read in &mut mailboxes {
+            left = match (left, guard(read)) {
+                (Ok(left), Ok(more)) => Ok(left | more),
+                (Err(panicked), _) | (_, Err(panicked)) => Err(panicked),
+            };
+        }
         let mut new = self.inner.mailboxes.borrow_mut();
         mailboxes.append(&mut new);
         *new = mailboxes;

@@ -129,7 +129,10 @@ where
         id: ConnId,
         answer: Result<Answer<S>, Panicked>,
     ) {
-        let Some(head) = core.shared(id) else { return };
+        let Some(head) = core.shared(id) else {
+            let _ = guard(move || drop(answer));
+            return;
+        };
         let peer = Peer::of(head);
         match answer {
             Ok(Ok(session)) => match head.fill(session) {

@@ -330,9 +330,12 @@ fn own_limit_holds_for_a_call_that_waits() {
 
 #[test]
 fn own_limit_that_contradicts_another_changes_nothing() {
-    let (mut shard, id) = with_connection(Limits::default().idle_timeout(Duration::from_secs(30)));
+    let server = ServerLimits { held_bytes_max: 64 << 20, ..ServerLimits::default() };
+    let (mut shard, id) = with_connection((server, Limits::default().idle_timeout(Duration::from_secs(30))));
     shard.begin(at(1), 0);
     let shared = shard.shared(id).unwrap();
+    let text = shared.set_limits(&ConnLimits::default().frame_bytes_max(65 << 20)).unwrap_err().to_string();
+    assert!(text.starts_with("frame_bytes_max is 68157440 and held_bytes_max is 67108864"), "{text}");
     let beyond = ConnLimits::default().heartbeat_interval(Duration::from_secs(31));
     let text = shared.set_limits(&beyond).unwrap_err().to_string();
     assert!(text.starts_with("heartbeat_interval is 31000 and idle_timeout is 30000"), "{text}");
