@@ -217,7 +217,7 @@ impl<F: Framing + Clone + Send> Server<F> {
     }
 
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
-    /// arrived is answered, and what is left after [`ServerLimits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal forces.
+    /// arrived is answered, and what is left after [`ServerLimits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal ends the server at once.
     /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`, and the factory's
     /// thread is left alone.
     ///
