@@ -60,6 +60,10 @@ impl Drivers for Simulated {
         self.0.listen(addr, shards)
     }
 
+    fn adopt(&self, addr: SocketAddr, shards: usize) -> io::Result<()> {
+        self.0.adopt(addr, shards)
+    }
+
     fn make(&self, shard: usize, config: &UringConfig) -> io::Result<Self::Driver> {
         self.0.driver(shard, config)
     }
