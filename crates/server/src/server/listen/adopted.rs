@@ -129,7 +129,7 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(
             refused(file),
-            "it is no socket (Not a socket (os error 88)): adopt a TCP or Unix socket that listens"
+            "it is no socket (Socket operation on non-socket (os error 88)): adopt a TCP or Unix socket that listens"
         );
         let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(
