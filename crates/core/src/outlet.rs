@@ -15,7 +15,7 @@ use core::task::Waker;
 
 use ringserve_buf::{Counted, CountedHead};
 
-use crate::framing::Payload;
+use crate::framing::{EncodeError, Framing, Payload};
 use crate::limits::ordered;
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
@@ -168,6 +168,20 @@ impl Outlet {
     #[inline]
     pub fn reply(&self, payload: Payload<'_>) {
         self.append::<1>(|out| self.lane.encoding().encode(payload, out).is_ok());
+    }
+
+    /// Queues one frame by a framing that is not the lane's. Does nothing once the connection is gone.
+    ///
+    /// # Errors
+    /// The framing's. Nothing is queued then; a framing that had written a part of the frame closes the connection.
+    pub fn reply_by(&self, framing: &impl Framing, payload: Payload<'_>) -> Result<(), EncodeError> {
+        let mut encoded = Ok(());
+        self.append::<1>(|out| {
+            let before = out.len();
+            encoded = framing.encode(payload, out);
+            encoded.is_ok() || out.len() == before
+        });
+        encoded
     }
 
     /// Queues bytes as they are.

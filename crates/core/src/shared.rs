@@ -97,7 +97,8 @@ impl LaneShared {
         &self.shard
     }
 
-    pub(crate) fn limits(&self) -> &Limits {
+    /// What bounds them.
+    pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
