@@ -21,6 +21,7 @@ mod frame;
 pub mod framing;
 mod holders;
 mod id;
+mod in_place;
 mod inbox;
 mod limits;
 mod observer;

@@ -8,13 +8,14 @@ mod extra;
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
+use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::net::SocketAddr;
 
-use ringserve_buf::{Counted, CountedHead};
+use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 
-use crate::framing::Payload;
+use crate::framing::{EncodeError, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
 use crate::{Batch, CloseReason, ConnId};
@@ -53,6 +54,16 @@ const ACCOUNTED: u16 = 4096;
 const LIMITED: u16 = 8192;
 /// The kernel was asked for more than the peer's address.
 const ASKED: u16 = 16384;
+
+/// What became of a reply in an outbox.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Appended {
+    Whole,
+    /// It has no frame.
+    NotFramed,
+    /// User code gave it up.
+    Nothing,
+}
 
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
@@ -118,20 +129,71 @@ impl Outlet {
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
     #[inline]
     pub fn reply(&self, payload: Payload<'_>) {
-        self.append::<1>(|out| self.lane.encoding().encode(payload, out).is_ok());
+        self.append::<1>(|out| match self.lane.encoding().encode(payload, out) {
+            Ok(()) => Appended::Whole,
+            Err(_) => Appended::NotFramed,
+        });
+    }
+
+    /// Queues one frame whose payload `write` writes, unless what it returns says that nothing is to be sent: then nothing of it
+    /// is. It is not called once the connection is gone. If it panics, that goes on, and the connection is reset; so it does if
+    /// it comes back to this connection.
+    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        let mut result = R::unsent();
+        self.append::<1>(|out| {
+            let encoding = self.lane.encoding();
+            let mut place = InPlace::begin(out.batch, encoding.header_room());
+            result = place.write(write);
+            if !result.is_written() {
+                return Appended::Nothing;
+            }
+            let framed = encoding.encode_written(&mut place);
+            place.finish();
+            if framed.is_ok() { Appended::Whole } else { Appended::NotFramed }
+        });
+        result
+    }
+
+    /// Queues one frame whose payload comes in parts.
+    pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
+        let lends = self.lane.shard().lends();
+        self.reply_with(|out| parts.into_iter().for_each(|part| part.into().write_to(out, lends)));
     }
 
     /// Queues bytes as they are.
     pub fn write(&self, bytes: &[u8]) {
         self.append::<0>(|out| {
             out.put(bytes);
-            true
+            Appended::Whole
         });
+    }
+
+    /// The same with bytes that may leave without a copy.
+    pub fn write_payload(&self, payload: Payload<'_>) {
+        self.append::<0>(|out| {
+            out.payload(payload);
+            Appended::Whole
+        });
+    }
+
+    /// One frame with this payload, as this connection would be sent it, to be written to others of its lane.
+    ///
+    /// # Errors
+    /// If the payload has no frame.
+    pub fn encode(&self, payload: Payload<'_>) -> Result<Vec<u8>, EncodeError> {
+        let mut batch = Batch::new();
+        self.lane.encoding().encode(payload, &mut Outbox::new(&mut batch, false))?;
+        Ok(batch.into_bytes())
+    }
+
+    /// True if both are of one lane, and so are sent equal frames.
+    pub fn is_of_the_lane_of(&self, other: &LaneShared) -> bool {
+        core::ptr::eq(&*self.lane, other)
     }
 
     /// Queues what `write` writes: as many frames.
     #[inline]
-    fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
+    fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> Appended) {
         let flags = self.flags.get();
         if flags & (GONE | WRITING_ENDED | NO_MEMORY) != 0 {
             return;
@@ -156,9 +218,13 @@ impl Outlet {
         };
         let before = batch.len();
         unfinished.before = before;
-        let framed = write(&mut Outbox::new(batch, shard.lends()));
-        if !framed || batch.is_refused() {
-            let flag = if framed { NO_MEMORY | ABORT } else { NOT_FRAMED };
+        let appended = write(&mut Outbox::new(batch, shard.lends()));
+        if appended != Appended::Whole || batch.is_refused() {
+            let flag = match appended {
+                _ if batch.is_refused() => NO_MEMORY | ABORT,
+                Appended::NotFramed => NOT_FRAMED,
+                Appended::Whole | Appended::Nothing => 0,
+            };
             batch.roll_back(before);
             self.set(flag);
         }
@@ -490,9 +556,11 @@ mod tests {
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::task::Waker;
 
+    use bytes::BufMut;
+
     use super::*;
     use crate::Limits;
-    use crate::framing::{Framing, Raw};
+    use crate::framing::{Encoding, Framing, LengthPrefix, Raw};
     use crate::shared::ShardShared;
 
     #[derive(Default)]
@@ -504,17 +572,94 @@ mod tests {
         }
     }
 
+    fn outlet(encoding: Encoding, woken: &Arc<Woken>) -> (Rc<ShardShared>, Outlet) {
+        let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
+        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &Limits::default()));
+        shard.wake_when_dirty(Waker::from(woken.clone()));
+        (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0))
+    }
+
+    fn queued(outlet: &Outlet) -> Vec<u8> {
+        let bytes = outlet.take_pending().map_or(Vec::new(), |batch| batch.into_bytes());
+        outlet.all_sent();
+        bytes
+    }
+
     #[test]
     fn push_that_panics_wakes_a_sleeping_shard() {
-        let limits = Limits::default();
-        let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
-        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &limits));
         let woken = Arc::new(Woken::default());
-        shard.wake_when_dirty(Waker::from(woken.clone()));
-        let outlet = Outlet::new(ConnId::new(1, 1), lane, None, 0);
+        let (shard, outlet) = outlet(Rc::new(Raw).encoding(), &woken);
         let push = || outlet.append::<1>(|_| panic!("planted: encoding panics"));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(push)).is_err());
         assert!(outlet.abort_asked() && shard.has_dirty());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the shard sleeps on");
+    }
+
+    #[test]
+    fn reply_given_up_or_too_long_leaves_nothing_of_itself() {
+        let (shard, outlet) = outlet(Rc::new(LengthPrefix::bytes(1)).encoding(), &Arc::default());
+        outlet.reply_with(|out| out.put_slice(b"one"));
+        let given_up = outlet.reply_with(|out| {
+            out.put_slice(b"two");
+            out.put_owned(alloc::vec![2; 20_000]);
+            Err("no")
+        });
+        assert_eq!(given_up, Err("no"));
+        assert_eq!((outlet.outbox_bytes(), shard.held_bytes(), outlet.has_requests()), (4, 4, false));
+        outlet.reply_parts(&[&b"th"[..], b"ree"]);
+        outlet.reply_with(|out| out.put_bytes(b'4', 256));
+        assert!(outlet.not_framed() && !outlet.abort_asked());
+        assert_eq!(queued(&outlet), b"\x03one\x05three");
+        assert_eq!(shard.held_bytes(), 0);
+    }
+
+    #[test]
+    fn panic_in_a_written_reply_resets_and_leaves_what_was_queued() {
+        let (shard, outlet) = outlet(Rc::new(LengthPrefix::default()).encoding(), &Arc::default());
+        outlet.reply(Payload::Bytes(b"one"));
+        let panics = || {
+            outlet.reply_with::<()>(|out| {
+                out.put_owned(alloc::vec![2; 20_000]);
+                out.put_u8(2);
+                panic!("planted: a reply panics")
+            })
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        assert!(outlet.abort_asked());
+        assert_eq!((outlet.outbox_bytes(), shard.held_bytes()), (7, 7));
+        let nested = || outlet.reply_with(|_| outlet.write(b"inside"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(nested)).is_err());
+        assert_eq!(queued(&outlet), b"\0\0\0\x03one");
+    }
+
+    #[test]
+    fn gone_connection_has_no_reply_written() {
+        let (_shard, outlet) = outlet(Rc::new(Raw).encoding(), &Arc::default());
+        outlet.seal();
+        assert_eq!(outlet.reply_with(|_| Err("asked")), Ok(()));
+    }
+
+    #[test]
+    fn blocks_that_grew_are_kept_up_to_a_bound() {
+        let limits = crate::ServerLimits { held_bytes_max: 16 << 20, ..Default::default() };
+        let shard = Rc::new(ShardShared::new(&limits));
+        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &Limits::default()));
+        let outlets: Vec<_> = (0..4).map(|n| Outlet::new(ConnId::new(n, 1), lane.clone(), None, 0)).collect();
+        let round = || {
+            outlets.iter().for_each(|outlet| outlet.write(&[7; 400_000]));
+            let batches: Vec<_> = outlets.iter().filter_map(Outlet::take_pending).collect();
+            let rooms = batches.iter().map(|batch| batch.copied.as_ptr()).collect::<Vec<_>>();
+            for (outlet, batch) in outlets.iter().zip(batches) {
+                outlet.all_sent();
+                shard.recycle(batch);
+            }
+            rooms
+        };
+        let (first, second) = (round(), round());
+        assert!(second.iter().filter(|room| first.contains(room)).count() >= 2, "blocks are used again");
+        let kept = shard.kept_bytes();
+        assert!((400_000..=1 << 20).contains(&kept), "{kept} bytes are kept of 1 MiB");
+        shard.drop_spare();
+        assert_eq!(shard.kept_bytes(), 0);
     }
 }
