@@ -11,6 +11,7 @@ use ringserve::framing::LengthPrefix;
 use ringserve::listen::{Endpoint, IntoEndpoints, activated, adopt, endpoints, tcp, unix};
 use ringserve::net::{Address, SocketOptions};
 use ringserve::{Error, Server, ServerHandle, Several};
+use ringserve_tests::watch::a_turn_passes;
 use ringserve_tests::{
     Client, Logged, Puppet, SOON, Shared, alone, eventually, finish, no_time_limits, on_epoll, order,
 };
