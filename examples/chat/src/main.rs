@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
+use ringserve::http::HttpOptions;
 use ringserve::http::hyper::{Request, Response, StatusCode, body::Incoming, header, service::service_fn};
 use ringserve::listen::tcp;
 use ringserve::sync::{AskError, Mesh, OnAll};
@@ -298,7 +299,9 @@ fn server(args: &Args) -> Server<Several> {
     let server = Server::new().service(chat, move |shard| Chat::new(shard, meshes.clone()));
     let server = server.service(tcp(args.http).name("http"), move |shard| {
         let (shard, meshes) = (shard.clone(), asked.clone());
-        http(service_fn(move |request| page(shard.clone(), meshes.clone(), request)))
+        let pages = service_fn(move |request| page(shard.clone(), meshes.clone(), request));
+        // hyper's date is the system's, which no seed decides.
+        http(pages).options(HttpOptions::default().date(false))
     });
     match args.shards {
         Some(shards) => server.shards(shards),

@@ -662,7 +662,7 @@ fn member_that_misses_too_many_lines_is_reset() {
 
 #[test]
 fn metrics_are_those_of_all_shards() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim);
         let (addr, http) = (server.addr(), server.local_addrs()[1]);
         let entered = Meeting::of(5);
