@@ -117,7 +117,6 @@ impl State {
         // A newcomer of that very moment.
         if self.plan.adopted
             && accepts
-            && self.rng.one_in(2)
             && let Some(tag) = self.socks.iter().position(comes)
         {
             self.connect(tag);
