@@ -1,11 +1,13 @@
 //! What a server owes its services, by seed: an `open` that waits, accounts, and several services of one server.
 
+use std::cell::Cell;
 use std::convert::Infallible;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ringserve_server::framing::Lines;
-use ringserve_server::listen::{endpoints, tcp};
+use ringserve_server::listen::{adopt, endpoints, tcp};
 use ringserve_server::stats::Account;
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{Closed, Cx, Frame, Opening, Refusal, Server, Service, Session, Shard};
@@ -14,6 +16,18 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn lines() -> Server<Lines> {
     Server::bind("10.0.0.1:7000").framing(Lines::default())
+}
+
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.reply(frame);
+        Ok(())
+    }
 }
 
 /// Lets peers in after a look-up that takes as long as their port says.
@@ -222,4 +236,45 @@ fn a_start_of_several_services_that_fails_names_the_service() {
         // What it listened at is free again.
         assert_eq!(sim.serve_several(Server::new().service(tcp("10.0.0.1:7000"), |_| Named("a"))).len(), 1);
     });
+}
+
+#[test]
+fn servers_that_adopt_a_listener_answer_one_after_the_other() {
+    // Of the socket its address is used, which the run then depends on.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let answered = Rc::new(Cell::new(0));
+    let count = answered.clone();
+    Sim::seeds(50).run(move |sim| {
+        let server = || {
+            let endpoint = adopt(listener.try_clone().unwrap()).framing(Lines::default());
+            Server::new().shards(2).service(endpoint, |_shard| Echo)
+        };
+        let old = sim.start_several(server()).unwrap();
+        assert_eq!(old.addr(), addr);
+        let client = |name: String| {
+            let count = count.clone();
+            sim.client(name, async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("hello\n").await?;
+                assert_eq!(me.line().await?, Some("hello".to_owned()));
+                count.set(count.get() + 1);
+                Ok(())
+            });
+        };
+        client("before".to_owned());
+        sim.run_until_done();
+        // Once with another server that accepts meanwhile, once with one that comes later.
+        let meanwhile = sim.random() % 2 == 0;
+        let next = meanwhile.then(|| sim.start_several(server()).unwrap());
+        old.drain();
+        (0..5).for_each(|n| client(format!("during {n}")));
+        sim.run_for(SECOND);
+        assert!(old.is_done());
+        (0..5).for_each(|n| client(format!("after {n}")));
+        let next = next.unwrap_or_else(|| sim.start_several(server()).unwrap());
+        sim.run_until_done();
+        assert!(next.stats().counters.accepted >= 5);
+    });
+    assert_eq!(answered.get() % 11, 0, "every client of every seed is answered");
 }
