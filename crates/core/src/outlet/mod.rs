@@ -55,6 +55,12 @@ const LIMITED: u16 = 8192;
 /// The kernel was asked for more than the peer's address.
 const ASKED: u16 = 16384;
 
+/// The service is called once more behind the peer's last byte, with an empty frame.
+const HEARS_END: u16 = 32768;
+
+/// What changes nothing about how its replies are sent.
+const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | ASKED | HEARS_END;
+
 /// What became of a reply in an outbox.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Appended {
@@ -394,6 +400,20 @@ impl Outlet {
         self.set(HELD_OPEN);
     }
 
+    /// Has the service called once more when the peer has sent FIN and every frame is answered: with a frame without a byte, for a
+    /// service that cuts the bytes itself. Not in a drain, nor where FIN came in the middle of a frame.
+    pub fn hear_end(&self) {
+        self.set(HEARS_END);
+    }
+
+    pub(crate) fn hears_end(&self) -> bool {
+        self.has(HEARS_END)
+    }
+
+    pub(crate) fn end_heard(&self) {
+        self.clear(HEARS_END);
+    }
+
     #[inline]
     pub(crate) fn is_held_open(&self) -> bool {
         self.has(HELD_OPEN)
@@ -483,7 +503,7 @@ impl Outlet {
     pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
-        flags & !(DIRTY | HELD_OPEN | READS_ON | ACCOUNTED | ASKED) != 0
+        flags & !(DIRTY | UNOBTRUSIVE) != 0
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
@@ -491,8 +511,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let flags = self.flags.get();
-        flags & !(HELD_OPEN | READS_ON | DIRTY | ACCOUNTED | ASKED) == 0
-            && (flags & DIRTY != 0 || self.pending.borrow().is_none())
+        flags & !(DIRTY | UNOBTRUSIVE) == 0 && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 
     /// Everything in flight was sent. Returns how much that was.

@@ -165,6 +165,11 @@ impl<'a, O: Observer> Frames<'a, O> {
                 if conn.waiting_bytes() == 0 {
                     // What is left has no bytes, and would go on pinning its buffer.
                     self.lease = Lease::empty();
+                    if conn.owes_end() {
+                        outlet.end_heard();
+                        (self.plain, self.frame_bytes) = (false, 0);
+                        return Next::Frame(Frame::default());
+                    }
                     if conn.inbox.is_some() || conn.input_ended || conn.paused || shard.drain.is_some() {
                         shard.out_of_bytes(self.id);
                     }

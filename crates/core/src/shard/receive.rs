@@ -105,6 +105,9 @@ impl<O: Observer> Shard<O> {
         if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
             return;
         }
+        if conn.owes_end() {
+            return self.events.push_back(Event::Frames(id));
+        }
         if conn.outlet().is_some_and(Outlet::is_held_open) {
             if !conn.input_end_told {
                 conn.input_end_told = true;
