@@ -147,6 +147,7 @@ impl Outlet {
     }
 
     /// What the connections of its lane share.
+    #[inline]
     pub fn lane(&self) -> &LaneShared {
         &self.lane
     }
@@ -726,7 +727,12 @@ mod tests {
     fn push_that_panics_wakes_a_sleeping_shard() {
         let limits = Limits::default();
         let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
-        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &limits));
+        let lane = Rc::new(LaneShared::new(
+            shard.clone(),
+            Rc::new(Raw).encoding(),
+            &limits,
+            &Times::new(&limits, None),
+        ));
         let woken = Arc::new(Woken::default());
         shard.wake_when_dirty(Waker::from(woken.clone()));
         let outlet = Outlet::new(ConnId::new(1, 1), lane, None, 0);
