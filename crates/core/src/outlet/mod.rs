@@ -115,6 +115,7 @@ impl Outlet {
     }
 
     /// What the connections of its lane share.
+    #[inline]
     pub fn lane(&self) -> &LaneShared {
         &self.lane
     }
@@ -610,8 +611,9 @@ mod tests {
     }
 
     fn outlet(encoding: Encoding, woken: &Arc<Woken>) -> (Rc<ShardShared>, Outlet) {
+        let limits = Limits::default();
         let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
-        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &Limits::default()));
+        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &limits, &Times::new(&limits, None)));
         shard.wake_when_dirty(Waker::from(woken.clone()));
         (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0))
     }

@@ -16,7 +16,11 @@ impl<O: Observer> Shard<O> {
         self.has_received = true;
         let now = self.stamp;
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
-        self.lanes[conn.lane].counters.bytes_received += lease.len() as u64;
+        let lane_shared = match &conn.shared {
+            Some(shared) => shared.lane(),
+            None => &self.lanes[conn.lane].shared,
+        };
+        lane_shared.moved.bytes_received.add(lease.len() as u64);
         if !conn.is_open() {
             // The peer still sends as its time to close is over, and its input is being shut down. What was read behind that
             // opens no window: without a reset the peer would wait for one until the kernel forgets the connection.
@@ -40,7 +44,7 @@ impl<O: Observer> Shard<O> {
                 self.arm(id);
             }
             self.begin_batch();
-            return hand_out(Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
+            return hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
         }
         if is_cut {
             drop(lease);

@@ -127,10 +127,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             ..ShardStats::default()
         };
         for (lane, name) in self.lane.common.names.lanes() {
-            let counters = self.core.counters(lane).clone();
             report.add(ServiceStats {
                 name: name.clone(),
-                counters,
+                counters: self.core.counters(lane),
                 connections: self.core.connections(lane),
             });
         }
