@@ -484,6 +484,9 @@ impl State {
 
     /// Closes what was passed on and whose descriptor was closed on the way.
     pub(crate) fn close_lost(&mut self) {
+        if self.passed.is_empty() {
+            return;
+        }
         let is_lost = |passed: &Passed| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let mut ended = [PollFd::new(&passed.stand_in, PollFlags::empty())];

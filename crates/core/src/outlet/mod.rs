@@ -600,6 +600,7 @@ mod tests {
     use crate::Limits;
     use crate::framing::{Encoding, Framing, LengthPrefix, Raw};
     use crate::shared::ShardShared;
+    use crate::times::Times;
 
     #[derive(Default)]
     struct Woken(AtomicUsize);
