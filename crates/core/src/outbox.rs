@@ -19,7 +19,7 @@ const LEND_BYTES_MIN: usize = 4096;
 const LEND_SHARE_MIN: usize = 4;
 
 /// Owned bytes below this are copied.
-pub(crate) const OWNED_BYTES_MIN: usize = 16 * 1024;
+pub const OWNED_BYTES_MIN: usize = 16 * 1024;
 
 /// The bytes waiting for a connection's next send; a framing writes into it.
 pub struct Outbox<'a> {
@@ -62,6 +62,15 @@ impl<'a> Outbox<'a> {
         } else {
             self.large(payload);
             self.batch.put(end);
+        }
+    }
+
+    /// Appends bytes that others hold too.
+    pub(crate) fn shared(&mut self, bytes: &Bytes) {
+        if bytes.len() < OWNED_BYTES_MIN {
+            self.batch.put(bytes);
+        } else {
+            self.batch.lend_owned(bytes.clone().into());
         }
     }
 
