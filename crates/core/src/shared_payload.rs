@@ -12,7 +12,7 @@ use crate::outbox::{Outbox, Payload};
 use crate::shared::LaneShared;
 
 /// A payload for many connections of a shard. It is encoded when the first connection of a service is sent it, and not again: each
-/// further one gets a copy of that frame, or from 16 KiB on a share in it.
+/// further one gets a copy of that frame, or from 32 KiB on a share in it.
 pub struct SharedPayload {
     payload: Bytes,
     /// The frame for each lane that was sent it, `None` if there is none. Mostly one lane.

@@ -44,7 +44,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     }
 
     /// Queues one frame, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent, and owned bytes
-    /// (`Bytes`, `Vec<u8>`, `String`, `Arc<[u8]>`) of 16 KiB or more are kept until they are sent: not copied. A payload the
+    /// (`Bytes`, `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more are kept until they are sent: not copied. A payload the
     /// framing cannot express closes the connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     #[inline]
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {

@@ -55,7 +55,7 @@ impl ConnHandle {
     }
 
     /// Queues one frame, encoded by the service's framing on the connection's own shard. The same `Bytes` may go to many
-    /// connections without a copy until then, and from 16 KiB on they leave without one.
+    /// connections without a copy until then, and from 32 KiB on they leave without one.
     ///
     /// `Ok` means that it was queued while the connection lived, not that the peer got it.
     ///

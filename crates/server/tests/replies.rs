@@ -118,7 +118,7 @@ fn replies_of_every_form_arrive_whole_at_slow_peers() {
                 let Ok(mut me) = net.connect(addr).await else { return Ok(()) };
                 let (mut asked, mut questions) = (Vec::new(), Vec::new());
                 for _ in 0..1 + draw(12) {
-                    let len = [0, 1, 500, 5_000, 16_383, 16_384, 40_000, 150_001][draw(8) as usize];
+                    let len = [0, 1, 500, 5_000, 32_767, 32_768, 60_000, 150_001][draw(8) as usize];
                     let form = draw(FORMS.into()) as u8;
                     asked.push((form, len));
                     questions.extend(question(form, len));

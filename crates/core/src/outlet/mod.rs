@@ -608,7 +608,7 @@ mod tests {
         outlet.reply_with(|out| out.put_slice(b"one"));
         let given_up = outlet.reply_with(|out| {
             out.put_slice(b"two");
-            out.put_owned(alloc::vec![2; 20_000]);
+            out.put_owned(alloc::vec![2; 40_000]);
             Err("no")
         });
         assert_eq!(given_up, Err("no"));
@@ -626,7 +626,7 @@ mod tests {
         outlet.reply(Payload::Bytes(b"one"));
         let panics = || {
             outlet.reply_with::<()>(|out| {
-                out.put_owned(alloc::vec![2; 20_000]);
+                out.put_owned(alloc::vec![2; 40_000]);
                 out.put_u8(2);
                 panic!("planted: a reply panics")
             })

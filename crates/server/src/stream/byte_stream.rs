@@ -86,7 +86,7 @@ impl Stream {
     }
 
     /// Queues bytes, whatever is queued already. It never waits and never fails: what is queued for a connection that
-    /// ended goes nowhere, as what was queued just before does. A [`Frame`] of 4 KiB or more is lent, and owned bytes of 16 KiB
+    /// ended goes nowhere, as what was queued just before does. A [`Frame`] of 4 KiB or more is lent, and owned bytes of 32 KiB
     /// or more are kept until they are sent: not copied.
     ///
     /// More than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) queued closes the connection, so code that
