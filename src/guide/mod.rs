@@ -15,6 +15,7 @@ page!(bad_input, "bad_input.md", all());
 // The programs of these need more crates than this one, so the package `tests` compiles them.
 page!(choosing, "choosing.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
+page!(replies, "replies.md", not(doctest));
 page!(services, "services.md", not(doctest));
 page!(epoll, "epoll.md", all());
 page!(framing, "framing.md", all());

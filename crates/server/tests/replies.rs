@@ -170,3 +170,54 @@ fn reply_longer_than_its_prefix_says_is_not_sent() {
         sim.run_for(Duration::from_secs(60));
     });
 }
+
+/// Bodies of HTTP/1.1 that leave without a copy, in pieces and behind one another.
+#[cfg(feature = "http")]
+#[test]
+fn large_bodies_arrive_whole_at_slow_peers() {
+    use ringserve_server::http;
+    use ringserve_server::http::HttpOptions;
+    use ringserve_server::http::hyper::body::Incoming;
+    use ringserve_server::http::hyper::service::service_fn;
+    use ringserve_server::http::hyper::{Request, Response};
+
+    fn text(len: usize) -> String {
+        pattern(len).into_iter().map(|byte| char::from(b'a' + byte % 26)).collect()
+    }
+    async fn answer(request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+        Ok(Response::new(text(request.uri().path()[1..].parse().unwrap())))
+    }
+    let answered = Rc::new(Cell::new(0));
+    let count = answered.clone();
+    Sim::seeds(if cfg!(debug_assertions) { 30 } else { 300 }).faults(Faults::all()).run(move |sim| {
+        let addr = sim.serve(Server::bind("10.0.0.1:7000"), |_shard| {
+            http(service_fn(answer)).options(HttpOptions::default().date(false))
+        });
+        sim.expect_losses();
+        for n in 0..4 {
+            let answered = count.clone();
+            sim.client(format!("c{n}"), async move |net| {
+                let Ok(mut me) = net.connect(addr).await else { return Ok(()) };
+                let draw = |below: u64| net.random() % below;
+                for _ in 0..1 + draw(3) {
+                    let len = [0, 100, 32_767, 32_768, 100_000, 700_001][draw(6) as usize];
+                    if me.send(format!("GET /{len} HTTP/1.1\r\nHost: a\r\n\r\n")).await.is_err() {
+                        return Ok(());
+                    }
+                    while let Some(line) = me.line().await.ok().flatten() {
+                        if line.trim_end().is_empty() {
+                            break;
+                        }
+                    }
+                    net.sleep(Duration::from_millis(draw(200))).await;
+                    let Ok(body) = me.exactly(len).await else { return Ok(()) };
+                    assert!(body == text(len).into_bytes(), "a body of {len} bytes");
+                    answered.set(answered.get() + 1);
+                }
+                Ok(())
+            });
+        }
+        sim.run_for(Duration::from_secs(600));
+    });
+    assert!(answered.get() > 30, "{} bodies", answered.get());
+}
