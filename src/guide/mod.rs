@@ -16,6 +16,7 @@ page!(bad_input, "bad_input.md", all());
 page!(balancing, "balancing.md", not(doctest));
 page!(choosing, "choosing.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
+page!(replies, "replies.md", not(doctest));
 page!(services, "services.md", not(doctest));
 page!(epoll, "epoll.md", all());
 page!(framing, "framing.md", all());

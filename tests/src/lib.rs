@@ -126,6 +126,9 @@ mod guide {
     #[doc = include_str!("../../docs/guide/databases.md")]
     struct Databases;
 
+    #[doc = include_str!("../../docs/guide/replies.md")]
+    struct Replies;
+
     #[doc = include_str!("../../docs/guide/services.md")]
     struct Services;
 }

@@ -8,7 +8,6 @@ mod extra;
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
-use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::net::SocketAddr;
@@ -18,6 +17,7 @@ use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
+use crate::shared_payload::SharedPayload;
 use crate::{Batch, CloseReason, ConnId};
 
 pub use extra::Asked;
@@ -201,19 +201,25 @@ impl Outlet {
         });
     }
 
-    /// One frame with this payload, as this connection would be sent it, to be written to others of its lane.
-    ///
-    /// # Errors
-    /// If the payload has no frame.
-    pub fn encode(&self, payload: Payload<'_>) -> Result<Vec<u8>, EncodeError> {
-        let mut batch = Batch::new();
-        self.lane.encoding().encode(payload, &mut Outbox::new(&mut batch, false))?;
-        Ok(batch.into_bytes())
+    /// As [`reply_with`](Outlet::reply_with), for bytes that leave as they are.
+    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        let mut result = R::unsent();
+        self.append::<0>(|out| {
+            result = InPlace::begin(out.batch, 0).write(write);
+            if result.is_written() { Appended::Whole } else { Appended::Nothing }
+        });
+        result
     }
 
-    /// True if both are of one lane, and so are sent equal frames.
-    pub fn is_of_the_lane_of(&self, other: &LaneShared) -> bool {
-        core::ptr::eq(&*self.lane, other)
+    /// Queues one frame that other connections of the shard are sent too: encoded at the first push of each lane.
+    pub fn reply_shared(&self, shared: &SharedPayload) {
+        self.append::<1>(|out| match shared.wire_for(&self.lane) {
+            Some(wire) => {
+                out.shared(&wire);
+                Appended::Whole
+            }
+            None => Appended::NotFramed,
+        });
     }
 
     /// Queues what `write` writes: as many frames.
@@ -591,6 +597,7 @@ mod tests {
 
     use alloc::sync::Arc;
     use alloc::task::Wake;
+    use alloc::vec::Vec;
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::task::Waker;
 
@@ -641,12 +648,12 @@ mod tests {
         outlet.reply_with(|out| out.put_slice(b"one"));
         let given_up = outlet.reply_with(|out| {
             out.put_slice(b"two");
-            out.put_owned(alloc::vec![2; 20_000]);
+            out.put_owned(alloc::vec![2; 40_000]);
             Err("no")
         });
         assert_eq!(given_up, Err("no"));
         assert_eq!((outlet.outbox_bytes(), shard.held_bytes(), outlet.has_requests()), (4, 4, false));
-        outlet.reply_parts(&[&b"th"[..], b"ree"]);
+        outlet.reply_parts([&b"th"[..], b"ree"]);
         outlet.reply_with(|out| out.put_bytes(b'4', 256));
         assert!(outlet.not_framed() && !outlet.abort_asked());
         assert_eq!(queued(&outlet), b"\x03one\x05three");
@@ -659,7 +666,7 @@ mod tests {
         outlet.reply(Payload::Bytes(b"one"));
         let panics = || {
             outlet.reply_with::<()>(|out| {
-                out.put_owned(alloc::vec![2; 20_000]);
+                out.put_owned(alloc::vec![2; 40_000]);
                 out.put_u8(2);
                 panic!("planted: a reply panics")
             })

@@ -10,7 +10,7 @@ use super::inbox::{Command, Delivery, RemoteShard};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
-use crate::guard::Panicked;
+use crate::guard::{Panicked, drop_owned};
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
 use crate::stats::ServiceNames;
@@ -97,6 +97,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();
         }
+        parts.core.all_share().release_owned_by(drop_owned);
         let lane = ShardLane {
             driver: parts.driver,
             services: parts.services,
