@@ -145,7 +145,8 @@ pub use ringserve_server::tower;
 pub use ringserve_server::{
     CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
     Limits, LocalHandle, Opening, Peer, PushError, Refusal, Runtime, Server, ServerControl, ServerHandle,
-    Service, Session, SetupError, Several, Shard, Stream, StreamHandle, StreamService, stream,
+    Service, Session, SetupError, Several, Shard, Stream, StreamHandle, StreamService, WithHeads, stream,
+    with_heads,
 };
 pub use ringserve_server::{framing, limits, listen, middleware, net, stats, sync, task, time};
 

@@ -53,6 +53,8 @@ const ACCOUNTED: u16 = 4096;
 const LIMITED: u16 = 8192;
 /// The kernel was asked for more than the peer's address.
 const ASKED: u16 = 16384;
+/// User code has switched the rule by which its bytes are cut.
+const SWITCHED: u16 = 32768;
 
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
@@ -321,7 +323,26 @@ impl Outlet {
     /// True if a frame may have to wait: the outbox was full a moment ago, or the connection is to end.
     #[inline]
     pub(crate) fn stops_frames(&self) -> bool {
-        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH | LIMITED)
+        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH | LIMITED | SWITCHED)
+    }
+
+    /// The rule by which frames are cut is another one from now on: what is no frame yet is looked at from its first byte.
+    pub fn switched(&self) {
+        self.set(SWITCHED);
+        self.mark_dirty();
+    }
+
+    #[inline]
+    pub(crate) fn is_switched(&self) -> bool {
+        self.has(SWITCHED)
+    }
+
+    /// True once after each [`switched`](Outlet::switched).
+    #[inline]
+    pub(crate) fn take_switched(&self) -> bool {
+        let is_switched = self.is_switched();
+        self.clear(SWITCHED);
+        is_switched
     }
 
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.

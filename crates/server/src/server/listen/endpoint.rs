@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringserve_core::Limits;
-use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::framing::{Raw, TypedFraming};
 
 use super::addr::Binds;
 use crate::peer::Peer;
@@ -36,7 +36,7 @@ pub struct Endpoint(Binds);
 
 impl Endpoint {
     /// As [`Endpoints::framing`].
-    pub fn framing<F: Framing + Clone + Send>(self, framing: F) -> Endpoints<F> {
+    pub fn framing<F: TypedFraming + Clone + Send>(self, framing: F) -> Endpoints<F> {
         endpoints(self).framing(framing)
     }
 
@@ -75,7 +75,7 @@ pub struct Endpoints<F = Raw> {
 
 impl<F> Endpoints<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
-    pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Endpoints<G> {
+    pub fn framing<G: TypedFraming + Clone + Send>(self, framing: G) -> Endpoints<G> {
         Endpoints {
             framing,
             binds: self.binds,
@@ -121,13 +121,13 @@ impl<F> fmt::Debug for Endpoints<F> {
 /// [`Endpoints`].
 pub trait IntoEndpoints {
     /// How the bytes of their connections become frames.
-    type Framing: Framing + Clone + Send;
+    type Framing: TypedFraming + Clone + Send;
 
     /// All of them.
     fn into_endpoints(self) -> Endpoints<Self::Framing>;
 }
 
-impl<F: Framing + Clone + Send> IntoEndpoints for Endpoints<F> {
+impl<F: TypedFraming + Clone + Send> IntoEndpoints for Endpoints<F> {
     type Framing = F;
 
     fn into_endpoints(self) -> Endpoints<F> {
