@@ -5,7 +5,7 @@ use alloc::rc::Rc;
 use core::cell::Cell;
 use core::fmt;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload};
+use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
@@ -122,6 +122,20 @@ pub trait TypedFraming: 'static {
     /// If the payload has no frame.
     fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
 
+    /// Bytes that are left free before a payload that is written in place. See [`Framing::header_room`].
+    fn room_before(&self) -> usize {
+        0
+    }
+
+    /// Makes a frame of a payload that was written in place. See [`Framing::encode_written`].
+    ///
+    /// # Errors
+    /// If the payload has no frame.
+    fn write_around(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        let (payload, mut out) = written.take();
+        self.write(Payload::Bytes(&payload), &mut out)
+    }
+
     /// Refuses limits with which this framing cannot work. See [`Framing::check`].
     ///
     /// # Errors
@@ -154,6 +168,14 @@ impl<F: Framing> TypedFraming for F {
         self.encode(payload, out)
     }
 
+    fn room_before(&self) -> usize {
+        self.header_room()
+    }
+
+    fn write_around(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        self.encode_written(written)
+    }
+
     fn check_limits(&self, limits: &Limits) -> Result<(), LimitError> {
         self.check(limits)
     }
@@ -163,19 +185,26 @@ impl<F: Framing> TypedFraming for F {
     }
 }
 
-/// The writing half of a framing, whatever its types.
+/// The writing half of a framing, whatever its types: each as the method of [`TypedFraming`] that it is called after.
 #[doc(hidden)]
+#[allow(missing_docs, clippy::missing_errors_doc)]
 pub trait Writes {
-    /// As [`TypedFraming::write`].
-    ///
-    /// # Errors
-    /// If the payload has no frame.
-    fn write_frame(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
+    fn dyn_write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
+    fn dyn_room_before(&self) -> usize;
+    fn dyn_write_around(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError>;
 }
 
 impl<F: TypedFraming> Writes for F {
-    fn write_frame(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+    fn dyn_write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         self.write(payload, out)
+    }
+
+    fn dyn_room_before(&self) -> usize {
+        self.room_before()
+    }
+
+    fn dyn_write_around(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        self.write_around(written)
     }
 }
 
