@@ -22,4 +22,5 @@ page!(middleware, "middleware.md", all());
 page!(state, "state.md", all());
 page!(stopping, "stopping.md", all());
 page!(testing, "testing.md", any(not(doctest), feature = "testing"));
+page!(upstreams, "upstreams.md", all());
 page!(waiting, "waiting.md", all());

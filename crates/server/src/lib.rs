@@ -78,6 +78,7 @@ pub mod net {
     #[cfg(feature = "tokio")]
     pub use crate::stream::copy::AnyStream;
     pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
+    pub use crate::stream::framed::{Framed, FramedError, FramedReader, FramedWriter};
     pub use crate::stream::halves::{ReadHalf, WriteHalf};
     pub use crate::stream::service::StreamResult;
     pub use ringserve_core::{Address, PeerCredentials};
