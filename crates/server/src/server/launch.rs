@@ -77,7 +77,8 @@ impl<S: Serves + Send + 'static> Plan<S> {
                 }
                 Ok((control, threads))
             }
-            Err(Ended { error, heard, panic }) => {
+            Err(ended) => {
+                let Ended { error, heard, panic } = *ended;
                 for listener in &listeners {
                     let _ = SockRef::from(listener).shutdown(Shutdown::Both);
                 }

@@ -211,7 +211,7 @@ impl Starting {
     ///
     /// # Errors
     /// The first shard's that fails, [`Error::StartTimeout`], or [`Error::Interrupted`].
-    pub(super) fn wait(&mut self, mut until: Until<'_>) -> Result<bool, Ended> {
+    pub(super) fn wait(&mut self, mut until: Until<'_>) -> Result<bool, Box<Ended>> {
         let waker = Waker::from(self.shared.clone());
         let mut panic = None;
         loop {
@@ -220,7 +220,7 @@ impl Starting {
                 Look::Failed(error) => {
                     let state = self.shared.state();
                     let heard = state.shards.iter().map(|shard| shard.stage != Stage::Calls).collect();
-                    return Err(Ended { error, heard, panic });
+                    return Err(Box::new(Ended { error, heard, panic }));
                 }
                 Look::Waits(next) => next,
             };
