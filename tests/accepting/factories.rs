@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve::framing::Lines;
+use ringserve::sync::Mesh;
 use ringserve::{
     Cx, Error, Frame, IntoService, Runtime, Server, ServerControl, ServerHandle, Service, Shard, starting,
 };
@@ -265,4 +266,30 @@ fn start_timeout_ends_a_start_whatever_it_waits_for() {
         assert!(matches!(error, Error::StartTimeout { shard: 1, .. }), "{error}");
         drop(release);
     }
+}
+
+/// Futures begin when every factory returned: what registers in factories is there for them.
+#[test]
+fn future_finds_a_shard_whose_factory_took_longer() {
+    let mesh = Mesh::<u64, u64>::new();
+    let (slow, is_slow) = channel();
+    let (slow, is_slow) = (Mutex::new(slow), Mutex::new(is_slow));
+    let started = start(lines(2), move |shard| {
+        if shard.index() == 1 {
+            // Longer than the other one's factory, which tells when it begins.
+            is_slow.lock().unwrap().recv_timeout(SOON).unwrap();
+            thread::sleep(Duration::from_millis(50));
+        }
+        mesh.register(shard, |_from, number| 2 * number);
+        let _ = slow.lock().unwrap().send(());
+        let (shard, mesh) = (shard.clone(), mesh.clone());
+        starting(async move {
+            let answer = mesh.ask(1 - shard.index(), 21).await;
+            answer.map(|answer| Says(answer.to_string()))
+        })
+    });
+    let handle = started.recv_timeout(SOON).expect("the start returns").unwrap();
+    assert_eq!(ask(handle.local_addrs()[0]), "42\n");
+    handle.shutdown();
+    handle.wait().unwrap();
 }
