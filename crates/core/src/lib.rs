@@ -18,9 +18,11 @@ mod conn;
 mod counters;
 mod driver;
 mod frame;
+mod frame_reader;
 pub mod framing;
 mod holders;
 mod id;
+mod in_place;
 mod inbox;
 mod limits;
 mod observer;
@@ -45,6 +47,7 @@ pub use driver::{
     SendEnd, Socket, Wait,
 };
 pub use frame::Frame;
+pub use frame_reader::{FrameReader, ReadError};
 pub use framing::Payload;
 pub use id::{ConnId, LaneId};
 pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits};

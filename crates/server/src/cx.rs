@@ -41,7 +41,7 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head
     }
 
-    /// Queues one frame, encoded by the server's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent,
+    /// Queues one frame, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent,
     /// not copied. A payload the framing cannot express closes the connection
     /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     #[inline]

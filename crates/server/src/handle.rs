@@ -53,7 +53,7 @@ impl ConnHandle {
         self.gate.is_gone()
     }
 
-    /// Queues one frame, encoded by the server's framing on the connection's own shard. The same `Bytes` may go to many
+    /// Queues one frame, encoded by the service's framing on the connection's own shard. The same `Bytes` may go to many
     /// connections without a copy until then.
     ///
     /// `Ok` means that it was queued while the connection lived, not that the peer got it.
@@ -241,7 +241,7 @@ impl LocalHandle {
         self.shared.upgrade().is_none_or(|shared| shared.is_ending())
     }
 
-    /// Queues one frame, encoded by the server's framing.
+    /// Queues one frame, encoded by the service's framing.
     ///
     /// # Errors
     /// [`PushError::Full`] if the outbox is over its high mark, since the peer reads too slowly: the frame is

@@ -114,7 +114,7 @@ impl<'a> Opening<'a> {
         self.shard
     }
 
-    /// Queues one frame, encoded by the server's framing: a greeting, or last words. As [`Cx::reply`](crate::Cx::reply).
+    /// Queues one frame, encoded by the service's framing: a greeting, or last words. As [`Cx::reply`](crate::Cx::reply).
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
         self.head.reply(payload.into());
     }

@@ -1,4 +1,4 @@
-//! What tasks wait for together: messages and questions between shards, the begin of a drain, and, with the feature `sync`, channels and locks.
+//! What tasks wait for together: messages and questions between shards, the start of a drain, and, with the feature `sync`, channels and locks.
 //!
 //! # Channels and locks
 //!

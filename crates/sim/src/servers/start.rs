@@ -12,8 +12,9 @@ use ringserve_server::testing::Sim;
 use ringserve_server::{Error, IntoService, ServerControl, Service, Shard};
 use ringserve_simkernel::rng::Rng;
 
+use super::cover::Cover;
 use super::plan::Plan;
-use super::service::{Cover, UPSTREAM};
+use super::service::UPSTREAM;
 
 /// How often a factory tries to reach its upstream: faults may keep it from that.
 const ATTEMPTS: usize = 8;
