@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use ringserve_core::{Completion, ConnId, Driver, Ended, Frames, Socket};
+use ringserve_core::{Completion, ConnId, Driver, Ended, Frames, Socket, Wait};
 
 use super::Core;
 use super::inbox::Command;
@@ -77,9 +77,16 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
 
     /// One round of the loop.
     pub(super) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<End> {
-        let end = self.shard.round(completions);
+        let shard = &mut self.shard;
+        shard.lane.common.now = shard.lane.common.shard.timers().now();
+        shard.turn(completions);
         self.obey();
-        end
+        if self.shard.is_done() {
+            return Some(Ok(self.shard.ended()));
+        }
+        // Asked behind the turn, which may have taken the call that says so, and before the shard falls asleep.
+        let wait = if self.serves() { Wait::No } else { self.shard.wait() };
+        self.shard.drive(wait, completions).err().map(Err)
     }
 
     /// The order to stop ends the start, and what is waited for.

@@ -150,6 +150,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
             }
             let end = self.shard.poll_turns(&mut waits, task);
             self.obey();
+            // A turn may have taken the call that says so; one that comes now wakes the shard.
+            if end.is_pending() && self.serves() {
+                return Poll::Ready(None);
+            }
             end.map(Some)
         });
         match tokio::task::coop::unconstrained(ended).await {
