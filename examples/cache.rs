@@ -50,10 +50,13 @@ const KEPT_MAX: usize = 16;
 
 type Upstream = Framed<Lines>;
 
+/// What was answered, by question.
+type Answers = HashMap<Box<[u8]>, Rc<[u8]>>;
+
 struct Cache {
     upstream: String,
     answers_max: usize,
-    answers: RefCell<HashMap<Box<[u8]>, Rc<[u8]>>>,
+    answers: RefCell<Answers>,
     kept: RefCell<Vec<Upstream>>,
 }
 
@@ -108,7 +111,7 @@ impl Service for Cache {
                 }
                 answers.insert(question[..].into(), answer[..].into());
             }
-            Ok(Err(error)) => cx.reply(&format!("no answer: {error}")),
+            Ok(Err(error)) => cx.reply(format!("no answer: {error}")),
             Err(_elapsed) => cx.reply("no answer: too late"),
         }
         Ok(())
@@ -197,7 +200,7 @@ mod tests {
     fn upstream_that_is_slow_or_dies_spoils_no_later_answer() {
         Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
             upstream(sim, async |net, question| {
-                let late = question.starts_with("slow").then_some(3 * ANSWER_TIME).unwrap_or_default();
+                let late = if question.starts_with("slow") { 3 * ANSWER_TIME } else { Duration::ZERO };
                 net.sleep(late).await;
                 (!question.starts_with("die")).then(|| format!("{question}!\n"))
             });

@@ -116,6 +116,7 @@
 //! |---|---|
 //! | the root | what a first program needs: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
 //! | [`guide`] | pages for people who write a server: which kind, state, waiting, ends, tests |
+//! | [`factory`] | what the factory of a server may return |
 //! | [`framing`] | how bytes become frames |
 //! | [`listen`] | where several services are reached |
 //! | [`limits`] | the server's own [`ServerLimits`](limits::ServerLimits), what belongs to both: errors, the memory that may be used |
@@ -147,9 +148,9 @@ pub use ringserve_server::{
     CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
     Limits, LocalHandle, Opening, Peer, PushError, Refusal, ReplyWriter, Runtime, Server, ServerControl,
     ServerHandle, Service, Session, SetupError, Several, Shard, SharedPayload, Stream, StreamHandle,
-    StreamService, WithHeads, stream, with_heads,
+    StreamService, WithHeads, starting, stream, with_heads,
 };
-pub use ringserve_server::{framing, limits, listen, middleware, net, stats, sync, task, time};
+pub use ringserve_server::{factory, framing, limits, listen, middleware, net, stats, sync, task, time};
 
 pub mod guide;
 

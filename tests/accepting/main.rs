@@ -1,6 +1,7 @@
 //! Who is accepted, and on what: starts, listeners, sockets and their options, full tables, several shards.
 
 mod adopted;
+mod factories;
 mod listeners;
 mod peers;
 mod services;

@@ -361,7 +361,7 @@ fn a_panic_on_start_ends_the_server() {
         let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let server = || Server::bind(addr).driver(driver).shards(1).on_start(|_| panic!("planted: on start"));
         let start = AssertUnwindSafe(|| server().start(Named::new("a")));
-        let said = catch_unwind(start).err().expect("the panic comes to the caller");
+        let said = catch_unwind(start).expect_err("the panic comes to the caller");
         assert_eq!(said.downcast_ref::<&str>(), Some(&"planted: on start"));
         TcpListener::bind(addr).expect("nothing listens there any more");
         // The same where the caller waits for the end of the server.

@@ -10,3 +10,4 @@ mod refused_memory;
 mod sandboxes;
 mod signals;
 mod small_memory;
+mod starts;

@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn numbers_text_and_chunks_land_behind_one_another() {
         let reply = written(b"before ", |out| {
-            write!(out, "{}-{:02}", "a", 7).unwrap();
+            write!(out, "a-{:02}", 7).unwrap();
             out.put_u16(0x4142);
             out.put(&b" c"[..]);
             out.put_bytes(b'!', 3);

@@ -138,6 +138,12 @@ pub struct ServerLimits {
     /// Calls that block and wait for one of these threads, 0 to 1 million for the whole server; further ones are refused.
     /// Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds.
     pub blocking_queue_max: usize,
+    /// Time that the factories of all services may take at the start, the futures of [`starting`] among them. Beyond, the start
+    /// ends with an error that names the service and the shard that are waited for. 17 ms to a year. Off by default: a line
+    /// of the log names them after 10 s.
+    ///
+    /// [`starting`]: https://docs.rs/ringserve/latest/ringserve/fn.starting.html
+    pub start_timeout: Option<Duration>,
     /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
     /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.
     pub drain_timeout: Duration,
@@ -215,6 +221,7 @@ impl Default for ServerLimits {
             upstreams_max: 1024,
             blocking_threads_max: 64,
             blocking_queue_max: 1024,
+            start_timeout: None,
             drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
         }
@@ -429,6 +436,7 @@ impl ServerLimits {
         in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
         times_in_range([
             ("connect_timeout", self.connect_timeout),
+            ("start_timeout", self.start_timeout),
             ("drain_timeout", Some(self.drain_timeout)),
         ])?;
         in_range("drain_delay", millis(self.drain_delay), 0, YEAR)
@@ -505,7 +513,7 @@ impl ServerLimits {
             drain_timeout: Duration, drain_delay: Duration,
         }
         options {
-            connect_timeout: Duration,
+            connect_timeout: Duration, start_timeout: Duration,
         }
     }
 }

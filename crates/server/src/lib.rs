@@ -46,10 +46,15 @@ pub use server::driver::Driver;
 pub use server::error::Error;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
-pub use service::{IntoService, Service, WithHeads, with_heads};
+pub use service::{IntoService, Service, WithHeads, starting, with_heads};
 pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
+
+/// What the factory of a server may return: a service, or what it has to wait for.
+pub mod factory {
+    pub use crate::service::{Made, Making, NoService, Starting};
+}
 
 /// How bytes become frames, and replies become bytes.
 pub mod framing {

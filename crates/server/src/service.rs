@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::future::{Future, ready};
+use std::pin::Pin;
 
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{Frame, Limits};
@@ -124,10 +125,11 @@ pub trait Service<H = ()>: Sized + 'static {
     }
 }
 
-/// What the factory of a server with the framing `F` returns: a [`Service`], [`with_heads`], [`stream`](crate::stream()), `http`, or a
-/// `Result` with one of them.
+/// What the factory of a server with the framing `F` returns: a [`Service`], [`with_heads`], [`stream`](crate::stream()), `http`, a
+/// `Result` with one of them, or [`starting`] with a future of any of these.
 #[diagnostic::on_unimplemented(
-    message = "a factory returns a `Service`, `stream(..)`, `http(..)` or a `Result` with one, and not `{Self}`",
+    message = "a factory returns a `Service`, `stream(..)`, `http(..)`, a `Result` with one, or `starting(..)` with a future of \
+               one, and not `{Self}`",
     note = "`stream(..)` and `http(..)` take the bytes as they come: leave out `Server::framing`",
     note = "a service of frames with a head is given as `with_heads(..)`"
 )]
@@ -135,11 +137,11 @@ pub trait IntoService<F: TypedFraming> {
     /// The service.
     type Service: Service<F::Head, Session: HoldsState<F::State>>;
 
-    /// The service, or why there is none: the server does not start then.
+    /// The service, or what has to be waited for. If there is none the server does not start.
     ///
     /// # Errors
     /// Those of the factory, and of what it returned.
-    fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>>;
+    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService>;
 
     /// Switches off the limits that cannot hold for such a service.
     #[doc(hidden)]
@@ -151,8 +153,8 @@ pub trait IntoService<F: TypedFraming> {
 impl<S: Service<Session: HoldsState<F::State>>, F: TypedFraming<Head = ()>> IntoService<F> for S {
     type Service = S;
 
-    fn into_service(self, _shard: &Shard) -> Result<S, Box<dyn Error + Send + Sync>> {
-        Ok(self)
+    fn into_service(self, _shard: &Shard) -> Result<Made<S>, NoService> {
+        Ok(Made::Now(self))
     }
 }
 
@@ -161,7 +163,7 @@ impl<S: IntoService<F>, F: TypedFraming, E: Into<Box<dyn Error + Send + Sync>>> 
 {
     type Service = S::Service;
 
-    fn into_service(self, shard: &Shard) -> Result<S::Service, Box<dyn Error + Send + Sync>> {
+    fn into_service(self, shard: &Shard) -> Result<Made<S::Service>, NoService> {
         self.map_err(Into::into)?.into_service(shard)
     }
 
@@ -237,8 +239,116 @@ where
 {
     type Service = S;
 
-    fn into_service(self, _shard: &Shard) -> Result<S, Box<dyn Error + Send + Sync>> {
-        Ok(self.0)
+    fn into_service(self, _shard: &Shard) -> Result<Made<S>, NoService> {
+        Ok(Made::Now(self.0))
+    }
+}
+
+/// Why a factory made no service.
+pub type NoService = Box<dyn Error + Send + Sync>;
+
+/// What a factory made.
+#[non_exhaustive]
+pub enum Made<S, E = NoService> {
+    /// It is there.
+    Now(S),
+    /// It will be there once this future is done, or will not.
+    Later(Making<S, E>),
+}
+
+/// A service that is being made, on its shard.
+pub type Making<S, E = NoService> = Pin<Box<dyn Future<Output = Result<S, E>>>>;
+
+impl<S: 'static, E: 'static> Made<S, E> {
+    /// What `then` makes of the service, or of the error, once one of them is there.
+    ///
+    /// # Errors
+    /// Those of `then`, if it is there now.
+    pub(crate) fn map<T, G>(
+        self,
+        then: impl FnOnce(Result<S, E>) -> Result<T, G> + 'static,
+    ) -> Result<Made<T, G>, G> {
+        Ok(match self {
+            Made::Now(service) => Made::Now(then(Ok(service))?),
+            Made::Later(making) => Made::Later(Box::pin(async { then(making.await) })),
+        })
+    }
+}
+
+impl<S, E> fmt::Debug for Made<S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Made::Now(_) => "Now",
+            Made::Later(_) => "Later",
+        })
+    }
+}
+
+/// What a factory returns whose service has to wait for something: for a pool that connects, a file that is read, another
+/// server. The future's output is what a factory returns that need not wait: a service, or a `Result` with one.
+///
+/// ```no_run
+/// use ringserve::{Cx, Frame, Server, Service, Shard, Stream, framing::Lines, starting};
+///
+/// struct Echo {
+///     log: Stream,
+/// }
+/// # impl Service for Echo {
+/// #     type Session = ();
+/// #     type Error = std::convert::Infallible;
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #         cx.reply(frame);
+/// #         Ok(())
+/// #     }
+/// # }
+///
+/// async fn echo(shard: Shard) -> std::io::Result<Echo> {
+///     Ok(Echo { log: shard.connect("10.0.0.9:514").await? })
+/// }
+///
+/// # fn main() -> Result<(), ringserve::Error> {
+/// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|shard| starting(echo(shard.clone())))
+/// # }
+/// ```
+///
+/// The future runs on the shard's own loop, or in its [runtime](crate::Server::runtime), and may do what a task of the shard may:
+/// connect, sleep, [spawn](Shard::spawn), [block elsewhere](Shard::spawn_blocking). It is polled once the factory was called
+/// for every service on every shard: so a [`Mesh`](crate::sync::Mesh) that is registered in the factory, and not in the future, has
+/// all shards by then. A shard that has not registered is [gone](crate::sync::AskError::Gone) for those that ask it.
+///
+/// No shard accepts a connection before all services of all shards are there: peers wait in the kernel's queue. The first
+/// error, or panic, ends the start, and every other future is dropped. So does the order to stop: SIGINT and SIGTERM in
+/// [`serve`](crate::Server::serve), the future of [`run_until`](crate::Server::run_until),
+/// [`ServerControl::shutdown`](crate::ServerControl::shutdown). What is waited for after 10 s is named in the log, once, and
+/// [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout) bounds it.
+pub fn starting<Fut: Future>(future: Fut) -> Starting<Fut> {
+    Starting(future)
+}
+
+/// What [`starting`] makes of a future.
+#[derive(Debug)]
+pub struct Starting<Fut>(Fut);
+
+impl<F, Fut, Make> IntoService<F> for Starting<Fut>
+where
+    F: TypedFraming,
+    Fut: Future<Output = Make> + 'static,
+    Make: IntoService<F>,
+{
+    type Service = Make::Service;
+
+    fn into_service(self, shard: &Shard) -> Result<Made<Make::Service>, NoService> {
+        let shard = shard.clone();
+        Ok(Made::Later(Box::pin(async move {
+            match self.0.await.into_service(&shard)? {
+                Made::Now(service) => Ok(service),
+                Made::Later(making) => making.await,
+            }
+        })))
+    }
+
+    fn adjust(limits: &mut Limits) {
+        Make::adjust(limits);
     }
 }
 

@@ -33,7 +33,7 @@ impl AsRef<[u8]> for Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.1.fetch_sub(1, Ordering::SeqCst);
-        assert!(self.0.len() % 2 == 0, "planted: an owner");
+        assert!(self.0.len().is_multiple_of(2), "planted: an owner");
     }
 }
 

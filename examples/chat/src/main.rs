@@ -182,7 +182,7 @@ impl Chat {
             ("/name", name) if is_name(name) => {
                 self.announce(member, &format!("is called {name} now"));
                 member.name.replace(name.into());
-                cx.reply(&format!("* you are called {name} now"));
+                cx.reply(format!("* you are called {name} now"));
             }
             ("/join", room) if is_name(room) => self.move_to(cx, room),
             ("/leave", "") => self.move_to(cx, "lobby"),
@@ -191,14 +191,14 @@ impl Chat {
                 let shards = self.meshes.names.on_all(|_shard| room.clone()).await;
                 for name in shards.into_iter().flatten().flatten() {
                     cx.ready().await;
-                    cx.reply(&format!("* {name} is in {room}"));
+                    cx.reply(format!("* {name} is in {room}"));
                 }
             }
             ("/quit", "") => {
                 cx.reply("* goodbye");
                 cx.close();
             }
-            _ => cx.reply(&format!("* {HELP}; names are short and have no spaces")),
+            _ => cx.reply(format!("* {HELP}; names are short and have no spaces")),
         }
     }
 
@@ -209,7 +209,7 @@ impl Chat {
         member.room.replace(room.into());
         self.announce(member, "came");
         self.rooms.insert(member);
-        cx.reply(&format!("* you are in {room} now"));
+        cx.reply(format!("* you are in {room} now"));
     }
 }
 
@@ -224,7 +224,7 @@ impl Service for Chat {
 
     async fn open(&self, opening: &Opening<'_>) -> Result<Seat, Refusal> {
         let name = format!("guest-{}-{}", self.shard.index(), opening.id().slot());
-        opening.reply(&format!("* you are {name}, in lobby; {HELP}"));
+        opening.reply(format!("* you are {name}, in lobby; {HELP}"));
         let (name, room) = (RefCell::new(name.into()), RefCell::new("lobby".into()));
         let member = Rc::new(Member { handle: opening.local_handle(), name, room, missed: Cell::new(0) });
         self.announce(&member, "came");

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::task::Waker;
 
-use super::{ABORT, ACCOUNTED, ASKED, AWAITED, CLOSE, GATED, LIMITED, NOT_FRAMED, Outlet};
+use super::{ABORT, ACCOUNTED, AWAITED, CLOSE, GATED, LIMITED, NOT_FRAMED, Outlet};
 use crate::limits::ordered;
 use crate::times::Times;
 use crate::{Account, CloseReason, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
@@ -45,18 +45,16 @@ pub(crate) struct OwnLimits {
 
 impl Outlet {
     /// What else the kernel was asked for.
-    #[inline]
     pub fn asked(&self) -> Asked {
-        if !self.has(ASKED) {
-            return Asked::default();
-        }
-        self.with_extra(|extra| extra.asked.as_deref().copied().unwrap_or_default())
+        let extra = self.extra.take();
+        let asked = extra.as_ref().and_then(|extra| extra.asked.as_deref().copied());
+        self.extra.set(extra);
+        asked.unwrap_or_default()
     }
 
     /// Keeps what the kernel was asked for, if it told something.
     pub fn set_asked(&self, asked: Asked) {
         if asked != Asked::default() {
-            self.set(ASKED);
             self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
         }
     }

@@ -52,16 +52,13 @@ const OVER_HIGH: u16 = 2048;
 const ACCOUNTED: u16 = 4096;
 /// It has limits of its own. Its frames and replies take the slower ways, which look at them.
 const LIMITED: u16 = 8192;
-/// The kernel was asked for more than the peer's address.
-const ASKED: u16 = 16384;
 /// User code has switched the rule by which its bytes are cut.
-const SWITCHED: u16 = 32768;
-
+const SWITCHED: u16 = 16384;
 /// The service is called once more behind the peer's last byte, with an empty frame.
 const HEARS_END: u16 = 32768;
 
 /// What changes nothing about how its replies are sent.
-const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | ASKED | HEARS_END;
+const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | HEARS_END;
 
 /// What became of a reply in an outbox.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -47,6 +47,8 @@ pub(super) struct Accepting {
     paused: bool,
     /// Listeners were armed once.
     started: bool,
+    /// None is armed yet, whatever there is room for.
+    withheld: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -76,6 +78,7 @@ impl Accepting {
             retry_at: None,
             paused: false,
             started: false,
+            withheld: false,
         }
     }
 
@@ -206,6 +209,16 @@ impl<O: Observer> Shard<O> {
         self.accepting.quota = Some(quota);
     }
 
+    /// Accepts nothing until [`begin_accepting`](Shard::begin_accepting): peers wait in the kernel's queue. Before the first turn.
+    pub fn withhold_accepting(&mut self) {
+        self.accepting.withheld = true;
+    }
+
+    /// Accepts from the next turn on.
+    pub fn begin_accepting(&mut self) {
+        self.accepting.withheld = false;
+    }
+
     /// Whether another shard has room for what this one accepts beyond its own table. Goes on from the next turn.
     pub fn set_others_have_room(&mut self, room: bool) {
         self.accepting.others_have_room = room;
@@ -320,6 +333,9 @@ impl<O: Observer> Shard<O> {
 
     /// Arms or stops each listener as the limits say.
     pub(super) fn sync_accept(&mut self) {
+        if self.accepting.withheld {
+            return;
+        }
         if self.accepting.retry_at.is_some_and(|at| at <= self.now) {
             self.accepting.retry_at = None;
         }

@@ -13,7 +13,7 @@ use ringserve_core::framing::Raw;
 
 use super::connection::{Http, HttpError};
 use super::options::HttpOptions;
-use crate::service::IntoService;
+use crate::service::{IntoService, Made, NoService};
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::{HandleStream, Streams, adjust};
@@ -74,10 +74,10 @@ where
 {
     type Service = Streams<OnShard<S>>;
 
-    fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>> {
+    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
         self.options.check()?;
         let http = Http::new(shard, &self.options);
-        Ok(Streams::new(shard, OnShard { http, service: Rc::new(self.service) }))
+        Ok(Made::Now(Streams::new(shard, OnShard { http, service: Rc::new(self.service) })))
     }
 
     fn adjust(limits: &mut Limits) {

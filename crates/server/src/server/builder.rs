@@ -114,8 +114,8 @@ impl Server<Several> {
         Server { binds: Binds::default(), framing: Several::default(), settings: Settings::default() }
     }
 
-    /// A further service, reached at `endpoints`, however many they are. `factory` is called once on each shard's thread, and may
-    /// fail. There may be 32 services.
+    /// A further service, reached at `endpoints`, however many they are. `factory` is called once on each shard's thread, may
+    /// fail, and may [wait](crate::starting()). There may be 32 services.
     pub fn service<E, Make>(
         mut self,
         endpoints: E,
@@ -144,10 +144,10 @@ impl Server<Several> {
     /// As [`Server::start`] of one service.
     ///
     /// # Errors
-    /// If any shard cannot be started. Nothing is left running then, but for the threads of factories that still wait: they
-    /// end when those return.
+    /// If any shard cannot be started. Nothing is left running then, but for the threads of factories that block: they end
+    /// when those return.
     pub fn start(self) -> Result<ServerHandle, Error> {
-        self.prepared()?.start(Starting::new())
+        self.prepared()?.start(Starting::new(), None)
     }
 
     /// As [`Server::run_until`] of one service.
@@ -218,8 +218,8 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
 
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
     /// arrived is answered, and what is left after [`ServerLimits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal ends the server at once.
-    /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`, and the factory's
-    /// thread is left alone.
+    /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`. A future that is
+    /// [waited](crate::starting()) for is dropped; the thread of a factory that blocks is left alone.
     ///
     /// When this returns, with an error too, both signals do what they did before the first server of the process. So a handler
     /// of the program's own belongs before that, or the server is [started](Server::start) instead. A signal that is ignored, as
@@ -234,12 +234,12 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
         self.with(factory)?.serve()
     }
 
-    /// Starts the server on threads of its own. `factory` is called on each shard's thread, and may fail.
-    /// Signals are left alone.
+    /// Starts the server on threads of its own. `factory` is called on each shard's thread, may fail, and may
+    /// [wait](crate::starting()). Signals are left alone.
     ///
     /// # Errors
-    /// If any shard cannot be started. Nothing is left running then, but for the threads of factories that still wait: they
-    /// end when those return.
+    /// If any shard cannot be started. Nothing is left running then, but for the threads of factories that block: they end
+    /// when those return.
     pub fn start<Make>(
         self,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
@@ -247,13 +247,14 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        self.with(factory)?.start(Starting::new())
+        self.with(factory)?.start(Starting::new(), None)
     }
 
     /// Starts the server and serves until `future` is done, which is polled on this thread, or a shard ended by itself; then
     /// shuts down as [`ServerHandle::shutdown`] does and waits for the end. Signals are left alone: the future may be the
-    /// program's own signal handler. It is polled from the moment at which every shard is ready. One that panics ends the server at
-    /// once.
+    /// program's own signal handler. It is polled from the moment at which every shard is ready, or
+    /// [waits](crate::starting()) for a service. If it is done before all services are there, the server ends before it began, and
+    /// this returns figures of zero. One that panics ends the server at once.
     ///
     /// ```no_run
     /// # use ringserve::{Cx, Frame, Server, Service};

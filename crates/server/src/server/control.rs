@@ -37,6 +37,11 @@ impl ServerControl {
         &self.blocking
     }
 
+    /// Has shards that wait for each other look up.
+    pub(crate) fn rouse(&self) {
+        self.remotes.iter().for_each(|remote| remote.command(Command::Serve));
+    }
+
     pub(crate) fn remotes(&self) -> &Arc<[Arc<RemoteShard>]> {
         &self.remotes
     }

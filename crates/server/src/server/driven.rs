@@ -91,10 +91,10 @@ where
     )?;
     let drivers = Arc::new(drivers);
     let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
-    let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_>, ready| {
+    let launched = plan.launch(Starting::new(), None, no_sockets, &[], move |shard: OneShard<_>, start| {
         match drivers.make(shard.index, &config) {
-            Ok(driver) => shard.run_on(driver, ready),
-            Err(error) => give_up(ready, Error::Broken { shard: shard.index, error }),
+            Ok(driver) => shard.run_on(driver, start),
+            Err(error) => give_up(&start, Error::Broken { shard: shard.index, error }),
         }
     });
     let (control, threads) = launched?;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 use ringserve_core::{Address, LimitError};
 use ringserve_drivers::SetupError;
@@ -76,6 +77,13 @@ pub enum Error {
         /// The shard it was for.
         shard: usize,
     },
+    /// The factory was not done within [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout).
+    StartTimeout {
+        /// The first shard whose factory it was.
+        shard: usize,
+        /// The limit.
+        time: Duration,
+    },
     /// The runtime of a shard cannot be made ([`Server::runtime`](crate::Server::runtime)).
     Runtime {
         /// The shard it was for.
@@ -101,7 +109,9 @@ pub enum Error {
         /// What the panic said.
         message: String,
     },
-    /// SIGINT or SIGTERM came before every shard was ready. [`Server::serve`](crate::Server::serve) returns `Ok` then.
+    /// The server was told to stop before every shard was ready: by SIGINT or SIGTERM, a
+    /// [`ServerControl`](crate::ServerControl), or the future of `run_until`. [`Server::serve`](crate::Server::serve) and
+    /// [`Server::run_until`](crate::Server::run_until) return `Ok` then.
     Interrupted,
 }
 
@@ -164,6 +174,10 @@ impl fmt::Display for Error {
             }
             Error::Factory { shard, error } => write!(f, "no service for shard {shard}: {error}"),
             Error::FactoryPanicked { shard } => write!(f, "the factory panicked for shard {shard}"),
+            Error::StartTimeout { shard, time } => write!(
+                f,
+                "the factory for shard {shard} was not done within {time:?}, which is ServerLimits::start_timeout"
+            ),
             Error::Runtime { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
             Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),

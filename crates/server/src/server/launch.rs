@@ -2,7 +2,7 @@
 
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -21,15 +21,21 @@ use super::plan::{OneShard, Plan};
 use super::running::{ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
-use super::starting::{Heard, Ready, Starting};
+use super::starting::{Ended, Gate, ShardStart, Starting, Until};
 use crate::guard::message_of;
 use crate::log::guarded;
+use crate::service::Made;
+use crate::shard::beginning::Beginning;
+use crate::shard::clock::Deadline;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
 use crate::shard::services::Services;
 use crate::shard::state::{Parts, ShardLoop};
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
+
+/// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver does not end.
+const ENDS_WITHIN: Duration = Duration::from_secs(6);
 
 /// The shards that run, as seen from outside and as threads.
 pub(super) type Launched = (ServerControl, Vec<thread::JoinHandle<ShardEnd>>);
@@ -38,10 +44,11 @@ impl<S: Serves + Send + 'static> Plan<S> {
     /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
     pub(super) fn launch(
         self,
-        starting: Starting,
+        mut starting: Starting,
+        until: Until<'_>,
         sockets: Vec<Vec<Listener>>,
         cpus: &[usize],
-        run: impl Fn(OneShard<S>, Ready) -> ShardEnd + Clone + Send + 'static,
+        run: impl Fn(OneShard<S>, ShardStart) -> ShardEnd + Clone + Send + 'static,
     ) -> Result<Launched, Error> {
         let mut threads = Vec::new();
         // So that nothing listens any more after a start that failed, whatever a factory still waits for. Adopted sockets are
@@ -49,55 +56,78 @@ impl<S: Serves + Send + 'static> Plan<S> {
         let own = sockets.iter().flatten().filter(|listener| !listener.is_adopted());
         let own: Vec<OwnedFd> =
             own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
+        self.begin(&mut starting);
         let shards = self.shards(sockets, cpus);
-        let (count, control) = (shards.len(), shards[0].control.clone());
+        let control = shards[0].control.clone();
         for shard in shards {
             let index = shard.index;
-            let (ready, run) = (starting.ready(index), run.clone());
+            let (start, run) = (starting.of_shard(index), run.clone());
             let thread = thread::Builder::new()
                 .name(format!("ringserve-{index}"))
-                .spawn(move || to_the_end(shard, ready, run));
+                .spawn(move || to_the_end(shard, start, run));
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    starting.ready(index).failed(Error::Thread(error));
+                    starting.of_shard(index).failed(Error::Thread(error));
                     break;
                 }
             }
         }
-        let gate = starting.gate();
-        let ready = starting.wait(count);
-        if let Err((_, heard)) = &ready {
-            for listener in &own {
-                let _ = SockRef::from(listener).shutdown(Shutdown::Both);
+        match starting.wait(until) {
+            Ok(waited) => {
+                if waited {
+                    control.rouse();
+                }
+                Ok((control, threads))
             }
-            control.abort();
-            threads = of_those_heard(threads, heard);
-        }
-        gate.open();
-        match ready {
-            Ok(()) => Ok((control, threads)),
-            Err((error, _)) => {
+            Err(ended) => {
+                let Ended { error, heard, panic } = *ended;
+                for listener in &own {
+                    let _ = SockRef::from(listener).shutdown(Shutdown::Both);
+                }
+                control.abort();
+                starting.give_up();
+                let threads = of_those_that_end(threads, &heard);
                 drop(ServerHandle::new(Listening::default(), control, threads));
-                Err(error)
+                match panic {
+                    Some(panic) => resume_unwind(panic),
+                    None => Err(error),
+                }
             }
         }
     }
 }
 
-/// A factory that waits may never return: its thread is left alone, and ends by itself if it does.
-fn of_those_heard(
+/// A factory that blocks its thread may never return: the thread is left alone, and ends by itself if it does. One that
+/// returned a future ends soon, unless the future blocks.
+fn of_those_that_end(
     threads: Vec<thread::JoinHandle<ShardEnd>>,
-    heard: &Heard,
+    heard: &[bool],
 ) -> Vec<thread::JoinHandle<ShardEnd>> {
-    threads.into_iter().enumerate().filter(|(shard, _)| heard.of(*shard)).map(|(_, thread)| thread).collect()
+    const LOOKS_EVERY: Duration = Duration::from_millis(1);
+    let deadline = Deadline::within(ENDS_WITHIN);
+    let ends = |thread: &thread::JoinHandle<ShardEnd>| {
+        while !thread.is_finished() {
+            if !deadline.pauses(LOOKS_EVERY) {
+                warn!("a factory blocks its thread, which is left alone");
+                return false;
+            }
+        }
+        true
+    };
+    let threads = threads.into_iter().zip(heard);
+    threads.filter(|(thread, heard)| **heard && ends(thread)).map(|(thread, _)| thread).collect()
 }
 
 /// A shard's thread. If the shard ends by itself, the cause is logged and the others are told to drain.
-fn to_the_end<S>(shard: OneShard<S>, ready: Ready, run: impl Fn(OneShard<S>, Ready) -> ShardEnd) -> ShardEnd {
-    let (index, control, not_ready) = (shard.index, shard.control.clone(), ready.again());
+fn to_the_end<S>(
+    shard: OneShard<S>,
+    start: ShardStart,
+    run: impl Fn(OneShard<S>, ShardStart) -> ShardEnd,
+) -> ShardEnd {
+    let (index, control, not_ready) = (shard.index, shard.control.clone(), start.clone());
     enter_shard(index, &control.remotes()[index]);
-    let end = ended(index, control.remotes(), catch_unwind(AssertUnwindSafe(|| run(shard, ready))));
+    let end = ended(index, control.remotes(), catch_unwind(AssertUnwindSafe(|| run(shard, start))));
     if let Err(death) = &end {
         not_ready.failed(death.error(index));
     }
@@ -119,7 +149,7 @@ pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Res
 
 impl<S: Serves> OneShard<S> {
     /// On the shard's own thread: makes driver and service, says so, and serves.
-    pub(super) fn run(mut self, ready: Ready) -> ShardEnd {
+    pub(super) fn run(mut self, start: ShardStart) -> ShardEnd {
         if let Some(cpu) = self.cpu
             && let Err(error) = cpu::pin_to(cpu)
         {
@@ -129,72 +159,71 @@ impl<S: Serves> OneShard<S> {
         // The one place where the driver is decided: from here on everything is compiled for it.
         match self.chosen.kind.clone() {
             ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
-                Ok(driver) => self.run_inside(driver, ready),
-                Err(error) => give_up(ready, Error::Driver(error)),
+                Ok(driver) => self.run_inside(driver, start),
+                Err(error) => give_up(&start, Error::Driver(error)),
             },
             ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
-                Ok(driver) => self.run_inside(driver, ready),
-                Err(error) => give_up(ready, Error::Driver(error)),
+                Ok(driver) => self.run_inside(driver, start),
+                Err(error) => give_up(&start, Error::Driver(error)),
             },
         }
     }
 
     /// Inside the runtime it was told to run in.
-    fn run_inside<D: Driver<Descriptor = OwnedFd>>(self, driver: D, ready: Ready) -> ShardEnd {
+    fn run_inside<D: Driver<Descriptor = OwnedFd>>(self, driver: D, start: ShardStart) -> ShardEnd {
         match self.runtime {
-            Runtime::Own => self.run_on(driver, ready),
+            Runtime::Own => self.run_on(driver, start),
             #[cfg(feature = "runtime-tokio")]
             runtime => {
-                let (shard, mut ready) = (self.index, Some(ready));
-                let serves = runtime.run(|| {
-                    let ready = ready.take();
-                    async move {
-                        let Some(ready) = ready else { return Ok(Default::default()) };
-                        match self.prepare(driver, ready) {
-                            Some(parts) => {
-                                ShardLoop::new(parts).run_hosted().await.map_err(ShardDeath::Driver)
-                            }
-                            None => Ok(Default::default()),
+                let (shard, started) = (self.index, start.clone());
+                let serves = runtime.run(|| async move {
+                    match self.prepare(driver, &start) {
+                        None => Ok(Default::default()),
+                        Some((parts, Gate::Serving, Made::Now(services))) => {
+                            ShardLoop::new(parts, services).run_hosted().await
                         }
+                        Some((parts, _, made)) => Beginning::new(parts, made, start).run_hosted().await,
                     }
                 });
-                serves.unwrap_or_else(|error| match ready {
-                    Some(ready) => give_up(ready, Error::Runtime { shard, error }),
-                    None => Ok(Default::default()),
-                })
+                match serves {
+                    Ok(end) => end.map_err(ShardDeath::Driver),
+                    Err(error) => give_up(&started, Error::Runtime { shard, error }),
+                }
             }
         }
     }
 
     /// On its own thread, where the driver blocks.
-    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(self, driver: D, ready: Ready) -> ShardEnd {
-        match self.prepare(driver, ready) {
-            Some(parts) => ShardLoop::new(parts).run().map_err(ShardDeath::Driver),
-            None => Ok(Default::default()),
-        }
+    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(self, driver: D, start: ShardStart) -> ShardEnd {
+        let end = match self.prepare(driver, &start) {
+            None => return Ok(Default::default()),
+            Some((parts, Gate::Serving, Made::Now(services))) => ShardLoop::new(parts, services).run(),
+            Some((parts, _, made)) => Beginning::new(parts, made, start).run(),
+        };
+        end.map_err(ShardDeath::Driver)
     }
 
-    /// Makes the shard, says so, and waits until all others are made. `None` if it cannot be.
+    /// Calls the factories of the shard, says so, and waits until those of all others returned. `None` if it cannot be made.
     fn prepare<D: Driver<Descriptor = OwnedFd>>(
         self,
         driver: D,
-        ready: Ready,
-    ) -> Option<Parts<D, impl Services + use<D, S>>> {
-        match self.make(driver) {
-            Ok(parts) => {
-                ready.succeeded();
-                Some(parts)
-            }
+        start: &ShardStart,
+    ) -> Option<Prepared<D, impl Services + use<D, S>>> {
+        match self.make(driver, start) {
+            Ok((parts, made)) => Some((parts, start.pass(), made)),
             Err(error) => {
-                ready.failed(error);
+                start.failed(error);
                 None
             }
         }
     }
 }
 
-pub(super) fn give_up(ready: Ready, error: Error) -> ShardEnd {
-    ready.failed(error);
+/// A shard whose factories returned: how far the start is, and its services.
+type Prepared<D, V> = (Parts<D>, Gate, Made<V, Error>);
+
+pub(super) fn give_up(start: &ShardStart, error: Error) -> ShardEnd {
+    start.failed(error);
     Ok(Default::default())
 }
 

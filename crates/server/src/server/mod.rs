@@ -17,7 +17,7 @@ pub(crate) mod runtime;
 pub(crate) mod serves;
 mod signals;
 pub(crate) mod socket_options;
-mod starting;
+pub(crate) mod starting;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;
 mod until;

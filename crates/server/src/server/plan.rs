@@ -10,8 +10,10 @@ use super::control::ServerControl;
 use super::driver::Chosen;
 use super::error::Error;
 use super::runtime::Runtime;
-use super::serves::Serves;
+use super::serves::{MadeOf, Serves};
+use super::starting::{ShardStart, Starting};
 use crate::log::LogObserver;
+use crate::service::Made;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
@@ -51,6 +53,12 @@ pub(super) struct LanePlan {
 }
 
 impl<S: Serves> Plan<S> {
+    /// Begins the start.
+    pub(super) fn begin(&self, starting: &mut Starting) {
+        let names = self.names.lanes().map(|(_, name)| name.to_string()).collect();
+        starting.begin(self.shards, self.clock.clone(), self.server_limits.start_timeout, names);
+    }
+
     /// Each shard, before it is made, with its listeners.
     pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
@@ -98,18 +106,19 @@ pub(super) struct OneShard<S> {
 }
 
 impl<S: Serves> OneShard<S> {
-    /// On the shard's own thread: makes the services and what lies below them.
+    /// On the shard's own thread: calls the factories, and makes what lies below the services.
     pub(super) fn make<D: Driver<Descriptor = OwnedFd>>(
         self,
         driver: D,
-    ) -> Result<Parts<D, impl Services + use<D, S>>, Error> {
+        start: &ShardStart,
+    ) -> Result<(Parts<D>, MadeOf<impl Services + use<D, S>>), Error> {
         let remotes = self.control.remotes().clone();
         let remote = remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
         let shard = Shard::new(self.index, remote.clone(), self.control, self.clock, random);
         shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
-        let (services, encodings) = self.serves.make(shard.clone())?;
+        let (made, encodings) = self.serves.make(shard.clone(), start)?;
         let mut lanes = self.lanes.iter().zip(encodings);
         // There is a first service, as was checked.
         let Some((first, encoding)) = lanes.next() else { return Err(Error::Services(String::new())) };
@@ -133,6 +142,10 @@ impl<S: Serves> OneShard<S> {
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
         let (one_queue, asks, names) = (self.one_queue, self.asks, self.names);
-        Ok(Parts { shard, core, driver, services, others, one_queue, asks, upstreams, names })
+        match &made {
+            Made::Now(_) => start.succeeded(),
+            Made::Later(_) => start.waits(),
+        }
+        Ok((Parts { shard, core, driver, others, one_queue, asks, upstreams, names }, made))
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::future::Future;
 use std::iter;
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
 
@@ -15,13 +16,13 @@ use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::{self, Bind};
 use super::listen::sockets::{Listen, Listening, Place};
 use super::memory;
-use super::plan::{LanePlan, Plan};
+use super::plan::{LanePlan, OneShard, Plan};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::signals::StopSignals;
 use super::socket_options::options::SocketOptions;
-use super::starting::Starting;
+use super::starting::{Starting, Until};
 use super::until::serve_until;
 use crate::guard::guard;
 use crate::log;
@@ -195,7 +196,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     pub(super) fn serve(self) -> Result<(), Error> {
         let starting = Starting::new();
         let signals = StopSignals::take(starting.interrupter())?;
-        let running = match self.start(starting) {
+        let running = match self.start(starting, None) {
             Err(Error::Interrupted) => return Ok(()),
             started => started?,
         };
@@ -209,11 +210,16 @@ impl<S: Serves + Send + 'static> Prepared<S> {
 
     /// Serves until a future is done.
     pub(super) fn serve_until(self, future: impl Future) -> Result<ServerStats, Error> {
-        serve_until(self.start(Starting::new())?, future)
+        let mut until = pin!(async { drop(future.await) });
+        let running = match self.start(Starting::new(), Some(until.as_mut())) {
+            Err(Error::Interrupted) => return Ok(ServerStats::default()),
+            started => started?,
+        };
+        serve_until(running, until)
     }
 
-    /// Starts all shards, on threads of their own.
-    pub(super) fn start(mut self, starting: Starting) -> Result<ServerHandle, Error> {
+    /// Starts all shards, on threads of their own; not to the end if `until` is done while a factory waits.
+    pub(super) fn start(mut self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
         let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
         self.settings.runtime.check()?;
         let given = self.settings.server_limits.is_some();
@@ -228,7 +234,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
         announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
         let plan = self.plan(checked, chosen, &listening);
-        let (control, threads) = plan.launch(starting, sockets, &cpus, |shard, ready| shard.run(ready))?;
+        let (control, threads) = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
         let handle = ServerHandle::new(listening, control, threads);
         if let Some(on_start) = on_start {

@@ -1,14 +1,17 @@
 //! What a server serves, one service or several, and how each shard makes its own.
 
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 
 use ringserve_core::framing::{Encoding, HoldsState, TypedFraming};
 use ringserve_core::{LimitError, Limits};
 
 use super::error::Error;
+use super::starting::ShardStart;
 use crate::guard::guard;
-use crate::service::{IntoService, Service};
+use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
 use crate::shard::many::{Many, TaskNumbers};
@@ -29,12 +32,19 @@ pub(crate) trait Serves: Sized {
     /// The framing's.
     fn check_limits(&self, service: usize, limits: &Limits) -> Result<(), LimitError>;
 
-    /// Makes the services, and says how the replies of each are encoded.
+    /// Calls the factories, and says how the replies of each service are encoded.
     ///
     /// # Errors
     /// Those of factories.
-    fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error>;
+    fn make(
+        self,
+        shard: Shard,
+        start: &ShardStart,
+    ) -> Result<(MadeOf<impl Services + use<Self>>, Vec<Encoding>), Error>;
 }
+
+/// What factories made for a shard.
+pub(crate) type MadeOf<V> = Made<V, Error>;
 
 /// One service, whose type is known to everything above a shard.
 pub(crate) struct One<F, Factory> {
@@ -61,30 +71,81 @@ impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
         &self,
         shard: &Shard,
         numbers: TaskNumbers,
-        service: S,
-    ) -> LaneOf<impl Services + use<F, Factory, S>> {
+        made: MadeOf<S>,
+    ) -> Result<LaneOf<impl Services + use<F, Factory, S>>, Error> {
         let framing = Rc::new(self.framing.clone());
-        let (encoding, admit) = (framing.reply_encoding(), self.admit.clone());
-        (ServiceLane::new(shard, service, framing, admit, calls::<S, F::Head>, numbers), encoding)
+        let (encoding, admit, shard) = (framing.reply_encoding(), self.admit.clone(), shard.clone());
+        let lane = move |made: Result<S, Error>| {
+            Ok(ServiceLane::new(&shard, made?, framing, admit, calls::<S, F::Head>, numbers))
+        };
+        Ok((made.map(lane)?, encoding))
     }
 }
 
 /// A service's lane, and how its replies are encoded.
-type LaneOf<V> = (V, Encoding);
+type LaneOf<V> = (MadeOf<V>, Encoding);
 
-/// Calls a factory.
+/// Calls the factory of the service with this number.
 fn made<F: TypedFraming, Make: IntoService<F>>(
     shard: &Shard,
+    (start, number): (&ShardStart, usize),
     factory: impl FnOnce() -> Make,
-) -> Result<Make::Service, Error> {
-    match guard(|| factory().into_service(shard)) {
-        Ok(Ok(service)) => Ok(service),
-        Ok(Err(error)) => {
-            let factory = |error| Error::Factory { shard: shard.index(), error };
-            Err(error.downcast().map_or_else(factory, |limit| Error::Limits(*limit)))
+) -> Result<MadeOf<Make::Service>, Error> {
+    start.calls(number);
+    let of = shard.index();
+    let panicked = move |_| Error::FactoryPanicked { shard: of };
+    let made = guard(|| factory().into_service(shard)).map_err(panicked)?;
+    let mut making = match made.map_err(|error| no_service(of, error))? {
+        Made::Now(service) => {
+            start.made(number);
+            return Ok(Made::Now(service));
         }
-        Err(_panicked) => Err(Error::FactoryPanicked { shard: shard.index() }),
+        Made::Later(making) => making,
+    };
+    let start = start.clone();
+    Ok(Made::Later(Box::pin(async move {
+        let polled = poll_fn(|task| match guard(|| making.as_mut().poll(task)) {
+            Ok(polled) => polled.map(Ok),
+            Err(panic) => Poll::Ready(Err(panicked(panic))),
+        });
+        let made = polled.await;
+        let dropped = guard(move || drop(making)).map_err(panicked);
+        let service = made?.map_err(|error| no_service(of, error))?;
+        dropped?;
+        start.made(number);
+        Ok(service)
+    })))
+}
+
+fn no_service(shard: usize, error: NoService) -> Error {
+    let factory = |error| Error::Factory { shard, error };
+    error.downcast().map_or_else(factory, |limit| Error::Limits(*limit))
+}
+
+/// All of them, as soon as each is there. The first error is that of all.
+fn all_of<V: 'static>(mut all: Vec<MadeOf<V>>) -> MadeOf<Vec<V>> {
+    fn take<V>(all: &mut Vec<MadeOf<V>>) -> Vec<V> {
+        let there = |made| match made {
+            Made::Now(made) => Some(made),
+            Made::Later(_) => None,
+        };
+        all.drain(..).filter_map(there).collect()
     }
+    if all.iter().all(|made| matches!(made, Made::Now(_))) {
+        return Made::Now(take(&mut all));
+    }
+    Made::Later(Box::pin(poll_fn(move |task| {
+        let mut waits = false;
+        for made in &mut all {
+            if let Made::Later(making) = made {
+                match making.as_mut().poll(task) {
+                    Poll::Ready(there) => *made = Made::Now(there?),
+                    Poll::Pending => waits = true,
+                }
+            }
+        }
+        if waits { Poll::Pending } else { Poll::Ready(Ok(take(&mut all))) }
+    })))
 }
 
 impl<F, Factory, Make> Serves for One<F, Factory>
@@ -101,9 +162,13 @@ where
         self.framing.check_limits(limits)
     }
 
-    fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {
-        let service = made(&shard, || (self.factory)(&shard))?;
-        let (lane, encoding) = self.lane(&shard, TaskNumbers::ALONE, service);
+    fn make(
+        self,
+        shard: Shard,
+        start: &ShardStart,
+    ) -> Result<(MadeOf<impl Services + use<F, Factory, Make>>, Vec<Encoding>), Error> {
+        let made = made(&shard, (start, 0), || (self.factory)(&shard))?;
+        let (lane, encoding) = self.lane(&shard, TaskNumbers::ALONE, made)?;
         Ok((lane, vec![encoding]))
     }
 }
@@ -119,11 +184,11 @@ pub(crate) trait Hosted: Send {
     /// The framing's.
     fn check_limits(&self, limits: &Limits) -> Result<(), LimitError>;
 
-    /// Makes it, with calls that are numbered so.
+    /// Makes it, the service with this number.
     ///
     /// # Errors
     /// Those of its factory.
-    fn make(&self, shard: &Shard, numbers: TaskNumbers) -> Result<LaneOf<Box<dyn Services>>, Error>;
+    fn make(&self, shard: &Shard, of: (&ShardStart, usize)) -> Result<LaneOf<Box<dyn Services>>, Error>;
 
     /// The same, with everything that the service is told noted.
     ///
@@ -133,9 +198,21 @@ pub(crate) trait Hosted: Send {
     fn make_watched(
         &self,
         shard: &Shard,
-        numbers: TaskNumbers,
+        of: (&ShardStart, usize),
         watches: &Watches,
     ) -> Result<LaneOf<Box<dyn Services>>, Error>;
+}
+
+impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
+    fn boxed<S: Service<F::Head, Session: HoldsState<F::State>>>(
+        &self,
+        shard: &Shard,
+        number: usize,
+        made: MadeOf<S>,
+    ) -> Result<LaneOf<Box<dyn Services>>, Error> {
+        let (lane, encoding) = self.lane(shard, TaskNumbers::of(number), made)?;
+        Ok((lane.map(|lane| Ok(Box::new(lane?) as Box<dyn Services>))?, encoding))
+    }
 }
 
 impl<F, Factory, Make> Hosted for One<F, Factory>
@@ -152,21 +229,18 @@ where
         self.framing.check_limits(limits)
     }
 
-    fn make(&self, shard: &Shard, numbers: TaskNumbers) -> Result<LaneOf<Box<dyn Services>>, Error> {
-        let (lane, encoding) = self.lane(shard, numbers, made(shard, || (self.factory)(shard))?);
-        Ok((Box::new(lane), encoding))
+    fn make(&self, shard: &Shard, of: (&ShardStart, usize)) -> Result<LaneOf<Box<dyn Services>>, Error> {
+        self.boxed(shard, of.1, made(shard, of, || (self.factory)(shard))?)
     }
 
     #[cfg(feature = "testing")]
     fn make_watched(
         &self,
         shard: &Shard,
-        numbers: TaskNumbers,
+        of: (&ShardStart, usize),
         watches: &Watches,
     ) -> Result<LaneOf<Box<dyn Services>>, Error> {
-        let service = made(shard, || watches.over((self.factory)(shard)))?;
-        let (lane, encoding) = self.lane(shard, numbers, service);
-        Ok((Box::new(lane), encoding))
+        self.boxed(shard, of.1, made(shard, of, || watches.over((self.factory)(shard)))?)
     }
 }
 
@@ -177,15 +251,17 @@ impl AllOf {
     /// Makes each by `make`.
     pub(crate) fn make_by(
         &self,
-        make: impl Fn(&dyn Hosted, TaskNumbers) -> Result<LaneOf<Box<dyn Services>>, Error>,
-    ) -> Result<(Many, Vec<Encoding>), Error> {
-        let mut lanes = Vec::new();
+        make: impl Fn(&dyn Hosted, usize) -> Result<LaneOf<Box<dyn Services>>, Error>,
+    ) -> Result<(MadeOf<Many>, Vec<Encoding>), Error> {
+        let (mut lanes, mut encodings) = (Vec::new(), Vec::new());
         for (number, (name, hosted)) in self.0.iter().enumerate() {
-            let made = make(&**hosted, TaskNumbers::of(number));
-            lanes.push(made.map_err(|error| error.of_service(Some(name).filter(|_| self.0.len() > 1)))?);
+            let name = (self.0.len() > 1).then(|| name.clone());
+            let (lane, encoding) =
+                make(&**hosted, number).map_err(|error| error.of_service(name.as_ref()))?;
+            lanes.push(lane.map(move |lane| lane.map_err(|error: Error| error.of_service(name.as_ref())))?);
+            encodings.push(encoding);
         }
-        let (lanes, encodings) = lanes.into_iter().unzip();
-        Ok((Many::new(lanes), encodings))
+        Ok((all_of(lanes).map(|lanes| lanes.map(Many::new))?, encodings))
     }
 }
 
@@ -198,7 +274,11 @@ impl Serves for AllOf {
         self.0.get(service).map_or(Ok(()), |(_, hosted)| hosted.check_limits(limits))
     }
 
-    fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {
-        self.make_by(|hosted, numbers| hosted.make(&shard, numbers))
+    fn make(
+        self,
+        shard: Shard,
+        start: &ShardStart,
+    ) -> Result<(MadeOf<impl Services + use<>>, Vec<Encoding>), Error> {
+        self.make_by(|hosted, number| hosted.make(&shard, (start, number)))
     }
 }

@@ -15,11 +15,14 @@ use super::prepared::Prepared;
 use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
+use super::starting::{Look, Starting};
+use crate::service::Made;
+use crate::shard::beginning::Beginning;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::shard::state::{Others, ShardLoop};
-use crate::shard::stepped::{Stepped, SteppedShard};
+use crate::shard::stepped::{Stage, Stepped, SteppedShard};
 use crate::stats::{ServerStats, ShardStats};
 
 /// A server whose shards are stepped, on a simulated network, by one thread.
@@ -30,6 +33,7 @@ pub(crate) struct SteppedServer {
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
     blocking: Arc<dyn Pool>,
+    starting: Starting,
 }
 
 /// A simulation steps shards, and no runtime's loop.
@@ -45,15 +49,16 @@ fn refuse_runtime(runtime: Runtime) -> Result<(), Error> {
 const SIMULATED_DESCRIPTORS: u64 = 20_000;
 
 impl SteppedServer {
-    /// As [`Server::start`], on this network, with one shard by default. The shards take clock and chance as told, and
-    /// `on_call` hears of each call of theirs. If a factory fails, the shards that were made are told to end. What the server was told of its driver, of sockets and of pinning is ignored.
+    /// Begins what [`Server::start`] does, on this network, with one shard by default: calls the factories. The shards take clock
+    /// and chance as told, and `on_call` hears of each call of theirs. What the server was told of its driver, of sockets and of
+    /// pinning is ignored.
     pub(crate) fn start<S: Serves>(
         server: Prepared<S>,
         network: &Network,
         (clock, seed): (Clock, u64),
         pool: impl FnOnce(&ServerLimits) -> Arc<dyn Pool>,
         on_call: &OnCall,
-    ) -> Result<(SteppedServer, Result<(), Error>), Error> {
+    ) -> Result<SteppedServer, Error> {
         refuse_runtime(server.settings.runtime)?;
         let listen = |addr, is_adopted, shards| match is_adopted {
             true => network.adopt(addr, shards).map(|()| addr),
@@ -63,6 +68,8 @@ impl SteppedServer {
         let limits = plan.server_limits.clone();
         let blocking = pool(&limits);
         let plan = Plan { clock, seed, blocking: blocking.clone(), ..plan };
+        let mut starting = Starting::new();
+        plan.begin(&mut starting);
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
         let parts = plan.shards(no_sockets, &[]);
         let mut server = SteppedServer {
@@ -72,33 +79,57 @@ impl SteppedServer {
             shards: Vec::new(),
             ends: Vec::new(),
             blocking,
+            starting,
         };
         // All of them, since their listeners close with them if a factory fails.
         let drivers = (0..parts.len()).map(|index| {
             network.driver(index, &config).map_err(|error| Error::Broken { shard: index, error })
         });
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
+        let mut all_made = Vec::new();
         for (shard, driver) in parts.into_iter().zip(drivers) {
             let (index, remote) = (shard.index, shard.control.remotes()[shard.index].clone());
             remote.set_on_call(on_call.clone());
+            let (start, ring) = (server.starting.of_shard(index), driver.kernel().ring());
             // As on its thread.
             enter_shard(index, &remote);
-            let made = shard.make(driver);
+            let made = shard.make(driver, &start);
             leave_shard();
             match made {
-                Ok(parts) => {
-                    let shard = ShardLoop::new(parts);
-                    server.shards.push(Box::new(SteppedShard::new(shard)));
-                    server.ends.push(None);
-                }
+                Ok(made) => all_made.push((ring, start, made)),
                 Err(error) => {
                     remote.close();
-                    server.command(Command::Force);
-                    return Ok((server, Err(error)));
+                    start.failed(error);
+                    break;
                 }
             }
         }
-        Ok((server, Ok(())))
+        let all_there = all_made.iter().all(|(_, _, (_, made))| matches!(made, Made::Now(_)));
+        for (ring, start, (parts, made)) in all_made {
+            let stage = match made {
+                Made::Now(services) if all_there => Stage::Serves(ShardLoop::new(parts, services)),
+                made => Stage::Begins(Beginning::new(parts, made, start)),
+            };
+            server.shards.push(Box::new(SteppedShard::new(ring, stage)));
+            server.ends.push(None);
+        }
+        Ok(server)
+    }
+
+    /// How the start goes on. Shards are told what follows from it. Not to be called again once it ended.
+    pub(crate) fn look(&mut self) -> Look {
+        let look = self.starting.look();
+        match &look {
+            Look::Ready(true) => self.command(Command::Serve),
+            Look::Failed(_) => self.command(Command::Force),
+            Look::Ready(false) | Look::Waits(_) => {}
+        }
+        look
+    }
+
+    /// What its start waits for.
+    pub(crate) fn waits_for(&self) -> String {
+        self.starting.waits_for()
     }
 
     /// How many shards it has.

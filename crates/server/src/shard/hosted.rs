@@ -24,6 +24,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
+use super::beginning::{Beginning, End};
 use super::services::Services;
 use super::state::ShardLoop;
 use crate::stats::ShardStats;
@@ -63,20 +64,23 @@ impl Waits {
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// As [`run`](ShardLoop::run), on a runtime of tokio's.
     pub(crate) async fn run_hosted(mut self) -> Result<ShardStats, i32> {
-        let mut waits = match self.waits() {
-            Ok(waits) => waits,
-            Err(error) => return Err(errno(&error)),
-        };
-        let outside = self.lane.remote.outside();
-        self.core.all_share().wake_when_dirty(outside.clone());
-        self.lane.common.shard.timers().wake_when_set(outside.clone());
-        self.lane.driver.pool().wake_when_freed(outside);
+        match self.waits() {
+            Ok(waits) => self.run_at(waits).await,
+            Err(error) => Err(errno(&error)),
+        }
+    }
+
+    async fn run_at(mut self, mut waits: Waits) -> Result<ShardStats, i32> {
         // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
         let end = tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await;
         end.inspect_err(|_| self.broken())
     }
 
     fn waits(&mut self) -> io::Result<Waits> {
+        let outside = self.lane.remote.outside();
+        self.core.all_share().wake_when_dirty(outside.clone());
+        self.lane.common.shard.timers().wake_when_set(outside.clone());
+        self.lane.driver.pool().wake_when_freed(outside);
         let breath = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Waits {
             readiness: watch(self.lane.driver.readiness().map_err(io::Error::from_raw_os_error)?)?,
@@ -133,6 +137,36 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         let over = waits.sleep.as_mut().poll(task).is_ready();
         waits.ends = (!over).then_some(ends);
         !over
+    }
+}
+
+impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
+    /// As [`run`](Beginning::run), on a runtime of tokio's.
+    pub(crate) async fn run_hosted(mut self) -> End {
+        let mut waits = self.shard.waits().map_err(|error| errno(&error))?;
+        let ended = poll_fn(|task| {
+            if self.serves() {
+                return Poll::Ready(None);
+            }
+            let end = self.shard.poll_turns(&mut waits, task);
+            self.obey();
+            // A turn may have taken the call that says so; one that comes now wakes the shard.
+            if end.is_pending() && self.serves() {
+                return Poll::Ready(None);
+            }
+            end.map(Some)
+        });
+        match tokio::task::coop::unconstrained(ended).await {
+            Some(end) => end.inspect_err(|_| self.shard.broken()),
+            None => {
+                // What the driver brought is taken in the first turn.
+                waits.look = true;
+                match self.serve() {
+                    Some(shard) => shard.run_at(waits).await,
+                    None => Ok(ShardStats::default()),
+                }
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod asks;
 pub(crate) mod attempts;
 pub(crate) mod awaited;
+pub(crate) mod beginning;
 pub(crate) mod blocking;
 pub(crate) mod calls;
 pub(crate) mod clock;

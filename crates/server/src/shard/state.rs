@@ -35,11 +35,10 @@ impl Asks {
 }
 
 /// What a shard needs to start.
-pub(crate) struct Parts<D: Driver, V> {
+pub(crate) struct Parts<D: Driver> {
     pub shard: Shard,
     pub core: Core,
     pub driver: D,
-    pub services: V,
     pub others: Option<Others>,
     /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
     pub one_queue: Box<[bool]>,
@@ -61,6 +60,8 @@ pub(crate) struct ShardLoop<D: Driver, V> {
 /// What a turn of the shard does: what concerns a service or the upstreams it gives to those, and carries the letters of
 /// other threads out.
 pub(crate) struct ShardLane<D: Driver, V> {
+    /// Dropped first.
+    end: End,
     pub(super) common: Common,
     pub(super) driver: D,
     pub(super) services: V,
@@ -85,22 +86,28 @@ pub(crate) struct Common {
     panics: LineLimit,
 }
 
-impl<D: Driver, V> Drop for ShardLane<D, V> {
+/// The end of a shard, when it is dropped.
+struct End {
+    shard: Shard,
+}
+
+impl Drop for End {
     fn drop(&mut self) {
-        self.remote.close();
-        self.common.shard.end();
+        self.shard.remote().close();
+        self.shard.end();
     }
 }
 
 impl<D: Driver, V> ShardLoop<D, V> {
-    pub(crate) fn new(mut parts: Parts<D, V>) -> Self {
+    pub(crate) fn new(mut parts: Parts<D>, services: V) -> Self {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();
         }
         parts.core.all_share().release_owned_by(drop_owned);
         let lane = ShardLane {
+            end: End { shard: parts.shard.clone() },
             driver: parts.driver,
-            services: parts.services,
+            services,
             remote: parts.shard.remote().clone(),
             upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
             common: Common {
@@ -118,6 +125,28 @@ impl<D: Driver, V> ShardLoop<D, V> {
             spare: Spare::new(),
         };
         ShardLoop { core: parts.core, lane }
+    }
+
+    /// The same shard with other services. Returns those that it had.
+    pub(super) fn with<W>(self, services: W) -> (ShardLoop<D, W>, V) {
+        let ShardLoop { core, lane } = self;
+        let had = lane.services;
+        let lane = ShardLane {
+            services,
+            end: lane.end,
+            common: lane.common,
+            driver: lane.driver,
+            remote: lane.remote,
+            others: lane.others,
+            one_queue: lane.one_queue,
+            asks: lane.asks,
+            upstreams: lane.upstreams,
+            command: lane.command,
+            called: lane.called,
+            delivery: lane.delivery,
+            spare: lane.spare,
+        };
+        (ShardLoop { core, lane }, had)
     }
 }
 

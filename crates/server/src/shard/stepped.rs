@@ -7,15 +7,17 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 
 use ringserve_core::{Completion, Driver as _, Wait};
 use ringserve_drivers::Uring;
 use ringserve_simkernel::{RingId, SimKernel};
 
-use super::inbox::{enter_shard, leave_shard};
+use super::beginning::Beginning;
+use super::inbox::{RemoteShard, enter_shard, leave_shard};
 use super::services::Services;
-use super::state::ShardLoop;
+use super::state::{Common, ShardLoop};
 use crate::stats::ShardStats;
 
 /// A shard of a simulated server, whatever its service.
@@ -36,8 +38,7 @@ pub(crate) trait Stepped {
 
 /// A shard's loop between its rounds.
 pub(crate) struct SteppedShard<V: Services> {
-    /// Until it ended.
-    shard: Option<ShardLoop<Uring<SimKernel>, V>>,
+    stage: Stage<V>,
     completions: Vec<Completion>,
     ring: RingId,
     last: ShardStats,
@@ -45,41 +46,90 @@ pub(crate) struct SteppedShard<V: Services> {
     leased: usize,
 }
 
+type Driver = Uring<SimKernel>;
+
+/// How far it is.
+pub(crate) enum Stage<V: Services> {
+    /// Its services are not there yet, or those of others.
+    Begins(Beginning<Driver, V>),
+    Serves(ShardLoop<Driver, V>),
+    Over,
+}
+
+impl<V: Services> Stage<V> {
+    /// What lies below its services, whichever they are.
+    fn below(&self) -> Option<(&Common, &Arc<RemoteShard>, &Driver)> {
+        match self {
+            Stage::Begins(Beginning { shard: ShardLoop { lane, .. }, .. }) => {
+                Some((&lane.common, &lane.remote, &lane.driver))
+            }
+            Stage::Serves(ShardLoop { lane, .. }) => Some((&lane.common, &lane.remote, &lane.driver)),
+            Stage::Over => None,
+        }
+    }
+
+    fn stats(&self) -> Option<ShardStats> {
+        match self {
+            Stage::Begins(beginning) => Some(beginning.shard.report()),
+            Stage::Serves(shard) => Some(shard.report()),
+            Stage::Over => None,
+        }
+    }
+}
+
 impl<V: Services> SteppedShard<V> {
-    pub(crate) fn new(shard: ShardLoop<Uring<SimKernel>, V>) -> Self {
-        let ring = shard.lane.driver.kernel().ring();
-        SteppedShard {
-            shard: Some(shard),
-            completions: Vec::new(),
-            ring,
-            last: ShardStats::default(),
-            leased: 0,
+    pub(crate) fn new(ring: RingId, stage: Stage<V>) -> Self {
+        SteppedShard { stage, completions: Vec::new(), ring, last: ShardStats::default(), leased: 0 }
+    }
+
+    /// Its services are there, and those of all others.
+    fn serve_if_all_can(&mut self) {
+        if let Stage::Begins(beginning) = &self.stage
+            && beginning.serves()
+            && let Stage::Begins(beginning) = std::mem::replace(&mut self.stage, Stage::Over)
+            && let Some(shard) = beginning.serve()
+        {
+            self.stage = Stage::Serves(shard);
         }
     }
 
     fn round(&mut self) -> Option<Result<ShardStats, i32>> {
-        let shard = self.shard.as_mut()?;
-        if self.completions.is_empty()
-            && let Err(errno) = shard.drive(Wait::No, &mut self.completions)
-        {
-            return Some(Err(errno));
+        self.serve_if_all_can();
+        let completions = &mut self.completions;
+        match &mut self.stage {
+            Stage::Begins(beginning) => {
+                if completions.is_empty()
+                    && let Err(errno) = beginning.shard.drive(Wait::No, completions)
+                {
+                    return Some(Err(errno));
+                }
+                beginning.round(completions)
+            }
+            Stage::Serves(shard) => {
+                if completions.is_empty()
+                    && let Err(errno) = shard.drive(Wait::No, completions)
+                {
+                    return Some(Err(errno));
+                }
+                shard.round(completions)
+            }
+            Stage::Over => None,
         }
-        shard.round(&mut self.completions)
     }
 }
 
 impl<V: Services> Stepped for SteppedShard<V> {
     fn step(&mut self) -> Option<thread::Result<Result<ShardStats, i32>>> {
-        if let Some(ShardLoop { lane, .. }) = &self.shard {
-            enter_shard(lane.common.shard.index(), &lane.remote);
+        if let Some((common, remote, _)) = self.stage.below() {
+            enter_shard(common.shard.index(), remote);
         }
         let stepped = catch_unwind(AssertUnwindSafe(|| {
             let end = self.round();
             if end.is_some() {
                 // As at the end of its thread: service, sessions and driver are dropped.
                 self.last = self.stats();
-                let pool = self.shard.as_ref().map(|shard| shard.lane.driver.pool().clone());
-                self.shard = None;
+                let pool = self.stage.below().map(|(_, _, driver)| driver.pool().clone());
+                self.stage = Stage::Over;
                 self.leased = pool.map_or(0, |pool| pool.counts().leased);
             }
             end
@@ -100,6 +150,6 @@ impl<V: Services> Stepped for SteppedShard<V> {
     }
 
     fn stats(&self) -> ShardStats {
-        self.shard.as_ref().map_or_else(|| self.last.clone(), |shard| shard.report())
+        self.stage.stats().unwrap_or_else(|| self.last.clone())
     }
 }

@@ -30,8 +30,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     ///
     /// # Errors
     /// The `errno` of a driver that broke.
-    pub(crate) fn run(mut self) -> Result<ShardStats, i32> {
-        let mut completions = Vec::new();
+    pub(crate) fn run(self) -> Result<ShardStats, i32> {
+        self.run_on(Vec::new())
+    }
+
+    /// The same, for one whose driver brought something already.
+    pub(super) fn run_on(mut self, mut completions: Vec<Completion>) -> Result<ShardStats, i32> {
         loop {
             if let Some(end) = self.round(&mut completions) {
                 return end;
@@ -184,5 +188,5 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
     let (others, one_queue, asks) = (None, Box::default(), Asks::default());
-    ShardLoop::new(Parts { shard, core, driver, services, others, one_queue, asks, upstreams, names }).run()
+    ShardLoop::new(Parts { shard, core, driver, others, one_queue, asks, upstreams, names }, services).run()
 }

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::convert::Infallible;
-use std::error::Error;
 use std::fmt;
 use std::future::{Future, poll_fn, ready};
 use std::rc::Rc;
@@ -17,7 +16,7 @@ use crate::cx::Cx;
 use crate::log::{LineLimit, guarded};
 use crate::opening::{Opening, Refusal};
 use crate::peer::Peer;
-use crate::service::{IntoService, Service};
+use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 use crate::shard::spawned::ResetsOnPanic;
@@ -90,8 +89,8 @@ where
 {
     type Service = Streams<StreamService<H>>;
 
-    fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>> {
-        Ok(Streams::new(shard, self))
+    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
+        Ok(Made::Now(Streams::new(shard, self)))
     }
 
     fn adjust(limits: &mut Limits) {

@@ -15,7 +15,8 @@ use super::world::{Ran, World};
 use crate::server::builder::{Server, Several};
 use crate::server::error::Error;
 use crate::server::prepared::Prepared;
-use crate::server::serves::{AllOf, Serves};
+use crate::server::serves::{AllOf, MadeOf, Serves};
+use crate::server::starting::{Look, ShardStart};
 use crate::server::stepped::SteppedServer;
 use crate::service::IntoService;
 use crate::shard::clock::Clock;
@@ -112,18 +113,36 @@ impl Sim {
         let on_call = world.watches_callers();
         let server = SteppedServer::start(server, &world.network, (clock, seed), pool, &on_call);
         world.check_panics("a factory");
-        let (server, started) = server?;
-        let addrs = server.addrs.clone();
-        if let Err(error) = started {
-            let number = world.add_server(server);
+        let server = server?;
+        let (addrs, shards) = (server.addrs.clone(), server.count());
+        let number = world.add_server(server);
+        if let Err(error) = self.wait_for_start(number) {
+            world.event(|| format!("server {number} does not start: {error}"));
             self.run_until_or_fail("a shard of a start that failed still runs", |world| {
                 world.with_server(number, SteppedServer::is_done)
             });
             return Err(error);
         }
-        world.event(|| format!("server {number} listens at {addrs:?} with {} shards", server.count()));
-        let number = world.add_server(server);
+        world.event(|| format!("server {number} listens at {addrs:?} with {shards} shards"));
         Ok(SimServer { world: world.clone(), number, addrs })
+    }
+
+    /// Lets time pass while factories wait.
+    fn wait_for_start(&self, number: usize) -> Result<(), Error> {
+        let world = &self.world;
+        loop {
+            let next = match world.look_at_start(number) {
+                Look::Ready(_) => return Ok(()),
+                Look::Failed(error) => return Err(error),
+                Look::Waits(next) => next.map(|next| world.now().saturating_add(next)),
+            };
+            // A step may have changed something.
+            let one_more = Cell::new(true);
+            if world.run(next, |_| !one_more.replace(false)) == Ran::Stuck {
+                let waits_for = world.with_server(number, SteppedServer::waits_for);
+                world.fail(format!("nothing can happen any more, and a server waits for {waits_for}"));
+            }
+        }
     }
 
     /// Starts a client: code that runs beside the servers and all other clients, on a host with an address of its own,
@@ -335,8 +354,12 @@ impl Serves for AllWatched {
         self.all.check_limits(service, limits)
     }
 
-    fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {
-        self.all.make_by(|hosted, numbers| hosted.make_watched(&shard, numbers, &self.watches))
+    fn make(
+        self,
+        shard: Shard,
+        start: &ShardStart,
+    ) -> Result<(MadeOf<impl Services + use<>>, Vec<Encoding>), Error> {
+        self.all.make_by(|hosted, number| hosted.make_watched(&shard, (start, number), &self.watches))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Calls of a service, one at a time, without a network to be seen.
 
 use std::cell::{Cell, RefCell};
-use std::error::Error;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
@@ -22,7 +21,7 @@ use crate::cx::Cx;
 use crate::guard::message_of;
 use crate::opening::{Opening, Refusal};
 use crate::server::builder::Server;
-use crate::service::{IntoService, Service};
+use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::clock::VirtualTime;
 use crate::shard::handle::Shard;
 
@@ -287,8 +286,8 @@ where
 {
     type Service = Recorded<S>;
 
-    fn into_service(self, shard: &Shard) -> Result<Recorded<S>, Box<dyn Error + Send + Sync>> {
-        Ok(Recorded { service: self.made.into_service(shard)?, seen: self.seen })
+    fn into_service(self, shard: &Shard) -> Result<Made<Recorded<S>>, NoService> {
+        self.made.into_service(shard)?.map(|made| Ok(Recorded { service: made?, seen: self.seen }))
     }
 
     fn adjust(limits: &mut Limits) {

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -14,7 +13,7 @@ use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal};
 use crate::peer::Peer;
-use crate::service::{IntoService, Service};
+use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
 
 /// Notes what services are told.
@@ -39,10 +38,9 @@ pub(crate) struct Watch<M> {
 impl<F: TypedFraming, M: IntoService<F>> IntoService<F> for Watch<M> {
     type Service = Watched<M::Service>;
 
-    fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>> {
-        let service = self.made.into_service(shard)?;
-        let (shard, conns) = (shard.index(), RefCell::default());
-        Ok(Watched { service, watcher: Watcher { trace: self.trace, shard, conns } })
+    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
+        let watcher = Watcher { trace: self.trace, shard: shard.index(), conns: RefCell::default() };
+        self.made.into_service(shard)?.map(|made| Ok(Watched { service: made?, watcher }))
     }
 
     fn adjust(limits: &mut Limits) {

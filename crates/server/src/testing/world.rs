@@ -30,6 +30,7 @@ use super::panics;
 use super::trace::{Place, Trace};
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
+use crate::server::starting::Look;
 use crate::server::stepped::SteppedServer;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::VirtualTime;
@@ -246,6 +247,11 @@ impl World {
         let stalled = vec![Duration::ZERO; server.count()];
         servers.push(Server { server, stalled });
         servers.len() - 1
+    }
+
+    /// How the start of a server goes on.
+    pub(crate) fn look_at_start(&self, server: usize) -> Look {
+        self.servers.borrow_mut()[server].server.look()
     }
 
     pub(crate) fn servers(&self) -> usize {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ringserve_server::testing::Fault;
 
 use super::plan::{Deed, Frames, Leave, Verb};
+use super::start::Fate;
 
 /// How often each thing happened, by kind and name.
 pub type Counts = BTreeMap<(&'static str, String), u64>;
@@ -95,6 +96,8 @@ pub fn expected() -> Vec<(&'static str, String)> {
     ] {
         all.push(("did", did.to_owned()));
     }
+    all.extend(["Timer", "Upstream", "Blocking", "Question"].map(|wait| ("start", wait.to_owned())));
+    all.extend(Fate::ALL.iter().map(|fate| ("start", format!("{fate:?}"))));
     all.extend(["error", "time limit", "panic"].map(|kind| ("failed", kind.to_owned())));
     for ask in ["answered", "given up", "no room", "Gone after Answer", "Unanswered after Answer"] {
         all.push(("ask", ask.to_owned()));

@@ -5,6 +5,7 @@
 //!   plan       what a seed draws
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
+//!   start      what factories wait for
 //!   meshes     what shards ask of each other
 //!   cover      what has to happen in a campaign, and how often it did
 //!   ───────    ringserve::testing: scheduler, rules that hold for all servers
@@ -16,6 +17,7 @@ mod cover;
 mod meshes;
 mod plan;
 mod service;
+mod start;
 
 pub use cover::COVERED;
 
@@ -27,13 +29,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
+use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::tcp;
 use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
-use ringserve_server::{CloseReason, Server, Several, Shard, Stream, stream};
+use ringserve_server::{CloseReason, Error, Peer, Server, Several, Shard, Stream, stream};
 
 use cover::{Counts, Cover, QUOTA, expected};
 use plan::{ClientPlan, Deed, Frames, Leave, Plan};
 use service::{Common, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
+use start::{Fate, Start};
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
@@ -184,19 +188,24 @@ fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
     }
 }
 
-fn server(plan: &Plan) -> Server {
+fn server(plan: &Plan, fate: Option<Fate>) -> Server {
     Server::bind(SocketAddr::from(ADDR))
         .shards(plan.shards)
         .limits(plan.limits.clone())
-        .server_limits(plan.server_limits.clone())
+        .server_limits(server_limits(plan, fate))
         .incremental_buffers(plan.incremental)
 }
 
+fn server_limits(plan: &Plan, fate: Option<Fate>) -> ServerLimits {
+    let limits = plan.server_limits.clone();
+    if fate == Some(Fate::TimesOut) { limits.start_timeout(Fate::LIMIT) } else { limits }
+}
+
 /// The same with two services.
-fn two_services(plan: &Plan) -> Server<Several> {
+fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<Several> {
     Server::new()
         .shards(plan.shards)
-        .server_limits(plan.server_limits.clone())
+        .server_limits(server_limits(plan, fate))
         .incremental_buffers(plan.incremental)
 }
 
@@ -225,40 +234,45 @@ impl Started {
 
 fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: &Cover, framing: F) {
     let all = RefCell::new(Vec::new());
-    let start = |factory_fails: Option<(usize, bool)>| {
+    let start = |factory_fails: Option<(usize, bool)>, fate: Option<Fate>| {
         let (first, second) = (Common::new(false, plan), Common::new(true, plan));
+        let start = Start::new(plan, fate, cover);
         let make = |common: &Common| {
-            let (common, cover, plan) = (common.clone(), cover.clone(), plan.clone());
-            move |shard: &Shard| {
+            let is_second = common.is_second;
+            let (common, cover, plan, start) = (common.clone(), cover.clone(), plan.clone(), start.clone());
+            let make = move |shard: &Shard| {
                 match factory_fails {
                     Some((failing, true)) if failing == shard.index() => panic!("planted: a factory panics"),
                     Some((failing, false)) if failing == shard.index() => return Err("planted"),
                     _ => {}
                 }
                 Ok(Model::new(shard, &common, &cover, &plan))
-            }
+            };
+            move |shard: &Shard| start.begin(shard, usize::from(is_second), make.clone())
         };
+        let accepts = {
+            let start = start.clone();
+            move |_: &Peer| start.accepts()
+        };
+        start.accompany(sim, ADDR.into());
         let server = match plan.second_limits() {
-            None => sim.start(server(plan).framing(framing.clone()), make(&first)),
+            None => sim.start(server(plan, fate).admit(accepts).framing(framing.clone()), make(&first)),
             Some(limits) => {
                 let one = tcp(SocketAddr::from(ADDR)).framing(framing.clone()).limits(plan.limits.clone());
                 let two = tcp(SocketAddr::from(SECOND)).limits(limits);
-                let server = two_services(plan).service(one, make(&first));
+                let server = two_services(plan, fate).admit(accepts).service(one, make(&first));
                 sim.start_several(match plan.frames {
                     Frames::Planted => server.service(two.framing(Planted(Lines::default())), make(&second)),
                     _ => server.service(two.framing(second_framing()), make(&second)),
                 })
             }
         };
+        match &server {
+            Ok(_) => start.check(),
+            Err(error) => start.check_failed(error),
+        }
         server.inspect(|server| all.borrow_mut().push(Started { server: server.clone(), first, second }))
     };
-    if plan.second.is_some() {
-        cover.count("did", "two services");
-    }
-    if let Some(fails) = plan.factory_fails {
-        assert!(start(Some(fails)).is_err(), "a server starts whose factory fails");
-        cover.count("did", if fails.1 { "factory panics" } else { "factory fails" });
-    }
     sim.name(NAME.0, [NO_UPSTREAM, UPSTREAM].map(|(ip, _)| ip.into()));
     sim.background("upstream", async |net| {
         let mut listener = net.listen(SocketAddr::from(UPSTREAM))?;
@@ -273,6 +287,18 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
             });
         }
     });
+    // Until it listens.
+    sim.run_for(Duration::from_millis(1));
+    if plan.second.is_some() {
+        cover.count("did", "two services");
+    }
+    if let Some(fails) = plan.factory_fails {
+        assert!(start(Some(fails), None).is_err(), "a server starts whose factory fails");
+        cover.count("did", if fails.1 { "factory panics" } else { "factory fails" });
+    }
+    if let Some(fate) = plan.start.fate {
+        assert!(start(None, Some(fate)).is_err(), "a server starts whose fate is {fate:?}");
+    }
     let client = |number: usize, of: &ClientPlan| {
         let (of, framing, cover) = (of.clone(), framing.clone(), cover.clone());
         let (is_second, frames) = (plan.is_second(of.first), plan.frames);
@@ -286,7 +312,14 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
             (true, _) => client::run(net, SECOND.into(), second_framing(), of, in_order, cover).await,
         })
     };
-    with_deeds(sim, plan, cover, &|| start(None).expect("it starts"), &client);
+    // A driver may break while factories wait.
+    let serves = || loop {
+        match start(None, None) {
+            Err(Error::Broken { .. }) => {}
+            started => break started.expect("it starts"),
+        }
+    };
+    with_deeds(sim, plan, cover, &serves, &client);
     all.take().iter().for_each(Started::check);
 }
 
@@ -297,7 +330,7 @@ fn second_framing() -> LengthPrefix {
 
 fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
     let start = || {
-        let server = sim.start(server(plan), |_shard| {
+        let server = sim.start(server(plan, None), |_shard| {
             stream(async |mut stream: Stream| {
                 while let Some(bytes) = stream.read_frame().await? {
                     stream.queue(bytes);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::start::StartPlan;
+
 use ringserve_server::Limits;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::Faults;
@@ -204,6 +206,7 @@ pub struct Plan {
     pub deeds: Vec<(Duration, Deed)>,
     /// Which shard's factory fails or panics at the first start.
     pub factory_fails: Option<(usize, bool)>,
+    pub start: StartPlan,
     /// Of how many opens one panics; 0 for none.
     pub open_panics: u64,
     /// Of how many opens one is refused; 0 for none.
@@ -284,6 +287,7 @@ impl Plan {
             clients,
             deeds,
             factory_fails: rng.one_in(16).then(|| (rng.below(shards as u64) as usize, rng.one_in(2))),
+            start: StartPlan::drawn(seed),
             open_panics: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),

@@ -1,0 +1,318 @@
+//! Factories that wait: in simulations, by seed.
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::future::pending;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ringserve_server::framing::Lines;
+use ringserve_server::limits::ServerLimits;
+use ringserve_server::listen::tcp;
+use ringserve_server::sync::{AskError, Mesh};
+use ringserve_server::testing::{Faults, Sim, TestConn, frame};
+use ringserve_server::{Cx, Error, Frame, Server, ServerControl, Service, Shard, starting};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+const UPSTREAM: &str = "10.2.0.1:9000";
+
+fn lines() -> Server<Lines> {
+    Server::bind("10.0.0.1:7000").framing(Lines::default())
+}
+
+/// Answers with what it was made with.
+#[derive(Debug)]
+struct Says(String);
+
+impl Service for Says {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, _frame: Frame) -> Result<(), Infallible> {
+        cx.reply(self.0.as_str());
+        Ok(())
+    }
+}
+
+/// Notes that it was dropped.
+struct Dropped(Arc<Mutex<Vec<usize>>>, usize);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().push(self.1);
+    }
+}
+
+/// An upstream that greets each connection after `after`.
+fn upstream(sim: &Sim, after: Duration) {
+    sim.background("upstream", async move |net| {
+        let mut listener = net.listen(UPSTREAM)?;
+        loop {
+            let mut stream = listener.accept().await;
+            let clock = net.clone();
+            net.spawn(async move {
+                clock.sleep(after).await;
+                let _ = stream.send("hello\n").await;
+                let _ = stream.some().await;
+            });
+        }
+    });
+    // Until it listens.
+    sim.run_for(SECOND);
+}
+
+async fn greeted(shard: Shard) -> std::io::Result<Says> {
+    let mut stream = shard.connect(UPSTREAM).await?;
+    let mut greeting = Vec::new();
+    while !greeting.ends_with(b"\n") {
+        greeting.extend_from_slice(&stream.read_frame().await?.expect("a greeting"));
+    }
+    Ok(Says(format!("{} {}", shard.index(), String::from_utf8(greeting).unwrap().trim())))
+}
+
+#[test]
+fn factory_waits_for_an_upstream_and_peers_for_the_factory() {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+        upstream(sim, 20 * SECOND);
+        sim.client("early", async |net| {
+            let mut me = net.connect("10.0.0.1:7000").await?;
+            me.send("x\n").await?;
+            let line = me.line().await?.expect("an answer");
+            assert!(line.ends_with(" hello"), "{line}");
+            assert!(net.now() >= 20 * SECOND, "answered before the services were there");
+            Ok(())
+        });
+        sim.serve(lines().shards(3), |shard| starting(greeted(shard.clone())));
+        assert!(sim.now() >= 20 * SECOND);
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn all_shards_accept_once_the_last_service_is_there() {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+        let addr = sim.serve(lines().shards(3), |shard| {
+            let shard = shard.clone();
+            starting(async move {
+                shard.sleep((1 + shard.index() as u32) * SECOND).await;
+                Says(shard.index().to_string())
+            })
+        });
+        assert!(sim.now() >= 3 * SECOND);
+        for n in 0..6 {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("x\n").await?;
+                assert!(me.line().await?.is_some());
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn services_of_a_server_wait_at_the_same_time() {
+    Sim::seeds(50).run(|sim| {
+        let wait = |shard: &Shard, time: Duration, says: &'static str| {
+            let shard = shard.clone();
+            starting(async move {
+                shard.sleep(time).await;
+                Ok::<_, Infallible>(Says(says.to_owned()))
+            })
+        };
+        let server = Server::new()
+            .shards(2)
+            .service(tcp("10.0.0.1:7000").framing(Lines::default()), move |shard| {
+                wait(shard, 5 * SECOND, "first")
+            })
+            .service(tcp("10.0.0.1:7001").framing(Lines::default()), |_| Says("second".to_owned()))
+            .service(tcp("10.0.0.1:7002").framing(Lines::default()), move |shard| {
+                wait(shard, 6 * SECOND, "third")
+            });
+        let addrs = sim.serve_several(server);
+        assert!(sim.now() < 7 * SECOND, "one after the other: {:?}", sim.now());
+        for (addr, says) in addrs.into_iter().zip(["first", "second", "third"]) {
+            sim.client(says, async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("x\n").await?;
+                assert_eq!(me.line().await?.as_deref(), Some(says));
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn error_after_a_wait_ends_the_start_and_drops_the_others() {
+    Sim::seeds(50).run(|sim| {
+        let dropped = Arc::new(Mutex::new(Vec::new()));
+        let of_all = dropped.clone();
+        let started = sim.start(lines().shards(3), move |shard| {
+            let (shard, noted) = (shard.clone(), Dropped(of_all.clone(), shard.index()));
+            starting(async move {
+                let _noted = noted;
+                shard.sleep(SECOND).await;
+                match shard.index() {
+                    1 => Err("no database"),
+                    _ => pending().await,
+                }
+                .map(|()| Says(String::new()))
+            })
+        });
+        assert_eq!(started.unwrap_err().to_string(), "no service for shard 1: no database");
+        let mut dropped = dropped.lock().unwrap().clone();
+        dropped.sort_unstable();
+        assert_eq!(dropped, [0, 1, 2]);
+    });
+}
+
+#[test]
+fn failing_service_of_several_is_named() {
+    Sim::seeds(20).allow_panics(|said| said.starts_with("planted")).run(|sim| {
+        for panics in [false, true] {
+            let server = Server::new()
+                .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |_| {
+                    starting(pending::<Says>())
+                })
+                .service(tcp("10.0.0.1:7001").framing(Lines::default()).name("admin"), move |shard| {
+                    let shard = shard.clone();
+                    starting(async move {
+                        shard.sleep(SECOND).await;
+                        assert!(!panics, "planted");
+                        Err::<Says, _>("no database")
+                    })
+                });
+            let error = sim.start_several(server).unwrap_err().to_string();
+            let why = if panics {
+                "the factory panicked for shard 0"
+            } else {
+                "no service for shard 0: no database"
+            };
+            assert_eq!(error, format!("service admin: {why}"));
+        }
+    });
+}
+
+#[test]
+fn start_timeout_names_the_service_that_is_waited_for() {
+    Sim::seeds(20).run(|sim| {
+        let limits = ServerLimits::default().start_timeout(30 * SECOND);
+        let server = Server::new()
+            .shards(2)
+            .server_limits(limits)
+            .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |shard| {
+                let shard = shard.clone();
+                starting(async move {
+                    if shard.index() == 1 {
+                        pending::<()>().await;
+                    }
+                    Says(String::new())
+                })
+            })
+            .service(tcp("10.0.0.1:7001").framing(Lines::default()).name("admin"), |_| Says(String::new()));
+        let error = sim.start_several(server).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "service chat: the factory for shard 1 was not done within 30s, which is ServerLimits::start_timeout"
+        );
+        assert!((30 * SECOND..32 * SECOND).contains(&sim.now()), "{:?}", sim.now());
+    });
+}
+
+#[test]
+fn order_to_stop_ends_a_start_whose_factory_hangs() {
+    for aborts in [false, true] {
+        Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+            let control = Rc::new(RefCell::new(None::<ServerControl>));
+            let (given, dropped) = (control.clone(), Arc::new(Mutex::new(Vec::new())));
+            let of_all = dropped.clone();
+            sim.client("operator", async move |net| {
+                net.sleep(3 * SECOND).await;
+                let control = control.borrow().clone().expect("the factory was called");
+                if aborts {
+                    control.abort()
+                } else {
+                    control.shutdown()
+                }
+                Ok(())
+            });
+            let started = sim.start(lines().shards(2), move |shard| {
+                given.replace(Some(shard.server().clone()));
+                let noted = Dropped(of_all.clone(), shard.index());
+                starting(async move {
+                    let _noted = noted;
+                    pending::<Says>().await
+                })
+            });
+            assert!(matches!(started, Err(Error::Interrupted)), "{started:?}");
+            assert_eq!(dropped.lock().unwrap().len(), 2);
+            assert!(sim.now() < 10 * SECOND, "{:?}", sim.now());
+        });
+    }
+}
+
+#[test]
+fn future_finds_every_shard_that_registered_in_its_factory() {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+        let (early, late) = (Mesh::<u64, u64>::new(), Mesh::<(), ()>::new());
+        sim.serve(lines().shards(3), move |shard| {
+            let (shard, early, late) = (shard.clone(), early.clone(), late.clone());
+            early.register(&shard, |_from, number| 2 * number);
+            starting(async move {
+                let answers = early.on_all(|to| to as u64).await;
+                assert_eq!(answers, [Ok(0), Ok(2), Ok(4)]);
+                shard.sleep(SECOND).await;
+                if shard.index() == 0 {
+                    late.register(&shard, |_from, ()| ());
+                    assert_eq!(late.ask(1, ()).await, Err(AskError::Gone), "it registers later");
+                    shard.sleep(2 * SECOND).await;
+                    assert_eq!(late.ask(1, ()).await, Ok(()));
+                } else {
+                    shard.sleep(SECOND).await;
+                    late.register(&shard, |_from, ()| ());
+                }
+                Says(String::new())
+            })
+        });
+    });
+}
+
+#[test]
+fn task_of_a_shard_runs_while_its_factory_waits() {
+    Sim::seeds(20).run(|sim| {
+        let ticks = Rc::new(Cell::new(0));
+        let counted = ticks.clone();
+        sim.serve(lines(), move |shard| {
+            let (shard, ticks) = (shard.clone(), counted.clone());
+            let (of_task, mut seconds) = (ticks.clone(), shard.interval(SECOND));
+            shard.spawn(async move {
+                loop {
+                    seconds.tick().await;
+                    of_task.set(of_task.get() + 1);
+                }
+            });
+            starting(async move {
+                let blocked = shard.spawn_blocking(|| 3).await.unwrap();
+                shard.sleep(blocked * 10 * SECOND).await;
+                Says(ticks.get().to_string())
+            })
+        });
+        assert!(ticks.get() >= 29, "{}", ticks.get());
+    });
+}
+
+#[test]
+fn factory_of_a_test_connection_may_wait() {
+    let mut conn = TestConn::open(|shard| {
+        let shard = shard.clone();
+        starting(async move {
+            shard.sleep(SECOND).await;
+            Says("made".to_owned())
+        })
+    });
+    assert_eq!(conn.call(frame("x")).replies, [b"made"]);
+}
