@@ -42,12 +42,29 @@ pub(crate) struct Header {
     pub id: u16,
 }
 
-/// Bytes on the heap.
+/// What every heap block begins with, whatever owns its bytes.
 #[repr(C)]
-struct HeapBlock {
+struct HeapHead {
     /// First, so that a pointer to it is one to the block.
     header: Header,
-    bytes: Vec<u8>,
+    /// Drops the block, of which it knows the type.
+    free: unsafe fn(NonNull<Header>),
+    /// Bytes that the owner holds.
+    pinned: usize,
+}
+
+/// Bytes on the heap, and what owns them. The owner is neither moved nor changed until it is dropped.
+#[repr(C)]
+struct HeapBlock<T> {
+    head: HeapHead,
+    owner: T,
+}
+
+/// # Safety
+/// The header is that of a `HeapBlock<T>` made by [`Header::of_owner`], and nothing else knows it any more.
+unsafe fn free_block<T>(header: NonNull<Header>) {
+    // SAFETY: made from a leaked box of exactly this type, as the caller says.
+    drop(unsafe { Box::from_raw(header.cast::<HeapBlock<T>>().as_ptr()) });
 }
 
 impl Header {
@@ -55,13 +72,19 @@ impl Header {
         Header { state: Cell::new(0), filled: Cell::new(0), pool, id }
     }
 
-    /// A heap block with one lease, and its bytes. `None` if the system has no memory for the block.
-    pub(crate) fn of_heap(bytes: Vec<u8>) -> Option<(NonNull<Header>, NonNull<u8>)> {
+    /// A heap block with one lease, its bytes and how many they are. `None` if the system has no memory for the block; the
+    /// owner is dropped then.
+    pub(crate) fn of_owner<T: AsRef<[u8]> + 'static>(
+        owner: T,
+        pinned: usize,
+    ) -> Option<(NonNull<Header>, NonNull<u8>, usize)> {
         let header = Header { state: Cell::new(1), filled: Cell::new(0), pool: ptr::null(), id: 0 };
-        let block = Box::leak(try_box(HeapBlock { header, bytes })?);
-        // Made from the whole block and the whole slice, so that they may be moved along and cast back.
-        let data = NonNull::from(block.bytes.as_mut_slice()).cast();
-        Some((NonNull::from(block).cast(), data))
+        let head = HeapHead { header, free: free_block::<T>, pinned };
+        // Made from the whole block, so that it may be cast back.
+        let block = NonNull::from(Box::leak(try_box(HeapBlock { head, owner })?));
+        // SAFETY: the block was just leaked. Its owner is only read until the last lease frees it.
+        let bytes = unsafe { block.as_ref() }.owner.as_ref();
+        Some((block.cast(), NonNull::from(bytes).cast(), bytes.len()))
     }
 
     #[inline]
@@ -101,9 +124,10 @@ impl Header {
         // function; a heap block lives until it is freed below.
         let this = unsafe { header.as_ref() };
         if this.pool.is_null() {
-            // SAFETY: made by `of_heap` from a leaked box of exactly this type, and nothing else knows it any more.
-            drop(unsafe { Box::from_raw(header.cast::<HeapBlock>().as_ptr()) });
-            return;
+            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_owner`), and so of a `HeapHead`.
+            let free = unsafe { header.cast::<HeapHead>().as_ref() }.free;
+            // SAFETY: `of_owner` wrote it for the type of this block, of which nothing else knows any more.
+            return unsafe { free(header) };
         }
         // SAFETY: `received` forgot one `Rc` of this pool when the first lease was made. Taking it back drops the
         // pool if nothing else holds it, after the last use of the header.
@@ -121,8 +145,8 @@ impl Header {
         // SAFETY: a lease keeps the header alive.
         let this = unsafe { header.as_ref() };
         if this.pool.is_null() {
-            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_heap`).
-            return unsafe { header.cast::<HeapBlock>().as_ref() }.bytes.capacity();
+            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_owner`), and so of a `HeapHead`.
+            return unsafe { header.cast::<HeapHead>().as_ref() }.pinned;
         }
         // SAFETY: the leases hold the pool.
         unsafe { &*this.pool }.buffer_bytes()

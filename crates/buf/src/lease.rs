@@ -7,7 +7,8 @@ use core::ptr::NonNull;
 
 use crate::buffers::Header;
 
-/// An owned window on bytes that do not change: part of a pool buffer, or of a heap block.
+/// An owned window on bytes that do not change: part of a pool buffer, or of what its owner holds on the
+/// heap.
 ///
 /// Cloning and cutting copy no byte. A lease on a pool buffer pins the whole buffer until it is dropped, as
 /// [`pinned_bytes`](Lease::pinned_bytes) says.
@@ -50,13 +51,37 @@ impl Lease {
     /// # Panics
     /// If there are 4 GiB or more.
     pub fn try_from_vec(bytes: Vec<u8>) -> Option<Lease> {
-        if bytes.is_empty() {
+        let pinned = bytes.capacity();
+        Lease::of_owner(bytes, pinned)
+    }
+
+    /// A lease on the bytes of `owner`, which are not copied. It is dropped with the last lease on them. `None` if the system
+    /// has no memory for the 40 bytes that this adds to an owner, which is dropped then.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use ringserve_buf::Lease;
+    ///
+    /// let page: Arc<[u8]> = Arc::from(&b"shared by many"[..]);
+    /// let lease = Lease::try_from_owner(page.clone()).unwrap();
+    /// assert_eq!(lease.as_ptr(), page.as_ptr());
+    /// ```
+    ///
+    /// # Panics
+    /// If there are 4 GiB or more.
+    pub fn try_from_owner<T: AsRef<[u8]> + 'static>(owner: T) -> Option<Lease> {
+        let pinned = owner.as_ref().len();
+        Lease::of_owner(owner, pinned)
+    }
+
+    fn of_owner<T: AsRef<[u8]> + 'static>(owner: T, pinned: usize) -> Option<Lease> {
+        if owner.as_ref().is_empty() {
             return Some(Lease::empty());
         }
-        let len = bytes.len();
-        assert!(u32::try_from(len).is_ok(), "a lease is smaller than 4 GiB");
-        let (header, data) = Header::of_heap(bytes)?;
-        Some(Lease::new(header, data, len))
+        let (header, data, len) = Header::of_owner(owner, pinned)?;
+        let lease = Lease::new(header, data, len.min(u32::MAX as usize));
+        assert!(lease.len() == len, "a lease is smaller than 4 GiB");
+        Some(lease)
     }
 
     /// Bytes of memory this lease keeps from being used otherwise: the size of its buffer or heap block, shared
@@ -190,6 +215,9 @@ impl fmt::Debug for Lease {
 
 #[cfg(test)]
 mod tests {
+    use alloc::rc::Rc;
+    use core::cell::Cell;
+
     use super::*;
     use crate::{Pool, PoolConfig};
 
@@ -226,6 +254,33 @@ mod tests {
         drop(heap);
         assert_eq!((&*part, part.is_pooled()), (&b"de"[..], false));
         assert_eq!((Lease::from(Vec::new()).len(), Lease::empty().pinned_bytes()), (0, 0));
+    }
+
+    /// Owns its bytes inline, so that they move with it, and says when it is dropped.
+    struct Inline([u8; 9], Rc<Cell<u32>>);
+
+    impl AsRef<[u8]> for Inline {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    impl Drop for Inline {
+        fn drop(&mut self) {
+            self.1.set(self.1.get() + 1);
+        }
+    }
+
+    #[test]
+    fn owner_of_any_type_is_dropped_once_with_its_last_lease() {
+        let dropped = Rc::new(Cell::new(0));
+        let mut whole = Lease::try_from_owner(Inline(*b"some text", dropped.clone())).unwrap();
+        let some = whole.split_to(4);
+        assert_eq!((whole.pinned_bytes(), some.pinned_bytes(), whole.is_pooled()), (9, 9, false));
+        drop(whole);
+        assert_eq!((&*some, dropped.get()), (&b"some"[..], 0));
+        drop(some);
+        assert_eq!(dropped.get(), 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Memory of a shard: a pool of equal receive buffers that are lent to the kernel, leases on what it wrote, and the counted
-//! blocks of connections.
+//! Memory of a shard: a pool of equal receive buffers that are lent to the kernel, leases on what it wrote, the counted
+//! blocks of connections, and how replies are written.
 //!
 //! ```text
 //!            lend                     received (last)
@@ -23,7 +23,7 @@
 #![no_std]
 
 extern crate alloc;
-#[cfg(test)]
+#[cfg(any(test, feature = "std"))]
 extern crate std;
 
 mod buffers;
@@ -32,9 +32,11 @@ mod fallible;
 mod lease;
 mod pool;
 mod region;
+mod writer;
 
 pub use buffers::{CHUNK_BUFFERS, PoolConfig};
 pub use counted::{Counted, CountedHead, WeakHead};
 pub use fallible::{has_room_for, try_box};
 pub use lease::Lease;
 pub use pool::{BufferStats, KernelSide, Pool, PoolError};
+pub use writer::{ReplyWriter, Tail};

@@ -3,13 +3,15 @@
 use alloc::vec::Vec;
 use core::fmt;
 
+use bytes::Bytes;
 use ringserve_buf::Lease;
 
+use crate::outbox::Owned;
 use crate::stamp::Stamp;
 
 /// The most leases in one batch: with the copied bytes between them at most 129 pieces, far below the
 /// kernel's 1024. What comes after is copied.
-const LENT_MAX: usize = 64;
+pub(crate) const LENT_MAX: usize = 64;
 
 /// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of replies.
 pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
@@ -31,11 +33,10 @@ pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
 /// let pieces: Vec<&[u8]> = batch.pieces().collect();
 /// assert_eq!(pieces, [&b"ello"[..], b","]);
 /// ```
-#[derive(Default)]
 pub struct Batch {
-    copied: Vec<u8>,
+    pub(crate) copied: Vec<u8>,
     /// Each lease leaves right before the copied byte at its position. Positions never fall.
-    lent: Vec<(usize, Lease)>,
+    pub(crate) lent: Vec<(usize, Lease)>,
     /// Bytes of all leases.
     lent_bytes: usize,
     /// Bytes from the start that left already, and those that have not.
@@ -44,7 +45,9 @@ pub struct Batch {
     /// Since when the peer has taken none of it, once it was looked at in flight.
     pub(crate) untaken_since: Option<Stamp>,
     /// The system had no memory for what was appended last.
-    refused: bool,
+    pub(crate) refused: bool,
+    /// Drops owned bytes that left: their owner is user code, which may panic.
+    pub(crate) release: fn(Bytes),
 }
 
 impl Batch {
@@ -58,7 +61,15 @@ impl Batch {
             left: 0,
             untaken_since: None,
             refused: false,
+            release: drop,
         }
+    }
+
+    /// The same, by whose owned bytes are dropped with `release`.
+    pub(crate) const fn releasing(release: fn(Bytes)) -> Batch {
+        let mut batch = Batch::new();
+        batch.release = release;
+        batch
     }
 
     /// Appends a copy of `bytes`. Where the system has no memory for it nothing is appended, and the batch
@@ -121,6 +132,24 @@ impl Batch {
         self.lent.push((self.copied.len(), lease));
     }
 
+    /// Appends owned bytes without copying them; they are kept until they are sent.
+    pub(crate) fn lend_owned(&mut self, owned: Owned) {
+        if self.lent.len() == LENT_MAX {
+            return self.put(owned.bytes());
+        }
+        match owned.into_lease(self.release) {
+            Some(lease) => self.lend(lease),
+            None => self.refused = true,
+        }
+    }
+
+    /// After something was written behind its back. Only of a batch of which nothing was sent.
+    pub(crate) fn recount(&mut self) {
+        debug_assert_eq!(self.sent, 0, "bytes left meanwhile");
+        self.lent_bytes = self.lent.iter().map(|(_, lease)| lease.len()).sum();
+        self.left = self.copied.len() + self.lent_bytes;
+    }
+
     /// The bytes that have not left yet.
     #[inline]
     pub fn len(&self) -> usize {
@@ -180,7 +209,7 @@ impl Batch {
     /// Takes back what was put and lent since [`len`](Batch::len) was `len`. Only of a batch of which nothing was sent.
     #[cold]
     pub(crate) fn roll_back(&mut self, len: usize) {
-        debug_assert_eq!(self.sent, 0, "bytes that left cannot be taken back");
+        self.recount();
         self.refused = false;
         while self.len() > len {
             let tail = self.lent.last().map_or(0, |(position, _)| *position);
@@ -196,23 +225,36 @@ impl Batch {
         }
     }
 
-    /// Empties the batch for the next use: leases are dropped, the copied block is kept up to 64 KiB.
+    /// Empties the batch for the next use: leases are dropped. True if its block of copied bytes is larger than 64 KiB.
     #[inline]
-    pub fn clear(&mut self) {
+    pub fn clear(&mut self) -> bool {
         self.copied.clear();
-        if self.copied.capacity() > KEPT_BYTES_MAX || !self.lent.is_empty() {
-            self.clear_much();
+        if !self.lent.is_empty() {
+            self.drop_lent();
         }
         self.lent_bytes = 0;
         (self.sent, self.left) = (0, 0);
         self.untaken_since = None;
         self.refused = false;
+        self.copied.capacity() > KEPT_BYTES_MAX
     }
 
     #[cold]
-    fn clear_much(&mut self) {
-        self.copied.shrink_to(KEPT_BYTES_MAX);
+    fn drop_lent(&mut self) {
         self.lent.clear();
+    }
+
+    /// All of it, copied together if parts are lent.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        if self.lent.is_empty() && self.sent == 0 {
+            return self.copied;
+        }
+        self.pieces().flatten().copied().collect()
+    }
+
+    /// Bytes of room for copied ones.
+    pub(crate) fn room(&self) -> usize {
+        self.copied.capacity()
     }
 
     /// Panics if the parts disagree.
@@ -222,6 +264,12 @@ impl Batch {
         assert_eq!(self.lent_bytes, self.lent.iter().map(|(_, lease)| lease.len()).sum::<usize>());
         assert_eq!(self.left, self.copied.len() + self.lent_bytes - self.sent);
         assert_eq!(self.pieces().map(<[u8]>::len).sum::<usize>(), self.len());
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Batch {
+        Batch::new()
     }
 }
 
@@ -280,11 +328,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cleared_batch_keeps_a_bounded_room() {
+    fn a_cleared_batch_says_whether_its_room_is_large() {
         let mut batch = Batch::new();
-        batch.put(&[0; 200_000]);
+        batch.put(&[0; 100]);
         batch.lend(Lease::copy_of(b"x"));
-        batch.clear();
-        assert!(batch.is_empty() && batch.held_bytes() <= KEPT_BYTES_MAX);
+        assert!(!batch.clear());
+        batch.put(&[0; 200_000]);
+        assert!(batch.clear() && batch.is_empty());
     }
 }

@@ -22,6 +22,7 @@ mod frame_reader;
 pub mod framing;
 mod holders;
 mod id;
+mod in_place;
 mod inbox;
 mod limits;
 mod observer;

@@ -1,5 +1,14 @@
 //! What is queued for one peer.
 
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem;
+
+use bytes::{BufMut, Bytes};
+use ringserve_buf::{Lease, ReplyWriter};
+
 use crate::{Batch, Frame};
 
 /// Frames below this are copied: copying 16 x 64 bytes costs 15 % less than lending them, and 4 KiB is where
@@ -9,9 +18,12 @@ const LEND_BYTES_MIN: usize = 4096;
 /// A lease pins its whole buffer, so a frame is lent only if it covers at least this part of it.
 const LEND_SHARE_MIN: usize = 4;
 
+/// Owned bytes below this are copied.
+pub(crate) const OWNED_BYTES_MIN: usize = 16 * 1024;
+
 /// The bytes waiting for a connection's next send; a framing writes into it.
 pub struct Outbox<'a> {
-    batch: &'a mut Batch,
+    pub(crate) batch: &'a mut Batch,
     /// False when receive memory is short: then nothing is lent.
     lend: bool,
 }
@@ -36,7 +48,7 @@ impl<'a> Outbox<'a> {
     }
 
     /// Appends a payload: copied when small, lent when it is a frame of 4 KiB or more that covers at least a
-    /// quarter of its receive buffer.
+    /// quarter of its receive buffer, or owned bytes of 16 KiB or more.
     #[inline(always)]
     pub fn payload(&mut self, payload: Payload<'_>) {
         let bytes = payload.bytes();
@@ -61,25 +73,90 @@ impl<'a> Outbox<'a> {
 
     #[cold]
     fn large(&mut self, payload: Payload<'_>) {
-        let lease = match payload {
-            Payload::Frame(frame) => frame.into_lease(),
-            Payload::Bytes(bytes) => return self.batch.put(bytes),
-        };
-        if self.lend && lease.len() * LEND_SHARE_MIN >= lease.pinned_bytes() {
-            self.batch.lend(lease);
-        } else {
-            self.batch.put(&lease);
+        match payload {
+            Payload::Bytes(bytes) => self.batch.put(bytes),
+            Payload::Frame(frame) => match lendable(frame, self.lend) {
+                Ok(lease) => self.batch.lend(lease),
+                Err(lease) => self.batch.put(&lease),
+            },
+            Payload::Owned(owned) if owned.bytes().len() < OWNED_BYTES_MIN => self.batch.put(owned.bytes()),
+            Payload::Owned(owned) => self.batch.lend_owned(owned),
         }
     }
 }
 
-/// What a reply says: bytes to copy, or a frame that may be lent.
+/// The lease of a frame, if it may be lent: it is worth what it pins.
+fn lendable(frame: Frame, lend: bool) -> Result<Lease, Lease> {
+    let lease = frame.into_lease();
+    let is_lent =
+        lend && lease.len() >= LEND_BYTES_MIN && lease.len() * LEND_SHARE_MIN >= lease.pinned_bytes();
+    if is_lent { Ok(lease) } else { Err(lease) }
+}
+
+/// What a reply says: bytes to copy, or bytes that may leave without a copy.
+///
+/// Owned bytes, as [`Bytes`], `Vec<u8>`, `String` and `Arc<[u8]>`, leave without a copy from 16 KiB on: they are kept until they
+/// are sent, and count as queued meanwhile. Below, a copy costs less.
 #[derive(Debug)]
 pub enum Payload<'a> {
     /// Bytes that are copied.
     Bytes(&'a [u8]),
     /// A received frame. Its payload is copied when small and lent when large.
     Frame(Frame),
+    /// Bytes that are copied when few, and otherwise kept until they are sent.
+    Owned(Owned),
+}
+
+/// Bytes of a [`Payload`] that it owns, alone or with others.
+#[derive(Debug)]
+pub struct Owned(Owner);
+
+#[derive(Debug)]
+enum Owner {
+    Bytes(Bytes),
+    Vec(Vec<u8>),
+    Arc(Arc<[u8]>),
+}
+
+impl Owned {
+    /// The bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            Owner::Bytes(bytes) => bytes,
+            Owner::Vec(bytes) => bytes,
+            Owner::Arc(bytes) => bytes,
+        }
+    }
+
+    /// A lease on the bytes. `None` if the system has no memory for what that adds, or they are 4 GiB and more, which no limit
+    /// lets into an outbox.
+    pub(crate) fn into_lease(self, release: fn(Bytes)) -> Option<Lease> {
+        u32::try_from(self.bytes().len()).ok()?;
+        match self.0 {
+            Owner::Bytes(bytes) => Lease::try_from_owner(Released { bytes, release }),
+            Owner::Vec(bytes) => Lease::try_from_vec(bytes),
+            Owner::Arc(bytes) => Lease::try_from_owner(bytes),
+        }
+    }
+}
+
+/// Shared bytes, whose owner is dropped with `release`.
+struct Released {
+    bytes: Bytes,
+    release: fn(Bytes),
+}
+
+impl AsRef<[u8]> for Released {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        (self.release)(mem::take(&mut self.bytes));
+    }
 }
 
 impl Payload<'_> {
@@ -101,6 +178,22 @@ impl Payload<'_> {
         match self {
             Payload::Bytes(bytes) => bytes,
             Payload::Frame(frame) => frame,
+            Payload::Owned(owned) => owned.bytes(),
+        }
+    }
+
+    /// Writes it as a part of a reply, as [`Outbox::payload`] does.
+    pub(crate) fn write_to(self, out: &mut ReplyWriter<'_>, lend: bool) {
+        match self {
+            Payload::Bytes(bytes) => out.put_slice(bytes),
+            Payload::Frame(frame) => match lendable(frame, lend) {
+                Ok(lease) => out.lend(lease),
+                Err(lease) => out.put_slice(&lease),
+            },
+            Payload::Owned(Owned(Owner::Bytes(bytes))) => out.put_owned(bytes),
+            Payload::Owned(owned) if owned.bytes().len() < OWNED_BYTES_MIN => out.put_slice(owned.bytes()),
+            Payload::Owned(Owned(Owner::Vec(bytes))) => out.put_owned(bytes),
+            Payload::Owned(Owned(Owner::Arc(bytes))) => out.put_owned(Bytes::from_owner(bytes)),
         }
     }
 }
@@ -116,5 +209,46 @@ impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Payload<'a> {
     #[inline]
     fn from(bytes: &'a T) -> Self {
         Payload::Bytes(bytes.as_ref())
+    }
+}
+
+impl From<Bytes> for Payload<'_> {
+    #[inline]
+    fn from(bytes: Bytes) -> Self {
+        Payload::Owned(bytes.into())
+    }
+}
+
+impl From<Bytes> for Owned {
+    #[inline]
+    fn from(bytes: Bytes) -> Self {
+        Owned(Owner::Bytes(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Payload<'_> {
+    #[inline]
+    fn from(bytes: Vec<u8>) -> Self {
+        Payload::Owned(Owned(Owner::Vec(bytes)))
+    }
+}
+
+impl From<Box<[u8]>> for Payload<'_> {
+    fn from(bytes: Box<[u8]>) -> Self {
+        bytes.into_vec().into()
+    }
+}
+
+impl From<String> for Payload<'_> {
+    #[inline]
+    fn from(text: String) -> Self {
+        text.into_bytes().into()
+    }
+}
+
+impl From<Arc<[u8]>> for Payload<'_> {
+    #[inline]
+    fn from(bytes: Arc<[u8]>) -> Self {
+        Payload::Owned(Owned(Owner::Arc(bytes)))
     }
 }

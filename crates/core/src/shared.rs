@@ -8,6 +8,7 @@ use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::task::Waker;
 
+use bytes::Bytes;
 use ringserve_buf::try_box;
 
 use crate::account::Accounts;
@@ -16,9 +17,10 @@ use crate::framing::Encoding;
 use crate::{Batch, ConnId, Limits, ServerLimits};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
-/// of 256 completions are not needed; and no more than an eighth of what connections may hold, which they come on top of.
+/// of 256 completions are not needed; and no more than a sixteenth of what connections may hold, which they come on top of.
+/// Those with more room than 64 KiB are kept as long as they have no more together.
 fn spare_batches_max(limits: &ServerLimits) -> usize {
-    (limits.held_bytes_max / 8 / KEPT_BYTES_MAX).clamp(1, 256)
+    (limits.held_bytes_max / 16 / KEPT_BYTES_MAX).clamp(1, 256)
 }
 
 /// What the connections of one lane share.
@@ -42,6 +44,8 @@ pub struct ShardShared {
     service_grew: Cell<bool>,
     spare_batches_max: usize,
     held_bytes_max: usize,
+    /// Drops owned bytes that left.
+    release: Cell<fn(Bytes)>,
     /// False while receive memory is short.
     lend: Cell<bool>,
     draining: Cell<bool>,
@@ -53,6 +57,10 @@ struct Queues {
     // Boxed because it travels through operations and completions as one word.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Batch>>,
+    /// The same of those with more room, and how much that is.
+    #[allow(clippy::vec_box)]
+    large: Vec<Box<Batch>>,
+    large_bytes: usize,
     /// Woken when the first connection becomes dirty.
     on_dirty: Option<Waker>,
 }
@@ -129,6 +137,7 @@ impl ShardShared {
             service_grew: Cell::new(false),
             spare_batches_max: spare_batches_max(limits),
             held_bytes_max: limits.held_bytes_max,
+            release: Cell::new(drop),
             lend: Cell::new(true),
             draining: Cell::new(false),
         }
@@ -218,7 +227,8 @@ impl ShardShared {
         let mut queues = self.queues.borrow_mut();
         let Some(batch) = queues.spare.pop() else {
             drop(queues);
-            return new_batch().map(|batch| (batch, if listed { Wakes::No } else { self.list_dirty(id) }));
+            let batch = self.large_or_new_batch();
+            return batch.map(|batch| (batch, if listed { Wakes::No } else { self.list_dirty(id) }));
         };
         Some((batch, if listed { Wakes::No } else { queues.list_dirty(id) }))
     }
@@ -230,22 +240,52 @@ impl ShardShared {
     #[inline]
     pub(crate) fn recycle(&self, mut batch: Box<Batch>) {
         // Leases are dropped before the queues are borrowed.
-        batch.clear();
+        if batch.clear() {
+            return self.recycle_large(batch);
+        }
         let mut queues = self.queues.borrow_mut();
         if queues.spare.len() < self.spare_batches_max {
             queues.spare.push(batch);
         }
     }
 
+    /// A block that grew is grown again at the price of a copy and of a page fault for each 4 KiB, so it is kept.
+    #[cold]
+    fn recycle_large(&self, batch: Box<Batch>) {
+        let mut queues = self.queues.borrow_mut();
+        let bytes = queues.large_bytes + batch.room();
+        if bytes <= self.spare_batches_max * KEPT_BYTES_MAX {
+            queues.large_bytes = bytes;
+            queues.large.push(batch);
+        }
+    }
+
+    #[cold]
+    fn large_or_new_batch(&self) -> Option<Box<Batch>> {
+        let mut queues = self.queues.borrow_mut();
+        let Some(batch) = queues.large.pop() else { return try_box(Batch::releasing(self.release.get())) };
+        queues.large_bytes -= batch.room();
+        Some(batch)
+    }
+
+    /// Owned bytes that left are dropped by `release` from now on, since their owner is user code, which may panic. To be called
+    /// before the first reply.
+    pub fn release_owned_by(&self, release: fn(Bytes)) {
+        self.release.set(release);
+    }
+
+    /// Bytes of room in batches that are kept.
+    #[cfg(test)]
+    pub(crate) fn kept_bytes(&self) -> usize {
+        let queues = self.queues.borrow();
+        queues.spare.iter().chain(&queues.large).map(|batch| batch.room()).sum()
+    }
+
     /// Frees the batches that are kept.
     pub(crate) fn drop_spare(&self) {
-        self.queues.borrow_mut().spare = Vec::new();
+        let mut queues = self.queues.borrow_mut();
+        (queues.spare, queues.large, queues.large_bytes) = (Vec::new(), Vec::new(), 0);
     }
-}
-
-#[cold]
-fn new_batch() -> Option<Box<Batch>> {
-    try_box(Batch::new())
 }
 
 impl fmt::Debug for LaneShared {

@@ -58,7 +58,9 @@ pub mod framing {
 
 /// Where the services of a server are reached ([`Server::service`](crate::Server::service)).
 pub mod listen {
-    pub use crate::server::listen::endpoint::{Endpoint, Endpoints, IntoEndpoints, endpoints, tcp, unix};
+    pub use crate::server::listen::endpoint::{
+        Endpoint, Endpoints, IntoEndpoints, activated, adopt, endpoints, tcp, unix,
+    };
 }
 
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.

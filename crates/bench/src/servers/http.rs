@@ -1,4 +1,4 @@
-//! The same hello over HTTP: hyper on ringserve, and hyper on tokio as its own examples have it.
+//! The same answers over HTTP: hyper on ringserve, and hyper on tokio as its own examples have it.
 
 use std::convert::Infallible;
 use std::io;
@@ -14,8 +14,13 @@ use ringserve::{Driver, Server, http};
 
 use super::product::wait;
 
-async fn hello(_request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    Ok(Response::new(Full::new(Bytes::from_static(b"hello\n"))))
+/// The longest body that can be asked for.
+static BODY: [u8; 16 << 20] = [b'b'; 16 << 20];
+
+/// `/N` has a body of N bytes, every other path a greeting.
+async fn hello(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let wanted = request.uri().path()[1..].parse().ok().and_then(|bytes: usize| BODY.get(..bytes));
+    Ok(Response::new(Full::new(Bytes::from_static(wanted.unwrap_or(b"hello\n")))))
 }
 
 /// On io_uring.

@@ -3,12 +3,16 @@ use core::fmt;
 
 use memchr::memmem::Finder;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload, bytes_max_in_range, unended};
+use super::{
+    Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload, bytes_max_in_range, unended,
+};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
 /// The longest delimiter: arbitrary, far above any in use. It bounds what is searched again when a frame goes on.
 const DELIMITER_BYTES_MAX: usize = 255;
+
+const HOLDS_DELIMITER: EncodeError = EncodeError("the payload holds the delimiter");
 
 /// Bytes up to a delimiter, which is not part of the payload. The first one in the stream ends the frame, also
 /// where it could be read in two ways.
@@ -93,10 +97,18 @@ impl Framing for Delimiter {
 
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         if self.ends_early(payload.bytes()) {
-            return Err(EncodeError("the payload holds the delimiter"));
+            return Err(HOLDS_DELIMITER);
         }
         out.payload(payload);
         out.put(self.bytes());
+        Ok(())
+    }
+
+    fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        if self.ends_early(&written.payload()) {
+            return Err(HOLDS_DELIMITER);
+        }
+        written.put_end(self.bytes());
         Ok(())
     }
 

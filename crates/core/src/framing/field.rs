@@ -1,10 +1,14 @@
 use alloc::rc::Rc;
 
-use super::varint::{read_varint, write_varint};
-use super::{ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, LengthPrefix, Payload};
+use super::varint::{read_varint, with_varint, write_varint};
+use super::{ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, InPlace, LengthPrefix, Payload};
 use super::{frame_or_more, not_above_frame_bytes_max};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
+
+/// Room for a varint before a payload that is written in place: that of most payloads from 128 bytes on. A shorter one is moved by
+/// one byte, which costs next to nothing.
+const VARINT_ROOM: usize = 2;
 
 /// A length that is written, placed or counted otherwise than a [`LengthPrefix`], which it is made from.
 ///
@@ -118,6 +122,20 @@ impl LengthField {
     fn header_min(self) -> usize {
         usize::from(self.offset) + self.width.map_or(1, LengthPrefix::width)
     }
+
+    /// The length that stands before a payload of `bytes` bytes.
+    fn length_of(self, bytes: usize) -> Result<u64, EncodeError> {
+        u64::try_from(bytes as i128 - i128::from(self.adjust))
+            .map_err(|_| EncodeError("shorter than what is added to each length"))
+    }
+
+    /// Checks a payload that begins with its header.
+    fn check_whole(self, payload: &[u8]) -> Result<(), EncodeError> {
+        match self.decode(payload, 0) {
+            Ok(Decode::Frame { consumed, .. }) if consumed == payload.len() => Ok(()),
+            _ => Err(EncodeError("not one whole frame, as the kept header must make it")),
+        }
+    }
 }
 
 impl Framing for LengthField {
@@ -144,14 +162,9 @@ impl Framing for LengthField {
 
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         if self.keep_header {
-            let found = self.decode(payload.bytes(), 0);
-            if !matches!(found, Ok(Decode::Frame { consumed, .. }) if consumed == payload.len()) {
-                return Err(EncodeError("not one whole frame, as the kept header must make it"));
-            }
+            self.check_whole(payload.bytes())?;
         } else {
-            let Ok(length) = u64::try_from(payload.len() as i128 - i128::from(self.adjust)) else {
-                return Err(EncodeError("shorter than what is added to each length"));
-            };
+            let length = self.length_of(payload.len())?;
             match self.width {
                 Some(prefix) => prefix.write(length, out)?,
                 None => write_varint(length, out),
@@ -159,6 +172,24 @@ impl Framing for LengthField {
         }
         out.payload(payload);
         Ok(())
+    }
+
+    fn header_room(&self) -> usize {
+        if self.keep_header { 0 } else { self.width.map_or(VARINT_ROOM, LengthPrefix::width) }
+    }
+
+    fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        if self.keep_header {
+            return self.check_whole(&written.payload());
+        }
+        let length = self.length_of(written.payload_len())?;
+        match self.width {
+            Some(prefix) => prefix.write_before(length, written),
+            None => {
+                with_varint(length, |header| written.set_header(header));
+                Ok(())
+            }
+        }
     }
 
     fn check(&self, limits: &Limits) -> Result<(), LimitError> {

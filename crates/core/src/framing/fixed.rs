@@ -1,6 +1,8 @@
 use alloc::rc::Rc;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload, not_above_frame_bytes_max};
+use super::{
+    Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload, not_above_frame_bytes_max,
+};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
@@ -28,6 +30,11 @@ impl Fixed {
         assert!(bytes > 0, "a frame of a fixed size has at least 1 byte");
         Fixed { bytes }
     }
+
+    #[inline]
+    fn check_size(&self, len: usize) -> Result<(), EncodeError> {
+        if len == self.bytes { Ok(()) } else { Err(EncodeError("not of the size that all frames have")) }
+    }
 }
 
 impl Framing for Fixed {
@@ -41,11 +48,13 @@ impl Framing for Fixed {
 
     #[inline]
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
-        if payload.len() != self.bytes {
-            return Err(EncodeError("not of the size that all frames have"));
-        }
+        self.check_size(payload.len())?;
         out.payload(payload);
         Ok(())
+    }
+
+    fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        self.check_size(written.payload_len())
     }
 
     fn check(&self, limits: &Limits) -> Result<(), LimitError> {

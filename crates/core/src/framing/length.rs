@@ -1,6 +1,6 @@
 use alloc::rc::Rc;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload};
+use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
 use super::{frame_or_more, not_above_frame_bytes_max};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
@@ -92,13 +92,28 @@ impl LengthPrefix {
     /// Writes a length. Nothing is written if it does not fit.
     #[inline(always)]
     pub(super) fn write(self, length: u64, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
-        let width = self.width();
-        if width < 8 && length >> (8 * width) != 0 {
-            return Err(EncodeError("longer than the length prefix can say"));
-        }
+        self.fits(length)?;
         match self.order {
-            ByteOrder::Big => out.put(&length.to_be_bytes()[8 - width..]),
-            ByteOrder::Little => out.put(&length.to_le_bytes()[..width]),
+            ByteOrder::Big => out.put(&length.to_be_bytes()[8 - self.width()..]),
+            ByteOrder::Little => out.put(&length.to_le_bytes()[..self.width()]),
+        }
+        Ok(())
+    }
+
+    /// The same before a payload that is there already.
+    pub(super) fn write_before(self, length: u64, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        self.fits(length)?;
+        match self.order {
+            ByteOrder::Big => written.set_header(&length.to_be_bytes()[8 - self.width()..]),
+            ByteOrder::Little => written.set_header(&length.to_le_bytes()[..self.width()]),
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn fits(self, length: u64) -> Result<(), EncodeError> {
+        if self.width() < 8 && length >> (8 * self.width()) != 0 {
+            return Err(EncodeError("longer than the length prefix can say"));
         }
         Ok(())
     }
@@ -117,6 +132,14 @@ impl Framing for LengthPrefix {
         self.write(payload.len() as u64, out)?;
         out.payload(payload);
         Ok(())
+    }
+
+    fn header_room(&self) -> usize {
+        self.width()
+    }
+
+    fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        self.write_before(written.payload_len() as u64, written)
     }
 
     fn check(&self, limits: &Limits) -> Result<(), LimitError> {

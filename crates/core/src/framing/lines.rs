@@ -1,6 +1,8 @@
 use alloc::rc::Rc;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload, bytes_max_in_range, unended};
+use super::{
+    Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload, bytes_max_in_range, unended,
+};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
@@ -74,6 +76,11 @@ impl Framing for Lines {
         } else {
             out.payload_and(payload, b"\n");
         }
+        Ok(())
+    }
+
+    fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        written.put_end(if self.crlf { b"\r\n" } else { b"\n" });
         Ok(())
     }
 

@@ -39,6 +39,7 @@ pub use length::{ByteOrder, LengthPrefix};
 pub use lines::Lines;
 pub use raw::Raw;
 
+pub use crate::in_place::{InPlace, Written};
 pub use crate::outbox::Payload;
 
 /// What [`Framing::decode`] found.
@@ -108,6 +109,23 @@ pub trait Framing: 'static {
     /// If the payload has no frame. The connection is closed; nothing of the frame may be written then.
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
 
+    /// Bytes that are left free, up to 32, before a payload that is written in place
+    /// ([`Cx::reply_with`](https://docs.rs/ringserve/latest/ringserve/struct.Cx.html#method.reply_with)), since what stands there
+    /// may tell its length. A header of another size moves the payload.
+    fn header_room(&self) -> usize {
+        0
+    }
+
+    /// Makes a frame of a payload that was written in place, as [`encode`](Framing::encode) makes one of a payload that lies
+    /// elsewhere. By default the payload is copied out and given to `encode`.
+    ///
+    /// # Errors
+    /// If the payload has no frame. The connection is closed, and nothing of the frame leaves.
+    fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        let (payload, mut out) = written.take();
+        self.encode(Payload::Bytes(&payload), &mut out)
+    }
+
     /// Refuses limits with which this framing cannot work, naming both sides. Called when the server starts, which
     /// then does not.
     ///
@@ -147,7 +165,7 @@ pub fn encode_to_vec(framing: &impl Framing, payload: &[u8]) -> Result<Vec<u8>, 
     let mut batch = Batch::new();
     let encoded = framing.encode(Payload::Bytes(payload), &mut Outbox::new(&mut batch, false));
     assert!(encoded.is_ok() || batch.is_empty(), "a payload was refused after a part of it was written");
-    encoded.map(|()| batch.pieces().flatten().copied().collect())
+    encoded.map(|()| batch.into_bytes())
 }
 
 /// A framing's writing half, known to everything a shard shares. See [`Framing::encoding`].
@@ -191,6 +209,31 @@ impl Encoding {
             Encoding::Fixed(fixed) => fixed.encode(payload, out),
             Encoding::Delimiter(delimiter) => delimiter.encode(payload, out),
             Encoding::Custom(framing) => framing.encode(payload, out),
+        }
+    }
+}
+
+impl Encoding {
+    /// As [`Framing::header_room`].
+    pub(crate) fn header_room(&self) -> usize {
+        match self {
+            Encoding::Raw | Encoding::Lines(_) | Encoding::Fixed(_) | Encoding::Delimiter(_) => 0,
+            Encoding::Length(length) => length.header_room(),
+            Encoding::Field(field) => field.header_room(),
+            Encoding::Custom(framing) => framing.header_room(),
+        }
+    }
+
+    /// As [`Framing::encode_written`].
+    pub(crate) fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
+        match self {
+            Encoding::Raw => Raw.encode_written(written),
+            Encoding::Lines(lines) => lines.encode_written(written),
+            Encoding::Length(length) => length.encode_written(written),
+            Encoding::Field(field) => field.encode_written(written),
+            Encoding::Fixed(fixed) => fixed.encode_written(written),
+            Encoding::Delimiter(delimiter) => delimiter.encode_written(written),
+            Encoding::Custom(framing) => framing.encode_written(written),
         }
     }
 }

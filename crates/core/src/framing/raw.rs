@@ -1,6 +1,6 @@
 use alloc::rc::Rc;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, Payload};
+use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
 use crate::outbox::Outbox;
 
 /// No framing: each frame is what arrived together, at most one receive buffer, and replies are written as
@@ -20,6 +20,10 @@ impl Framing for Raw {
     #[inline]
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         out.payload(payload);
+        Ok(())
+    }
+
+    fn encode_written(&self, _written: &mut InPlace<'_>) -> Result<(), EncodeError> {
         Ok(())
     }
 

@@ -4,10 +4,12 @@ mod errors;
 mod shapes;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytes::{BufMut, Bytes};
 use proptest::prelude::*;
-use ringserve_buf::Lease;
+use ringserve_buf::{Lease, ReplyWriter};
 
 use super::*;
 use crate::Frame;
@@ -105,6 +107,48 @@ proptest! {
                 Err(payload) => prop_assert!(encode_to_vec(&framing, &payload).is_err(), "{:?}", payload),
             }
         }
+    }
+
+    /// Parts that are lent among those that are copied, by the framing itself and by the way of those that copy it out.
+    #[test]
+    fn a_reply_written_in_place_is_the_encoded_one(
+        shape in any_shape(),
+        bodies in any_bodies(),
+        cuts in prop::collection::vec(any::<usize>(), 0..4),
+        lends in any::<u8>(),
+    ) {
+        let framing = shape.framing();
+        let (mut batch, mut by_copy) = (Batch::new(), Batch::new());
+        batch.put(b"before");
+        let mut expected = b"before".to_vec();
+        for body in bodies {
+            let payload = shape.payload(&body).map_or_else(|payload| payload, |frame| frame.payload);
+            let pieces = pieces_of(&payload, &ends_of(&cuts, payload.len())).into_iter().enumerate();
+            let write = |out: &mut ReplyWriter<'_>| pieces.for_each(|(n, piece)| match lends >> n & 1 {
+                1 => out.lend(Lease::copy_of(piece)),
+                _ => out.put_slice(piece),
+            });
+            let before = batch.len();
+            let mut place = InPlace::begin(&mut batch, framing.encoding.header_room());
+            place.write(write.clone());
+            prop_assert_eq!(&*place.payload(), &payload);
+            let framed = framing.encoding.encode_written(&mut place);
+            place.finish();
+            prop_assert_eq!(framed, encode_to_vec(&framing, &payload).map(|frame| expected.extend(frame)));
+            if framed.is_err() {
+                batch.roll_back(before);
+            }
+            batch.invariants();
+
+            let mut place = InPlace::begin(&mut by_copy, 3);
+            place.write(write);
+            let copied = framing.encode_written(&mut place);
+            place.finish();
+            prop_assert_eq!(copied, framed);
+        }
+        prop_assert_eq!(&batch.into_bytes(), &expected);
+        by_copy.invariants();
+        prop_assert_eq!(&by_copy.into_bytes(), &expected[6..]);
     }
 
     #[test]
@@ -222,4 +266,22 @@ fn only_large_frames_that_fill_their_buffer_are_lent() {
     assert!(!lent(4095, 16384, true), "too small");
     assert!(!lent(4096, 16385 * 2, true), "less than a quarter of its buffer");
     assert!(!lent(4096, 16384, false), "memory is short");
+}
+
+#[test]
+fn owned_bytes_are_kept_from_a_size_on() {
+    let queued = |payload: Payload<'_>| {
+        let mut batch = Batch::new();
+        Outbox::new(&mut batch, false).payload(payload);
+        (batch.lent.len(), batch.into_bytes())
+    };
+    for len in [0, 1, 4095, 4096, 16383] {
+        let bytes = alloc::vec![7; len];
+        assert_eq!(queued(bytes.clone().into()), (0, bytes));
+    }
+    let bytes = alloc::vec![7; 16384];
+    assert_eq!(queued(bytes.clone().into()), (1, bytes.clone()));
+    assert_eq!(queued(Bytes::from(bytes.clone()).into()), (1, bytes.clone()));
+    assert_eq!(queued(Arc::<[u8]>::from(&bytes[..]).into()), (1, bytes.clone()));
+    assert_eq!(queued((&bytes).into()), (0, bytes), "what is lent by the caller is copied");
 }

@@ -26,14 +26,19 @@ pub(super) fn read_varint(bytes: &[u8]) -> Result<Option<(u64, usize)>, FrameErr
 }
 
 /// Appends a number.
-pub(super) fn write_varint(mut value: u64, out: &mut Outbox<'_>) {
+pub(super) fn write_varint(value: u64, out: &mut Outbox<'_>) {
+    with_varint(value, |bytes| out.put(bytes));
+}
+
+/// Gives the bytes of a number to `write`.
+pub(super) fn with_varint(mut value: u64, write: impl FnOnce(&[u8])) {
     let (mut bytes, width) = ([0; VARINT_BYTES_MAX], varint_bytes(value));
     for byte in &mut bytes[..width] {
         *byte = value as u8 | 0x80;
         value >>= 7;
     }
     bytes[width - 1] &= 0x7F;
-    out.put(&bytes[..width]);
+    write(&bytes[..width]);
 }
 
 /// How many bytes a number has in its shortest form: 1 to 10.

@@ -5,9 +5,9 @@
 //! kept at a target that starts low, doubles when a receive finds the ring empty or nearly so, and is halved
 //! when a quarter of it was enough for a long time.
 
-use ringserve_buf::{KernelSide, Lease};
+use ringserve_buf::KernelSide;
 
-use super::kernel::{Kernel, RawCqe};
+use super::kernel::Kernel;
 
 /// Half a chunk of the pool, so that a quiet shard's buffers, lent and leased, fit in its first chunk.
 const TARGET_START: usize = 32;
@@ -19,7 +19,7 @@ pub(super) struct Buffers {
     entries: usize,
     /// Lent buffers that are in the ring as far as completions tell: exactly those the pool counts as with the
     /// kernel.
-    in_ring: usize,
+    pub(super) in_ring: usize,
     /// How many there should be at the start of a turn.
     target: usize,
     /// True from a receive that found the ring empty until the target was looked at.
@@ -33,10 +33,6 @@ impl Buffers {
     pub(super) fn new(entries: usize) -> Buffers {
         let target = TARGET_START.min(entries);
         Buffers { entries, in_ring: 0, target, starved: false, lowest: target, turns: 0 }
-    }
-
-    pub(super) fn in_ring(&self) -> usize {
-        self.in_ring
     }
 
     /// A receive found the ring empty.
@@ -83,26 +79,5 @@ impl Buffers {
             }
         }
         *self = Buffers::new(self.entries);
-    }
-
-    /// Accounts for a buffer that brought bytes; `last` if the kernel is done with it.
-    #[inline(always)]
-    pub(super) fn filled(&mut self, side: &mut KernelSide, buffer: u16, bytes: usize, last: bool) -> Lease {
-        self.in_ring -= usize::from(last);
-        side.received(buffer, bytes, last)
-    }
-
-    /// Accounts for the buffer of a completion, exactly once, whatever else the completion says.
-    pub(super) fn arrived(&mut self, side: &mut KernelSide, cqe: &RawCqe) -> Option<Lease> {
-        let buffer = cqe.buffer()?;
-        let last = cqe.is_last_of_buffer();
-        if cqe.res > 0 {
-            return Some(self.filled(side, buffer, cqe.res as usize, last));
-        }
-        if last {
-            self.in_ring -= 1;
-            side.take_back(buffer);
-        }
-        None
     }
 }

@@ -29,7 +29,7 @@ pub(super) enum Rest {
 impl<K: Kernel> Uring<K> {
     pub(super) fn take_buffers_back(&mut self) -> GivesBack {
         if let Rest::No = self.rest {
-            if self.buffers.in_ring() == 0 {
+            if self.buffers.in_ring == 0 {
                 return GivesBack::Done;
             }
             if self.ports.iter().any(|port| port.has_receive() && port.receive_stop == Stop::No) {
@@ -77,7 +77,7 @@ impl<K: Kernel> Uring<K> {
 
     /// True if a receive is in the list of parked ones that can be armed.
     pub(super) fn can_arm_parked(&self) -> bool {
-        self.ports.parked() > 0 && self.buffers.in_ring() > 0 && !self.is_resting()
+        self.ports.parked() > 0 && self.buffers.in_ring > 0 && !self.is_resting()
     }
 }
 

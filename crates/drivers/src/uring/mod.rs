@@ -397,12 +397,8 @@ impl<K: Kernel> Uring<K> {
     /// Panics if the parts disagree. Linear in the number of parked connections, constant otherwise.
     pub fn invariants(&self) {
         let counts = self.pool.counts();
-        assert_eq!(
-            counts.with_kernel,
-            self.buffers.in_ring(),
-            "buffers with the kernel are those in its ring"
-        );
-        assert!(self.buffers.in_ring() <= self.kernel.buffer_ring_entries());
+        assert_eq!(counts.with_kernel, self.buffers.in_ring, "buffers with the kernel are those in its ring");
+        assert!(self.buffers.in_ring <= self.kernel.buffer_ring_entries());
         self.ports.invariants();
     }
 

@@ -17,8 +17,10 @@
 //!
 //! One that is stopped and cannot be found is `Doubtful` from then on: it ended for the core, and may live in the kernel.
 
+use ringserve_buf::{KernelSide, Lease};
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 
+use super::buffers::Buffers;
 use super::cancel::MISSES_MAX;
 use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::table::{Life, Port, Receiving, Stop};
@@ -33,6 +35,30 @@ enum After {
     Again,
     Park,
     End(ReceiveEnd),
+}
+
+/// What completions say of the buffers that are with the kernel.
+impl Buffers {
+    /// Accounts for a buffer that brought bytes; `last` if the kernel is done with it.
+    #[inline(always)]
+    pub(super) fn filled(&mut self, side: &mut KernelSide, buffer: u16, bytes: usize, last: bool) -> Lease {
+        self.in_ring -= usize::from(last);
+        side.received(buffer, bytes, last)
+    }
+
+    /// Accounts for the buffer of a completion, exactly once, whatever else the completion says.
+    pub(super) fn arrived(&mut self, side: &mut KernelSide, cqe: &RawCqe) -> Option<Lease> {
+        let buffer = cqe.buffer()?;
+        let last = cqe.is_last_of_buffer();
+        if cqe.res > 0 {
+            return Some(self.filled(side, buffer, cqe.res as usize, last));
+        }
+        if last {
+            self.in_ring -= 1;
+            side.take_back(buffer);
+        }
+        None
+    }
 }
 
 impl<K: Kernel> Uring<K> {
@@ -137,7 +163,7 @@ impl<K: Kernel> Uring<K> {
         if self.ports.parked() == 0 || rests {
             return;
         }
-        for _ in 0..self.buffers.in_ring() {
+        for _ in 0..self.buffers.in_ring {
             let Some(id) = self.ports.unpark_first() else { break };
             self.receive(id);
         }
@@ -146,7 +172,7 @@ impl<K: Kernel> Uring<K> {
     /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if a receive
     /// waits for one.
     pub(super) fn wait_for_buffer(&mut self) {
-        if self.ports.parked() > 0 && self.buffers.in_ring() == 0 {
+        if self.ports.parked() > 0 && self.buffers.in_ring == 0 {
             self.side.wait_for_buffer();
         }
     }

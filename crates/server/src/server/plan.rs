@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
+use ringserve_drivers::Listener;
 use socket2::{Domain, SockRef};
 
 use super::control::ServerControl;
@@ -52,11 +53,11 @@ pub(super) struct LanePlan {
 
 impl<S: Serves> Plan<S> {
     /// Each shard, before it is made, with its listeners.
-    pub(super) fn shards(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Vec<OneShard<S>> {
+    pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
-        let one = |(index, sockets): (usize, Vec<OwnedFd>)| OneShard {
+        let one = |(index, sockets): (usize, Vec<Listener>)| OneShard {
             index,
             cpu: cpus.get(index).copied(),
             serves: self.serves.again(),
@@ -94,10 +95,10 @@ pub(super) struct OneShard<S> {
     quota: Arc<Quota>,
     /// Which of its listeners are Unix sockets.
     unix: Box<[bool]>,
-    pub(super) sockets: Vec<OwnedFd>,
+    pub(super) sockets: Vec<Listener>,
 }
 
-fn is_unix(socket: &OwnedFd) -> bool {
+fn is_unix(socket: &Listener) -> bool {
     SockRef::from(socket).domain().is_ok_and(|domain| domain == Domain::UNIX)
 }
 

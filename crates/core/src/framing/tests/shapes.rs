@@ -123,7 +123,7 @@ impl Shape {
 /// A framing that decodes as it does and encodes as a shard does for it.
 pub struct Drawn {
     decoding: Rc<dyn Framing>,
-    encoding: Encoding,
+    pub encoding: Encoding,
 }
 
 impl Framing for Drawn {

@@ -4,23 +4,24 @@
 //! connection's [`Outlet`] and puts the connection on the list of dirty ones in [`ShardShared`](crate::ShardShared).
 //! The state machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
 
+mod extra;
+
 use alloc::boxed::Box;
 use alloc::rc::Rc;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::net::SocketAddr;
-use core::task::Waker;
 
-use ringserve_buf::{Counted, CountedHead};
+use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 
-use crate::framing::{EncodeError, Framing, Payload};
-use crate::limits::ordered;
+use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
-use crate::times::Times;
-use crate::{Account, Batch, CloseReason, ConnId, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
+use crate::{Batch, CloseReason, ConnId};
+
+pub use extra::Asked;
+use extra::Extra;
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -60,6 +61,16 @@ const HEARS_END: u16 = 32768;
 /// What changes nothing about how its replies are sent.
 const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | ASKED | HEARS_END;
 
+/// What became of a reply in an outbox.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Appended {
+    Whole,
+    /// It has no frame.
+    NotFramed,
+    /// User code gave it up.
+    Nothing,
+}
+
 /// A connection as user code reaches it: outbox, requests, address.
 pub struct Outlet {
     id: ConnId,
@@ -71,38 +82,6 @@ pub struct Outlet {
     listener: u16,
     flags: Cell<u16>,
     extra: Cell<Option<Box<Extra>>>,
-}
-
-/// What few connections have.
-#[derive(Default)]
-struct Extra {
-    /// Woken when the outbox falls below its low mark.
-    ready: Option<Waker>,
-    /// The same for other calls of the connection.
-    more_ready: Vec<Waker>,
-    gate: Option<Arc<RemoteGate>>,
-    /// Bytes that the service holds for it.
-    service_bytes: usize,
-    /// Why user code closes or aborts it, if it says more than that.
-    reason: Option<CloseReason>,
-    asked: Option<Box<Asked>>,
-    limits: Option<Box<OwnLimits>>,
-}
-
-/// What the kernel was asked for when the connection was accepted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// The address that the peer connected to.
-    pub local: Option<SocketAddr>,
-    /// The process at the other end of a Unix socket.
-    pub credentials: Option<PeerCredentials>,
-}
-
-/// What a connection with limits of its own is bounded by, instead of what its lane says.
-#[derive(Clone, Copy)]
-pub(crate) struct OwnLimits {
-    pub frame_bytes_max: usize,
-    pub times: Times,
 }
 
 impl Outlet {
@@ -128,23 +107,6 @@ impl Outlet {
     /// The peer's address, if it has one.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
-    }
-
-    /// What else the kernel was asked for.
-    #[inline]
-    pub fn asked(&self) -> Asked {
-        if !self.has(ASKED) {
-            return Asked::default();
-        }
-        self.with_extra(|extra| extra.asked.as_deref().copied().unwrap_or_default())
-    }
-
-    /// Keeps what the kernel was asked for, if it told something.
-    pub fn set_asked(&self, asked: Asked) {
-        if asked != Asked::default() {
-            self.set(ASKED);
-            self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
-        }
     }
 
     /// The listener that accepted it.
@@ -173,7 +135,35 @@ impl Outlet {
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
     #[inline]
     pub fn reply(&self, payload: Payload<'_>) {
-        self.append::<1>(|out| self.lane.encoding().encode(payload, out).is_ok());
+        self.append::<1>(|out| match self.lane.encoding().encode(payload, out) {
+            Ok(()) => Appended::Whole,
+            Err(_) => Appended::NotFramed,
+        });
+    }
+
+    /// Queues one frame whose payload `write` writes, unless what it returns says that nothing is to be sent: then nothing of it
+    /// is. It is not called once the connection is gone. If it panics, that goes on, and the connection is reset; so it does if
+    /// it comes back to this connection.
+    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        let mut result = R::unsent();
+        self.append::<1>(|out| {
+            let encoding = self.lane.encoding();
+            let mut place = InPlace::begin(out.batch, encoding.header_room());
+            result = place.write(write);
+            if !result.is_written() {
+                return Appended::Nothing;
+            }
+            let framed = encoding.encode_written(&mut place);
+            place.finish();
+            if framed.is_ok() { Appended::Whole } else { Appended::NotFramed }
+        });
+        result
+    }
+
+    /// Queues one frame whose payload comes in parts.
+    pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
+        let lends = self.lane.shard().lends();
+        self.reply_with(|out| parts.into_iter().for_each(|part| part.into().write_to(out, lends)));
     }
 
     /// Queues one frame by a framing that is not the lane's. Does nothing once the connection is gone.
@@ -185,7 +175,11 @@ impl Outlet {
         self.append::<1>(|out| {
             let before = out.len();
             encoded = framing.encode(payload, out);
-            encoded.is_ok() || out.len() == before
+            match encoded {
+                Ok(()) => Appended::Whole,
+                Err(_) if out.len() == before => Appended::Nothing,
+                Err(_) => Appended::NotFramed,
+            }
         });
         encoded
     }
@@ -194,13 +188,36 @@ impl Outlet {
     pub fn write(&self, bytes: &[u8]) {
         self.append::<0>(|out| {
             out.put(bytes);
-            true
+            Appended::Whole
         });
+    }
+
+    /// The same with bytes that may leave without a copy.
+    pub fn write_payload(&self, payload: Payload<'_>) {
+        self.append::<0>(|out| {
+            out.payload(payload);
+            Appended::Whole
+        });
+    }
+
+    /// One frame with this payload, as this connection would be sent it, to be written to others of its lane.
+    ///
+    /// # Errors
+    /// If the payload has no frame.
+    pub fn encode(&self, payload: Payload<'_>) -> Result<Vec<u8>, EncodeError> {
+        let mut batch = Batch::new();
+        self.lane.encoding().encode(payload, &mut Outbox::new(&mut batch, false))?;
+        Ok(batch.into_bytes())
+    }
+
+    /// True if both are of one lane, and so are sent equal frames.
+    pub fn is_of_the_lane_of(&self, other: &LaneShared) -> bool {
+        core::ptr::eq(&*self.lane, other)
     }
 
     /// Queues what `write` writes: as many frames.
     #[inline]
-    fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> bool) {
+    fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> Appended) {
         let flags = self.flags.get();
         if flags & (GONE | WRITING_ENDED | NO_MEMORY) != 0 {
             return;
@@ -225,9 +242,13 @@ impl Outlet {
         };
         let before = batch.len();
         unfinished.before = before;
-        let framed = write(&mut Outbox::new(batch, shard.lends()));
-        if !framed || batch.is_refused() {
-            let flag = if framed { NO_MEMORY | ABORT } else { NOT_FRAMED };
+        let appended = write(&mut Outbox::new(batch, shard.lends()));
+        if appended != Appended::Whole || batch.is_refused() {
+            let flag = match appended {
+                _ if batch.is_refused() => NO_MEMORY | ABORT,
+                Appended::NotFramed => NOT_FRAMED,
+                Appended::Whole | Appended::Nothing => 0,
+            };
             batch.roll_back(before);
             self.set(flag);
         }
@@ -361,28 +382,6 @@ impl Outlet {
         self.outbox_bytes() > self.lane.outbox_bytes_high()
     }
 
-    /// Wakes `waker` when the outbox falls below its low mark, once.
-    pub fn wake_when_ready(&self, waker: &Waker) {
-        // Cloning and dropping a waker may run others' code: outside.
-        let new = waker.clone();
-        let unused = self.with_extra(|extra| {
-            let known = extra.ready.iter().chain(&extra.more_ready).any(|old| old.will_wake(&new));
-            if known {
-                return Some(new);
-            }
-            if extra.ready.is_none() {
-                extra.ready = Some(new);
-            } else {
-                extra.more_ready.push(new);
-            }
-            None
-        });
-        drop(unused);
-        self.set(AWAITED);
-        // A send that was started in this turn, when nothing waited for its end, must be waited for.
-        self.mark_dirty();
-    }
-
     /// True if something waits for the end of what is being sent: a handler, or FIN.
     #[inline]
     pub(crate) fn is_awaited(&self) -> bool {
@@ -393,155 +392,6 @@ impl Outlet {
     #[inline]
     pub(crate) fn refuses(&self) -> bool {
         self.has(GATED) && self.is_full()
-    }
-
-    /// Gives out the wakers of the tasks that wait for room. Waking them is the caller's affair: wakers are user code, which
-    /// may panic, and must not do so in the middle of the state machine.
-    pub(crate) fn take_ready(&self, mut take: impl FnMut(Waker)) {
-        if !self.has(AWAITED) {
-            return;
-        }
-        self.clear(AWAITED);
-        let all = |extra: &mut Extra| (extra.ready.take(), core::mem::take(&mut extra.more_ready));
-        let (first, more) = self.with_extra(all);
-        first.into_iter().chain(more).for_each(&mut take);
-    }
-
-    /// Allocates at the first call.
-    fn with_extra<T>(&self, change: impl FnOnce(&mut Extra) -> T) -> T {
-        let mut extra = self.extra.take().unwrap_or_default();
-        let result = change(&mut extra);
-        self.extra.set(Some(extra));
-        result
-    }
-
-    /// What other threads may know of this connection. The first call allocates.
-    pub fn gate(&self) -> Arc<RemoteGate> {
-        let make =
-            || Arc::new(RemoteGate::new(self.outbox_bytes(), self.lane.outbox_bytes_high(), self.is_gone()));
-        let gate = self.with_extra(|extra| extra.gate.get_or_insert_with(make).clone());
-        self.set(GATED);
-        self.update_gate();
-        // As in `wake_when_ready`: a thread that is refused now waits for a send that was started in this turn.
-        self.mark_dirty();
-        gate
-    }
-
-    #[inline]
-    fn update_gate(&self) {
-        if !self.has(GATED) {
-            return;
-        }
-        self.with_extra(|extra| {
-            let Some(gate) = &extra.gate else { return };
-            gate.set_outbox_bytes(self.outbox_bytes());
-            if self.has(CLOSE | NOT_FRAMED) {
-                gate.ask_close();
-            }
-            if self.has(ABORT) {
-                gate.ask_abort();
-            }
-            if self.is_gone() {
-                gate.set_gone();
-            }
-        });
-    }
-
-    /// Says how many bytes the service now holds for the connection beside what the shard sees, as in the buffers of a library.
-    /// They count in [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) until the connection ends; beyond it the connections that hold most are closed.
-    /// The first call allocates.
-    pub fn set_service_bytes(&self, bytes: usize) {
-        if self.is_gone() {
-            return;
-        }
-        let before = self.with_extra(|extra| core::mem::replace(&mut extra.service_bytes, bytes));
-        self.lane.shard().set_service_bytes(before, bytes);
-        if bytes > before {
-            // The state machine looks whether that is too much.
-            self.mark_dirty();
-        }
-    }
-
-    /// What [`set_service_bytes`](Outlet::set_service_bytes) said last.
-    pub(crate) fn service_bytes(&self) -> usize {
-        let extra = self.extra.take();
-        let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes);
-        self.extra.set(extra);
-        bytes
-    }
-
-    /// Bounds the connection by other limits than those of its service, from now on. What an earlier call set and this one does
-    /// not is the service's again. Allocates; a connection without limits of its own holds nothing for them.
-    ///
-    /// # Errors
-    /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's, and where a frame may be larger than
-    /// all that the shard may hold; nothing is changed then.
-    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
-        let service = self.lane.limits();
-        let limits = limits.over(service);
-        limits.check()?;
-        ordered(
-            "frame_bytes_max",
-            limits.frame_bytes_max,
-            "held_bytes_max",
-            self.lane.shard().held_bytes_max(),
-        )?;
-        let own = OwnLimits { frame_bytes_max: limits.frame_bytes_max, times: Times::new(&limits, None) };
-        self.with_extra(|extra| extra.limits = Some(Box::new(own)));
-        self.set(LIMITED);
-        // The state machine looks when they are due.
-        self.mark_dirty();
-        Ok(())
-    }
-
-    #[inline]
-    pub(crate) fn is_limited(&self) -> bool {
-        self.has(LIMITED)
-    }
-
-    /// The limits that were set, if any were.
-    #[cold]
-    pub(crate) fn own_limits(&self) -> Option<OwnLimits> {
-        let extra = self.extra.take();
-        let limits = extra.as_ref().and_then(|extra| extra.limits.as_deref().copied());
-        self.extra.set(extra);
-        limits
-    }
-
-    /// What the connection sends and receives is counted from now on. False if the system has no memory for that.
-    pub fn open_account(&self, now: Time) -> bool {
-        let is_open = self.lane.accounts().open(self.id.slot(), now);
-        if is_open {
-            self.set(ACCOUNTED);
-        }
-        is_open
-    }
-
-    /// What was counted, if that was asked for.
-    pub fn account(&self, now: Time) -> Option<Account> {
-        if self.has(ACCOUNTED) { self.lane.accounts().at(self.id.slot(), now) } else { None }
-    }
-
-    /// A frame goes to the service.
-    pub fn count_frame(&self) {
-        self.count(|account| account.frames_received += 1);
-    }
-
-    /// Bytes came.
-    pub fn count_received(&self, bytes: usize) {
-        self.count(|account| account.bytes_received += bytes as u64);
-    }
-
-    /// The send in flight is over, and `left_over` of its bytes were not sent.
-    pub fn count_sent(&self, left_over: usize) {
-        self.count(|account| account.bytes_sent += self.sent_but(left_over) as u64);
-    }
-
-    #[cold]
-    fn count(&self, change: impl FnOnce(&mut Account)) {
-        if self.has(ACCOUNTED) {
-            self.lane.accounts().change(self.id.slot(), change);
-        }
     }
 
     /// Keeps the connection open when the peer has sent FIN and every frame was handed out, until
@@ -738,12 +588,16 @@ pub type ConnHead = CountedHead<Outlet>;
 mod tests {
     extern crate std;
 
+    use alloc::sync::Arc;
     use alloc::task::Wake;
     use core::sync::atomic::{AtomicUsize, Ordering};
+    use core::task::Waker;
+
+    use bytes::BufMut;
 
     use super::*;
     use crate::Limits;
-    use crate::framing::{Framing, Raw};
+    use crate::framing::{Encoding, Framing, LengthPrefix, Raw};
     use crate::shared::ShardShared;
 
     #[derive(Default)]
@@ -755,17 +609,94 @@ mod tests {
         }
     }
 
+    fn outlet(encoding: Encoding, woken: &Arc<Woken>) -> (Rc<ShardShared>, Outlet) {
+        let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
+        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &Limits::default()));
+        shard.wake_when_dirty(Waker::from(woken.clone()));
+        (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0))
+    }
+
+    fn queued(outlet: &Outlet) -> Vec<u8> {
+        let bytes = outlet.take_pending().map_or(Vec::new(), |batch| batch.into_bytes());
+        outlet.all_sent();
+        bytes
+    }
+
     #[test]
     fn push_that_panics_wakes_a_sleeping_shard() {
-        let limits = Limits::default();
-        let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
-        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &limits));
         let woken = Arc::new(Woken::default());
-        shard.wake_when_dirty(Waker::from(woken.clone()));
-        let outlet = Outlet::new(ConnId::new(1, 1), lane, None, 0);
+        let (shard, outlet) = outlet(Rc::new(Raw).encoding(), &woken);
         let push = || outlet.append::<1>(|_| panic!("planted: encoding panics"));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(push)).is_err());
         assert!(outlet.abort_asked() && shard.has_dirty());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the shard sleeps on");
+    }
+
+    #[test]
+    fn reply_given_up_or_too_long_leaves_nothing_of_itself() {
+        let (shard, outlet) = outlet(Rc::new(LengthPrefix::bytes(1)).encoding(), &Arc::default());
+        outlet.reply_with(|out| out.put_slice(b"one"));
+        let given_up = outlet.reply_with(|out| {
+            out.put_slice(b"two");
+            out.put_owned(alloc::vec![2; 20_000]);
+            Err("no")
+        });
+        assert_eq!(given_up, Err("no"));
+        assert_eq!((outlet.outbox_bytes(), shard.held_bytes(), outlet.has_requests()), (4, 4, false));
+        outlet.reply_parts(&[&b"th"[..], b"ree"]);
+        outlet.reply_with(|out| out.put_bytes(b'4', 256));
+        assert!(outlet.not_framed() && !outlet.abort_asked());
+        assert_eq!(queued(&outlet), b"\x03one\x05three");
+        assert_eq!(shard.held_bytes(), 0);
+    }
+
+    #[test]
+    fn panic_in_a_written_reply_resets_and_leaves_what_was_queued() {
+        let (shard, outlet) = outlet(Rc::new(LengthPrefix::default()).encoding(), &Arc::default());
+        outlet.reply(Payload::Bytes(b"one"));
+        let panics = || {
+            outlet.reply_with::<()>(|out| {
+                out.put_owned(alloc::vec![2; 20_000]);
+                out.put_u8(2);
+                panic!("planted: a reply panics")
+            })
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        assert!(outlet.abort_asked());
+        assert_eq!((outlet.outbox_bytes(), shard.held_bytes()), (7, 7));
+        let nested = || outlet.reply_with(|_| outlet.write(b"inside"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(nested)).is_err());
+        assert_eq!(queued(&outlet), b"\0\0\0\x03one");
+    }
+
+    #[test]
+    fn gone_connection_has_no_reply_written() {
+        let (_shard, outlet) = outlet(Rc::new(Raw).encoding(), &Arc::default());
+        outlet.seal();
+        assert_eq!(outlet.reply_with(|_| Err("asked")), Ok(()));
+    }
+
+    #[test]
+    fn blocks_that_grew_are_kept_up_to_a_bound() {
+        let limits = crate::ServerLimits { held_bytes_max: 16 << 20, ..Default::default() };
+        let shard = Rc::new(ShardShared::new(&limits));
+        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &Limits::default()));
+        let outlets: Vec<_> = (0..4).map(|n| Outlet::new(ConnId::new(n, 1), lane.clone(), None, 0)).collect();
+        let round = || {
+            outlets.iter().for_each(|outlet| outlet.write(&[7; 400_000]));
+            let batches: Vec<_> = outlets.iter().filter_map(Outlet::take_pending).collect();
+            let rooms = batches.iter().map(|batch| batch.copied.as_ptr()).collect::<Vec<_>>();
+            for (outlet, batch) in outlets.iter().zip(batches) {
+                outlet.all_sent();
+                shard.recycle(batch);
+            }
+            rooms
+        };
+        let (first, second) = (round(), round());
+        assert!(second.iter().filter(|room| first.contains(room)).count() >= 2, "blocks are used again");
+        let kept = shard.kept_bytes();
+        assert!((400_000..=1 << 20).contains(&kept), "{kept} bytes are kept of 1 MiB");
+        shard.drop_spare();
+        assert_eq!(shard.kept_bytes(), 0);
     }
 }
