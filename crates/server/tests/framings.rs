@@ -136,11 +136,11 @@ impl Service<Part> for Store {
                         cx.switch(Reads::Upload(bytes));
                     }
                     (Some("frames"), _) => cx.switch(Reads::Frames),
-                    _ => cx.reply(&format!("{text}?")),
+                    _ => cx.reply(format!("{text}?")),
                 }
             }
             Part::Frame if *frame == *b"lines" => cx.switch(Reads::Commands),
-            Part::Frame => cx.reply(&format!("a frame of {} bytes, {}", frame.len(), sum_of(&frame))),
+            Part::Frame => cx.reply(format!("a frame of {} bytes, {}", frame.len(), sum_of(&frame))),
             Part::Piece | Part::Last => {
                 self.pieces_max.set(self.pieces_max.get().max(frame.wire().len()));
                 session.pieces.set(session.pieces.get() + 1);
@@ -151,7 +151,7 @@ impl Service<Part> for Store {
                     cx.sleep(Duration::from_millis(5)).await;
                 }
                 if *frame.head() == Part::Last {
-                    cx.reply(&format!("{} bytes, {}", session.bytes.get(), session.sum.get()));
+                    cx.reply(format!("{} bytes, {}", session.bytes.get(), session.sum.get()));
                 }
             }
         }
@@ -160,7 +160,7 @@ impl Service<Part> for Store {
 
     fn malformed(&self, cx: &Cx<'_, Session>, error: &FrameError) {
         match error.code() {
-            Some(code) => cx.reply(&format!("error {code}")),
+            Some(code) => cx.reply(format!("error {code}")),
             None => cx.reply(error.name()),
         }
     }
