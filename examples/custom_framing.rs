@@ -126,7 +126,7 @@ impl Service for Frames {
             cx.reply(frame);
         } else if header.flags & ACK == 0 {
             let answer = Header { flags: ACK, ..header };
-            cx.reply(&[&answer.bytes()[..], &frame[HEADER_BYTES..]].concat());
+            cx.reply([&answer.bytes()[..], &frame[HEADER_BYTES..]].concat());
         }
         Ok(())
     }

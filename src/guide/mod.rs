@@ -13,8 +13,10 @@ macro_rules! page {
 
 page!(bad_input, "bad_input.md", all());
 // The programs of these need more crates than this one, so the package `tests` compiles them.
+page!(balancing, "balancing.md", not(doctest));
 page!(choosing, "choosing.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
+page!(replies, "replies.md", not(doctest));
 page!(services, "services.md", not(doctest));
 page!(epoll, "epoll.md", all());
 page!(framing, "framing.md", all());

@@ -118,6 +118,21 @@ fn all_shards_accept_from_an_adopted_socket() {
 }
 
 #[test]
+fn a_burst_at_an_adopted_socket_is_spread_over_the_shards() {
+    let (listener, addr) = any_port();
+    SockRef::from(&listener).listen(1024).unwrap();
+    let running = start(serves(server().shards(4), adopt(listener)));
+    a_turn_passes(&running);
+    let mut clients: Vec<Client> = (0..200).map(|_| Client::connect(addr)).collect();
+    clients.iter_mut().for_each(|client| client.send(order::echo("")));
+    clients.iter_mut().for_each(|client| assert_eq!(client.recv(), order::echo("")));
+    let held: Vec<usize> = running.stats().shards.iter().map(|shard| shard.connections).collect();
+    assert!(held.iter().all(|count| (20..=80).contains(count)), "{held:?}");
+    drop(clients);
+    finish(running);
+}
+
+#[test]
 fn queue_of_an_adopted_socket_is_measured() {
     let (listener, addr) = any_port();
     let shared = Arc::new(Shared::default());

@@ -327,7 +327,7 @@ pub fn a_thread_closes_an_upstream(on: On) {
         let (connecting, given) = (shard.connect(to), given.clone());
         shard.spawn(async move {
             let mut upstream = connecting.await.expect("the upstream accepts");
-            upstream.queue(&frame(order::echo("last")));
+            upstream.queue(frame(order::echo("last")));
             *given.lock().unwrap() = Some(upstream.handle());
             while upstream.read_frame().await.is_ok_and(|frame| frame.is_some()) {}
         });

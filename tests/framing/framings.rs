@@ -215,7 +215,7 @@ impl Service for Echo {
 
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
         match &frame[..] {
-            b"twice" => cx.reply(&[&frame[..], b"--", &frame].concat()),
+            b"twice" => cx.reply([&frame[..], b"--", &frame].concat()),
             _ => cx.reply(frame),
         }
         Ok(())

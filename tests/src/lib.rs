@@ -117,11 +117,17 @@ pub fn descriptors() -> usize {
 /// Pages of the guide whose programs need more crates than the framework has.
 #[cfg(all(doctest, feature = "guide"))]
 mod guide {
+    #[doc = include_str!("../../docs/guide/balancing.md")]
+    struct Balancing;
+
     #[doc = include_str!("../../docs/guide/choosing.md")]
     struct Choosing;
 
     #[doc = include_str!("../../docs/guide/databases.md")]
     struct Databases;
+
+    #[doc = include_str!("../../docs/guide/replies.md")]
+    struct Replies;
 
     #[doc = include_str!("../../docs/guide/services.md")]
     struct Services;

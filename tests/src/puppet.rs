@@ -148,7 +148,7 @@ impl Service for Puppet {
         let (what, rest) = Order::of(&frame);
         match what {
             Order::Echo => cx.reply(frame),
-            Order::Reply => cx.reply(&crate::pattern(number(rest))),
+            Order::Reply => cx.reply(crate::pattern(number(rest))),
             Order::Replies => {
                 let (count, size) = split(rest, b',');
                 let reply = crate::pattern(number(size));
@@ -236,7 +236,7 @@ impl Service for Puppet {
                 cx.reply(frame);
             }
             Order::ReplyThenGate => {
-                cx.reply(&crate::pattern(number(rest)));
+                cx.reply(crate::pattern(number(rest)));
                 self.pass().await;
             }
             Order::HoldOpen => {

@@ -57,7 +57,7 @@ impl<'a> ReplyWriter<'a> {
         self.len() == 0
     }
 
-    /// Appends owned bytes. From 16 KiB on they leave without a copy, and are kept until they are sent.
+    /// Appends owned bytes. From 32 KiB on they leave without a copy, and are kept until they are sent.
     pub fn put_owned(&mut self, bytes: impl Into<Bytes>) {
         match (self.tail.lend)(bytes.into()) {
             Ok(Some(lease)) => self.lend(lease),

@@ -32,6 +32,7 @@ mod reason;
 mod remote_gate;
 mod shard;
 mod shared;
+mod shared_payload;
 mod slots;
 mod stamp;
 mod time;
@@ -58,6 +59,7 @@ pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
 pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use shared::{LaneShared, ShardShared};
+pub use shared_payload::SharedPayload;
 pub use stamp::Stamp;
 pub use time::Time;
 
@@ -67,6 +69,7 @@ pub use time::Time;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::chunked::Chunked;
+    pub use crate::outbox::OWNED_BYTES_MIN;
     pub use crate::slots::Slots;
     pub use crate::wheel::{Wheel, step_at};
 

@@ -18,8 +18,8 @@ const LEND_BYTES_MIN: usize = 4096;
 /// A lease pins its whole buffer, so a frame is lent only if it covers at least this part of it.
 const LEND_SHARE_MIN: usize = 4;
 
-/// Owned bytes below this are copied.
-pub(crate) const OWNED_BYTES_MIN: usize = 16 * 1024;
+/// Owned bytes below this are copied: measured on both drivers, what a lease and a gathered send add is a copy of 16 to 32 KiB.
+pub const OWNED_BYTES_MIN: usize = 32 * 1024;
 
 /// The bytes waiting for a connection's next send; a framing writes into it.
 pub struct Outbox<'a> {
@@ -48,7 +48,7 @@ impl<'a> Outbox<'a> {
     }
 
     /// Appends a payload: copied when small, lent when it is a frame of 4 KiB or more that covers at least a
-    /// quarter of its receive buffer, or owned bytes of 16 KiB or more.
+    /// quarter of its receive buffer, or owned bytes of 32 KiB or more.
     #[inline(always)]
     pub fn payload(&mut self, payload: Payload<'_>) {
         let bytes = payload.bytes();
@@ -68,6 +68,15 @@ impl<'a> Outbox<'a> {
         } else {
             self.large(payload);
             self.batch.put(end);
+        }
+    }
+
+    /// Appends bytes that others hold too.
+    pub(crate) fn shared(&mut self, bytes: &Bytes) {
+        if bytes.len() < OWNED_BYTES_MIN {
+            self.batch.put(bytes);
+        } else {
+            self.batch.lend_owned(bytes.clone().into());
         }
     }
 
@@ -95,7 +104,7 @@ fn lendable(frame: Frame, lend: bool) -> Result<Lease, Lease> {
 
 /// What a reply says: bytes to copy, or bytes that may leave without a copy.
 ///
-/// Owned bytes, as [`Bytes`], `Vec<u8>`, `String` and `Arc<[u8]>`, leave without a copy from 16 KiB on: they are kept until they
+/// Owned bytes, as [`Bytes`], `Vec<u8>`, `String` and `Arc<[u8]>`, leave without a copy from 32 KiB on: they are kept until they
 /// are sent, and count as queued meanwhile. Below, a copy costs less.
 #[derive(Debug)]
 pub enum Payload<'a> {

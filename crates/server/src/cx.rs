@@ -6,8 +6,9 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringserve_core::framing::HoldsState;
-use ringserve_core::{ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload};
+use ringserve_buf::ReplyWriter;
+use ringserve_core::framing::{HoldsState, Written};
+use ringserve_core::{ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload, SharedPayload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -42,18 +43,66 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head
     }
 
-    /// Queues one frame, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent,
-    /// not copied. A payload the framing cannot express closes the connection
-    /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+    /// Queues one frame, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or more is lent, and owned bytes
+    /// (`Bytes`, `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more are kept until they are sent: not copied. A payload the
+    /// framing cannot express closes the connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     #[inline]
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
         self.head.reply(payload.into());
     }
 
-    /// Queues bytes as they are.
+    /// Queues one frame whose payload `write` writes where it is sent from, without a buffer in between. If `write` returns an
+    /// error nothing of the frame is sent, and the error is returned; it is the caller's to go on or to close.
+    ///
+    /// ```
+    /// use std::fmt;
+    /// use ringserve::{Cx, Frame, Service};
+    ///
+    /// struct Count;
+    ///
+    /// impl Service for Count {
+    ///     type Session = ();
+    ///     type Error = fmt::Error;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), fmt::Error> {
+    ///         cx.reply_with(|out| write!(out, "{} bytes from {:?}", frame.len(), cx.peer().addr()))
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// A payload that has no frame, as one longer than its length prefix can say, closes the connection as in
+    /// [`reply`](Cx::reply), and nothing of it is sent. `write` is not called once the connection takes nothing any more; the
+    /// result is `Ok` then.
+    ///
+    /// # Panics
+    /// If `write` does, and if it replies to this connection or asks how much is queued for it: then the connection is reset.
+    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        self.head.reply_with(write)
+    }
+
+    /// Queues one frame whose payload comes in parts, as `cx.reply_parts([head, body])`. Each part is copied or not as in
+    /// [`reply`](Cx::reply).
+    pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
+        self.head.reply_parts(parts);
+    }
+
+    /// Queues one frame that other connections of this shard are sent too.
+    pub fn reply_shared(&self, payload: &SharedPayload) {
+        self.head.reply_shared(payload);
+    }
+
+    /// Queues bytes as they are, copied or not as in [`reply`](Cx::reply).
     #[inline]
-    pub fn write(&self, bytes: &[u8]) {
-        self.head.write(bytes);
+    pub fn write<'p>(&self, bytes: impl Into<Payload<'p>>) {
+        self.head.write_payload(bytes.into());
+    }
+
+    /// As [`reply_with`](Cx::reply_with), for bytes that leave as they are.
+    ///
+    /// # Panics
+    /// As [`reply_with`](Cx::reply_with).
+    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        self.head.write_with(write)
     }
 
     /// Closes the connection after what is queued has left. No further frame is handed over; this call, if it

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
-use ringserve_buf::{CountedHead, WeakHead};
-use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate};
+use ringserve_buf::{CountedHead, ReplyWriter, WeakHead};
+use ringserve_core::framing::Written;
+use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate, SharedPayload};
 
 use crate::shard::awaited::Until;
 use crate::shard::handle::Shard;
@@ -54,7 +55,7 @@ impl ConnHandle {
     }
 
     /// Queues one frame, encoded by the service's framing on the connection's own shard. The same `Bytes` may go to many
-    /// connections without a copy until then.
+    /// connections without a copy until then, and from 32 KiB on they leave without one.
     ///
     /// `Ok` means that it was queued while the connection lived, not that the peer got it.
     ///
@@ -252,13 +253,51 @@ impl LocalHandle {
         Ok(())
     }
 
-    /// The same for bytes that leave as they are, as by [`Cx::write`](crate::Cx::write).
+    /// Queues one frame whose payload `write` writes in place, as by [`Cx::reply_with`](crate::Cx::reply_with).
+    ///
+    /// # Errors
+    /// As [`push`](LocalHandle::push): `write` is not called then. What `write` returns is the `Ok`, an error of its own among it.
+    pub fn push_with<R: Written>(
+        &self,
+        write: impl FnOnce(&mut ReplyWriter<'_>) -> R,
+    ) -> Result<R, PushError> {
+        Ok(self.room()?.reply_with(write))
+    }
+
+    /// Queues one frame whose payload comes in parts, as by [`Cx::reply_parts`](crate::Cx::reply_parts).
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push).
-    pub fn push_raw(&self, bytes: impl AsRef<[u8]>) -> Result<(), PushError> {
-        self.room()?.write(bytes.as_ref());
+    pub fn push_parts<'p, P: Into<Payload<'p>>>(
+        &self,
+        parts: impl IntoIterator<Item = P>,
+    ) -> Result<(), PushError> {
+        self.room()?.reply_parts(parts);
         Ok(())
+    }
+
+    /// Queues one frame that other connections of this shard are sent too: it is encoded once for all those of a service.
+    ///
+    /// # Errors
+    /// As [`push`](LocalHandle::push).
+    pub fn push_shared(&self, payload: &SharedPayload) -> Result<(), PushError> {
+        self.room()?.reply_shared(payload);
+        Ok(())
+    }
+
+    /// Queues bytes that leave as they are, as by [`Cx::write`](crate::Cx::write).
+    ///
+    /// # Errors
+    /// As [`push`](LocalHandle::push).
+    pub fn push_raw<'p>(&self, bytes: impl Into<Payload<'p>>) -> Result<(), PushError> {
+        self.room()?.write_payload(bytes.into());
+        Ok(())
+    }
+
+    /// Whether a push would be taken now.
+    #[cfg(feature = "codec")]
+    pub(crate) fn check(&self) -> Result<(), PushError> {
+        self.room().map(drop)
     }
 
     /// The connection, if it takes a push.

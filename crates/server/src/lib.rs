@@ -29,7 +29,8 @@ pub mod tower;
 #[cfg(feature = "runtime-tokio-uring")]
 pub use tokio_uring;
 
-pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits};
+pub use ringserve_buf::ReplyWriter;
+pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits, SharedPayload};
 pub use ringserve_drivers::SetupError;
 
 pub use closed::{Closed, Failure};

@@ -128,6 +128,12 @@ pub(crate) fn panicked(
     panicked_in(shard, service, place, None, connection, panic);
 }
 
+/// The owner of bytes that were sent panicked when it was dropped.
+#[cold]
+pub(crate) fn owner_panicked(panic: &Panicked) {
+    guarded(|| error!(%panic, "the owner of sent bytes panicked when they were dropped"));
+}
+
 /// A task panicked, which may have a name and be a connection's.
 #[cold]
 pub(crate) fn task_panicked(

@@ -4,7 +4,9 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload};
+use ringserve_buf::ReplyWriter;
+use ringserve_core::framing::Written;
+use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload, SharedPayload};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -119,9 +121,29 @@ impl<'a> Opening<'a> {
         self.head.reply(payload.into());
     }
 
+    /// As [`Cx::reply_with`](crate::Cx::reply_with).
+    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        self.head.reply_with(write)
+    }
+
+    /// As [`Cx::reply_parts`](crate::Cx::reply_parts).
+    pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
+        self.head.reply_parts(parts);
+    }
+
+    /// As [`Cx::reply_shared`](crate::Cx::reply_shared).
+    pub fn reply_shared(&self, payload: &SharedPayload) {
+        self.head.reply_shared(payload);
+    }
+
     /// Queues bytes as they are.
-    pub fn write(&self, bytes: &[u8]) {
-        self.head.write(bytes);
+    pub fn write<'p>(&self, bytes: impl Into<Payload<'p>>) {
+        self.head.write_payload(bytes.into());
+    }
+
+    /// As [`Cx::write_with`](crate::Cx::write_with).
+    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        self.head.write_with(write)
     }
 
     /// A handle that can be kept and sent to other threads. What is pushed through it leaves at once, also before the

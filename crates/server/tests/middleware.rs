@@ -138,16 +138,16 @@ impl Service for Sums {
         assert!(ptr::eq(cx.session(), before), "also after a wait");
         add_one(&cx.session().calls);
         cx.session().sum.set(cx.session().sum.get() + number);
-        cx.reply(&cx.session().sum.get().to_string());
+        cx.reply(cx.session().sum.get().to_string());
         Ok(())
     }
 
     fn malformed(&self, cx: &Cx<'_, Sum>, _error: &FrameError) {
-        cx.reply(&format!("malformed after {}", cx.session().sum.get()));
+        cx.reply(format!("malformed after {}", cx.session().sum.get()));
     }
 
     fn draining(&self, cx: &Cx<'_, Sum>) {
-        cx.reply(&format!("goodbye at {}", cx.session().sum.get()));
+        cx.reply(format!("goodbye at {}", cx.session().sum.get()));
     }
 
     fn close(&self, closed: &Closed<'_, Sum>) {

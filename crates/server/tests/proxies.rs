@@ -65,7 +65,7 @@ async fn serve(mut client: Stream, kept: Rc<RefCell<Vec<Stream>>>, readers: Rc<C
             1 => {
                 let mut upstream = connect().await?;
                 for _ in 0..draw(20) {
-                    upstream.queue(&vec![1; draw(20_000) as usize]);
+                    upstream.queue(vec![1; draw(20_000) as usize]);
                     behind_another_waker(upstream.ready()).await?;
                 }
                 shard.sleep(millis(draw(3000))).await;
@@ -77,7 +77,7 @@ async fn serve(mut client: Stream, kept: Rc<RefCell<Vec<Stream>>>, readers: Rc<C
             // A pool.
             2 => {
                 let upstream = connect().await?;
-                upstream.queue(&vec![2; draw(100_000) as usize]);
+                upstream.queue(vec![2; draw(100_000) as usize]);
                 kept.borrow_mut().push(upstream);
                 if draw(3) == 0 {
                     let old = kept.borrow_mut().swap_remove(0);
@@ -121,7 +121,7 @@ async fn serve(mut client: Stream, kept: Rc<RefCell<Vec<Stream>>>, readers: Rc<C
                 }
             }
             _ => {
-                client.queue(&vec![7; draw(60_000) as usize]);
+                client.queue(vec![7; draw(60_000) as usize]);
                 client.ready().await?;
             }
         }

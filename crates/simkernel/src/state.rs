@@ -205,9 +205,16 @@ impl State {
         }
     }
 
-    /// Listens once for each shard; port 0 finds a free one.
+    /// Listens once for each shard; port 0 finds a free one. A server that cannot listen at one of its addresses does not start,
+    /// and those at which it listened before are free again.
     pub(crate) fn listen(&mut self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
-        self.listen_as(addr, (0..shards).map(Owner::Shard))
+        let listened = self.listen_as(addr, (0..shards).map(Owner::Shard));
+        if listened.is_err() {
+            let of_no_ring = |n: &usize| matches!(self.listeners[*n].owner, Owner::Shard(_));
+            let left: Vec<usize> = (0..self.listeners.len()).filter(of_no_ring).collect();
+            left.into_iter().for_each(|n| self.close_listener(n));
+        }
+        listened
     }
 
     /// Listens for a client; returns the listener's number and its address.
@@ -287,7 +294,7 @@ impl State {
     pub(crate) fn add_ring(&mut self, shard: usize, bell: Alarm) -> (i32, Vec<usize>) {
         let ring = self.rings_made;
         self.rings_made += 1;
-        let of_shard = |listener: &Listener| listener.owner == Owner::Shard(shard);
+        let of_shard = |listener: &Listener| listener.owner == Owner::Shard(shard) && !listener.closed;
         let own: Vec<usize> = (0..self.listeners.len()).filter(|n| of_shard(&self.listeners[*n])).collect();
         own.iter().for_each(|n| self.listeners[*n].owner = Owner::Ring(ring));
         let from = own.first().map_or(IpAddr::from([127, 0, 0, 1]), |n| self.listeners[*n].addr.ip());
@@ -477,6 +484,9 @@ impl State {
 
     /// Closes what was passed on and whose descriptor was closed on the way.
     pub(crate) fn close_lost(&mut self) {
+        if self.passed.is_empty() {
+            return;
+        }
         let is_lost = |passed: &Passed| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let mut ended = [PollFd::new(&passed.stand_in, PollFlags::empty())];
@@ -664,7 +674,8 @@ impl State {
         for (number, connection) in self.connections.iter() {
             let (client, server) = connection.addrs();
             for (side, name) in [(Side::Client, "client's"), (Side::Server, "server's")] {
-                if !connection.is_closed(side) && !(side == Side::Server && waits(number)) {
+                let is_held = side == Side::Server && waits(number);
+                if !connection.is_closed(side) && !is_held {
                     let end = format!("the {name} end of connection {number}");
                     open.push(format!("{end}, from {client} to {server}, is open"));
                 }

@@ -82,7 +82,7 @@ impl Service for Work {
 
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Failed> {
         if &*frame == b"counts" {
-            cx.reply(&counts(&self.calls));
+            cx.reply(counts(&self.calls));
             return Ok(());
         }
         cx.reply(&work(cx.shard(), &frame).await?);

@@ -109,7 +109,7 @@ fn reply(cx: &Cx<'_, Conn>, id: Option<u64>, outcome: &Outcome) {
         Ok(result) => json!({ "id": id, "result": result }),
         Err(error) => json!({ "id": id, "error": error }),
     };
-    cx.reply(&answer.to_string());
+    cx.reply(answer.to_string());
 }
 
 /// What is known of a peer.

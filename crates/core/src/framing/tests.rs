@@ -275,11 +275,11 @@ fn owned_bytes_are_kept_from_a_size_on() {
         Outbox::new(&mut batch, false).payload(payload);
         (batch.lent.len(), batch.into_bytes())
     };
-    for len in [0, 1, 4095, 4096, 16383] {
+    for len in [0, 1, 4095, 4096, 32767] {
         let bytes = alloc::vec![7; len];
         assert_eq!(queued(bytes.clone().into()), (0, bytes));
     }
-    let bytes = alloc::vec![7; 16384];
+    let bytes = alloc::vec![7; 32768];
     assert_eq!(queued(bytes.clone().into()), (1, bytes.clone()));
     assert_eq!(queued(Bytes::from(bytes.clone()).into()), (1, bytes.clone()));
     assert_eq!(queued(Arc::<[u8]>::from(&bytes[..]).into()), (1, bytes.clone()));

@@ -8,7 +8,6 @@ mod extra;
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
-use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::net::SocketAddr;
@@ -18,6 +17,7 @@ use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
+use crate::shared_payload::SharedPayload;
 use crate::{Batch, CloseReason, ConnId};
 
 pub use extra::Asked;
@@ -56,6 +56,12 @@ const LIMITED: u16 = 8192;
 const ASKED: u16 = 16384;
 /// User code has switched the rule by which its bytes are cut.
 const SWITCHED: u16 = 32768;
+
+/// The service is called once more behind the peer's last byte, with an empty frame.
+const HEARS_END: u16 = 32768;
+
+/// What changes nothing about how its replies are sent.
+const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | ASKED | HEARS_END;
 
 /// What became of a reply in an outbox.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -111,6 +117,7 @@ impl Outlet {
     }
 
     /// What the connections of its lane share.
+    #[inline]
     pub fn lane(&self) -> &LaneShared {
         &self.lane
     }
@@ -196,19 +203,25 @@ impl Outlet {
         });
     }
 
-    /// One frame with this payload, as this connection would be sent it, to be written to others of its lane.
-    ///
-    /// # Errors
-    /// If the payload has no frame.
-    pub fn encode(&self, payload: Payload<'_>) -> Result<Vec<u8>, EncodeError> {
-        let mut batch = Batch::new();
-        self.lane.encoding().encode(payload, &mut Outbox::new(&mut batch, false))?;
-        Ok(batch.into_bytes())
+    /// As [`reply_with`](Outlet::reply_with), for bytes that leave as they are.
+    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        let mut result = R::unsent();
+        self.append::<0>(|out| {
+            result = InPlace::begin(out.batch, 0).write(write);
+            if result.is_written() { Appended::Whole } else { Appended::Nothing }
+        });
+        result
     }
 
-    /// True if both are of one lane, and so are sent equal frames.
-    pub fn is_of_the_lane_of(&self, other: &LaneShared) -> bool {
-        core::ptr::eq(&*self.lane, other)
+    /// Queues one frame that other connections of the shard are sent too: encoded at the first push of each lane.
+    pub fn reply_shared(&self, shared: &SharedPayload) {
+        self.append::<1>(|out| match shared.wire_for(&self.lane) {
+            Some(wire) => {
+                out.shared(&wire);
+                Appended::Whole
+            }
+            None => Appended::NotFramed,
+        });
     }
 
     /// Queues what `write` writes: as many frames.
@@ -415,6 +428,20 @@ impl Outlet {
         self.set(HELD_OPEN);
     }
 
+    /// Has the service called once more when the peer has sent FIN and every frame is answered: with a frame without a byte, for a
+    /// service that cuts the bytes itself. Not in a drain, nor where FIN came in the middle of a frame.
+    pub fn hear_end(&self) {
+        self.set(HEARS_END);
+    }
+
+    pub(crate) fn hears_end(&self) -> bool {
+        self.has(HEARS_END)
+    }
+
+    pub(crate) fn end_heard(&self) {
+        self.clear(HEARS_END);
+    }
+
     #[inline]
     pub(crate) fn is_held_open(&self) -> bool {
         self.has(HELD_OPEN)
@@ -504,7 +531,7 @@ impl Outlet {
     pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
-        flags & !(DIRTY | HELD_OPEN | READS_ON | ACCOUNTED | ASKED) != 0
+        flags & !(DIRTY | UNOBTRUSIVE) != 0
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
@@ -512,8 +539,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let flags = self.flags.get();
-        flags & !(HELD_OPEN | READS_ON | DIRTY | ACCOUNTED | ASKED) == 0
-            && (flags & DIRTY != 0 || self.pending.borrow().is_none())
+        flags & !(DIRTY | UNOBTRUSIVE) == 0 && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 
     /// Everything in flight was sent. Returns how much that was.
@@ -592,6 +618,7 @@ mod tests {
 
     use alloc::sync::Arc;
     use alloc::task::Wake;
+    use alloc::vec::Vec;
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::task::Waker;
 
@@ -601,6 +628,7 @@ mod tests {
     use crate::Limits;
     use crate::framing::{Encoding, Framing, LengthPrefix, Raw};
     use crate::shared::ShardShared;
+    use crate::times::Times;
 
     #[derive(Default)]
     struct Woken(AtomicUsize);
@@ -612,8 +640,9 @@ mod tests {
     }
 
     fn outlet(encoding: Encoding, woken: &Arc<Woken>) -> (Rc<ShardShared>, Outlet) {
+        let limits = Limits::default();
         let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
-        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &Limits::default()));
+        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &limits, &Times::new(&limits, None)));
         shard.wake_when_dirty(Waker::from(woken.clone()));
         (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0))
     }
@@ -640,12 +669,12 @@ mod tests {
         outlet.reply_with(|out| out.put_slice(b"one"));
         let given_up = outlet.reply_with(|out| {
             out.put_slice(b"two");
-            out.put_owned(alloc::vec![2; 20_000]);
+            out.put_owned(alloc::vec![2; 40_000]);
             Err("no")
         });
         assert_eq!(given_up, Err("no"));
         assert_eq!((outlet.outbox_bytes(), shard.held_bytes(), outlet.has_requests()), (4, 4, false));
-        outlet.reply_parts(&[&b"th"[..], b"ree"]);
+        outlet.reply_parts([&b"th"[..], b"ree"]);
         outlet.reply_with(|out| out.put_bytes(b'4', 256));
         assert!(outlet.not_framed() && !outlet.abort_asked());
         assert_eq!(queued(&outlet), b"\x03one\x05three");
@@ -658,7 +687,7 @@ mod tests {
         outlet.reply(Payload::Bytes(b"one"));
         let panics = || {
             outlet.reply_with::<()>(|out| {
-                out.put_owned(alloc::vec![2; 20_000]);
+                out.put_owned(alloc::vec![2; 40_000]);
                 out.put_u8(2);
                 panic!("planted: a reply panics")
             })
@@ -682,7 +711,13 @@ mod tests {
     fn blocks_that_grew_are_kept_up_to_a_bound() {
         let limits = crate::ServerLimits { held_bytes_max: 16 << 20, ..Default::default() };
         let shard = Rc::new(ShardShared::new(&limits));
-        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &Limits::default()));
+        let limits = Limits::default();
+        let lane = Rc::new(LaneShared::new(
+            shard.clone(),
+            Rc::new(Raw).encoding(),
+            &limits,
+            &Times::new(&limits, None),
+        ));
         let outlets: Vec<_> = (0..4).map(|n| Outlet::new(ConnId::new(n, 1), lane.clone(), None, 0)).collect();
         let round = || {
             outlets.iter().for_each(|outlet| outlet.write(&[7; 400_000]));

@@ -72,7 +72,7 @@ impl Listener {
     }
 
     /// True if other drivers accept from the same queue. A Unix socket has no `SO_REUSEPORT`.
-    pub(crate) fn is_shared(&self) -> bool {
+    pub fn is_shared(&self) -> bool {
         self.is_adopted || SockRef::from(self).domain().is_ok_and(|domain| domain == Domain::UNIX)
     }
 

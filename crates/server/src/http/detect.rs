@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+use ringserve_core::internals::OWNED_BYTES_MIN;
 
 use super::watch::Watch;
 use crate::shard::draining::Draining;
@@ -138,11 +139,13 @@ impl Write for Replayed {
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         task: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(task, pieces);
+        let watch = &self.watch;
+        let share = |piece: &[u8]| if piece.len() < OWNED_BYTES_MIN { None } else { watch.shared(piece) };
+        let polled = self.stream.poll_put_all(task, pieces, share);
         self.count(&polled);
         polled
     }

@@ -18,6 +18,8 @@ use std::rc::{Rc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
+use hyper::body::Bytes;
+
 use super::options::HttpOptions;
 use crate::stream::hyper_io::Fate;
 
@@ -174,6 +176,8 @@ pub(super) struct Watch {
     next: Cell<Option<Rc<Watching>>>,
     /// Bytes of all responses that hyper holds, without what HTTP/1.1 copied to its own buffer.
     held: Cell<usize>,
+    /// Pieces of responses that hyper holds, if they are large and their bytes can be shared.
+    shared: RefCell<Vec<Bytes>>,
     /// True if a response is held back, since that is too much.
     holds_back: Cell<bool>,
     /// `read` at the last tick.
@@ -225,6 +229,7 @@ impl Watch {
             cursor: Cell::default(),
             next: Cell::default(),
             held: Cell::default(),
+            shared: RefCell::default(),
             holds_back: Cell::default(),
             read_before: Cell::default(),
             input: Cell::default(),
@@ -238,6 +243,15 @@ impl Watch {
     pub(super) fn set_http2(&self) {
         self.http2.set(true);
         self.began.set(true);
+    }
+
+    /// Bytes that hyper writes, as a share in the piece of a response in which they lie. hyper shows where they are and keeps what
+    /// owns them to itself.
+    pub(super) fn shared(&self, written: &[u8]) -> Option<Bytes> {
+        self.shared.borrow().iter().find_map(|piece| {
+            let from = written.as_ptr().addr().checked_sub(piece.as_ptr().addr())?;
+            (from + written.len() <= piece.len()).then(|| piece.slice(from..from + written.len()))
+        })
     }
 
     /// hyper read `bytes`, and waits for more if it found nothing.
@@ -486,6 +500,24 @@ impl Watching {
             connection.held.set(connection.held.get() + bytes);
             connection.count();
         }
+    }
+
+    /// hyper holds a large piece of the response, whose bytes can be shared until it is done with it.
+    pub(super) fn share(&self, piece: &Bytes) {
+        if let Some(connection) = self.connection.upgrade() {
+            connection.shared.borrow_mut().push(piece.clone());
+        }
+    }
+
+    /// hyper is done with the piece that began at this address.
+    pub(super) fn unshare(&self, address: usize) {
+        let Some(connection) = self.connection.upgrade() else { return };
+        let mut shared = connection.shared.borrow_mut();
+        let piece = shared.iter().position(|piece| piece.as_ptr().addr() == address);
+        let piece = piece.map(|piece| shared.swap_remove(piece));
+        // The owner of its bytes is user code: nothing is borrowed when it is dropped.
+        drop(shared);
+        drop(piece);
     }
 
     /// Less of it: `bytes` left, for the peer if they were `sent`.

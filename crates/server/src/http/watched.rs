@@ -1,5 +1,6 @@
 //! What stands between hyper and a service, so that a request is watched and can be ended.
 
+use std::any::Any;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use hyper::rt::Executor;
 use hyper::service::Service;
 use hyper::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
+use ringserve_core::internals::OWNED_BYTES_MIN;
 
 use super::watch::{Excess, Watch, Watching};
 use crate::shard::handle::Shard;
@@ -30,6 +32,7 @@ impl<S> Watched<S> {
 impl<S, B> Service<Request<Incoming>> for Watched<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>>,
+    B: 'static,
 {
     type Response = Response<Tracked<B>>;
     type Error = S::Error;
@@ -95,7 +98,7 @@ pin_project! {
     }
 }
 
-impl<B: Body> Body for Tracked<B> {
+impl<B: Body + 'static> Body for Tracked<B> {
     type Data = Piece<B::Data>;
     type Error = B::Error;
 
@@ -130,12 +133,19 @@ impl<B: Body> Body for Tracked<B> {
 pub(super) struct Piece<D: Buf> {
     data: D,
     watching: Rc<Watching>,
+    /// Where it began, if its bytes are shared.
+    shared: Option<usize>,
 }
 
-impl<D: Buf> Piece<D> {
+impl<D: Buf + 'static> Piece<D> {
     fn new(data: D, watching: Rc<Watching>) -> Piece<D> {
         watching.hold(data.remaining());
-        Piece { data, watching }
+        let bytes = (&data as &dyn Any).downcast_ref::<Bytes>();
+        let shared = bytes.filter(|bytes| bytes.len() >= OWNED_BYTES_MIN).map(|bytes| {
+            watching.share(bytes);
+            bytes.as_ptr().addr()
+        });
+        Piece { data, watching, shared }
     }
 }
 
@@ -167,6 +177,9 @@ impl<D: Buf> Buf for Piece<D> {
 impl<D: Buf> Drop for Piece<D> {
     fn drop(&mut self) {
         self.watching.let_go(self.data.remaining(), false);
+        if let Some(address) = self.shared {
+            self.watching.unshare(address);
+        }
     }
 }
 

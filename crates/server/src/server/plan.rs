@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
 use ringserve_drivers::Listener;
-use socket2::{Domain, SockRef};
 
 use super::control::ServerControl;
 use super::driver::Chosen;
@@ -71,7 +70,7 @@ impl<S: Serves> Plan<S> {
             seed: self.seed,
             control: control.clone(),
             quota: quota.clone(),
-            unix: sockets.iter().map(is_unix).collect(),
+            one_queue: sockets.iter().map(Listener::is_shared).collect(),
             sockets,
         };
         sockets.into_iter().enumerate().map(one).collect()
@@ -93,13 +92,9 @@ pub(super) struct OneShard<S> {
     seed: u64,
     pub(super) control: ServerControl,
     quota: Arc<Quota>,
-    /// Which of its listeners are Unix sockets.
-    unix: Box<[bool]>,
+    /// From which of its listeners all shards accept.
+    one_queue: Box<[bool]>,
     pub(super) sockets: Vec<Listener>,
-}
-
-fn is_unix(socket: &Listener) -> bool {
-    SockRef::from(socket).domain().is_ok_and(|domain| domain == Domain::UNIX)
 }
 
 impl<S: Serves> OneShard<S> {
@@ -137,7 +132,7 @@ impl<S: Serves> OneShard<S> {
         // Others may give connections away before this shard's first turn.
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
-        let (unix, asks, names) = (self.unix, self.asks, self.names);
-        Ok(Parts { shard, core, driver, services, others, unix, asks, upstreams, names })
+        let (one_queue, asks, names) = (self.one_queue, self.asks, self.names);
+        Ok(Parts { shard, core, driver, services, others, one_queue, asks, upstreams, names })
     }
 }

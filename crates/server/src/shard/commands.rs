@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use ringserve_core::{Driver, Payload};
+use ringserve_core::Driver;
 
 use super::Core;
 use super::inbox::{Command, Letter};
@@ -65,13 +65,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     let bytes = Letter::bytes_of(&payload);
                     // The framing encodes it, and the owner of the bytes drops them: user code. A connection that missed a
                     // frame for that is reset at the end of the turn.
-                    let pushed = guard(|| {
-                        match core.shared(id) {
-                            Some(shared) if is_framed => shared.reply(Payload::Bytes(&payload)),
-                            Some(shared) => shared.write(&payload),
-                            None => {}
-                        }
-                        drop(payload);
+                    let pushed = guard(|| match core.shared(id) {
+                        Some(shared) if is_framed => shared.reply(payload.into()),
+                        Some(shared) => shared.write_payload(payload.into()),
+                        None => drop(payload),
                     });
                     gate.arrived(bytes);
                     if let Err(panicked) = pushed {

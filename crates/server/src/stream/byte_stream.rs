@@ -5,6 +5,10 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
 
+#[cfg(any(feature = "http", feature = "tokio"))]
+use bytes::Bytes;
+use ringserve_buf::ReplyWriter;
+use ringserve_core::framing::Written;
 use ringserve_core::{ConnId, ConnShared, Frame, Payload};
 
 use crate::handle::StreamHandle;
@@ -82,12 +86,18 @@ impl Stream {
     }
 
     /// Queues bytes, whatever is queued already. It never waits and never fails: what is queued for a connection that
-    /// ended goes nowhere, as what was queued just before does. A [`Frame`] of 4 KiB or more is lent, not copied.
+    /// ended goes nowhere, as what was queued just before does. A [`Frame`] of 4 KiB or more is lent, and owned bytes of 32 KiB
+    /// or more are kept until they are sent: not copied.
     ///
     /// More than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) queued closes the connection, so code that
     /// writes without end awaits [`ready`](Stream::ready) in between.
     pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
         self.shared.reply(bytes.into());
+    }
+
+    /// Queues what `write` writes in place, as [`Cx::write_with`](crate::Cx::write_with) does.
+    pub fn queue_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        self.shared.write_with(write)
     }
 
     /// Queues all of `bytes`, piece by piece as there is room.
@@ -134,18 +144,23 @@ impl Stream {
         })
     }
 
-    /// The same with several pieces.
+    /// The same with several pieces. Those that `share` finds the owner of are not copied.
     #[cfg(any(feature = "http", feature = "tokio"))]
-    pub(super) fn poll_put_all(
+    pub(crate) fn poll_put_all(
         &self,
         task: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
+        share: impl Fn(&[u8]) -> Option<Bytes>,
     ) -> Poll<io::Result<usize>> {
         self.poll_room(task).map_ok(|room| {
             let mut left = room;
             for piece in pieces {
                 let len = piece.len().min(left);
-                self.shared.write(&piece[..len]);
+                let piece = &piece[..len];
+                match share(piece) {
+                    Some(bytes) => self.shared.write_payload(bytes.into()),
+                    None => self.shared.write(piece),
+                }
                 left -= len;
                 if left == 0 {
                     break;

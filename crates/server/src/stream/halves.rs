@@ -5,6 +5,8 @@ use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use ringserve_buf::ReplyWriter;
+use ringserve_core::framing::Written;
 use ringserve_core::{Frame, Payload};
 
 use super::byte_stream::Stream;
@@ -72,6 +74,11 @@ impl WriteHalf {
     /// As [`Stream::queue`].
     pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
         self.0.queue(bytes);
+    }
+
+    /// As [`Stream::queue_with`].
+    pub fn queue_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        self.0.queue_with(write)
     }
 
     /// As [`Stream::write_all`].

@@ -54,7 +54,7 @@ impl Write for Stream {
         task: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_put_all(task, pieces)
+        self.poll_put_all(task, pieces, |_| None)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,0 +1,55 @@
+//! One payload for many connections.
+
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::cell::RefCell;
+use core::fmt;
+
+use bytes::Bytes;
+
+use crate::Batch;
+use crate::outbox::{Outbox, Payload};
+use crate::shared::LaneShared;
+
+/// A payload for many connections of a shard. It is encoded when the first connection of a service is sent it, and not again: each
+/// further one gets a copy of that frame, or from 32 KiB on a share in it.
+pub struct SharedPayload {
+    payload: Bytes,
+    /// The frame for each lane that was sent it, `None` if there is none. Mostly one lane.
+    wires: RefCell<Vec<(Rc<LaneShared>, Option<Bytes>)>>,
+}
+
+impl SharedPayload {
+    /// A payload that was not encoded yet.
+    pub fn new(payload: impl Into<Bytes>) -> SharedPayload {
+        SharedPayload { payload: payload.into(), wires: RefCell::default() }
+    }
+
+    /// The payload.
+    pub fn payload(&self) -> &Bytes {
+        &self.payload
+    }
+
+    /// The frame as connections of `lane` are sent it. `None` if the payload has no frame there.
+    pub(crate) fn wire_for(&self, lane: &Rc<LaneShared>) -> Option<Bytes> {
+        let known = |wires: &[(Rc<LaneShared>, Option<Bytes>)]| {
+            wires.iter().find(|(of, _)| Rc::ptr_eq(of, lane)).map(|(_, wire)| wire.clone())
+        };
+        if let Some(wire) = known(&self.wires.borrow()) {
+            return wire;
+        }
+        // A framing is user code: nothing is borrowed meanwhile.
+        let mut batch = Batch::new();
+        let framed =
+            lane.encoding().encode(Payload::Bytes(&self.payload), &mut Outbox::new(&mut batch, false));
+        let wire = framed.ok().map(|()| Bytes::from(batch.into_bytes()));
+        self.wires.borrow_mut().push((lane.clone(), wire.clone()));
+        wire
+    }
+}
+
+impl fmt::Debug for SharedPayload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedPayload({} bytes)", self.payload.len())
+    }
+}
