@@ -71,7 +71,8 @@
 //! # Upstreams
 //!
 //! [`Shard::connect`] makes a connection to another server, over the shard's own driver, for any service: it is a [`Stream`].
-//! [`net::copy_bidirectional`] passes bytes between two of them, so a proxy is ten lines.
+//! [`net::copy_bidirectional`] passes bytes between two of them, so a proxy is ten lines. [`Stream::framed`] makes a client of frames
+//! of it: [a page](guide::upstreams) of the guide has one.
 //!
 //! # What can be bounded
 //!

@@ -13,6 +13,7 @@ macro_rules! page {
 
 page!(bad_input, "bad_input.md", all());
 // The programs of these need more crates than this one, so the package `tests` compiles them.
+page!(balancing, "balancing.md", not(doctest));
 page!(choosing, "choosing.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
 page!(replies, "replies.md", not(doctest));
@@ -23,4 +24,5 @@ page!(middleware, "middleware.md", all());
 page!(state, "state.md", all());
 page!(stopping, "stopping.md", all());
 page!(testing, "testing.md", any(not(doctest), feature = "testing"));
+page!(upstreams, "upstreams.md", all());
 page!(waiting, "waiting.md", all());

@@ -1,5 +1,6 @@
 //! Who is accepted, and on what: starts, listeners, sockets and their options, full tables, several shards.
 
+mod adopted;
 mod listeners;
 mod peers;
 mod services;

@@ -7,6 +7,7 @@
 //! `ringserve_simkernel` describes. They need no io_uring.
 
 mod accepting;
+mod adopting;
 mod connecting;
 mod echoing;
 mod ending;
@@ -78,6 +79,11 @@ macro_rules! cases {
                 peer_not_admitted_is_closed
                 refused_peer_hears_why
                 newcomers_after_a_shutdown_see_an_end_at_once
+            }
+            adopting {
+                what_comes_after_the_end_waits_for_the_next_server
+                another_server_accepts_while_one_drains
+                crowd_of_newcomers_loses_none_to_a_drain
             }
             connecting {
                 bytes_go_both_ways_through_a_proxy

@@ -16,8 +16,8 @@ fn talk_to_with(name: &str, args: &[&str]) {
 }
 
 #[test]
-fn line_chat_reaches_everybody_in_a_room_whatever_their_shard() {
-    talk_to("line_chat");
+fn chat_reaches_each_member_of_a_room_on_any_shard() {
+    talk_to("chat");
 }
 
 #[test]

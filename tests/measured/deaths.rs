@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
@@ -11,7 +10,7 @@ use ringserve::framing::LengthPrefix;
 use ringserve::{Error, Server, ServerHandle};
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::{Budget, Completion, Driver, DriverStats, Op, Socket, Wait};
-use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
+use ringserve_drivers::{BeforeConnect, Epoll, EpollConfig, Listener, SystemKernel, Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on};
 use ringserve_tests::Bounded;
 use ringserve_tests::client::End;
@@ -85,7 +84,7 @@ impl<D: Driver> Driver for Fragile<D> {
 
 /// Real drivers on separate listeners, of which that of shard 1 is fragile.
 struct Listeners {
-    sockets: Mutex<Vec<OwnedFd>>,
+    sockets: Mutex<Vec<Listener>>,
     told: Arc<Told>,
 }
 
@@ -94,7 +93,7 @@ impl Listeners {
         Listeners { sockets: Mutex::default(), told: told.clone() }
     }
 
-    fn take(&self) -> Vec<OwnedFd> {
+    fn take(&self) -> Vec<Listener> {
         vec![self.sockets.lock().unwrap().pop().expect("one for each shard")]
     }
 
@@ -110,7 +109,7 @@ impl Listeners {
             socket.bind(&local.into())?;
             socket.listen(128)?;
             local = socket.local_addr()?.as_socket().expect("an address of IP");
-            self.sockets.lock().unwrap().push(socket.into());
+            self.sockets.lock().unwrap().push(Listener::own(socket));
         }
         Ok(local)
     }

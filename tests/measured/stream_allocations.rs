@@ -6,6 +6,7 @@
 use std::io::{Read, Write};
 
 use ringserve::Stream;
+use ringserve::framing::Lines;
 use ringserve::net::copy_bidirectional;
 use ringserve_tests::{Streams, alone, no_time_limits};
 use stats_alloc::Region;
@@ -63,6 +64,19 @@ fn a_read_and_a_write_allocate_nothing() {
     counts("through a proxy, 64 bytes", &proxy, 64);
     counts("through a proxy, 16 KiB", &proxy, 16 << 10);
     proxy.finish();
+    let asker = Streams::start(no_time_limits(), move |_| {
+        async move |mut client: Stream| {
+            let upstream = client.shard().connect(addr).await.unwrap();
+            let mut upstream = upstream.framed(Lines::default());
+            while let Some(frame) = client.read_frame().await.unwrap() {
+                upstream.send(frame).await.unwrap();
+                let answer = upstream.next().await.unwrap().unwrap();
+                client.queue(answer);
+            }
+        }
+    });
+    counts("framed, 64 bytes", &asker, 64);
+    asker.finish();
     upstream.finish();
 }
 

@@ -1,6 +1,7 @@
 //! Servers that run as child processes, since what is done to them stays: signals, seccomp, limits of the process.
 
 mod accept_queue;
+mod activation;
 mod blocked;
 mod descriptor_limit;
 mod locked_memory;

@@ -83,6 +83,11 @@ impl Process {
         Some(Process::spawn(child, shell("exec \"$@\"").arg(std::env::current_exe().unwrap())))
     }
 
+    /// As [`start`](Process::start), by a command that runs what its arguments are.
+    pub fn start_by<F: Fn()>(child: F, command: &mut Command) -> Process {
+        Process::spawn(child, command)
+    }
+
     /// As [`start`](Process::start), after a change to the command.
     pub fn start_as<F: Fn()>(child: F, change: impl FnOnce(&mut Command) -> &mut Command) -> Process {
         Process::spawn(child, change(&mut Command::new(std::env::current_exe().unwrap())))
@@ -94,8 +99,7 @@ impl Process {
             .env(ROLE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Shown by whatever shows the output of the test: the child's panics would be lost otherwise.
-            .stderr(Stdio::inherit())
+            // Its errors are shown by whatever shows the output of the test, unless the command says otherwise.
             .spawn()
             .expect("the test binary runs again");
         let stdin = child.stdin.take().unwrap();

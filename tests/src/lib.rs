@@ -117,6 +117,9 @@ pub fn descriptors() -> usize {
 /// Pages of the guide whose programs need more crates than the framework has.
 #[cfg(all(doctest, feature = "guide"))]
 mod guide {
+    #[doc = include_str!("../../docs/guide/balancing.md")]
+    struct Balancing;
+
     #[doc = include_str!("../../docs/guide/choosing.md")]
     struct Choosing;
 

@@ -6,9 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
-use ringserve::{Error, IntoService, Peer, Server, ServerHandle, Shard};
+use ringserve::{Error, IntoService, Peer, Server, ServerHandle, Several, Shard};
 use ringserve_drivers::{Uring, UringConfig};
-use ringserve_server::internals::{Drivers, start_on};
+use ringserve_server::internals::{Drivers, start_on, start_several_on};
 use ringserve_simkernel::{BlockingStream as MemoryStream, Network, SimKernel as MemoryKernel};
 use rustix::net::{RecvFlags, recv};
 use socket2::{Domain, SockRef, Type};
@@ -48,6 +48,14 @@ impl Net {
             }
         }
     }
+
+    /// Starts a server of several services there.
+    pub fn start_several(&self, server: Server<Several>) -> Result<ServerHandle, Error> {
+        match self {
+            Net::Local => server.start(),
+            Net::Simulated(network) => start_several_on(server, Simulated(network.clone())),
+        }
+    }
 }
 
 /// The drivers of a server on a simulated network: the real bookkeeping over a simulated kernel.
@@ -58,6 +66,10 @@ impl Drivers for Simulated {
 
     fn listen(&self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
         self.0.listen(addr, shards)
+    }
+
+    fn adopt(&self, addr: SocketAddr, shards: usize) -> io::Result<()> {
+        self.0.adopt(addr, shards)
     }
 
     fn make(&self, shard: usize, config: &UringConfig) -> io::Result<Self::Driver> {

@@ -297,6 +297,15 @@ impl Conn {
         self.intake == Intake::Cut && !self.outlet().is_some_and(Outlet::is_held_open)
     }
 
+    /// True if the service is to be called once more, for the end of the input.
+    pub(crate) fn owes_end(&self) -> bool {
+        self.input_ended
+            && !self.has_handler()
+            && !self.is_cut()
+            && !self.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_frame())
+            && self.outlet().is_some_and(Outlet::hears_end)
+    }
+
     /// True if the peer is owed nothing and owes nothing.
     pub(crate) fn is_quiet(&self) -> bool {
         (!self.has_handler() || self.is_opening())

@@ -28,6 +28,10 @@
 //! `AcceptStop`; no `Accept` follows it. An accept in flight ends with it, unless its own end is on the way
 //! already and comes first: only [`AcceptEnd::Closed`] says that the socket is closed.
 //!
+//! A listener may be adopted: others own its socket too, and accept from its queue, now or later. A driver accepts from it as
+//! from any other one. With `StopListening` it does nothing to the socket but to close its own descriptor of it: newcomers
+//! are not turned away, and what is queued stays for the other owners, but for what an accept in flight took.
+//!
 //! Rules for a driver: bytes of one connection arrive in order and none is lost, also when a receive is
 //! stopped while bytes are on the way; every buffer and batch comes back exactly once; an empty pool, a full
 //! queue, an interrupted call or a multishot that ended by itself is the driver's own affair and shows only in
@@ -72,7 +76,8 @@ pub enum Op {
         /// The listener that accepts.
         listener: u16,
     },
-    /// Turn newcomers away, take what is queued at the listener, and close the listening socket.
+    /// Turn newcomers away, take what is queued at the listener, and close the listening socket. One that was adopted is closed
+    /// alone, and its queue stays.
     StopListening {
         /// The listener that is closed.
         listener: u16,

@@ -158,6 +158,11 @@ impl Inbox {
         !self.partial.is_empty()
     }
 
+    /// Bytes of the frame that was begun.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        self.partial.len()
+    }
+
     /// Begins a frame with the bytes that [`cut`] answered [`Found::More`] for.
     pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize, now: Stamp) -> Result<(), NoMemory> {
         debug_assert!(self.partial.is_empty());

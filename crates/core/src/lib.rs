@@ -18,6 +18,7 @@ mod conn;
 mod counters;
 mod driver;
 mod frame;
+mod frame_reader;
 pub mod framing;
 mod holders;
 mod id;
@@ -47,6 +48,7 @@ pub use driver::{
     SendEnd, Socket, Wait,
 };
 pub use frame::Frame;
+pub use frame_reader::{FrameReader, ReadError};
 pub use framing::Payload;
 pub use id::{ConnId, LaneId};
 pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits};

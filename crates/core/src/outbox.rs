@@ -35,6 +35,12 @@ impl<'a> Outbox<'a> {
         Outbox { batch, lend }
     }
 
+    /// Bytes that wait.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.batch.len()
+    }
+
     /// Appends a copy of `bytes`.
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) {

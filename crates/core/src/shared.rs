@@ -1,5 +1,5 @@
 //! What connections share with user code: those of a shard the list of dirty ones, batches to send and sums; those of a lane
-//! how replies are encoded, and how many may be queued.
+//! how replies are encoded, how many may be queued, and what each turn looks up and counts.
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -14,6 +14,7 @@ use ringserve_buf::try_box;
 use crate::account::Accounts;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
+use crate::times::Times;
 use crate::{Batch, ConnId, Limits, ServerLimits};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
@@ -30,9 +31,38 @@ pub struct LaneShared {
     outbox_bytes_high: usize,
     outbox_bytes_max: usize,
     connection_tasks_max: u16,
+    pub(crate) frame_bytes_max: usize,
+    /// Of the lane's times, in steps of the wheel.
+    pub(crate) idle: u32,
+    pub(crate) write_look: u32,
+    pub(crate) moved: Moved,
     /// For connections that set some of their own.
     limits: Limits,
     accounts: Accounts,
+}
+
+/// What the connections of a lane moved. Counted here and not in the shard's [`ConnStats`](crate::ConnStats), since each turn does: a
+/// connection's outlet leads here at the same cost for every lane.
+#[derive(Default)]
+pub(crate) struct Moved {
+    pub frames: Count,
+    pub bytes_received: Count,
+    pub bytes_sent: Count,
+    pub sends: Count,
+}
+
+#[derive(Default)]
+pub(crate) struct Count(Cell<u64>);
+
+impl Count {
+    #[inline]
+    pub(crate) fn add(&self, more: u64) {
+        self.0.set(self.0.get() + more);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.get()
+    }
 }
 
 /// What the connections of one shard share.
@@ -82,13 +112,22 @@ impl Queues {
 }
 
 impl LaneShared {
-    pub(crate) fn new(shard: Rc<ShardShared>, encoding: Encoding, limits: &Limits) -> LaneShared {
+    pub(crate) fn new(
+        shard: Rc<ShardShared>,
+        encoding: Encoding,
+        limits: &Limits,
+        times: &Times,
+    ) -> LaneShared {
         LaneShared {
             shard,
             encoding,
             outbox_bytes_high: limits.outbox_bytes_high,
             outbox_bytes_max: limits.outbox_bytes_max,
             connection_tasks_max: limits.connection_tasks_max,
+            frame_bytes_max: limits.frame_bytes_max,
+            idle: times.idle,
+            write_look: times.write_look,
+            moved: Moved::default(),
             limits: limits.clone(),
             accounts: Accounts::default(),
         }
@@ -105,7 +144,8 @@ impl LaneShared {
         &self.shard
     }
 
-    pub(crate) fn limits(&self) -> &Limits {
+    /// What bounds them.
+    pub fn limits(&self) -> &Limits {
         &self.limits
     }
 

@@ -11,6 +11,8 @@ mod shared;
 mod uring;
 
 pub use epoll::{Epoll, EpollConfig, probe_epoll};
+pub use shared::accept::Listener;
+pub use shared::activation::take_activated;
 pub use shared::connect::BeforeConnect;
 pub use shared::process::{Resource, ResourceLimit, trim_heap};
 pub use shared::report::{SetupError, guarded};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Rig, small};
 use ringserve_core::{AcceptEnd, Budget, CloseHow, Completion, Driver, Op, Socket, Wait};
-use ringserve_drivers::{Epoll, EpollConfig, Uring};
+use ringserve_drivers::{Epoll, EpollConfig, Listener, Uring};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The limit is the process's, so one test at a time.
@@ -88,11 +88,11 @@ fn a_queue_is_taken_once_descriptors_are_back_and_given_up_in_bounded_turns() {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let mut driver: Box<dyn Driver<Descriptor = OwnedFd>> = if uring {
-                Box::new(Uring::new(&small(), vec![listener.into()]).unwrap())
+                Box::new(Uring::new(&small(), vec![Listener::own(listener)]).unwrap())
             } else {
                 let pool = small().pool;
                 let config = EpollConfig { connections: 16, pool, ..EpollConfig::default() };
-                Box::new(Epoll::new(&config, vec![listener.into()]).unwrap())
+                Box::new(Epoll::new(&config, vec![Listener::own(listener)]).unwrap())
             };
             let mut client = TcpStream::connect(address).unwrap();
             client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

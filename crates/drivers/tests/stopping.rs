@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::{AcceptEnd, Budget, Completion, Driver, Op, Socket, Wait};
-use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig};
+use ringserve_drivers::{Epoll, EpollConfig, Listener, Uring, UringConfig};
 use socket2::SockRef;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -77,6 +77,10 @@ fn pool() -> PoolConfig {
 }
 
 fn uring(listener: OwnedFd) -> Box<dyn Driver<Descriptor = OwnedFd>> {
+    uring_of(Listener::own(listener))
+}
+
+fn uring_of(listener: Listener) -> Box<dyn Driver<Descriptor = OwnedFd>> {
     let config = UringConfig {
         submission_entries: 16,
         completion_entries: 64,
@@ -88,6 +92,10 @@ fn uring(listener: OwnedFd) -> Box<dyn Driver<Descriptor = OwnedFd>> {
 }
 
 fn epoll(listener: OwnedFd) -> Box<dyn Driver<Descriptor = OwnedFd>> {
+    epoll_of(Listener::own(listener))
+}
+
+fn epoll_of(listener: Listener) -> Box<dyn Driver<Descriptor = OwnedFd>> {
     let config = EpollConfig { connections: 16, pool: pool(), ..EpollConfig::default() };
     Box::new(Epoll::new(&config, vec![listener]).unwrap())
 }
@@ -310,7 +318,7 @@ fn a_listener_beside_the_closed_one_goes_on() {
     let config = UringConfig { connections: 16, pool: pool(), ..UringConfig::default() };
     let (closed, first) = tcp("127.0.0.1:0");
     let (place, second) = tcp("127.0.0.1:0");
-    let mut driver = Uring::new(&config, vec![first, second]).unwrap();
+    let mut driver = Uring::new(&config, vec![Listener::own(first), Listener::own(second)]).unwrap();
     driver.submit(Op::Accept { listener: 0 });
     driver.submit(Op::Accept { listener: 1 });
     driver.submit(Op::StopListening { listener: 0 });
@@ -370,5 +378,102 @@ fn newcomers_that_cannot_be_turned_away_do_not_keep_a_listener() {
             over.store(true, Ordering::Relaxed);
         });
         place.assert_refuses();
+    }
+}
+
+/// A listener of two owners, one of which is a driver; the other one is as a process that was handed a duplicate.
+fn adopted(place: fn() -> (Place, OwnedFd)) -> (Place, OwnedFd, Listener) {
+    let (place, other) = place();
+    SockRef::from(&other).set_nonblocking(true).unwrap();
+    let listener = Listener::adopted(other.try_clone().unwrap());
+    (place, other, listener)
+}
+
+fn any_tcp() -> (Place, OwnedFd) {
+    tcp("127.0.0.1:0")
+}
+
+/// Takes all that is queued.
+fn take_all(listener: &OwnedFd) -> Vec<socket2::Socket> {
+    let listener = SockRef::from(listener);
+    std::iter::from_fn(|| listener.accept().ok()).map(|(socket, _)| socket).collect()
+}
+
+const MAKE_OF: [(&str, fn(Listener) -> Box<dyn Driver<Descriptor = OwnedFd>>); 2] =
+    [("io_uring", |listener| uring_of(listener)), ("epoll", |listener| epoll_of(listener))];
+
+#[test]
+fn an_adopted_listener_stays_open_for_its_other_owner() {
+    for (name, make) in MAKE_OF {
+        for kind in [any_tcp as fn() -> _, unix] {
+            let (place, other, listener) = adopted(kind);
+            let mut driver = make(listener);
+            driver.submit(Op::Accept { listener: 0 });
+            let mut sockets = Vec::new();
+            let mut clients: Vec<_> = (0..3).map(|_| place.connect().unwrap()).collect();
+            while sockets.len() < clients.len() {
+                assert_eq!(turn(&mut *driver, 256, &mut sockets), None, "{name}");
+            }
+            driver.submit(Op::StopListening { listener: 0 });
+            // While it ends, and once it has, nothing is refused.
+            clients.push(place.connect().unwrap());
+            assert_eq!(until_ended(&mut *driver, 256, &mut sockets), AcceptEnd::Closed, "{name}");
+            clients.extend((0..4).map(|_| place.connect().unwrap()));
+            let others = take_all(&other);
+            assert!([3, 4].contains(&sockets.len()), "{name}: one may have been on its way");
+            assert_eq!(sockets.len() + others.len(), clients.len(), "{name}");
+            // No connection is reset: each is open until its owner closes it.
+            drop(others);
+            refuse_all(&mut *driver, &sockets, &mut clients);
+            drop(driver);
+            let _late = place.connect().unwrap();
+            assert_eq!(take_all(&other).len(), 1, "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_adopted_listener_is_left_with_what_is_queued() {
+    for (name, make) in MAKE_OF {
+        for kind in [any_tcp as fn() -> _, unix] {
+            let (place, other, listener) = adopted(kind);
+            let mut driver = make(listener);
+            let _clients: Vec<_> = (0..5).map(|_| place.connect().unwrap()).collect();
+            driver.submit(Op::StopListening { listener: 0 });
+            let mut sockets = Vec::new();
+            assert_eq!(until_ended(&mut *driver, 256, &mut sockets), AcceptEnd::Closed, "{name}");
+            assert_eq!((sockets.len(), take_all(&other).len()), (0, 5), "{name}");
+        }
+    }
+}
+
+/// The kernel wakes one of those who wait at a queue. A ring that is woken and stops at once must not leave the connection
+/// to a driver that was not woken.
+#[test]
+fn connection_for_which_a_stopping_driver_was_woken_is_not_forgotten() {
+    for (name, make) in MAKE_OF {
+        for kind in [any_tcp as fn() -> _, unix] {
+            let (place, other, listener) = adopted(kind);
+            let mut stopping = make(listener);
+            let mut stays = make(Listener::adopted(other));
+            for driver in [&mut stopping, &mut stays] {
+                driver.submit(Op::Accept { listener: 0 });
+                driver.turn(Wait::No, Budget::default(), &mut Vec::new()).unwrap();
+            }
+            let mut client = [place.connect().unwrap()];
+            stopping.submit(Op::StopListening { listener: 0 });
+            let (mut taken, mut left) = (Vec::new(), Vec::new());
+            assert_eq!(until_ended(&mut *stopping, 256, &mut taken), AcceptEnd::Closed, "{name}");
+            let deadline = Instant::now() + PATIENCE;
+            while taken.is_empty() && left.is_empty() {
+                assert!(
+                    Instant::now() < deadline,
+                    "{name}: the connection waits, and no driver is woken for it"
+                );
+                turn(&mut *stays, 256, &mut left);
+            }
+            refuse_all(&mut *stopping, &taken, &mut client[..taken.len()]);
+            refuse_all(&mut *stays, &left, &mut client[..left.len()]);
+        }
     }
 }

@@ -294,6 +294,12 @@ impl LocalHandle {
         Ok(())
     }
 
+    /// Whether a push would be taken now.
+    #[cfg(feature = "codec")]
+    pub(crate) fn check(&self) -> Result<(), PushError> {
+        self.room().map(drop)
+    }
+
     /// The connection, if it takes a push.
     fn room(&self) -> Result<CountedHead<Outlet>, PushError> {
         let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;

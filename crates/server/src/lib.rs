@@ -59,7 +59,9 @@ pub mod framing {
 
 /// Where the services of a server are reached ([`Server::service`](crate::Server::service)).
 pub mod listen {
-    pub use crate::server::listen::endpoint::{Endpoint, Endpoints, IntoEndpoints, endpoints, tcp, unix};
+    pub use crate::server::listen::endpoint::{
+        Endpoint, Endpoints, IntoEndpoints, activated, adopt, endpoints, tcp, unix,
+    };
 }
 
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
@@ -77,6 +79,7 @@ pub mod net {
     #[cfg(feature = "tokio")]
     pub use crate::stream::copy::AnyStream;
     pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
+    pub use crate::stream::framed::{Framed, FramedError, FramedReader, FramedWriter};
     pub use crate::stream::halves::{ReadHalf, WriteHalf};
     pub use crate::stream::service::StreamResult;
     pub use ringserve_core::{Address, PeerCredentials};

@@ -76,6 +76,8 @@ named! {
         EnterPartial "enter submits a part",
         Stall "process stopped for a while",
         QueueTaken "connection taken from a queue that is emptied",
+        QueueLeft "queue of an adopted listener left to its next owner",
+        WokenForOne "cancelled accept was woken for a connection",
         SendDeferred "turn whose sends are not waited for",
         CancelsMeet "answer to an old cancel meets a new one",
         QueueFull "submission queue full",

@@ -34,6 +34,8 @@ pub struct Plan {
     pub open_waits: u64,
     /// Listeners.
     pub listeners: u16,
+    /// The listeners are adopted: they stay with their queues.
+    pub adopted: bool,
     /// Connections each listener's backlog holds.
     pub backlog: usize,
     /// Receive buffers, and whether the kernel fills them bit by bit.
@@ -180,6 +182,8 @@ impl Plan {
         let open_waits = opens.pick(&[0, 0, 0, 0, 1, 6]);
         let open_timeout = opens.one_in(2).then(|| Duration::from_millis(opens.spread(20, 400)));
         let limits = limits.open_timeout(open_timeout);
+        // Of a copy too.
+        let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(5);
         let small_budget = rng.one_in(4);
         let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
@@ -187,6 +191,7 @@ impl Plan {
             elsewhere,
             connections_max,
             listeners: if rng.one_in(4) { 2 } else { 1 },
+            adopted,
             backlog: rng.spread(1, 32) as usize,
             buffers,
             incremental: rng.one_in(4),

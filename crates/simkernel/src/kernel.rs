@@ -282,6 +282,10 @@ impl Kernel for SimKernel {
         state.credentials.get(&host).copied()
     }
 
+    fn is_adopted(&self, listener: u16) -> bool {
+        self.shared.lock().is_adopted(self.listeners[usize::from(listener)])
+    }
+
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
         let listener = self.listeners[usize::from(listener)];
         let late = self.faults.strike(Fault::NewcomersLate);
@@ -294,7 +298,7 @@ impl Kernel for SimKernel {
         assert!(!armed, "a queue is taken from under an accept");
         let listener = self.listeners[usize::from(listener)];
         let mut state = self.shared.lock();
-        if state.listener(listener).backlog.is_empty() {
+        if !state.has_queued(listener) {
             return Err(libc::EAGAIN);
         }
         if self.faults.strike(Fault::TakeNoDescriptor) {

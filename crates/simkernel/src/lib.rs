@@ -112,8 +112,18 @@ impl Network {
         self.shared.lock().listen(addr, shards)
     }
 
-    /// A driver for this shard, which accepts where [`listen`](Network::listen) was called for it since the last driver
-    /// with that number was made. It connects from the first of these addresses, or else from 127.0.0.1.
+    /// Adopts the listener at `addr`, for each shard: the shards accept from its one queue, with whatever other rings adopted it.
+    /// It is made with the first adoption, and is there, with its queue, until the network is gone: as a service manager holds
+    /// it.
+    ///
+    /// # Errors
+    /// `AddrInUse` if a listener is there that was not made so.
+    pub fn adopt(&self, addr: SocketAddr, shards: usize) -> io::Result<()> {
+        self.shared.lock().adopt(addr, shards)
+    }
+
+    /// A driver for this shard, which accepts where [`listen`](Network::listen) or [`adopt`](Network::adopt) was called for it
+    /// since the last driver with that number was made. It connects from the first of these addresses, or else from 127.0.0.1.
     ///
     /// # Errors
     /// If the receive memory is impossible, or, in real time, there is no descriptor for the wake-up.

@@ -14,7 +14,13 @@ impl SimKernel {
     pub(crate) fn carry_out(&mut self, op: RawOp, state: &mut State) {
         let user_data = op.user_data();
         match op {
-            RawOp::Accept { listener } => self.ring.arm_accept(listener),
+            RawOp::Accept { listener } => {
+                self.ring.arm_accept(listener);
+                let listener = self.listeners[usize::from(listener)];
+                if state.is_adopted(listener) {
+                    state.begin_to_wait(listener, self.number);
+                }
+            }
             RawOp::Install { id, fd } => {
                 let connection = state.take_descriptor(fd);
                 let side = if connection == UNCONNECTED { Side::Client } else { Side::Server };
@@ -101,7 +107,13 @@ impl SimKernel {
             return;
         }
         match op {
-            RawOp::CancelAccept { listener } => self.end_accept(*listener, -libc::ECANCELED),
+            RawOp::CancelAccept { listener } => {
+                let queue = self.listeners[usize::from(*listener)];
+                if state.is_adopted(queue) {
+                    state.end_wait(queue, self.number);
+                }
+                self.end_accept(*listener, -libc::ECANCELED);
+            }
             RawOp::CancelConnect { id } => {
                 self.ring.connects.retain(|connect| connect.id != *id);
                 self.answer(Kind::Connect.with(id.bits()), Err(libc::ECANCELED));

@@ -69,7 +69,11 @@ impl SimKernel {
         if self.ring.accepts[usize::from(index)].is_none() {
             return;
         }
-        while !state.listener(listener).backlog.is_empty() {
+        let is_shared = state.is_adopted(listener);
+        if is_shared && !state.finds_queued(listener, self.number) {
+            return;
+        }
+        while state.has_queued(listener) {
             let lost = [
                 (Fault::AcceptNoDescriptor, libc::EMFILE),
                 (Fault::AcceptNoFile, libc::ENFILE),
@@ -85,7 +89,7 @@ impl SimKernel {
             }
             let Some(number) = state.take_queued(listener) else { return };
             let fd = state.open_descriptor(self.number, number);
-            if self.faults.strike(Fault::AcceptEnds) {
+            if is_shared || self.faults.strike(Fault::AcceptEnds) {
                 return self.end_accept(index, fd);
             }
             self.post(RawCqe::new(Kind::Accept.with(index.into()), fd, F_MORE));

@@ -45,17 +45,38 @@ enum Owner {
     Shard(usize),
     Ring(i32),
     Client,
+    /// The network, as a service manager: rings adopt it.
+    Network,
+}
+
+/// The rings that wait at a queue which they share. For each connection one is woken, in the order in which they came, and a
+/// ring looks at the queue only then.
+#[derive(Default)]
+struct Waiting {
+    rings: VecDeque<i32>,
+    /// Those that may look.
+    woken: BTreeSet<i32>,
 }
 
 /// A listening socket: one for each shard.
 pub(crate) struct Listener {
     addr: SocketAddr,
     owner: Owner,
+    /// The listener whose queue it shares.
+    adopts: Option<usize>,
+    waiting: Waiting,
     /// Connections that wait to be accepted.
     pub(crate) backlog: VecDeque<u32>,
     pub(crate) closed: bool,
     /// Of a client that waits to accept.
     pub(crate) waker: Option<Waker>,
+}
+
+impl Listener {
+    fn new(addr: SocketAddr, owner: Owner, adopts: Option<usize>) -> Listener {
+        let (waiting, backlog) = (Waiting::default(), VecDeque::new());
+        Listener { addr, owner, adopts, waiting, backlog, closed: false, waker: None }
+    }
 }
 
 /// A ring as others see it.
@@ -184,9 +205,16 @@ impl State {
         }
     }
 
-    /// Listens once for each shard; port 0 finds a free one.
+    /// Listens once for each shard; port 0 finds a free one. A server that cannot listen at one of its addresses does not start,
+    /// and those at which it listened before are free again.
     pub(crate) fn listen(&mut self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
-        self.listen_as(addr, (0..shards).map(Owner::Shard))
+        let listened = self.listen_as(addr, (0..shards).map(Owner::Shard));
+        if listened.is_err() {
+            let of_no_ring = |n: &usize| matches!(self.listeners[*n].owner, Owner::Shard(_));
+            let left: Vec<usize> = (0..self.listeners.len()).filter(of_no_ring).collect();
+            left.into_iter().for_each(|n| self.close_listener(n));
+        }
+        listened
     }
 
     /// Listens for a client; returns the listener's number and its address.
@@ -207,21 +235,66 @@ impl State {
         if self.listeners.iter().any(|listener| listener.addr == addr && !listener.closed) {
             return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
         }
-        self.listeners.extend(owners.into_iter().map(|owner| Listener {
-            addr,
-            owner,
-            backlog: VecDeque::new(),
-            closed: false,
-            waker: None,
-        }));
+        self.listeners.extend(owners.into_iter().map(|owner| Listener::new(addr, owner, None)));
         Ok(addr)
+    }
+
+    /// Adopts a listener for each shard, and makes it if it is not there.
+    pub(crate) fn adopt(&mut self, addr: SocketAddr, shards: usize) -> io::Result<()> {
+        let is_adopted = |listener: &Listener| listener.addr == addr && listener.owner == Owner::Network;
+        let adopts = match self.listeners.iter().position(is_adopted) {
+            Some(adopts) => adopts,
+            None => {
+                self.listen_as(addr, [Owner::Network])?;
+                self.listeners.len() - 1
+            }
+        };
+        let listener = |shard| Listener::new(addr, Owner::Shard(shard), Some(adopts));
+        self.listeners.extend((0..shards).map(listener));
+        Ok(())
+    }
+
+    /// The listener that has the queue.
+    fn queue_of(&mut self, listener: usize) -> &mut Listener {
+        let of = self.listeners[listener].adopts.unwrap_or(listener);
+        &mut self.listeners[of]
+    }
+
+    pub(crate) fn is_adopted(&self, listener: usize) -> bool {
+        self.listeners[listener].adopts.is_some()
+    }
+
+    pub(crate) fn has_queued(&mut self, listener: usize) -> bool {
+        !self.queue_of(listener).backlog.is_empty()
+    }
+
+    /// A ring's accept looks at a queue that it shares with others.
+    pub(crate) fn begin_to_wait(&mut self, listener: usize, ring: i32) {
+        self.queue_of(listener).waiting.woken.insert(ring);
+    }
+
+    /// True if a ring that was woken finds a connection; else it waits for the next one.
+    pub(crate) fn finds_queued(&mut self, listener: usize, ring: i32) -> bool {
+        let Listener { backlog, waiting, .. } = self.queue_of(listener);
+        let woken = waiting.woken.remove(&ring);
+        if woken && backlog.is_empty() {
+            waiting.rings.push_back(ring);
+        }
+        woken && !backlog.is_empty()
+    }
+
+    /// A ring waits no more. For what it was woken no other one is.
+    pub(crate) fn end_wait(&mut self, listener: usize, ring: i32) {
+        let waiting = &mut self.queue_of(listener).waiting;
+        waiting.woken.remove(&ring);
+        waiting.rings.retain(|other| *other != ring);
     }
 
     /// A new ring, told by `bell`, and the listeners of its shard, which are its own from now on.
     pub(crate) fn add_ring(&mut self, shard: usize, bell: Alarm) -> (i32, Vec<usize>) {
         let ring = self.rings_made;
         self.rings_made += 1;
-        let of_shard = |listener: &Listener| listener.owner == Owner::Shard(shard);
+        let of_shard = |listener: &Listener| listener.owner == Owner::Shard(shard) && !listener.closed;
         let own: Vec<usize> = (0..self.listeners.len()).filter(|n| of_shard(&self.listeners[*n])).collect();
         own.iter().for_each(|n| self.listeners[*n].owner = Owner::Ring(ring));
         let from = own.first().map_or(IpAddr::from([127, 0, 0, 1]), |n| self.listeners[*n].addr.ip());
@@ -235,7 +308,7 @@ impl State {
 
     /// Takes a connection out of a listener's queue, and tells those who wait for the place.
     pub(crate) fn take_queued(&mut self, listener: usize) -> Option<u32> {
-        let number = self.listeners[listener].backlog.pop_front()?;
+        let number = self.queue_of(listener).backlog.pop_front()?;
         self.look_again();
         Some(number)
     }
@@ -287,7 +360,8 @@ impl State {
         if self.is_parted(from, addr.ip()) {
             return Err(libc::EAGAIN);
         }
-        let listens = |listener: &&mut Listener| listener.addr == addr && !listener.closed;
+        let listens =
+            |listener: &&mut Listener| listener.addr == addr && !listener.closed && listener.adopts.is_none();
         let listening = self.listeners.iter_mut().filter(listens).count() as u64;
         if listening == 0 {
             return Err(libc::ECONNREFUSED);
@@ -308,9 +382,14 @@ impl State {
         listener.backlog.push_back(number);
         self.wakes.extend(listener.waker.take());
         let owner = listener.owner;
+        let woken = listener.waiting.rings.pop_front();
+        listener.waiting.woken.extend(woken);
         self.connections_made += 1;
         if let Owner::Ring(ring) = owner {
             connection.rings[Side::Server as usize] = Some(ring);
+            self.tell(ring);
+        }
+        if let Some(ring) = woken {
             self.tell(ring);
         }
         self.connections.push(connection);
@@ -425,9 +504,12 @@ impl State {
         self.open_descriptor(ring, passed.number)
     }
 
-    /// Closes a listening socket, with a reset for what waits there.
+    /// Closes a listening socket, with a reset for what waits there. The queue of one that was adopted stays.
     pub(crate) fn close_listener(&mut self, listener: usize) {
         self.listeners[listener].closed = true;
+        if let (true, Owner::Ring(ring)) = (self.is_adopted(listener), self.listeners[listener].owner) {
+            return self.end_wait(listener, ring);
+        }
         self.look_again();
         for number in std::mem::take(&mut self.listeners[listener].backlog) {
             self.close(number, Side::Server, true);
@@ -575,7 +657,11 @@ impl State {
     pub(crate) fn open(&self) -> Vec<String> {
         let mut open = self.left.clone();
         open.extend(self.rings.keys().map(|ring| format!("ring {ring} is there")));
-        let listening = self.listeners.iter().filter(|listener| !listener.closed);
+        // What the network holds, and what waits there, is for a later server.
+        let (held, others): (Vec<&Listener>, Vec<&Listener>) =
+            self.listeners.iter().partition(|listener| listener.owner == Owner::Network);
+        let waits = |number: u32| held.iter().any(|listener| listener.backlog.contains(&number));
+        let listening = others.into_iter().filter(|listener| !listener.closed);
         open.extend(listening.map(|listener| format!("a listener at {} is open", listener.addr)));
         open.extend(
             self.passed
@@ -585,7 +671,7 @@ impl State {
         for (number, connection) in self.connections.iter() {
             let (client, server) = connection.addrs();
             for (side, name) in [(Side::Client, "client's"), (Side::Server, "server's")] {
-                if !connection.is_closed(side) {
+                if !connection.is_closed(side) && !(side == Side::Server && waits(number)) {
                     let end = format!("the {name} end of connection {number}");
                     open.push(format!("{end}, from {client} to {server}, is open"));
                 }

@@ -300,8 +300,8 @@ impl Rig {
             }
         }
         self.end_turn();
-        let counters = self.shard.counters(LaneId::FIRST).clone();
-        let of_upstreams = self.shard.counters(self.model.lane).clone();
+        let counters = self.shard.counters(LaneId::FIRST);
+        let of_upstreams = self.shard.counters(self.model.lane);
         drop(self.shard);
         self.model.finish(&counters, &of_upstreams);
     }

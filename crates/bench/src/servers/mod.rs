@@ -1,5 +1,6 @@
 //! The servers that can be measured: the one table to extend, and what they share.
 
+mod codec;
 mod fanout;
 mod http;
 mod limit_epoll;
@@ -99,6 +100,13 @@ pub(crate) const SERVERS: &[Server] = &[
         speaks: Speaks::Lines,
         run: Run::Itself(product::lines_on_epoll),
     },
+    Server { name: "ringserve-codec", speaks: Speaks::Lines, run: Run::Sized(codec::ringserve) },
+    Server {
+        name: "ringserve-epoll-codec",
+        speaks: Speaks::Lines,
+        run: Run::Itself(codec::ringserve_on_epoll),
+    },
+    Server { name: "tokio-codec-batched", speaks: Speaks::Lines, run: Run::On(codec::tokio_batched) },
 ];
 
 /// Every server that `fanout` can measure.

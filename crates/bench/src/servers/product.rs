@@ -114,7 +114,7 @@ pub(crate) fn awaits_on_epoll(address: SocketAddr) -> io::Result<()> {
     serve(address, 1, Raw, Driver::Epoll, |_| AwaitingEcho)
 }
 
-fn serve<S: Service>(
+pub(super) fn serve<S: Service>(
     address: SocketAddr,
     shards: usize,
     framing: impl Framing + Clone + Send,

@@ -7,24 +7,28 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Bytes of a connection's buffer, the same as a receive buffer of the io_uring servers.
-const BUFFER_BYTES: usize = 16 * 1024;
+pub(super) const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Serves `listener` until the process ends.
 pub(super) fn run(listener: TcpListener) -> io::Result<()> {
-    serve(listener, false)
+    for_each(listener, |stream| echo(stream, false))
 }
 
 /// The same, but each echo lets others run first.
 pub(super) fn awaits(listener: TcpListener) -> io::Result<()> {
-    serve(listener, true)
+    for_each(listener, |stream| echo(stream, true))
 }
 
-fn serve(listener: TcpListener, awaits: bool) -> io::Result<()> {
+/// Runs a task for each connection.
+pub(super) fn for_each<F>(listener: TcpListener, serve: fn(TcpStream) -> F) -> io::Result<()>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+{
     tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(echo(stream, awaits))),
+                Ok((stream, _)) => drop(tokio::spawn(serve(stream))),
                 // Out of descriptors: let connections end before the next try.
                 Err(_) => tokio::task::yield_now().await,
             }

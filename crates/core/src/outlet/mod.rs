@@ -14,7 +14,7 @@ use core::net::SocketAddr;
 
 use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 
-use crate::framing::{InPlace, Payload, Written};
+use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
 use crate::shared_payload::SharedPayload;
@@ -54,6 +54,12 @@ const ACCOUNTED: u16 = 4096;
 const LIMITED: u16 = 8192;
 /// The kernel was asked for more than the peer's address.
 const ASKED: u16 = 16384;
+
+/// The service is called once more behind the peer's last byte, with an empty frame.
+const HEARS_END: u16 = 32768;
+
+/// What changes nothing about how its replies are sent.
+const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | ASKED | HEARS_END;
 
 /// What became of a reply in an outbox.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -109,6 +115,7 @@ impl Outlet {
     }
 
     /// What the connections of its lane share.
+    #[inline]
     pub fn lane(&self) -> &LaneShared {
         &self.lane
     }
@@ -158,6 +165,24 @@ impl Outlet {
     pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
         let lends = self.lane.shard().lends();
         self.reply_with(|out| parts.into_iter().for_each(|part| part.into().write_to(out, lends)));
+    }
+
+    /// Queues one frame by a framing that is not the lane's. Does nothing once the connection is gone.
+    ///
+    /// # Errors
+    /// The framing's. Nothing is queued then; a framing that had written a part of the frame closes the connection.
+    pub fn reply_by(&self, framing: &impl Framing, payload: Payload<'_>) -> Result<(), EncodeError> {
+        let mut encoded = Ok(());
+        self.append::<1>(|out| {
+            let before = out.len();
+            encoded = framing.encode(payload, out);
+            match encoded {
+                Ok(()) => Appended::Whole,
+                Err(_) if out.len() == before => Appended::Nothing,
+                Err(_) => Appended::NotFramed,
+            }
+        });
+        encoded
     }
 
     /// Queues bytes as they are.
@@ -382,6 +407,20 @@ impl Outlet {
         self.set(HELD_OPEN);
     }
 
+    /// Has the service called once more when the peer has sent FIN and every frame is answered: with a frame without a byte, for a
+    /// service that cuts the bytes itself. Not in a drain, nor where FIN came in the middle of a frame.
+    pub fn hear_end(&self) {
+        self.set(HEARS_END);
+    }
+
+    pub(crate) fn hears_end(&self) -> bool {
+        self.has(HEARS_END)
+    }
+
+    pub(crate) fn end_heard(&self) {
+        self.clear(HEARS_END);
+    }
+
     #[inline]
     pub(crate) fn is_held_open(&self) -> bool {
         self.has(HELD_OPEN)
@@ -471,7 +510,7 @@ impl Outlet {
     pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
-        flags & !(DIRTY | HELD_OPEN | READS_ON | ACCOUNTED | ASKED) != 0
+        flags & !(DIRTY | UNOBTRUSIVE) != 0
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
@@ -479,8 +518,7 @@ impl Outlet {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let flags = self.flags.get();
-        flags & !(HELD_OPEN | READS_ON | DIRTY | ACCOUNTED | ASKED) == 0
-            && (flags & DIRTY != 0 || self.pending.borrow().is_none())
+        flags & !(DIRTY | UNOBTRUSIVE) == 0 && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 
     /// Everything in flight was sent. Returns how much that was.
@@ -580,8 +618,9 @@ mod tests {
     }
 
     fn outlet(encoding: Encoding, woken: &Arc<Woken>) -> (Rc<ShardShared>, Outlet) {
+        let limits = Limits::default();
         let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
-        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &Limits::default()));
+        let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &limits, &Times::new(&limits, None)));
         shard.wake_when_dirty(Waker::from(woken.clone()));
         (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0))
     }

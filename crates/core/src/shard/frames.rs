@@ -66,7 +66,7 @@ impl<'a, O: Observer> Frames<'a, O> {
     ) -> Frames<'a, O> {
         let (left, weighs) = (shard.work.frames_left(), shard.short_of_buffers);
         Frames {
-            frame_bytes_max: shard.lanes[lane].limits.frame_bytes_max,
+            frame_bytes_max: shared.lane().frame_bytes_max,
             shard,
             id,
             lane,
@@ -165,6 +165,11 @@ impl<'a, O: Observer> Frames<'a, O> {
                 if conn.waiting_bytes() == 0 {
                     // What is left has no bytes, and would go on pinning its buffer.
                     self.lease = Lease::empty();
+                    if conn.owes_end() {
+                        outlet.end_heard();
+                        (self.plain, self.frame_bytes) = (false, 0);
+                        return Next::Frame(Frame::default());
+                    }
                     if conn.inbox.is_some() || conn.input_ended || conn.paused || shard.drain.is_some() {
                         shard.out_of_bytes(self.id);
                     }
@@ -328,9 +333,9 @@ impl<'a, O: Observer> Frames<'a, O> {
 
     /// The lane has what it wanted.
     #[inline(always)]
-    pub(super) fn end(mut self) {
+    pub(super) fn end(&mut self) {
         self.shard.work.end_batch(self.left);
-        self.shard.lanes[self.lane].counters.frames += u64::from(self.handed);
+        self.shared.lane().moved.frames.add(self.handed.into());
         if !self.lease.is_empty() || (self.is_first && self.handed > 0) {
             self.end_with_more();
         }

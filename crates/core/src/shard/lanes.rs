@@ -24,6 +24,7 @@ pub(super) struct LaneState {
     pub limits: Limits,
     pub times: Times,
     pub shared: Rc<LaneShared>,
+    /// But for what `shared` counts.
     pub counters: ConnStats,
     /// The server makes its connections: they stay, in a drain, until no other one is left.
     pub is_outbound: bool,
@@ -108,14 +109,29 @@ impl LaneState {
         is_outbound: bool,
         connect_timeout: Option<Duration>,
     ) -> LaneState {
+        let times = Times::new(&limits, connect_timeout);
         LaneState {
-            times: Times::new(&limits, connect_timeout),
-            shared: Rc::new(LaneShared::new(shared.clone(), encoding, &limits)),
+            shared: Rc::new(LaneShared::new(shared.clone(), encoding, &limits, &times)),
+            times,
             limits,
             counters: ConnStats::default(),
             is_outbound,
             connections: 0,
             connections_max,
+        }
+    }
+}
+
+impl LaneState {
+    /// What was counted so far.
+    pub(super) fn counters(&self) -> ConnStats {
+        let moved = &self.shared.moved;
+        ConnStats {
+            frames: moved.frames.get(),
+            bytes_received: moved.bytes_received.get(),
+            bytes_sent: moved.bytes_sent.get(),
+            sends: moved.sends.get(),
+            ..self.counters.clone()
         }
     }
 }

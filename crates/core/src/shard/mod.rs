@@ -167,8 +167,8 @@ impl<O: Observer> Shard<O> {
     }
 
     /// What was counted so far of a lane.
-    pub fn counters(&self, lane: LaneId) -> &ConnStats {
-        &self.lanes[lane].counters
+    pub fn counters(&self, lane: LaneId) -> ConnStats {
+        self.lanes[lane].counters()
     }
 
     /// Connections of a lane that exist, closing ones included.

@@ -16,7 +16,11 @@ impl<O: Observer> Shard<O> {
         self.has_received = true;
         let now = self.stamp;
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
-        self.lanes[conn.lane].counters.bytes_received += lease.len() as u64;
+        let lane_shared = match &conn.shared {
+            Some(shared) => shared.lane(),
+            None => &self.lanes[conn.lane].shared,
+        };
+        lane_shared.moved.bytes_received.add(lease.len() as u64);
         if !conn.is_open() {
             // The peer still sends as its time to close is over, and its input is being shut down. What was read behind that
             // opens no window: without a reset the peer would wait for one until the kernel forgets the connection.
@@ -40,7 +44,7 @@ impl<O: Observer> Shard<O> {
                 self.arm(id);
             }
             self.begin_batch();
-            return hand_out(Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
+            return hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
         }
         if is_cut {
             drop(lease);
@@ -104,6 +108,9 @@ impl<O: Observer> Shard<O> {
         // carried out at the end of the turn, with that as the reason.
         if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
             return;
+        }
+        if conn.owes_end() {
+            return self.events.push_back(Event::Frames(id));
         }
         if conn.outlet().is_some_and(Outlet::is_held_open) {
             if !conn.input_end_told {

@@ -42,8 +42,8 @@ impl<O: Observer> Shard<O> {
         let len = batch.len();
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;
-        let sooner = i64::from(self.lanes[conn.lane].times.write_look) < conn.timer.left(self.stamp);
-        self.lanes[conn.lane].counters.sends += 1;
+        let sooner = i64::from(outlet.lane().write_look) < conn.timer.left(self.stamp);
+        outlet.lane().moved.sends.add(1);
         self.observer.sending(self.now, id, len);
         self.ops.push(Op::Send { id, batch });
         if sooner || len >= LISTED_BYTES || self.drain.is_some() {
@@ -117,7 +117,7 @@ impl<O: Observer> Shard<O> {
             }
             return;
         };
-        self.lanes[conn.lane].counters.sends += 1;
+        shared.lane().moved.sends.add(1);
         self.observer.sending(self.now, id, batch.len());
         let much = batch.len() >= LISTED_BYTES;
         self.send(id, batch);
@@ -165,11 +165,11 @@ impl<O: Observer> Shard<O> {
             && !conn.held_back
             && self.drain.is_none()
             && conn.timer.is_set()
-            && conn.timer.left(self.stamp) <= i64::from(self.lanes[conn.lane].times.idle)
+            && conn.timer.left(self.stamp) <= i64::from(shared.lane().idle)
         {
             debug_assert!(batch.is_empty(), "a send ended before its end");
             conn.send_at = self.stamp;
-            self.lanes[conn.lane].counters.bytes_sent += shared.all_sent() as u64;
+            shared.lane().moved.bytes_sent.add(shared.all_sent() as u64);
             return self.shared.recycle(batch);
         }
         self.sent_checked(id, batch, end);
@@ -185,7 +185,7 @@ impl<O: Observer> Shard<O> {
         };
         let left = shared.sent_but(batch.len());
         shared.left(left);
-        self.lanes[conn.lane].counters.bytes_sent += left as u64;
+        shared.lane().moved.bytes_sent.add(left as u64);
         let now = self.stamp;
         let looked_at = core::mem::replace(&mut conn.send_at, now);
         let mut rest = None;

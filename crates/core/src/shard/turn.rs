@@ -117,10 +117,10 @@ pub(crate) enum Event {
     Ended(Ended),
 }
 
-/// Has the lane take a batch.
+/// Has the lane take a batch. By reference, since behind an indirect call a batch that is moved here is copied.
 #[inline(always)]
-pub(super) fn hand_out<O: Observer>(mut frames: Frames<'_, O>, lane: &mut (impl Lane<O> + ?Sized)) {
-    lane.frames(&mut frames);
+pub(super) fn hand_out<O: Observer>(frames: &mut Frames<'_, O>, lane: &mut (impl Lane<O> + ?Sized)) {
+    lane.frames(frames);
     frames.end();
 }
 
@@ -130,10 +130,14 @@ impl<O: Observer> Shard<O> {
     #[inline]
     pub fn turn(&mut self, now: Time, completions: &mut Vec<Completion>, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin(now, completions.len(), lane);
-        for completion in completions.drain(..) {
-            lane.comes(self, &completion);
+        let mut left = completions.drain(..);
+        // Shown where it lies: one that is taken out first is copied once more.
+        while let Some(completion) = left.as_slice().first() {
+            lane.comes(self, completion);
+            let Some(completion) = left.next() else { break };
             self.complete(completion, lane);
         }
+        drop(left);
         self.end(lane);
     }
 
@@ -200,7 +204,7 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get(id) else { return };
         let Some(shared) = conn.shared.clone() else { return };
         let (of, is_first) = (conn.lane, !conn.frame_seen);
-        hand_out(Frames::new(self, id, of, &shared, Lease::empty(), false, is_first), lane);
+        hand_out(&mut Frames::new(self, id, of, &shared, Lease::empty(), false, is_first), lane);
     }
 
     /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other

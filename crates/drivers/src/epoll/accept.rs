@@ -1,16 +1,15 @@
 //! Accepting, turning what was accepted into connections, and the end of a listener.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use ringserve_core::internals::Slots;
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use socket2::{Domain, SockRef, Socket};
+use socket2::{SockRef, Socket};
 
 use super::{Epoll, LISTENERS, READABLE, Room};
-use crate::shared::accept::{self, Emptying, accept};
+use crate::shared::accept::{self, Emptying, Listener, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 
@@ -23,19 +22,22 @@ pub(super) struct Listening {
     armed: bool,
     /// There may be connections to accept.
     ready: bool,
-    /// Other drivers accept from the same queue: a Unix socket, which has no `SO_REUSEPORT`. A connection wakes all of them,
-    /// so each takes one in a turn: the first shard awake would get all.
+    /// Other drivers accept from the same queue. A connection wakes all of them, so each takes one in a turn: the first shard
+    /// awake would get all.
     is_shared: bool,
+    /// The socket has other owners, to whom its queue is left.
+    is_adopted: bool,
     /// It is to be closed once its queue is empty.
     emptying: Option<Emptying>,
 }
 
 impl Listening {
-    pub(super) fn new(listener: OwnedFd) -> io::Result<Listening> {
-        let socket = Socket::from(listener);
+    pub(super) fn new(listener: Listener) -> io::Result<Listening> {
+        let (is_shared, is_adopted) = (listener.is_shared(), listener.is_adopted());
+        let socket = listener.into_socket();
         socket.set_nonblocking(true)?;
-        let is_shared = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
-        Ok(Listening { socket: Some(socket), armed: false, ready: false, is_shared, emptying: None })
+        let socket = Some(socket);
+        Ok(Listening { socket, armed: false, ready: false, is_shared, is_adopted, emptying: None })
     }
 }
 
@@ -91,11 +93,19 @@ impl Epoll {
     pub(super) fn stop_listening(&mut self, listener: u16) {
         let index = usize::from(listener);
         let listening = self.listeners.get(index).filter(|listening| listening.emptying.is_none());
-        let Some(Listening { socket: Some(socket), armed, .. }) = listening else {
+        let Some(Listening { socket: Some(socket), armed, is_adopted, .. }) = listening else {
             log::error!(listener, "a listener that is not there, or is closed already, is to be closed");
             debug_assert!(false, "end of listener {listener}");
             return;
         };
+        if *is_adopted {
+            if *armed {
+                // The other owners keep the socket, so that a close alone would leave it in the epoll.
+                self.disarm(index);
+            }
+            let end = self.close_listener(index);
+            return self.ready.push_back(end);
+        }
         self.stats.calls += 1;
         // It is non-blocking already, so nothing that fails here matters.
         let late = accept::turn_newcomers_away(SockRef::from(socket)).unwrap_or_default();
@@ -134,14 +144,13 @@ impl Epoll {
             listening.ready = emptying.rest(now).is_zero();
             return None;
         }
+        self.emptying -= 1;
         Some(self.close_listener(index))
     }
 
-    /// Closes a listener that was emptied, or could not be.
     fn close_listener(&mut self, index: usize) -> Completion {
         let listening = &mut self.listeners[index];
         (listening.ready, listening.socket) = (false, None);
-        self.emptying -= 1;
         self.stats.calls += 1;
         Completion::AcceptEnded { listener: index as u16, end: AcceptEnd::Closed }
     }
@@ -194,6 +203,7 @@ impl Epoll {
             return None;
         };
         if listening.emptying.is_some_and(|emptying| emptying.is_out_of_time(listener, wait::now())) {
+            self.emptying -= 1;
             return Some(self.close_listener(index));
         }
         let error = match accept(listening_socket, true) {

@@ -41,6 +41,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
+use crate::shared::accept::Listener;
 use crate::shared::connect::BeforeConnect;
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
@@ -135,7 +136,7 @@ impl Epoll {
     ///
     /// # Errors
     /// If a value of the configuration is out of range, or there is no descriptor left.
-    pub fn new(config: &EpollConfig, listeners: Vec<OwnedFd>) -> Result<Epoll, SetupError> {
+    pub fn new(config: &EpollConfig, listeners: Vec<Listener>) -> Result<Epoll, SetupError> {
         config.check()?;
         let (pool, side) = Pool::new(config.pool)?;
         let failed = |call| move |error: Errno| SetupError::from_epoll(call, error.into());

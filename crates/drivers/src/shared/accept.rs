@@ -7,9 +7,12 @@
 //!   had begun are completed, and enter the queue: so the queue is looked at for [`HANDSHAKE`] more.
 //! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
 //!   each by a descriptor, and each closes its own once it finds the queue empty.
+//! * Nothing is done to a listener that was adopted: others accept from its queue, now or later, and what is done to the
+//!   socket is done to them. Its queue is left to them with the close of one descriptor of several.
 
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
@@ -43,6 +46,46 @@ const NO_NEWCOMERS: [SockFilter; 5] = [
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0),
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
 ];
+
+/// A listening socket that is given to a driver, and whose it is.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    is_adopted: bool,
+}
+
+impl Listener {
+    /// A socket that the drivers of one server have to themselves: its end is the end of the listener.
+    pub fn own(socket: impl Into<OwnedFd>) -> Listener {
+        Listener { socket: socket.into(), is_adopted: false }
+    }
+
+    /// A socket that other processes, or other parts of this one, accept from as well, now or later. It has to be
+    /// non-blocking, since a connection that one driver is woken for another owner may take.
+    pub fn adopted(socket: impl Into<OwnedFd>) -> Listener {
+        Listener { socket: socket.into(), is_adopted: true }
+    }
+
+    /// True if [`adopted`](Listener::adopted) made it.
+    pub fn is_adopted(&self) -> bool {
+        self.is_adopted
+    }
+
+    /// True if other drivers accept from the same queue. A Unix socket has no `SO_REUSEPORT`.
+    pub fn is_shared(&self) -> bool {
+        self.is_adopted || SockRef::from(self).domain().is_ok_and(|domain| domain == Domain::UNIX)
+    }
+
+    pub(crate) fn into_socket(self) -> Socket {
+        Socket::from(self.socket)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
 
 /// Takes a connection, which is close-on-exec, and does not block if it is to be `nonblocking`.
 ///
@@ -174,7 +217,7 @@ impl Emptying {
                 log::warn!(
                     listener,
                     errno,
-                    "a listener is closed with connections in its queue, which are reset: there was no descriptor for \
+                    "a listener is closed with connections in its queue, which are reset if it was not adopted: there was no descriptor for \
                      them; RLIMIT_NOFILE or fs.file-max is too low for what the server holds"
                 );
                 true

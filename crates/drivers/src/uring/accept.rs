@@ -27,6 +27,13 @@ enum Life {
     Open,
     /// Once no accept is in flight, the rest of its queue is taken.
     Emptying(Emptying),
+    /// Once no accept is in flight, the queue is left to its other owners, but for one connection if an accept ended without
+    /// any.
+    ///
+    /// The kernel wakes one of those who wait at a queue for each connection. A ring that was woken and is told to stop
+    /// before it enters the kernel again does not accept, and wakes no other: the connection would wait until the next one
+    /// comes. An accept of one connection is woken once, so one is taken.
+    Leaving(Option<Emptying>),
     Closed,
 }
 
@@ -71,9 +78,13 @@ impl<K: Kernel> Uring<K> {
             debug_assert!(false, "listener {listener} is closed twice");
             return;
         }
-        self.stats.calls += 1;
-        let late = self.kernel.turn_newcomers_away(listener);
-        self.listeners[index].life = Life::Emptying(Emptying::new(self.kernel.now(), late));
+        self.listeners[index].life = if self.kernel.is_adopted(listener) {
+            Life::Leaving(None)
+        } else {
+            self.stats.calls += 1;
+            let late = self.kernel.turn_newcomers_away(listener);
+            Life::Emptying(Emptying::new(self.kernel.now(), late))
+        };
         self.emptying += 1;
         self.accept_stop(listener);
     }
@@ -86,6 +97,7 @@ impl<K: Kernel> Uring<K> {
         let emptied = self.listeners.iter().filter(|listening| !listening.armed);
         let rests = emptied.filter_map(|listening| match listening.life {
             Life::Emptying(emptying) => Some(emptying.rest(now)),
+            Life::Leaving(takes_one) => Some(takes_one.map_or(Duration::ZERO, |emptying| emptying.rest(now))),
             Life::Open | Life::Closed => None,
         });
         rests.min()
@@ -97,11 +109,15 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn empty_queues(&mut self, sink: &mut Sink<'_>) {
         let now = self.kernel.now();
         for index in 0..self.listeners.len() {
-            let Listening { armed: false, life: Life::Emptying(mut emptying), .. } = self.listeners[index]
-            else {
-                continue;
-            };
             let listener = index as u16;
+            let mut emptying = match self.listeners[index] {
+                Listening { armed: false, life: Life::Emptying(emptying), .. } => emptying,
+                Listening { armed: false, life: Life::Leaving(takes_one), .. } if sink.has_room() => {
+                    self.leave(listener, takes_one, now, sink);
+                    continue;
+                }
+                _ => continue,
+            };
             let mut over = emptying.is_out_of_time(listener, now);
             for _ in 0..TAKEN_IN_A_TURN {
                 if over || !sink.has_room() || !emptying.rest(now).is_zero() {
@@ -118,13 +134,36 @@ impl<K: Kernel> Uring<K> {
             }
             self.listeners[index].life = Life::Emptying(emptying);
             if over {
-                self.stats.calls += 1;
-                self.kernel.close_listener(listener);
-                self.listeners[index].life = Life::Closed;
-                self.emptying -= 1;
-                self.tell(Completion::AcceptEnded { listener, end: AcceptEnd::Closed }, sink);
+                self.close_listener(listener, sink);
             }
         }
+    }
+
+    /// Leaves a queue to its other owners, but for the connection for which this ring may have been woken in their place.
+    fn leave(&mut self, listener: u16, takes_one: Option<Emptying>, now: Duration, sink: &mut Sink<'_>) {
+        if let Some(mut emptying) = takes_one {
+            if !emptying.rest(now).is_zero() {
+                return;
+            }
+            self.stats.calls += 1;
+            match self.kernel.take_queued(listener) {
+                Ok(fd) => self.accepted(listener, fd, sink),
+                Err(errno) if !emptying.is_over(listener, errno, now) => {
+                    self.listeners[usize::from(listener)].life = Life::Leaving(Some(emptying));
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+        self.close_listener(listener, sink);
+    }
+
+    fn close_listener(&mut self, listener: u16, sink: &mut Sink<'_>) {
+        self.stats.calls += 1;
+        self.kernel.close_listener(listener);
+        self.listeners[usize::from(listener)].life = Life::Closed;
+        self.emptying -= 1;
+        self.tell(Completion::AcceptEnded { listener, end: AcceptEnd::Closed }, sink);
     }
 
     fn accepted(&mut self, listener: u16, fd: i32, sink: &mut Sink<'_>) {
@@ -169,6 +208,10 @@ impl<K: Kernel> Uring<K> {
             }
         }
         self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
+        if matches!(self.listeners[index].life, Life::Leaving(_)) && cqe.res < 0 {
+            let emptying = Emptying::new(self.kernel.now(), Duration::ZERO);
+            self.listeners[index].life = Life::Leaving(Some(emptying));
+        }
         if !matches!(self.listeners[index].life, Life::Open) {
             // What is still queued is taken from here on, and the end comes with the last of it.
             (self.listeners[index].armed, self.listeners[index].stop) = (false, false);

@@ -360,18 +360,25 @@ pub trait Kernel {
         None
     }
 
-    /// Nothing begins to queue at the listener from here on. What is queued can still be taken, and so can what comes
+    /// True if the listener's socket has other owners, who accept from its queue now or later: it is left as it is when this
+    /// driver accepts no more.
+    fn is_adopted(&self, _listener: u16) -> bool {
+        false
+    }
+
+    /// Nothing begins to queue at the listener, which was not adopted, from here on. What is queued can still be taken, and so can what comes
     /// within the time returned: its handshake had begun.
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration;
 
     /// Takes a connection out of the listener's queue, without waiting; the descriptor is as one of an accept's
-    /// completion. Only after [`turn_newcomers_away`](Kernel::turn_newcomers_away).
+    /// completion. Only after [`turn_newcomers_away`](Kernel::turn_newcomers_away), or once before an adopted
+    /// listener is closed.
     ///
     /// # Errors
     /// The `errno`; `EAGAIN` if the queue is empty.
     fn take_queued(&mut self, listener: u16) -> Result<i32, i32>;
 
-    /// Closes the listening socket. No accept is in flight there.
+    /// Closes the listening socket, or this driver's descriptor of one that was adopted. No accept is in flight there.
     fn close_listener(&mut self, listener: u16);
 
     /// The time of a clock that never goes back.

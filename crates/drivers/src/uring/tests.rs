@@ -36,6 +36,7 @@ struct Script {
     backlog: VecDeque<Result<i32, i32>>,
     /// How long connections may come after newcomers were turned away.
     late: Duration,
+    adopted: bool,
     /// Calls about listeners, in order.
     calls: Vec<String>,
 }
@@ -124,7 +125,12 @@ impl Kernel for Script {
         None
     }
 
+    fn is_adopted(&self, _listener: u16) -> bool {
+        self.adopted
+    }
+
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
+        assert!(!self.adopted, "newcomers of an adopted listener are turned away");
         self.calls.push(format!("turn away at {listener}"));
         self.late
     }
@@ -182,6 +188,7 @@ impl Rig {
             now: Duration::from_secs(100),
             backlog: VecDeque::new(),
             late: Duration::ZERO,
+            adopted: false,
             calls: Vec::new(),
         };
         let mut rig = Rig { ring: Uring::with_kernel(kernel, side, 1000), out: Vec::new() };

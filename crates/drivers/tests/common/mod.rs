@@ -10,7 +10,7 @@ use ringserve_buf::{Lease, PoolConfig};
 use ringserve_core::{
     Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
 };
-use ringserve_drivers::{SystemKernel, Uring, UringConfig};
+use ringserve_drivers::{Listener, SystemKernel, Uring, UringConfig};
 
 /// Nothing here takes longer than milliseconds; a test that hangs fails after this.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ impl Rig {
 
     pub fn over(config: &UringConfig, listener: TcpListener) -> Rig {
         let address = listener.local_addr().unwrap();
-        let ring = Uring::new(config, vec![listener.into()]).unwrap();
+        let ring = Uring::new(config, vec![Listener::own(listener)]).unwrap();
         let (events, out) = (VecDeque::new(), Vec::new());
         Rig { ring, address, events, out, generation: 0, budget: Budget::default() }
     }

@@ -8,7 +8,7 @@ use ringserve_buf::{Lease, PoolConfig};
 use ringserve_core::{
     AcceptEnd, Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
 };
-use ringserve_drivers::{Epoll, EpollConfig};
+use ringserve_drivers::{Epoll, EpollConfig, Listener};
 
 /// Nothing here takes longer than milliseconds; a test that hangs fails after this.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ impl Rig {
     pub fn new(config: &EpollConfig) -> Rig {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let driver = Epoll::new(config, vec![listener.into()]).unwrap();
+        let driver = Epoll::new(config, vec![Listener::own(listener)]).unwrap();
         let (events, out) = (VecDeque::new(), Vec::new());
         Rig { driver, address, events, out, generation: 0, budget: Budget::default() }
     }

@@ -40,14 +40,22 @@
 //!
 //! # What is bounded, and what ends a connection
 //!
-//! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`]. They do not count towards
-//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max). A codec that makes room for what a peer claims, as
+//! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`], and count towards
+//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) from 4 KiB on. A codec that makes room for what a peer claims, as
 //! `LengthDelimitedCodec` does, allocates before the bound can act: set the codec's own limit too.
 //!
 //! An error of the decoder, or too many bytes, goes to [`CodecService::malformed`] for last words, then the
 //! connection is closed for [`CloseReason::HandlerError`]: for the server the codec is part of the service.
-//! `Decoder::decode_eof` is not called; what a peer left unfinished at its end is dropped, and
-//! [`CodecService::close`] hears of [`CloseReason::PeerClosedMidFrame`].
+//!
+//! When the peer has sent FIN and its items are answered, `Decoder::decode_eof` is called until it has no further item: a last line
+//! without its end is an item of `LinesCodec`. An error of it goes to [`CodecService::malformed`] as
+//! [`CodecError::Unfinished`]. What is left is dropped, and [`CodecService::close`] hears of [`CloseReason::PeerClosedMidFrame`].
+//! A drain does not wait for that.
+//!
+//! # Around it
+//!
+//! [`middleware`](crate::middleware) around a [`WithCodec`] sees calls for what is received together, and one without a byte at the
+//! peer's end.
 //!
 //! For time limits whatever arrives is a frame: the first byte ends [`Limits::first_frame_timeout`], and each one starts
 //! [`Limits::idle_timeout`] again.
@@ -55,6 +63,8 @@
 //! Between two items of one piece of input replies are given time to leave, so that what
 //! [`Limits`] say about outboxes holds for items too.
 
+mod handle;
+mod spare;
 #[cfg(test)]
 mod tests;
 
@@ -62,22 +72,20 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::{Future, ready};
 use std::ops::Deref;
+use std::rc::Rc;
 
 use bytes::BytesMut;
-use ringserve_core::{CloseReason, Frame, Limits};
+use ringserve_core::{CloseReason, ConnHead, Frame, Limits};
 
 pub use tokio_util::codec::{Decoder, Encoder};
 
+use self::handle::Place;
+pub use self::handle::{CodecHandle, CodecPushError};
+use self::spare::Spare;
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::service::Service;
-
-/// A new buffer has as much room as one receive fills by default.
-const ROOM_BYTES: usize = 16 * 1024;
-
-/// A buffer that is kept for the next use has at most this much, as a shard's batches do.
-const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// The start of an item is copied out of the shard's buffer up to this size, and waits in a block of its own: that is
 /// cheap, and the buffer, which is larger as a rule, serves others.
@@ -141,6 +149,17 @@ pub trait CodecService: Sized + 'static {
         let _ = cx;
     }
 
+    /// The peer was silent for [`Limits::heartbeat_interval`]: what this queues asks it for a sign of life.
+    fn heartbeat(&self, cx: &CodecCx<'_, Self>) {
+        let _ = cx;
+    }
+
+    /// The peer sent its last byte, every item was handed over, and the connection is [held open](Cx::hold_open): it is for the
+    /// service to close it.
+    fn input_ended(&self, cx: &CodecCx<'_, Self>) {
+        cx.close();
+    }
+
     /// The connection ended. If the peer ended it in the middle of an item the reason is
     /// [`CloseReason::PeerClosedMidFrame`], which counters and log, who know no items, show as `peer_closed`.
     fn close(&self, closed: &Closed<'_, Self::Session>) {
@@ -161,6 +180,8 @@ pub enum CodecError<E> {
     },
     /// The decoder refused them.
     Malformed(E),
+    /// The peer ended, and the decoder refused what it left.
+    Unfinished(E),
 }
 
 impl<E: fmt::Display> fmt::Display for CodecError<E> {
@@ -170,6 +191,7 @@ impl<E: fmt::Display> fmt::Display for CodecError<E> {
                 write!(f, "{bytes} bytes are no whole item, and bytes_max of the service is {max}")
             }
             CodecError::Malformed(error) => write!(f, "malformed item: {error}"),
+            CodecError::Unfinished(error) => write!(f, "unfinished item: {error}"),
         }
     }
 }
@@ -202,7 +224,7 @@ pub struct WithCodec<S> {
     /// For what is received.
     spare_in: Spare,
     /// For what is encoded.
-    spare_out: Spare,
+    spare_out: Rc<Spare>,
 }
 
 impl<S: CodecService> WithCodec<S> {
@@ -212,7 +234,7 @@ impl<S: CodecService> WithCodec<S> {
             service,
             bytes_max: Limits::default().frame_bytes_max,
             spare_in: Spare::default(),
-            spare_out: Spare::default(),
+            spare_out: Rc::default(),
         }
     }
 
@@ -226,27 +248,14 @@ impl<S: CodecService> WithCodec<S> {
         WithCodec { bytes_max, ..self }
     }
 
-    /// Hands what `encode` wrote to `write`.
-    fn encoded<E>(
-        &self,
-        encode: impl FnOnce(&mut BytesMut) -> Result<(), E>,
-        write: impl FnOnce(&[u8]),
-    ) -> Result<(), E> {
-        let mut bytes = self.spare_out.take(0);
-        let encoded = encode(&mut bytes);
-        if encoded.is_ok() {
-            write(&bytes);
-        }
-        self.spare_out.keep(bytes);
-        encoded
-    }
-
     /// The next item of what was received. If there is none, the buffer goes back to the shard, unless much waits
     /// in it.
-    fn next(&self, state: &CodecSession<S>) -> Decoded<S::Codec> {
+    fn next(&self, state: &CodecSession<S>, ended: bool) -> Decoded<S::Codec> {
         let mut bytes = state.bytes.borrow_mut();
-        let found = state.with_codec(&self.service, |codec| codec.decode(&mut bytes));
-        let found = found.map_err(CodecError::Malformed)?;
+        let found = state.with_codec(&self.service, |codec| match ended {
+            false => codec.decode(&mut bytes).map_err(CodecError::Malformed),
+            true => codec.decode_eof(&mut bytes).map_err(CodecError::Unfinished),
+        })?;
         if found.is_none() && bytes.len() > self.bytes_max {
             return Err(CodecError::TooLarge { bytes: bytes.len(), max: self.bytes_max });
         }
@@ -268,21 +277,34 @@ impl<S: CodecService> Service for WithCodec<S> {
     const ACCOUNTS: bool = S::ACCOUNTS;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<CodecSession<S>, Refusal> {
-        let opening = CodecOpening { opening, with: self, codec: RefCell::default() };
+        opening.head().hear_end();
+        let opening = CodecOpening { opening, with: self, codec: Place::default() };
         let user = self.service.open(&opening).await?;
-        Ok(CodecSession { user, codec: opening.codec, bytes: RefCell::default() })
+        Ok(CodecSession::new(user, opening.codec))
     }
 
     async fn call(&self, cx: &Cx<'_, CodecSession<S>>, frame: Frame) -> Result<(), Self::Error> {
         let state = cx.session();
-        state.take_in(&frame, &self.spare_in);
+        // It comes for the end of the input: there is no other one without a byte.
+        let ended = frame.is_empty();
+        if !ended {
+            state.take_in(&frame, &self.spare_in);
+        }
         // A call that waits pins no receive buffer.
         drop(frame);
         let cx = &CodecCx { cx, with: self };
         loop {
-            match self.next(state) {
+            match self.next(state, ended) {
                 Ok(Some(item)) => self.service.call(cx, item).await.map_err(WithCodecError::Service)?,
-                Ok(None) => return Ok(()),
+                Ok(None) => {
+                    state.count_held(cx.head());
+                    return Ok(());
+                }
+                // The connection ends for that anyway.
+                Err(error @ CodecError::Unfinished(_)) => {
+                    self.service.malformed(cx, &error);
+                    return Ok(());
+                }
                 Err(error) => {
                     self.service.malformed(cx, &error);
                     return Err(WithCodecError::Codec(error));
@@ -312,6 +334,14 @@ impl<S: CodecService> Service for WithCodec<S> {
         self.service.draining(&CodecCx { cx, with: self });
     }
 
+    fn heartbeat(&self, cx: &Cx<'_, CodecSession<S>>) {
+        self.service.heartbeat(&CodecCx { cx, with: self });
+    }
+
+    fn input_ended(&self, cx: &Cx<'_, CodecSession<S>>) {
+        self.service.input_ended(&CodecCx { cx, with: self });
+    }
+
     fn close(&self, closed: &Closed<'_, CodecSession<S>>) {
         let state = closed.session();
         let unfinished = closed.reason() == CloseReason::PeerClosed && !state.bytes.borrow().is_empty();
@@ -329,14 +359,29 @@ impl<S: fmt::Debug> fmt::Debug for WithCodec<S> {
 /// What [`WithCodec`] keeps for a connection: the codec, what is not an item yet, and the user's session.
 pub struct CodecSession<S: CodecService> {
     user: S::Session,
-    codec: RefCell<Option<S::Codec>>,
+    codec: Place<S::Codec>,
     /// Received and not decoded. Between two calls in a block of its own, or none.
     bytes: RefCell<BytesMut>,
+    /// What the shard was told that is held here.
+    counted_bytes: Cell<usize>,
 }
 
 impl<S: CodecService> CodecSession<S> {
+    fn new(user: S::Session, codec: Place<S::Codec>) -> CodecSession<S> {
+        CodecSession { user, codec, bytes: RefCell::default(), counted_bytes: Cell::new(0) }
+    }
+
     fn with_codec<R>(&self, service: &S, work: impl FnOnce(&mut S::Codec) -> R) -> R {
-        work(self.codec.borrow_mut().get_or_insert_with(|| service.codec()))
+        self.codec.with(|| service.codec(), work)
+    }
+
+    /// Tells the shard what waits here, unless it is little.
+    fn count_held(&self, head: &ConnHead) {
+        let bytes = self.bytes.borrow();
+        let held = if bytes.len() <= SMALL_BYTES_MAX { 0 } else { bytes.capacity() };
+        if self.counted_bytes.replace(held) != held {
+            head.set_service_bytes(held);
+        }
     }
 
     /// Adds received bytes to those that wait.
@@ -361,7 +406,8 @@ impl<S: CodecService> fmt::Debug for CodecSession<S> {
 
 /// The connection a call is for: a [`Cx`] whose replies are items, with everything else a `Cx` has.
 ///
-/// What is pushed through [`handle`](Cx::handle) from elsewhere is not encoded: push the encoded bytes.
+/// Items are pushed from elsewhere on the shard through [`item_handle`](CodecCx::item_handle). What is pushed through
+/// [`handle`](Cx::handle) is not encoded: push the encoded bytes.
 pub struct CodecCx<'a, S: CodecService> {
     cx: &'a Cx<'a, CodecSession<S>>,
     with: &'a WithCodec<S>,
@@ -377,7 +423,7 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
         S::Codec: Encoder<I>,
     {
         let encode = |bytes: &mut BytesMut| self.with_codec(|codec| codec.encode(item, bytes));
-        self.with.encoded(encode, |bytes| self.cx.write(bytes))
+        self.with.spare_out.encoded(encode, |bytes| self.cx.write(bytes))
     }
 
     /// Reaches the connection's codec, to change how it goes on.
@@ -386,6 +432,12 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
     /// If `work` uses the codec of this connection in another way, as [`reply`](CodecCx::reply) does.
     pub fn with_codec<R>(&self, work: impl FnOnce(&mut S::Codec) -> R) -> R {
         self.cx.session().with_codec(&self.with.service, work)
+    }
+
+    /// A handle that pushes items from elsewhere on this shard. The first one for a connection allocates.
+    pub fn item_handle(&self) -> CodecHandle<S::Codec> {
+        let codec = self.cx.session().codec.share(|| self.with.service.codec());
+        CodecHandle::new(self.cx.local_handle(), codec, self.with.spare_out.clone())
     }
 
     /// The connection's state.
@@ -413,7 +465,7 @@ pub struct CodecOpening<'a, S: CodecService> {
     opening: &'a Opening<'a>,
     with: &'a WithCodec<S>,
     /// The connection's, once it was asked for.
-    codec: RefCell<Option<S::Codec>>,
+    codec: Place<S::Codec>,
 }
 
 impl<S: CodecService> CodecOpening<'_, S> {
@@ -426,7 +478,7 @@ impl<S: CodecService> CodecOpening<'_, S> {
         S::Codec: Encoder<I>,
     {
         let encode = |bytes: &mut BytesMut| self.with_codec(|codec| codec.encode(item, bytes));
-        self.with.encoded(encode, |bytes| self.opening.write(bytes))
+        self.with.spare_out.encoded(encode, |bytes| self.opening.write(bytes))
     }
 
     /// Reaches the connection's codec, to change how it begins.
@@ -434,7 +486,7 @@ impl<S: CodecService> CodecOpening<'_, S> {
     /// # Panics
     /// If `work` uses the codec of this connection in another way, as [`reply`](CodecOpening::reply) does.
     pub fn with_codec<R>(&self, work: impl FnOnce(&mut S::Codec) -> R) -> R {
-        work(self.codec.borrow_mut().get_or_insert_with(|| self.with.service.codec()))
+        self.codec.with(|| self.with.service.codec(), work)
     }
 }
 
@@ -449,27 +501,5 @@ impl<'a, S: CodecService> Deref for CodecOpening<'a, S> {
 impl<S: CodecService> fmt::Debug for CodecOpening<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("CodecOpening").field(self.opening).finish()
-    }
-}
-
-/// A buffer of a shard, while no connection uses it.
-#[derive(Default)]
-struct Spare(Cell<BytesMut>);
-
-impl Spare {
-    /// An empty buffer with room for `bytes` bytes.
-    fn take(&self, bytes: usize) -> BytesMut {
-        let (mut buffer, room) = (self.0.take(), bytes.max(ROOM_BYTES));
-        if buffer.try_reclaim(room) { buffer } else { BytesMut::with_capacity(room) }
-    }
-
-    /// Keeps a buffer, unless it grew large or parts of it are still used by items.
-    fn keep(&self, mut buffer: BytesMut) {
-        buffer.clear();
-        // Its capacity says what is left behind the parts that were split off; this asks for the whole.
-        let is_large = buffer.try_reclaim(KEPT_BYTES_MAX + 1);
-        if !is_large && buffer.try_reclaim(ROOM_BYTES) {
-            self.0.set(buffer);
-        }
     }
 }

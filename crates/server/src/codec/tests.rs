@@ -2,6 +2,7 @@ use std::convert::Infallible;
 
 use tokio_util::codec::LinesCodec;
 
+use super::spare::KEPT_BYTES_MAX;
 use super::*;
 
 struct Nothing;
@@ -22,13 +23,13 @@ impl CodecService for Nothing {
 
 /// What is kept for a new connection.
 fn session() -> CodecSession<Nothing> {
-    CodecSession { user: (), codec: RefCell::default(), bytes: RefCell::default() }
+    CodecSession::new((), Place::default())
 }
 
 /// What [`WithCodec::call`] does with received bytes.
 fn receive(with: &WithCodec<Nothing>, state: &CodecSession<Nothing>, bytes: &[u8]) {
     state.take_in(bytes, &with.spare_in);
-    while with.next(state).unwrap().is_some() {}
+    while with.next(state, false).unwrap().is_some() {}
 }
 
 /// A service whose shard has a buffer that can be told from a new one.
@@ -104,7 +105,7 @@ fn more_than_bytes_max_is_refused_and_as_much_is_not() {
     receive(&with, &state, &b"whole\n".repeat(100));
     receive(&with, &state, b"a line that is longer than ten bytes, but whole\n0123456789");
     state.take_in(b"x", &with.spare_in);
-    let error = with.next(&state).unwrap_err();
+    let error = with.next(&state, false).unwrap_err();
     assert!(matches!(error, CodecError::TooLarge { bytes: 11, max: 10 }));
     assert_eq!(error.to_string(), "11 bytes are no whole item, and bytes_max of the service is 10");
 }

@@ -162,12 +162,12 @@ impl Server<Several> {
         let (mut services, mut all) = (Vec::new(), Vec::new());
         for Declared { endpoints, adjust, hosted } in self.framing.services {
             let Endpoints { binds, name, limits, sockets, admit, .. } = endpoints;
-            let addrs = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
+            let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
             let limits = limits.or_else(|| self.settings.limits.clone());
             let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
             adjust(&mut limits);
             let sockets = sockets.unwrap_or_else(|| self.settings.sockets.clone());
-            let service = ServicePlan { name, addrs, limits, limits_given, sockets };
+            let service = ServicePlan { name, binds, limits, limits_given, sockets };
             all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
             services.push(service);
         }
@@ -294,12 +294,12 @@ impl<F: Framing + Clone + Send> Server<F> {
         Make: IntoService<F>,
     {
         let Server { binds, framing, settings } = self;
-        let addrs = binds.all().map_err(Error::Address)?;
+        let binds = binds.all().map_err(Error::Address)?;
         let (limits_given, mut limits) =
             (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
         Make::adjust(&mut limits);
         let sockets = settings.sockets.clone();
-        let service = ServicePlan { name: None, addrs, limits, limits_given, sockets };
+        let service = ServicePlan { name: None, binds, limits, limits_given, sockets };
         let serves = One::new(framing, factory, settings.admit.clone());
         Ok(Prepared { settings, services: vec![service], serves })
     }

@@ -12,6 +12,7 @@ use ringserve_drivers::UringConfig;
 use super::builder::{Server, Several};
 use super::error::Error;
 use super::launch::give_up;
+use super::listen::addr::Bind;
 use super::listen::sockets::Listening;
 use super::plan::{OneShard, Plan};
 use super::prepared::Prepared;
@@ -32,6 +33,14 @@ pub trait Drivers: Send + Sync + 'static {
     /// # Errors
     /// The server does not start then.
     fn listen(&self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr>;
+
+    /// As [`listen`](Drivers::listen), where a socket was adopted that has this address. Of the socket nothing else is used.
+    ///
+    /// # Errors
+    /// The server does not start then.
+    fn adopt(&self, _addr: SocketAddr, _shards: usize) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Makes a driver on its shard's thread. It accepts at all addresses, in the order in which they were listened at.
     /// `config` is what an io_uring driver of this server would have.
@@ -72,8 +81,14 @@ where
     D: Drivers,
     S: Serves + Send + 'static,
 {
-    let (config, listening, plan) =
-        planned(prepared, &|addr, shards| drivers.listen(addr, shards), u64::MAX)?;
+    let (config, listening, plan) = planned(
+        prepared,
+        &|addr, is_adopted, shards| match is_adopted {
+            true => drivers.adopt(addr, shards).map(|()| addr),
+            false => drivers.listen(addr, shards),
+        },
+        u64::MAX,
+    )?;
     let drivers = Arc::new(drivers);
     let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
     let launched = plan.launch(Starting::new(), no_sockets, &[], move |shard: OneShard<_>, ready| {
@@ -86,21 +101,25 @@ where
     Ok(ServerHandle::new(listening, control, threads))
 }
 
+/// Listens at an address, or adopts the socket that has it, on so many shards. Returns the address with its port.
+pub(super) type ListenBy<'a> = &'a dyn Fn(SocketAddr, bool, usize) -> io::Result<SocketAddr>;
+
 /// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.
 pub(super) fn planned<S: Serves>(
     mut prepared: Prepared<S>,
-    listen: &dyn Fn(SocketAddr, usize) -> io::Result<SocketAddr>,
+    listen: ListenBy<'_>,
     descriptors: u64,
 ) -> Result<(UringConfig, Listening, Plan<S>), Error> {
     let checked = prepared.check(|| 1)?;
     let (config, chosen) = prepared.wanted(&checked, descriptors).driven();
-    let listen = |addr: &Address| match addr {
-        Address::Ip(ip) => listen(*ip, checked.shards).map(Address::Ip),
+    let listen = |bind: &Bind| match bind.addr {
+        Address::Ip(ip) => listen(ip, bind.adopted.is_some(), checked.shards).map(Address::Ip),
         _ => Err(io::ErrorKind::Unsupported.into()),
     };
-    let listen = |addr: &Address| listen(addr).map_err(|error| Error::Listen { addr: addr.clone(), error });
-    let addrs = prepared.addrs().map(listen).collect::<Result<_, Error>>()?;
-    let listening = Listening::new(addrs, Vec::new(), Vec::new());
+    let listen = |bind: &Bind| listen(bind).map_err(|error| Error::Listen { addr: bind.addr.clone(), error });
+    let addrs = prepared.binds().map(listen).collect::<Result<_, Error>>()?;
+    let adopted = prepared.binds().map(|bind| bind.adopted.is_some()).collect();
+    let listening = Listening::new(addrs, adopted, Vec::new(), Vec::new());
     let mut plan = prepared.plan(checked, chosen, &listening);
     plan.runtime = Runtime::Own;
     Ok((config, listening, plan))

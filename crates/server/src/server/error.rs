@@ -14,8 +14,8 @@ use super::socket_options::check::SocketOptionError;
 /// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
 #[non_exhaustive]
 pub enum Error {
-    /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is none, or one
-    /// is given twice.
+    /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is none, what was
+    /// [adopted](crate::listen::adopt) is no socket that listens, or one is given twice.
     Address(io::Error),
     /// The services cannot be as the server was told: there is none or too many, two have one name, one is reached nowhere.
     Services(String),

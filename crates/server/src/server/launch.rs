@@ -1,14 +1,14 @@
 //! From a plan to running shards: a thread and a driver for each, and the wait until all are ready.
 
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use ringserve_core::{Driver, Limits, ServerLimits};
-use ringserve_drivers::{Epoll, Uring};
+use ringserve_drivers::{Epoll, Listener, Uring};
 use socket2::SockRef;
 use tracing::{error, info, warn};
 
@@ -39,13 +39,16 @@ impl<S: Serves + Send + 'static> Plan<S> {
     pub(super) fn launch(
         self,
         starting: Starting,
-        sockets: Vec<Vec<OwnedFd>>,
+        sockets: Vec<Vec<Listener>>,
         cpus: &[usize],
         run: impl Fn(OneShard<S>, Ready) -> ShardEnd + Clone + Send + 'static,
     ) -> Result<Launched, Error> {
         let mut threads = Vec::new();
-        // So that nothing listens any more after a start that failed, whatever a factory still waits for.
-        let listeners: Vec<OwnedFd> = sockets.iter().flatten().filter_map(|fd| fd.try_clone().ok()).collect();
+        // So that nothing listens any more after a start that failed, whatever a factory still waits for. Adopted sockets are
+        // not this server's to shut down.
+        let own = sockets.iter().flatten().filter(|listener| !listener.is_adopted());
+        let own: Vec<OwnedFd> =
+            own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
         let shards = self.shards(sockets, cpus);
         let (count, control) = (shards.len(), shards[0].control.clone());
         for shard in shards {
@@ -65,7 +68,7 @@ impl<S: Serves + Send + 'static> Plan<S> {
         let gate = starting.gate();
         let ready = starting.wait(count);
         if let Err((_, heard)) = &ready {
-            for listener in &listeners {
+            for listener in &own {
                 let _ = SockRef::from(listener).shutdown(Shutdown::Both);
             }
             control.abort();
@@ -227,8 +230,9 @@ pub(super) fn announce<'a>(
     services: impl ExactSizeIterator<Item = (Option<&'a str>, &'a Limits)>,
 ) {
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
-    for addr in &listening.addrs {
-        info!("listening on {addr} with {shards} shards, {pinned}");
+    for (addr, adopted) in listening.addrs.iter().zip(&listening.adopted) {
+        let adopted = if *adopted { " (adopted)" } else { "" };
+        info!("listening on {addr}{adopted} with {shards} shards, {pinned}");
     }
     listening.warnings.iter().for_each(|warning| warn!("{warning}"));
     info!("driver: {}", chosen.reason());

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
-use socket2::{Domain, SockRef};
+use ringserve_drivers::Listener;
 
 use super::control::ServerControl;
 use super::driver::Chosen;
@@ -52,11 +52,11 @@ pub(super) struct LanePlan {
 
 impl<S: Serves> Plan<S> {
     /// Each shard, before it is made, with its listeners.
-    pub(super) fn shards(self, sockets: Vec<Vec<OwnedFd>>, cpus: &[usize]) -> Vec<OneShard<S>> {
+    pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
-        let one = |(index, sockets): (usize, Vec<OwnedFd>)| OneShard {
+        let one = |(index, sockets): (usize, Vec<Listener>)| OneShard {
             index,
             cpu: cpus.get(index).copied(),
             serves: self.serves.again(),
@@ -70,7 +70,7 @@ impl<S: Serves> Plan<S> {
             seed: self.seed,
             control: control.clone(),
             quota: quota.clone(),
-            unix: sockets.iter().map(is_unix).collect(),
+            one_queue: sockets.iter().map(Listener::is_shared).collect(),
             sockets,
         };
         sockets.into_iter().enumerate().map(one).collect()
@@ -92,13 +92,9 @@ pub(super) struct OneShard<S> {
     seed: u64,
     pub(super) control: ServerControl,
     quota: Arc<Quota>,
-    /// Which of its listeners are Unix sockets.
-    unix: Box<[bool]>,
-    pub(super) sockets: Vec<OwnedFd>,
-}
-
-fn is_unix(socket: &OwnedFd) -> bool {
-    SockRef::from(socket).domain().is_ok_and(|domain| domain == Domain::UNIX)
+    /// From which of its listeners all shards accept.
+    one_queue: Box<[bool]>,
+    pub(super) sockets: Vec<Listener>,
 }
 
 impl<S: Serves> OneShard<S> {
@@ -136,7 +132,7 @@ impl<S: Serves> OneShard<S> {
         // Others may give connections away before this shard's first turn.
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
-        let (unix, asks, names) = (self.unix, self.asks, self.names);
-        Ok(Parts { shard, core, driver, services, others, unix, asks, upstreams, names })
+        let (one_queue, asks, names) = (self.one_queue, self.asks, self.names);
+        Ok(Parts { shard, core, driver, services, others, one_queue, asks, upstreams, names })
     }
 }

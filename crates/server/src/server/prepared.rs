@@ -12,7 +12,7 @@ use super::control::ServerControl;
 use super::driver::{Chosen, Driver, Wanted};
 use super::error::Error;
 use super::launch::{announce, cpus_to_pin, descriptors};
-use super::listen::addr;
+use super::listen::addr::{self, Bind};
 use super::listen::sockets::{Listen, Listening, Place};
 use super::memory;
 use super::plan::{LanePlan, Plan};
@@ -57,7 +57,7 @@ pub(crate) struct Settings {
 pub(crate) struct ServicePlan {
     /// As the program calls it, if it does.
     pub(super) name: Option<String>,
-    pub(super) addrs: Vec<Address>,
+    pub(super) binds: Vec<Bind>,
     pub(super) limits: Limits,
     /// `limits` are the program's own.
     pub(super) limits_given: bool,
@@ -67,7 +67,8 @@ pub(crate) struct ServicePlan {
 impl ServicePlan {
     /// What errors call it before it has its real ports.
     pub(super) fn label(&self) -> String {
-        let addr = || self.addrs.first().map_or_else(|| "without an endpoint".to_owned(), Address::to_string);
+        let first = || self.binds.first().map(|bind| bind.addr.to_string());
+        let addr = || first().unwrap_or_else(|| "without an endpoint".to_owned());
         self.name.clone().unwrap_or_else(addr)
     }
 }
@@ -122,7 +123,7 @@ impl<S> Prepared<S> {
         }
         let mut names = HashSet::new();
         for service in &self.services {
-            if service.addrs.is_empty() {
+            if service.binds.is_empty() {
                 return wrong(format!("the service {} has no endpoint", service.label()));
             }
             if let Some(name) = &service.name
@@ -133,14 +134,14 @@ impl<S> Prepared<S> {
         }
         let labels: Vec<String> = self.services.iter().map(ServicePlan::label).collect();
         let label = |n: usize| (labels.len() > 1).then(|| &*labels[n]);
-        let of_service = |(n, service): (usize, &'_ ServicePlan)| iter::repeat_n(n, service.addrs.len());
+        let of_service = |(n, service): (usize, &'_ ServicePlan)| iter::repeat_n(n, service.binds.len());
         let leads_to = self.services.iter().enumerate().flat_map(of_service).map(label);
-        addr::check(self.addrs().zip(leads_to)).map_err(Error::Address)
+        addr::check(self.binds().zip(leads_to)).map_err(Error::Address)
     }
 
     /// Where all services are reached, in the order of the listeners.
-    pub(super) fn addrs(&self) -> impl Iterator<Item = &Address> {
-        self.services.iter().flat_map(|service| &service.addrs)
+    pub(super) fn binds(&self) -> impl Iterator<Item = &Bind> {
+        self.services.iter().flat_map(|service| &service.binds)
     }
 
     /// Connections that the server makes have options and limits of its first service.
@@ -160,7 +161,7 @@ impl<S> Prepared<S> {
     pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
         let mut addrs = listening.addrs.iter();
         let names = ServiceNames::new(self.services.iter().map(|service| {
-            let count = service.addrs.len();
+            let count = service.binds.len();
             let mut its = addrs.by_ref().take(count);
             let first = its.next().map(Address::to_string).unwrap_or_default();
             its.for_each(drop);
@@ -170,7 +171,7 @@ impl<S> Prepared<S> {
         let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
         let blocking = Arc::new(Threads::new(&checked.server_limits));
         let lane =
-            |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.addrs.len() as u16 };
+            |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.binds.len() as u16 };
         Plan {
             serves: self.serves,
             server_limits: checked.server_limits,
@@ -217,7 +218,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let given = self.settings.server_limits.is_some();
         let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
         memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
-        let descriptors = descriptors(checked.shards, self.addrs().count())?;
+        let descriptors = descriptors(checked.shards, self.binds().count())?;
         let chosen = self.wanted(&checked, descriptors).choose()?;
         let cpus = cpus_to_pin(self.settings.pin, checked.shards);
         let listen = Listen { shards: checked.shards, share_port: self.settings.share_port, cpus: &cpus };
@@ -237,8 +238,8 @@ impl<S: Serves + Send + 'static> Prepared<S> {
 
     fn places(&self) -> Vec<Place<'_>> {
         let several = self.services.len() > 1;
-        let all = self.services.iter().flat_map(|of| of.addrs.iter().map(move |addr| (of, addr)));
-        all.map(|(of, addr)| Place { addr, options: &of.sockets, service: several.then(|| of.label()) })
+        let all = self.services.iter().flat_map(|of| of.binds.iter().map(move |bind| (of, bind)));
+        all.map(|(of, bind)| Place { bind, options: &of.sockets, service: several.then(|| of.label()) })
             .collect()
     }
 }

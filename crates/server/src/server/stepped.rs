@@ -55,7 +55,10 @@ impl SteppedServer {
         on_call: &OnCall,
     ) -> Result<(SteppedServer, Result<(), Error>), Error> {
         refuse_runtime(server.settings.runtime)?;
-        let listen = |addr, shards| network.listen(addr, shards);
+        let listen = |addr, is_adopted, shards| match is_adopted {
+            true => network.adopt(addr, shards).map(|()| addr),
+            false => network.listen(addr, shards),
+        };
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
         let limits = plan.server_limits.clone();
         let blocking = pool(&limits);

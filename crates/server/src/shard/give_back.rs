@@ -17,7 +17,10 @@ impl<D: Driver, V: Services> ShardLane<D, V> {
     #[cold]
     fn in_use(&self, core: &Core) -> (InUse, u64) {
         let pool = self.driver.pool().counts();
-        let moved = |lane: LaneId| core.counters(lane).bytes_received + core.counters(lane).bytes_sent;
+        let moved = |lane: LaneId| {
+            let counters = core.counters(lane);
+            counters.bytes_received + counters.bytes_sent
+        };
         let needs = InUse {
             connections: core.all_connections(),
             held_bytes: core.held_bytes(),

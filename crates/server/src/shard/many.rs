@@ -8,7 +8,7 @@
 //!   spawned  upstream  opening     service    task of the service
 //! ```
 
-use ringserve_core::{Completion, ConnId, Ended, Frames, LaneId, Socket};
+use ringserve_core::{ConnId, Ended, Frames, LaneId, Socket};
 
 use super::Core;
 use super::services::Services;
@@ -63,6 +63,11 @@ impl Many {
     fn of(&mut self, lane: LaneId) -> &mut dyn Services {
         &mut *self.services[lane.index()]
     }
+
+    /// `None` for a connection to an upstream.
+    fn service_of(&mut self, core: &Core, id: ConnId) -> Option<&mut Box<dyn Services>> {
+        self.services.get_mut(core.lane_of(id)?.index())
+    }
 }
 
 impl Services for Many {
@@ -79,13 +84,15 @@ impl Services for Many {
         self.keeps_accounts
     }
 
-    #[inline]
-    fn comes(&mut self, core: &Core, completion: &Completion) {
-        if self.keeps_accounts
-            && let Some(lane) = completion.id().and_then(|id| core.lane_of(id))
-            && let Some(service) = self.services.get_mut(lane.index())
-        {
-            service.comes(core, completion);
+    fn received(&mut self, core: &Core, id: ConnId, bytes: usize) {
+        if let Some(service) = self.service_of(core, id) {
+            service.received(core, id, bytes);
+        }
+    }
+
+    fn sent(&mut self, core: &Core, id: ConnId, left: usize) {
+        if let Some(service) = self.service_of(core, id) {
+            service.sent(core, id, left);
         }
     }
 

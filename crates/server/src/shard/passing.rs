@@ -11,8 +11,8 @@ use super::services::Services;
 use super::state::ShardLane;
 use crate::peer::Peer;
 
-/// A shard that is ahead of another one by this many connections gives away what it accepts from a Unix socket. Without it a burst
-/// stayed with the shard that was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
+/// A shard that is ahead of another one by this many connections gives away what it accepts from a queue that all share. Without it a burst
+/// at a Unix socket stayed with the shard that was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
 const HAND_OFF_LEAD: usize = 8;
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
@@ -26,12 +26,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
 
     /// True if the connection may be one of a Unix socket: in a simulation each may.
     pub(super) fn may_be_unix(&self, peer: &Peer) -> bool {
-        self.unix.get(peer.listener()).is_none_or(|is_unix| *is_unix)
+        self.one_queue.get(peer.listener()).is_none_or(|one_queue| *one_queue)
     }
 
     /// True if any shard might have accepted the connection. An address that is missing does not say so: servers may leave it out.
     pub(super) fn comes_from_a_shared_queue(&self, peer: &Peer) -> bool {
-        self.unix.get(peer.listener()).is_some_and(|is_unix| *is_unix)
+        self.one_queue.get(peer.listener()).is_some_and(|one_queue| *one_queue)
     }
 
     /// True if another shard has far fewer connections. All tables have the same size.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use ringserve_core::framing::{FrameError, Framing};
-use ringserve_core::{CloseReason, Completion, ConnId, ConnShared, Ended, Frames, Next, Socket};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
 
@@ -62,7 +62,8 @@ where
             let failed = loop {
                 match frames.next_frame(&*self.framing) {
                     Next::Frame(frame) => {
-                        if S::ACCOUNTS {
+                        // One without a byte is the end of the input.
+                        if S::ACCOUNTS && !frame.wire().is_empty() {
                             shared.count_frame();
                         }
                         match slot.call(shared, frame) {
@@ -224,23 +225,19 @@ where
         S::ACCOUNTS
     }
 
-    #[inline]
-    fn comes(&mut self, core: &Core, completion: &Completion) {
-        if !S::ACCOUNTS {
-            return;
+    fn received(&mut self, core: &Core, id: ConnId, bytes: usize) {
+        if S::ACCOUNTS
+            && let Some(shared) = core.shared(id)
+        {
+            shared.count_received(bytes);
         }
-        match completion {
-            Completion::Received { id, lease } => {
-                if let Some(shared) = core.shared(*id) {
-                    shared.count_received(lease.len());
-                }
-            }
-            Completion::Sent { id, batch, .. } => {
-                if let Some(shared) = core.shared(*id) {
-                    shared.count_sent(batch.len());
-                }
-            }
-            _ => {}
+    }
+
+    fn sent(&mut self, core: &Core, id: ConnId, left: usize) {
+        if S::ACCOUNTS
+            && let Some(shared) = core.shared(id)
+        {
+            shared.count_sent(left);
         }
     }
 

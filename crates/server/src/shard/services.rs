@@ -1,6 +1,6 @@
 //! What a shard asks of the services that stand on it.
 
-use ringserve_core::{Completion, ConnId, Ended, Frames, Socket};
+use ringserve_core::{ConnId, Ended, Frames, Socket};
 
 use super::Core;
 use super::state::Common;
@@ -11,11 +11,14 @@ use crate::peer::Peer;
 ///
 /// None of this panics: what user code panics with is reported, and its connection ended.
 pub(crate) trait Services: 'static {
-    /// It keeps accounts of its connections, so it is told of completions.
+    /// It keeps accounts of its connections, so it is told what they move.
     fn keeps_accounts(&self) -> bool;
 
-    /// A completion comes, which the shard looks at next.
-    fn comes(&mut self, core: &Core, completion: &Completion);
+    /// Bytes of a connection come, which the shard looks at next.
+    fn received(&mut self, core: &Core, id: ConnId, bytes: usize);
+
+    /// The kernel took bytes of a connection, and the shard looks at that next: all but `left` of what was in flight.
+    fn sent(&mut self, core: &Core, id: ConnId, left: usize);
 
     /// A peer wants to connect.
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer);

@@ -101,14 +101,20 @@ impl Session {
     /// Gives what is there to `read`, which says how many bytes it took.
     #[cfg(any(feature = "http", feature = "tokio"))]
     pub(crate) fn read_with(&self, read: impl FnOnce(&[u8]) -> usize) {
+        self.take_from(|unread| unread.advance(read(unread)));
+    }
+
+    /// Gives what is there to `take`, which takes bytes off its front.
+    pub(crate) fn take_from<T>(&self, take: impl FnOnce(&mut Lease) -> T) -> T {
         let mut unread = self.unread.take();
-        unread.advance(read(&unread));
+        let taken = take(&mut unread);
         if unread.is_empty() {
             drop(unread);
             self.all_read();
         } else {
             self.unread.set(unread);
         }
+        taken
     }
 
     fn all_read(&self) {

@@ -41,8 +41,8 @@ pub(crate) struct Parts<D: Driver, V> {
     pub driver: D,
     pub services: V,
     pub others: Option<Others>,
-    /// By listener: whether it is a Unix socket, from whose one queue all shards accept.
-    pub unix: Box<[bool]>,
+    /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
+    pub one_queue: Box<[bool]>,
     pub asks: Asks,
     /// The lane of the connections that the shard makes.
     pub upstreams: LaneId,
@@ -66,7 +66,7 @@ pub(crate) struct ShardLane<D: Driver, V> {
     pub(super) services: V,
     pub(super) remote: Arc<RemoteShard>,
     pub(super) others: Option<Others>,
-    pub(super) unix: Box<[bool]>,
+    pub(super) one_queue: Box<[bool]>,
     pub(super) asks: Asks,
     pub(super) upstreams: UpstreamLane,
     pub(super) command: Command,
@@ -110,7 +110,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 panics: LineLimit::default(),
             },
             others: parts.others,
-            unix: parts.unix,
+            one_queue: parts.one_queue,
             asks: parts.asks,
             command: Command::Serve,
             called: Attention::NONE,

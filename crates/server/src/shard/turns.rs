@@ -127,10 +127,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             ..ShardStats::default()
         };
         for (lane, name) in self.lane.common.names.lanes() {
-            let counters = self.core.counters(lane).clone();
             report.add(ServiceStats {
                 name: name.clone(),
-                counters,
+                counters: self.core.counters(lane),
                 connections: self.core.connections(lane),
             });
         }
@@ -184,6 +183,6 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S>, TaskNumbers::ALONE);
-    let (others, unix, asks) = (None, Box::default(), Asks::default());
-    ShardLoop::new(Parts { shard, core, driver, services, others, unix, asks, upstreams, names }).run()
+    let (others, one_queue, asks) = (None, Box::default(), Asks::default());
+    ShardLoop::new(Parts { shard, core, driver, services, others, one_queue, asks, upstreams, names }).run()
 }

@@ -77,7 +77,7 @@ impl UpstreamLane {
     }
 
     pub(super) fn report(&self, core: &Core) -> UpstreamStats {
-        UpstreamStats { counters: core.counters(self.lane).clone(), connections: core.connections(self.lane) }
+        UpstreamStats { counters: core.counters(self.lane), connections: core.connections(self.lane) }
     }
 
     /// Begins what was asked for, and gives up attempts that no future waits for.

@@ -14,6 +14,7 @@
 pub(crate) mod byte_stream;
 pub(crate) mod connecting;
 pub(crate) mod copy;
+pub(crate) mod framed;
 pub(crate) mod halves;
 #[cfg(feature = "http")]
 pub(crate) mod hyper_io;

@@ -53,7 +53,8 @@
 //!   Functions given to [`spawn_blocking`](crate::Shard::spawn_blocking) run here, and end when the seed says.
 //! * The system's clock and chance: a service asks [`Shard::now`](crate::Shard::now) and
 //!   [`Shard::random`](crate::Shard::random).
-//! * Unix sockets, socket options, signals.
+//! * Unix sockets, socket options, signals. Of a TCP socket that is [adopted](crate::listen::adopt) the address is used: all
+//!   servers that adopt it accept from one simulated queue, which is there until the end of the run.
 //!
 //! # One call
 //!

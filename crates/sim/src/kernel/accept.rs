@@ -7,13 +7,16 @@ use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
 use super::State;
 use crate::faults::{Arm, Fault};
-use crate::sock::{Place, excuse};
+use crate::sock::{Place, Sock, excuse};
 
 impl State {
     pub(super) fn arm_accept(&mut self, number: u16) {
+        let adopted = self.plan.adopted;
         let listener = &mut self.listeners[usize::from(number)];
         assert!(!listener.gone, "an accept on a listener that is closed");
         listener.neglected = None;
+        // It looks at the queue first.
+        listener.owes = adopted && !listener.backlog.is_empty();
         self.ring.arm_accept(number);
     }
 
@@ -93,7 +96,8 @@ impl State {
             }
             let Some(tag) = self.next_in_backlog(index) else { return };
             let fd = self.open_descriptor(tag);
-            let last = self.ring.completions.is_full() || self.strikes(Fault::AcceptEnds);
+            let last =
+                self.plan.adopted || self.ring.completions.is_full() || self.strikes(Fault::AcceptEnds);
             let (flags, arm) = if last { (0, Arm::AcceptedLast) } else { (F_MORE, Arm::AcceptedMore) };
             self.post(RawCqe::new(Kind::Accept.with(u64::from(number)), fd, flags), arm);
             if last {
@@ -103,8 +107,30 @@ impl State {
         }
     }
 
+    /// The driver asks whose the listener is when it is about to close it. What it was woken for before counts if it still
+    /// accepts: a shard that pauses takes what is queued once it goes on.
+    pub(super) fn begin_to_leave(&mut self, number: u16) {
+        let accepts = self.is_accepting(number);
+        let comes = |sock: &Sock| {
+            sock.place == Place::Nowhere && sock.listener == number && !sock.upstream && !sock.peer.finished
+        };
+        // A newcomer of that very moment.
+        if self.plan.adopted
+            && accepts
+            && let Some(tag) = self.socks.iter().position(comes)
+        {
+            self.connect(tag);
+        }
+        let listener = &mut self.listeners[usize::from(number)];
+        listener.owes &= accepts;
+        if listener.owes {
+            self.cover.fault(Fault::WokenForOne);
+        }
+    }
+
     /// Connections whose handshake had begun may still come for the time returned.
     pub(super) fn turn_newcomers_away(&mut self, number: u16) -> Duration {
+        assert!(!self.plan.adopted, "newcomers are turned away from an adopted listener");
         let strikes = self.strikes(Fault::NewcomersLate);
         let late = if strikes { self.rng.range(1, self.plan.late_max) } else { 0 };
         let until = self.now + late;
@@ -129,7 +155,8 @@ impl State {
     pub(super) fn take_queued(&mut self, number: u16) -> Result<i32, i32> {
         let index = usize::from(number);
         let listener = &self.listeners[index];
-        assert!(listener.closing.is_some() && !listener.gone, "a queue is taken from without need");
+        let closes = listener.closing.is_some() || self.plan.adopted;
+        assert!(closes && !listener.gone, "a queue is taken from without need");
         assert!(!self.is_accepting(number), "a queue is taken from under an accept");
         if listener.backlog.is_empty() {
             if listener.closing.is_some_and(|until| until <= self.now) {
@@ -149,6 +176,10 @@ impl State {
             return Err(libc::ECONNABORTED);
         }
         self.cover.fault(Fault::QueueTaken);
+        if self.plan.adopted {
+            let took = std::mem::replace(&mut self.listeners[index].took_one, true);
+            assert!(!took, "more than one connection is taken from an adopted queue");
+        }
         Ok(self.open_descriptor(tag))
     }
 
@@ -158,14 +189,39 @@ impl State {
         assert!(!self.is_accepting(number), "a listener is closed under its accept, and goes on listening");
         let listener = &mut self.listeners[index];
         let late = listener.closing.is_none_or(|until| until > self.now);
+        if self.plan.adopted {
+            assert!(!listener.gone, "a listener is closed twice");
+            let forgets = listener.owes && !listener.starved && !listener.backlog.is_empty();
+            assert!(!forgets, "a connection for which no other owner is woken is left in an adopted queue");
+            listener.gone = true;
+            return self.leave_queue(index);
+        }
         assert!(!late && !listener.gone, "a listener is closed too early, or twice");
         assert!(listener.starved || listener.backlog.is_empty(), "a listener is closed with its queue");
         listener.gone = true;
         self.reset_backlog(index);
     }
 
+    /// What is queued is another process's from here on, and so is what comes.
+    fn leave_queue(&mut self, index: usize) {
+        let listener = &mut self.listeners[index];
+        let (queued, refused) =
+            (std::mem::take(&mut listener.backlog), std::mem::take(&mut listener.refused));
+        if !queued.is_empty() {
+            self.cover.fault(Fault::QueueLeft);
+        }
+        for tag in queued {
+            self.socks[tag].place = Place::Nowhere;
+            self.socks[tag].peer.finished = true;
+        }
+        for tag in refused {
+            self.kick(tag);
+        }
+    }
+
     fn next_in_backlog(&mut self, index: usize) -> Option<usize> {
         let tag = self.listeners[index].backlog.pop_front()?;
+        self.listeners[index].owes = false;
         if let Some(refused) = self.listeners[index].refused.pop_front() {
             self.kick(refused);
         }

@@ -70,8 +70,13 @@ pub struct Listener {
     closing: Option<u64>,
     /// The last look at the queue found no descriptor for what is in it.
     starved: bool,
-    /// The socket is closed.
-    gone: bool,
+    /// The socket is closed. One that was adopted goes on listening, for its other owners.
+    pub gone: bool,
+    /// Of one that was adopted: the accept in flight, or the last one, was woken for a connection that it did not take, and for
+    /// which no other owner is woken.
+    owes: bool,
+    /// Of one that was adopted: a connection was taken without an accept.
+    took_one: bool,
     /// Since when, and how often, the server blocked although it could have accepted from here.
     neglected: Option<(u64, u32)>,
 }
@@ -318,6 +323,11 @@ impl Kernel for SimKernel {
             return None;
         }
         Some(address_of(tag))
+    }
+
+    fn is_adopted(&self, listener: u16) -> bool {
+        self.state.borrow_mut().begin_to_leave(listener);
+        self.state.borrow().plan.adopted
     }
 
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {

@@ -219,12 +219,13 @@ impl State {
         true
     }
 
-    fn connect(&mut self, tag: usize) {
+    pub(super) fn connect(&mut self, tag: usize) {
         let listener = usize::from(self.socks[tag].listener);
-        if self.listeners[listener].closed {
+        if self.listeners[listener].closed || self.listeners[listener].gone {
             self.socks[tag].peer.finished = true;
         } else if self.listeners[listener].backlog.len() < self.plan.backlog {
             self.listeners[listener].backlog.push_back(tag);
+            self.listeners[listener].owes |= self.plan.adopted && self.ring.accepts[listener].is_some();
             self.socks[tag].place = Place::Backlog;
             self.socks[tag].peer.next_at = self.now + self.rng.below(self.socks[tag].peer.gap) + 1;
             self.log(|| format!("peer {tag} connects"));

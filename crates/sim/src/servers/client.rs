@@ -7,8 +7,9 @@ use std::io;
 use ringserve_server::framing::{Decode, Framing};
 use ringserve_server::testing::{ClientResult, ClientStream, Net};
 
+use super::cover::Cover;
 use super::plan::{ClientPlan, Leave, Verb};
-use super::service::{BIG_BYTES, Cover, request};
+use super::service::{BIG_BYTES, request};
 
 /// What a client is owed.
 struct Owed {

@@ -5,16 +5,21 @@
 //!   plan       what a seed draws
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
+//!   meshes     what shards ask of each other
+//!   cover      what has to happen in a campaign, and how often it did
 //!   ───────    ringserve::testing: scheduler, rules that hold for all servers
 //!   ───────    simkernel: a ring for each shard, one network, one clock
 //! ```
 
 mod client;
+mod cover;
+mod meshes;
 mod plan;
 mod service;
 
+pub use cover::COVERED;
+
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
@@ -26,17 +31,15 @@ use ringserve_server::listen::tcp;
 use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Server, Several, Shard, Stream, stream};
 
-use plan::{ClientPlan, Deed, Frames, Leave, Plan, Verb};
-use service::{Common, Cover, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
+use cover::{Counts, Cover, QUOTA, expected};
+use plan::{ClientPlan, Deed, Frames, Leave, Plan};
+use service::{Common, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
 
 /// Where its second service is reached, if it has one.
 const SECOND: ([u8; 4], u16) = ([10, 0, 0, 1], 7001);
-
-/// How often each thing happened, by kind and name.
-type Counts = BTreeMap<(&'static str, String), u64>;
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -135,84 +138,6 @@ impl Sum {
         let missing = expected().into_iter().filter(seldom).map(|(kind, name)| format!("{kind}: {name}"));
         (text, missing.collect())
     }
-}
-
-/// A run of this many seeds has to show everything that can happen.
-pub const COVERED: u64 = 2000;
-
-/// Each thing that can happen must have happened this often in a run of this size.
-const QUOTA: (u64, u64) = (50, 10_000);
-
-/// What can happen.
-fn expected() -> Vec<(&'static str, String)> {
-    let mut all = Vec::new();
-    let verbs = Verb::GOOD.iter().chain(Verb::LAST);
-    all.extend(verbs.clone().filter(|verb| verb.replies()).map(|verb| ("call", format!("{verb:?}"))));
-    all.extend(Verb::LAST.iter().map(|verb| ("leave", format!("{:?}", Leave::With(*verb)))));
-    for leave in [Leave::Finish, Leave::FinishEarly, Leave::Close, Leave::Reset] {
-        all.push(("leave", format!("{leave:?}")));
-    }
-    all.extend(Deed::ALL.iter().map(|deed| ("deed", format!("{deed:?}"))));
-    for frames in [Frames::Lines, Frames::Lengths, Frames::Delimited, Frames::Planted, Frames::Stream] {
-        all.push(("frames", format!("{frames:?}")));
-    }
-    let kernel = Fault::ALL.iter().filter(|fault| !matches!(fault, Fault::RingBreaks | Fault::ShardStalls));
-    all.extend(kernel.map(|fault| ("fault", format!("{fault:?}"))));
-    for close in [
-        "peer_closed",
-        "peer_reset",
-        "first_frame_timeout",
-        "idle_timeout",
-        "handler_timeout",
-        "heartbeat_lost",
-        "handler_error",
-        "handler_panicked",
-        "closed",
-        "aborted",
-        "shutdown",
-        "server_aborted",
-    ] {
-        all.push(("close", close.to_owned()));
-    }
-    for did in [
-        "message to another shard",
-        "push by a task",
-        "word from an upstream",
-        "upstream by its name",
-        "call that blocks",
-        "refusal",
-        "open that waits",
-        "open that is dropped",
-        "word of a drain",
-        "limits of one connection",
-        "heartbeat",
-        "factory fails",
-        "factory panics",
-        "connection passed on",
-        "second server",
-        "one of many messages",
-        "two services",
-        "the connection has as many tasks as connection_tasks_max allows",
-    ] {
-        all.push(("did", did.to_owned()));
-    }
-    all.extend(["error", "time limit", "panic"].map(|kind| ("failed", kind.to_owned())));
-    for ask in ["answered", "given up", "no room", "Gone after Answer", "Unanswered after Answer"] {
-        all.push(("ask", ask.to_owned()));
-    }
-    for lost in ["Lose", "Panic", "AnswerLater", "Keep"] {
-        all.push(("ask", format!("Unanswered after {lost}")));
-    }
-    for send in ["had room", "to a shard that ended", "given up"] {
-        all.push(("send", send.to_owned()));
-    }
-    all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
-    all.push(("crowd", "beyond a turn".to_owned()));
-    all.push(("watch", "saw the end".to_owned()));
-    for heard in ["heard every reply", "heard its stream to the end"] {
-        all.push(("client", heard.to_owned()));
-    }
-    all
 }
 
 fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {

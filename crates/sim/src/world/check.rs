@@ -80,8 +80,8 @@ impl Above {
 
     /// Of both lanes.
     fn counters(&self, core: &Core) -> ConnStats {
-        let mut sum = core.counters(LaneId::FIRST).clone();
-        sum += core.counters(self.lane);
+        let mut sum = core.counters(LaneId::FIRST);
+        sum += &core.counters(self.lane);
         sum
     }
 

@@ -28,7 +28,7 @@ use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::task;
 use std::time::Duration;
 
@@ -39,9 +39,9 @@ use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Address, Batch, CloseHow, ConnId, PeerCredentials};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use socket2::{Domain, SockRef};
+use socket2::SockRef;
 
-use crate::shared::accept;
+use crate::shared::accept::{self, Listener};
 use crate::shared::connect::{BeforeConnect, to_kernel};
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
@@ -79,7 +79,7 @@ pub struct SystemKernel {
     /// Operations that will post a completion.
     in_flight: usize,
     /// `None` once it is closed.
-    listeners: Vec<Option<Listener>>,
+    listeners: Vec<Option<Listening>>,
     /// Descriptors accepted and not installed yet.
     owned: Owned,
     /// Connections' descriptors by slot, plus one, where they are not in the ring's table.
@@ -91,31 +91,31 @@ pub struct SystemKernel {
 }
 
 /// A listening socket.
-struct Listener {
-    fd: OwnedFd,
-    /// Other rings accept from the same queue: a Unix socket, which has no `SO_REUSEPORT`. A connection wakes the first who
-    /// waits there, and a multishot accept stays first for ever: measured, one of four rings got all. So each accept there
-    /// takes one connection, and the next one waits behind those of the other rings.
+struct Listening {
+    listener: Listener,
+    /// Other rings accept from the same queue. A connection wakes the first who waits there, and a multishot accept stays
+    /// first for ever: measured, one of four rings got all. So each accept there takes one connection, and the next one waits
+    /// behind those of the other rings.
     is_shared: bool,
 }
 
-impl Listener {
-    fn new(fd: OwnedFd) -> Listener {
-        let is_shared = socket2::SockRef::from(&fd).domain().is_ok_and(|domain| domain == Domain::UNIX);
-        Listener { fd, is_shared }
+impl Listening {
+    fn new(listener: Listener) -> Listening {
+        let is_shared = listener.is_shared();
+        Listening { listener, is_shared }
     }
 }
 
 impl Uring<SystemKernel> {
     /// Makes a ring, which belongs to this thread, for connections from `listeners`, which are numbered in
-    /// order. Whether they are non-blocking makes no difference.
+    /// order. Whether those are non-blocking that were not adopted makes no difference.
     ///
     /// Locks about 64 bytes for each submission entry, 16 for each completion entry and each buffer, and uses 8
     /// for each connection; receive memory is taken later, as it is needed.
     ///
     /// # Errors
     /// Names the cause and the fix.
-    pub fn new(config: &UringConfig, listeners: Vec<OwnedFd>) -> Result<Uring<SystemKernel>, SetupError> {
+    pub fn new(config: &UringConfig, listeners: Vec<Listener>) -> Result<Uring<SystemKernel>, SetupError> {
         config.check()?;
         let (_, side) = Pool::new(config.pool)?;
         let kernel = SystemKernel::new(config, listeners)?;
@@ -131,7 +131,7 @@ impl Uring<SystemKernel> {
 }
 
 impl SystemKernel {
-    fn new(config: &UringConfig, listeners: Vec<OwnedFd>) -> Result<SystemKernel, SetupError> {
+    fn new(config: &UringConfig, listeners: Vec<Listener>) -> Result<SystemKernel, SetupError> {
         let setup::Made { buffers, ring, mode } = setup::make(config)?;
         let waker = Waker::new().map_err(|error| SetupError::from_call("the wake-up descriptor", error))?;
         Ok(SystemKernel {
@@ -147,7 +147,7 @@ impl SystemKernel {
             pushed: 0,
             consumed: 0,
             in_flight: 0,
-            listeners: listeners.into_iter().map(|fd| Some(Listener::new(fd))).collect(),
+            listeners: listeners.into_iter().map(|listener| Some(Listening::new(listener))).collect(),
             owned: Owned::new(),
             plain: config.plain_descriptors.then(Chunked::new),
             before_connect: config.before_connect.clone(),
@@ -177,7 +177,7 @@ impl SystemKernel {
         text
     }
 
-    fn listener(&self, listener: u16) -> Option<&Listener> {
+    fn listening(&self, listener: u16) -> Option<&Listening> {
         self.listeners.get(usize::from(listener))?.as_ref()
     }
 
@@ -282,9 +282,11 @@ impl Kernel for SystemKernel {
             RawOp::Probe { id } => self.push_awaited(encode::peek(self.on(id), self.peeked.get()), user_data),
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
-                let entry = match self.listener(listener) {
-                    Some(Listener { fd, is_shared: true }) => encode::accept_one(fd.as_raw_fd()),
-                    Some(Listener { fd, is_shared: false }) => encode::accept(fd.as_raw_fd()),
+                let entry = match self.listening(listener) {
+                    Some(Listening { listener, is_shared }) => {
+                        let encode = if *is_shared { encode::accept_one } else { encode::accept };
+                        encode(listener.as_fd().as_raw_fd())
+                    }
                     None => encode::accept(-1),
                 };
                 self.push_awaited(entry, user_data);
@@ -393,9 +395,15 @@ impl Kernel for SystemKernel {
         self.owned.borrow(fd, |socket| peer_credentials(socket))?
     }
 
+    fn is_adopted(&self, listener: u16) -> bool {
+        self.listening(listener).is_some_and(|listening| listening.listener.is_adopted())
+    }
+
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
-        let Some(Listener { fd, .. }) = self.listener(listener) else { return Duration::ZERO };
-        accept::turn_newcomers_away(SockRef::from(fd)).unwrap_or_else(|error| {
+        let Some(Listening { listener: socket, .. }) = self.listening(listener) else {
+            return Duration::ZERO;
+        };
+        accept::turn_newcomers_away(SockRef::from(socket)).unwrap_or_else(|error| {
             // A call that takes from its queue might wait.
             log::warn!(listener, %error, "a listener is closed before its queue is empty");
             self.close_listener(listener);
@@ -404,8 +412,8 @@ impl Kernel for SystemKernel {
     }
 
     fn take_queued(&mut self, listener: u16) -> Result<i32, i32> {
-        let Some(Listener { fd, .. }) = self.listener(listener) else { return Err(libc::EBADF) };
-        let fd = accept::take(SockRef::from(fd))?.into_raw_fd();
+        let Some(Listening { listener, .. }) = self.listening(listener) else { return Err(libc::EBADF) };
+        let fd = accept::take(SockRef::from(listener))?.into_raw_fd();
         self.owned.insert(fd);
         Ok(fd)
     }

@@ -189,3 +189,60 @@ fn queue_that_never_ends_is_closed_after_seconds() {
     }
     assert_eq!((turns, rig.out.len()), (30, 29 * 64 + 1));
 }
+
+/// A rig whose listener 2 is adopted and accepts, and is told to close.
+fn leaving() -> Rig {
+    let mut rig = Rig::new(4);
+    rig.kernel().adopted = true;
+    rig.ring.submit(Op::Accept { listener: 2 });
+    rig.turn();
+    rig.kernel().backlog.extend([Ok(11), Ok(12)]);
+    rig.ring.submit(Op::StopListening { listener: 2 });
+    rig.turn();
+    rig.ops();
+    assert!(rig.out.is_empty() && rig.kernel().calls.is_empty(), "an accept is in flight");
+    rig
+}
+
+#[test]
+fn an_adopted_listener_is_left_with_its_queue() {
+    let mut rig = leaving();
+    rig.says(Kind::CancelAccept, 2, -libc::ENOENT, 0);
+    // The accept was over before it was to be cancelled.
+    rig.says(Kind::Accept, 2, 10, 0);
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.kernel().calls, ["close 2"], "nothing else is done to the socket");
+    let [Completion::Accepted { socket: Socket(10), .. }, end] = &rig.out[..] else {
+        panic!("{:?}", rig.out)
+    };
+    assert!(is_closed(end), "{end:?}");
+    rig.kernel().now += Duration::from_secs(1);
+    rig.turn();
+    assert!(rig.ops().is_empty(), "nothing is armed again");
+}
+
+#[test]
+fn connection_for_which_a_cancelled_accept_was_woken_is_taken() {
+    let mut rig = leaving();
+    rig.says(Kind::CancelAccept, 2, 0, 0);
+    rig.says(Kind::Accept, 2, -libc::ECANCELED, 0);
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.kernel().calls, ["take at 2", "close 2"], "one, and the rest is left");
+    let [Completion::Accepted { socket: Socket(11), .. }, end] = &rig.out[..] else {
+        panic!("{:?}", rig.out)
+    };
+    assert!(is_closed(end), "{end:?}");
+}
+
+#[test]
+fn an_adopted_listener_that_accepts_nothing_is_closed_at_once() {
+    let mut rig = Rig::new(4);
+    rig.kernel().adopted = true;
+    rig.kernel().backlog.push_back(Ok(11));
+    rig.ring.submit(Op::StopListening { listener: 2 });
+    rig.turn();
+    assert_eq!(rig.kernel().calls, ["close 2"]);
+    assert!(matches!(&rig.out[..], [end] if is_closed(end)), "{:?}", rig.out);
+}

@@ -3,19 +3,36 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::ToSocketAddrs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use ringserve_core::Address;
 
+use super::adopted::Adopted;
+
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;
+
+/// One place to listen at.
+#[derive(Debug)]
+pub(crate) struct Bind {
+    pub(crate) addr: Address,
+    /// The socket that listens there already; `None` if one is to be made.
+    pub(crate) adopted: Option<Adopted>,
+}
+
+impl Bind {
+    fn new(addr: Address) -> Bind {
+        Bind { addr, adopted: None }
+    }
+}
 
 /// What the program asked for, in its order.
 #[derive(Debug, Default)]
 pub(crate) struct Binds {
-    addrs: Vec<Address>,
-    /// The first one that cannot be resolved.
+    binds: Vec<Bind>,
+    /// The first one that cannot be resolved, or cannot be adopted.
     failed: Option<io::Error>,
 }
 
@@ -23,14 +40,14 @@ impl Binds {
     pub(crate) fn ip(mut self, addr: impl ToSocketAddrs) -> Binds {
         match addr.to_socket_addrs() {
             Ok(found) => {
-                let before = self.addrs.len();
+                let before = self.binds.len();
                 for addr in found.map(Address::Ip) {
                     // A name may resolve to an address twice. Port 0 is another port each time.
-                    if !self.addrs[before..].contains(&addr) || is_any_port(&addr) {
-                        self.addrs.push(addr);
+                    if is_any_port(&addr) || self.binds[before..].iter().all(|bind| bind.addr != addr) {
+                        self.binds.push(Bind::new(addr));
                     }
                 }
-                if self.addrs.len() == before {
+                if self.binds.len() == before {
                     self.fail(io::Error::new(io::ErrorKind::InvalidInput, "it resolves to no address"));
                 }
             }
@@ -40,13 +57,21 @@ impl Binds {
     }
 
     pub(crate) fn unix(mut self, path: impl Into<PathBuf>) -> Binds {
-        self.addrs.push(Address::unix(path.into().into_os_string().into_vec()));
+        self.binds.push(Bind::new(Address::unix(path.into().into_os_string().into_vec())));
+        self
+    }
+
+    pub(crate) fn adopted(mut self, socket: OwnedFd) -> Binds {
+        match Adopted::look_at(socket) {
+            Ok(bind) => self.binds.push(bind),
+            Err(error) => self.fail(error),
+        }
         self
     }
 
     /// Those of another list behind these.
     pub(crate) fn and(mut self, more: Binds) -> Binds {
-        self.addrs.extend(more.addrs);
+        self.binds.extend(more.binds);
         self.failed = self.failed.or(more.failed);
         self
     }
@@ -55,24 +80,34 @@ impl Binds {
         self.failed.get_or_insert(error);
     }
 
-    /// All of them, if each can be resolved.
-    pub(crate) fn all(self) -> io::Result<Vec<Address>> {
-        self.failed.map_or(Ok(self.addrs), Err)
+    /// All of them, if each can be resolved or adopted.
+    pub(crate) fn all(self) -> io::Result<Vec<Bind>> {
+        self.failed.map_or(Ok(self.binds), Err)
     }
 }
 
-/// Checks the list of all addresses of a server: none comes twice. Each has the service that it leads to, if there are several.
-pub(crate) fn check<'a>(addrs: impl Iterator<Item = (&'a Address, Option<&'a str>)>) -> io::Result<()> {
+/// What one place to listen at has to itself.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Claim<'a> {
+    Addr(&'a Address),
+    /// By its inode. Several sockets may have one address.
+    Socket(u64),
+}
+
+/// Checks the list of all places of a server: none comes twice. Each has the service that it leads to, if there are several.
+pub(crate) fn check<'a>(binds: impl Iterator<Item = (&'a Bind, Option<&'a str>)>) -> io::Result<()> {
     let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     let mut claimed = HashMap::new();
-    for (count, (addr, service)) in addrs.enumerate() {
+    for (count, (bind, service)) in binds.enumerate() {
+        let addr = &bind.addr;
         if count == LISTENERS_MAX {
             return wrong(format!("there are more of them than {LISTENERS_MAX}, which is the most"));
         }
         if is_any_port(addr) {
             continue;
         }
-        match (claimed.insert(addr, service), service) {
+        let claim = bind.adopted.as_ref().map_or(Claim::Addr(addr), |adopted| Claim::Socket(adopted.inode));
+        match (claimed.insert(claim, service), service) {
             (None, _) => {}
             (Some(Some(first)), Some(second)) if first != second => {
                 return wrong(format!("{addr} is given twice: to the service {first} and to {second}"));
@@ -89,13 +124,15 @@ fn is_any_port(addr: &Address) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]
     fn an_address_given_twice_is_named_and_free_ports_are_not() {
         let check = |binds: Binds, services: [Option<&'static str>; 3]| {
-            let addrs = binds.all().unwrap();
-            super::check(addrs.iter().zip(services)).map_err(|error| error.to_string())
+            let binds = binds.all().unwrap();
+            super::check(binds.iter().zip(services)).map_err(|error| error.to_string())
         };
         let twice = check(Binds::default().ip("127.0.0.1:7").unix("a").ip("127.0.0.1:7"), [None; 3]);
         assert_eq!(twice.unwrap_err(), "127.0.0.1:7 is given twice");
@@ -106,6 +143,12 @@ mod tests {
         assert_eq!(claimed.unwrap_err(), "127.0.0.1:7 is given twice: to the service web and to admin");
         assert_eq!(check(twice(), [Some("web"); 3]).unwrap_err(), "127.0.0.1:7 is given twice");
         assert_eq!(check(Binds::default().ip("127.0.0.1:0").ip("127.0.0.1:0"), [None; 3]), Ok(()));
+        let adopted = |binds: Binds, socket: &TcpListener| binds.adopted(socket.try_clone().unwrap().into());
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = socket.local_addr().unwrap();
+        let twice = adopted(adopted(Binds::default(), &socket), &socket);
+        let claimed = check(twice, [Some("web"), Some("admin"), None]);
+        assert_eq!(claimed.unwrap_err(), format!("{addr} is given twice: to the service web and to admin"));
         let none = Binds::default().ip(&[][..]).all().unwrap_err();
         assert!(none.to_string().ends_with("it resolves to no address"), "{none}");
     }

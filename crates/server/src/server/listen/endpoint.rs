@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::net::ToSocketAddrs;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringserve_core::Limits;
 use ringserve_core::framing::{Framing, Raw};
+use ringserve_drivers::take_activated;
 
 use super::addr::Binds;
 use crate::peer::Peer;
@@ -24,13 +26,74 @@ pub fn unix(path: impl Into<PathBuf>) -> Endpoint {
     Endpoint(Binds::default().unix(path))
 }
 
+/// A socket that listens already: a [`TcpListener`](std::net::TcpListener) or a
+/// [`UnixListener`](std::os::unix::net::UnixListener) of the standard library, or a descriptor of such a socket. One that is
+/// none, or does not listen, is reported at the start ([`Error::Address`](crate::Error::Address)).
+///
+/// The socket may have other owners: the service manager that made it, the next instance of this program, a duplicate in this
+/// process. Nothing is done to it that keeps them from accepting. A shutdown stops accepting and closes this server's
+/// descriptors: what was accepted by then is served, what is queued or comes later waits for the next owner that accepts, and the
+/// file of a Unix socket stays. If this server was the last owner, the kernel then resets what is queued, which a server that
+/// binds the address itself [does not let happen](crate::ServerHandle::shutdown).
+///
+/// * All shards accept from its one queue, as from that of a Unix socket.
+/// * It is made non-blocking, for every owner: between the wake-up and the accept another owner may have taken the connection.
+/// * Of [`SocketOptions`] those are set that an accepted connection inherits, for every owner's connections. `backlog`,
+///   `fast_open`, `defer_accept`, `incoming_cpu` and `unix_mode` are its maker's and stay as they are.
+///
+/// ```no_run
+/// use std::net::TcpListener;
+///
+/// use ringserve::listen::adopt;
+/// # use ringserve::{Cx, Frame, Server, Service};
+/// # struct Echo;
+/// # impl Service for Echo {
+/// #     type Session = ();
+/// #     type Error = std::convert::Infallible;
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #         cx.reply(frame);
+/// #         Ok(())
+/// #     }
+/// # }
+/// # fn drop_privileges() {}
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let listener = TcpListener::bind("0.0.0.0:80")?;
+/// drop_privileges();
+/// Server::new().service(adopt(listener), |_shard| Echo).serve()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn adopt(listener: impl Into<OwnedFd>) -> Endpoint {
+    Endpoint(Binds::default().adopted(listener.into()))
+}
+
+/// The sockets with this name that a service manager handed to the process, as systemd does by socket activation
+/// (`sd_listen_fds(3)`): they are [adopted](adopt). `None` if there are none, or they were taken before, so that a program can
+/// be started both ways.
+///
+/// The name is that of `FileDescriptorName=`, by default the socket unit's (`app.socket`), and `unknown` where the manager gives
+/// none. The first call reads `LISTEN_PID`, `LISTEN_FDS` and `LISTEN_FDNAMES`, and makes all sockets that were handed over
+/// close-on-exec; the variables stay, and mean nothing to child processes, which have another number than `LISTEN_PID`.
+///
+/// ```no_run
+/// use ringserve::listen::{activated, tcp};
+///
+/// let endpoint = activated("web").unwrap_or_else(|| tcp("0.0.0.0:8080"));
+/// ```
+pub fn activated(name: &str) -> Option<Endpoint> {
+    let sockets = take_activated(name);
+    let all = |sockets: Vec<OwnedFd>| sockets.into_iter().fold(Binds::default(), Binds::adopted);
+    (!sockets.is_empty()).then(|| Endpoint(all(sockets)))
+}
+
 /// Several endpoints of one service, of which more is to be said. A list that is told nothing goes to
 /// [`Server::service`](crate::Server::service) as it is.
 pub fn endpoints(list: impl IntoEndpoints<Framing = Raw>) -> Endpoints<Raw> {
     list.into_endpoints()
 }
 
-/// Where a service is reached: made by [`tcp`] and [`unix`].
+/// Where a service is reached: made by [`tcp`], [`unix`], [`adopt`] and [`activated`].
 #[derive(Debug)]
 pub struct Endpoint(Binds);
 

@@ -1,6 +1,7 @@
 //! Where a server listens: the addresses it is given, and a socket for each shard and address.
 
 pub(crate) mod addr;
+mod adopted;
 pub(crate) mod endpoint;
 mod ip;
 pub(crate) mod sockets;

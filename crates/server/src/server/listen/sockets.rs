@@ -1,11 +1,11 @@
 //! Listening sockets: for each shard one for each address, and the checks that no other process listens there.
 
+use ringserve_core::Address;
+use ringserve_drivers::Listener;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 
-use ringserve_core::Address;
-
+use super::addr::Bind;
 use super::ip;
 use super::unix::{self, UnixFile};
 use crate::server::error::Error;
@@ -19,6 +19,8 @@ pub(crate) struct Listening {
     pub(crate) addrs: Vec<Address>,
     /// The IP addresses of them.
     pub(crate) ips: Vec<SocketAddr>,
+    /// Which of all addresses are those of adopted sockets.
+    pub(crate) adopted: Vec<bool>,
     pub(crate) warnings: Vec<SocketOptionWarning>,
     /// Removed when this is dropped.
     _files: Vec<UnixFile>,
@@ -27,11 +29,12 @@ pub(crate) struct Listening {
 impl Listening {
     pub(crate) fn new(
         addrs: Vec<Address>,
+        adopted: Vec<bool>,
         warnings: Vec<SocketOptionWarning>,
         files: Vec<UnixFile>,
     ) -> Listening {
         let ips = addrs.iter().filter_map(Address::as_ip).collect();
-        Listening { addrs, ips, warnings, _files: files }
+        Listening { addrs, ips, adopted, warnings, _files: files }
     }
 }
 
@@ -45,7 +48,7 @@ pub(crate) struct Listen<'a> {
 
 /// One of the places at which a server listens.
 pub(crate) struct Place<'a> {
-    pub(crate) addr: &'a Address,
+    pub(crate) bind: &'a Bind,
     pub(crate) options: &'a SocketOptions,
     /// The service that is reached there, if there are several.
     pub(crate) service: Option<String>,
@@ -56,45 +59,58 @@ impl Listen<'_> {
     ///
     /// # Errors
     /// Nothing listens then.
-    pub(crate) fn at(&self, places: &[Place<'_>]) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
-        let addrs: Vec<&Address> = places.iter().map(|place| place.addr).collect();
+    pub(crate) fn at(&self, places: &[Place<'_>]) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
+        let addrs: Vec<&Address> = places.iter().map(|place| &place.bind.addr).collect();
+        let is_made = |place: &&Place<'_>| place.bind.adopted.is_none();
         // All are looked at before the first one listens: 127.0.0.1:7000 and 0.0.0.0:7000 do not stand in each other's way.
         if !self.share_port {
-            for place in places {
-                if let Some(addr) = place.addr.as_ip().filter(|addr| addr.port() != 0) {
+            for place in places.iter().filter(is_made) {
+                if let Some(addr) = place.bind.addr.as_ip().filter(|addr| addr.port() != 0) {
                     ip::refuse_second_instance(addr, is_v6_only(addr, &addrs))
                         .map_err(|error| error.of_service(place.service.as_ref()))?;
                 }
             }
         }
-        let mut by_shard: Vec<Vec<OwnedFd>> = (0..self.shards).map(|_| Vec::new()).collect();
+        let mut by_shard: Vec<Vec<Listener>> = (0..self.shards).map(|_| Vec::new()).collect();
         let (mut local_addrs, mut files) = (Vec::new(), Vec::new());
         let mut warnings = Warnings::default();
-        places.iter().for_each(|place| place.options.warn_beforehand(!self.cpus.is_empty(), &mut warnings));
-        if self.share_port && addrs.iter().any(|addr| addr.as_ip().is_some()) {
+        places
+            .iter()
+            .filter(is_made)
+            .for_each(|place| place.options.warn_beforehand(!self.cpus.is_empty(), &mut warnings));
+        if self.share_port && places.iter().filter(is_made).any(|place| place.bind.addr.as_ip().is_some()) {
             warnings.shared_port();
         }
         for place in places {
-            let local = match place.addr {
-                Address::Ip(ip) => {
+            let addr = &place.bind.addr;
+            let failed = |error| Error::Listen { addr: addr.clone(), error };
+            let local = match (&place.bind.adopted, addr) {
+                (Some(adopted), _) => adopted
+                    .set(place.options, addr, &mut warnings)
+                    .map_err(Error::SocketOption)
+                    .and_then(|()| adopted.for_shards(&mut by_shard).map_err(failed))
+                    .map(|()| addr.clone()),
+                (None, Address::Ip(ip)) => {
                     let v6_only = is_v6_only(*ip, &addrs);
                     self.ip(*ip, place.options, v6_only, &mut by_shard, &mut warnings).map(Address::Ip)
                 }
-                Address::Unix(name) => unix::listen(name, place.options, &mut warnings).and_then(|made| {
-                    let (socket, file) = made;
-                    files.extend(file);
-                    for shard in &mut by_shard {
-                        let error = |error| Error::Listen { addr: place.addr.clone(), error };
-                        // One queue for all: there is no SO_REUSEPORT here.
-                        shard.push(socket.try_clone().map_err(error)?.into());
-                    }
-                    Ok(place.addr.clone())
-                }),
-                other => Err(Error::Listen { addr: other.clone(), error: io::ErrorKind::Unsupported.into() }),
+                (None, Address::Unix(name)) => {
+                    unix::listen(name, place.options, &mut warnings).and_then(|made| {
+                        let (socket, file) = made;
+                        files.extend(file);
+                        for shard in &mut by_shard {
+                            // One queue for all: there is no SO_REUSEPORT here.
+                            shard.push(Listener::own(socket.try_clone().map_err(failed)?));
+                        }
+                        Ok(addr.clone())
+                    })
+                }
+                _ => Err(failed(io::ErrorKind::Unsupported.into())),
             };
             local_addrs.push(local.map_err(|error| error.of_service(place.service.as_ref()))?);
         }
-        Ok((by_shard, Listening::new(local_addrs, warnings.all(), files)))
+        let adopted = places.iter().map(|place| !is_made(&place)).collect();
+        Ok((by_shard, Listening::new(local_addrs, adopted, warnings.all(), files)))
     }
 
     /// A listener for each shard. Returns the address with its port.
@@ -103,7 +119,7 @@ impl Listen<'_> {
         addr: SocketAddr,
         options: &SocketOptions,
         v6_only: bool,
-        by_shard: &mut [Vec<OwnedFd>],
+        by_shard: &mut [Vec<Listener>],
         warnings: &mut Warnings,
     ) -> Result<SocketAddr, Error> {
         // The first one finds a port if 0 was asked for; the others join it.
@@ -115,7 +131,7 @@ impl Listen<'_> {
             options.set_on_tcp(&socket, cpu, warnings).map_err(Error::SocketOption)?;
             socket.listen(options.listen_backlog()).map_err(failed)?;
             local = ip::local_addr(&socket).map_err(failed)?;
-            shard.push(socket.into());
+            shard.push(Listener::own(socket));
         }
         Ok(local)
     }
@@ -137,10 +153,11 @@ mod tests {
         addrs: &[Address],
         shards: usize,
         share_port: bool,
-    ) -> Result<(Vec<Vec<OwnedFd>>, Listening), Error> {
+    ) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
         let options = SocketOptions::default();
-        let place = |addr| Place { addr, options: &options, service: None };
-        Listen { shards, share_port, cpus: &[] }.at(&addrs.iter().map(place).collect::<Vec<_>>())
+        let binds = addrs.iter().map(|addr| Bind { addr: addr.clone(), adopted: None }).collect::<Vec<_>>();
+        let place = |bind| Place { bind, options: &options, service: None };
+        Listen { shards, share_port, cpus: &[] }.at(&binds.iter().map(place).collect::<Vec<_>>())
     }
 
     fn any_port() -> Vec<Address> {

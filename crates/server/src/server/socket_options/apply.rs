@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
+use ringserve_core::Address;
 use ringserve_drivers::TcpOption;
 use socket2::{Socket, TcpKeepalive};
 
@@ -177,6 +178,32 @@ impl SocketOptions {
             to.set("incoming_cpu", cpu as u32, set, get, |_| Cause::Rounds("the kernel says so"))?;
         }
         Ok(())
+    }
+
+    /// Sets what a connection inherits on a listener that was adopted.
+    pub(crate) fn set_on_adopted(
+        &self,
+        listener: &Socket,
+        warnings: &mut Warnings,
+    ) -> Result<(), SocketOptionError> {
+        self.set_for_connection(&mut Setting { socket: listener, warnings: Some(warnings) })
+    }
+
+    /// Options of the listener itself, which whoever made it has set.
+    pub(crate) fn warn_of_adopted(&self, addr: &Address, warnings: &mut Warnings) {
+        let default = SocketOptions::default();
+        let options = [
+            ("backlog", self.backlog != default.backlog),
+            ("fast_open", self.fast_open.is_some()),
+            ("defer_accept", self.defer_accept.is_some()),
+            ("incoming_cpu", self.incoming_cpu),
+            ("unix_mode", self.unix_mode.is_some()),
+        ];
+        for (name, _) in options.into_iter().filter(|(_, is_set)| *is_set) {
+            let text =
+                format!("{name} has no effect on {addr}, which was adopted: set it where the socket is made");
+            warnings.add(name, None, text);
+        }
     }
 
     /// Sets what a connection inherits on a socket that is to connect. What the kernel makes of it was said at the start.

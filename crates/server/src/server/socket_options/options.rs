@@ -10,7 +10,8 @@ use crate::shard::state::Asks;
 /// [`ServerHandle::socket_option_warnings`](crate::ServerHandle::socket_option_warnings).
 ///
 /// Unix sockets take `backlog` and `unix_mode` alone: the others are TCP's, and the buffers of an accepted Unix socket are
-/// as large as `net.core.wmem_default` and `net.core.rmem_default` say, whatever its listener had.
+/// as large as `net.core.wmem_default` and `net.core.rmem_default` say, whatever its listener had. On a socket that was
+/// [adopted](crate::listen::adopt) those are set that connections inherit.
 ///
 /// ```
 /// use ringserve::net::SocketOptions;

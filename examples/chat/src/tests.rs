@@ -7,23 +7,22 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve::Server;
-use ringserve::framing::Lines;
 use ringserve::testing::{ClientStream, Faults, Net, Sim, SimServer};
 
-use super::{LINE_BYTES_MAX, chat, limits};
+use super::{Args, HELP, MISSED_MAX, server};
+use clap::Parser;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// In this time each line comes, whatever the network does.
 const SOON: Duration = Duration::from_secs(600);
 
-const OUTBOX: usize = 256 << 10;
+const LINE_BYTES_MAX: usize = 4096;
 
 /// A chat on one to four shards.
-fn starts(sim: &Sim, outbox: usize) -> SimServer {
-    let server = Server::bind("10.0.0.1:7000").limits(limits(outbox)).framing(Lines::default());
-    sim.start(server.shards(1 + sim.seed() as usize % 4), chat()).unwrap()
+fn starts(sim: &Sim) -> SimServer {
+    let args = Args::parse_from(["chat", "--listen", "10.0.0.1:7000", "--http", "10.0.0.1:9000"]);
+    sim.start_several(server(&args).shards(1 + sim.seed() as usize % 4)).unwrap()
 }
 
 async fn next(me: &mut ClientStream) -> io::Result<String> {
@@ -47,7 +46,7 @@ async fn enters(net: &Net, addr: SocketAddr, name: &str) -> io::Result<ClientStr
     let mut me = net.connect(addr).await?;
     let greeting = next(&mut me).await?;
     assert!(greeting.starts_with("* you are guest-"), "{greeting}");
-    assert!(greeting.ends_with(", in lobby; /name X, /join ROOM, /who, /quit"), "{greeting}");
+    assert!(greeting.ends_with(", in lobby; /name X, /join ROOM, /leave, /who, /quit"), "{greeting}");
     me.send(format!("/name {name}\n")).await?;
     awaits(&mut me, &format!("* you are called {name} now")).await?;
     Ok(me)
@@ -116,7 +115,7 @@ impl Heard {
 fn each_line_reaches_each_other_member_once_in_order() {
     const LINES: usize = 20;
     Sim::seeds(200).faults(Faults::all()).run(|sim| {
-        let addr = starts(sim, OUTBOX).addr();
+        let addr = starts(sim).addr();
         let count = 2 + (sim.random() % 5) as usize;
         let missing = Meeting::of(count);
         let here = Rc::new(RefCell::new(BTreeSet::new()));
@@ -236,7 +235,7 @@ impl Walker {
 fn rooms_and_names_hold_while_members_walk_about() {
     const ROOMS: [&str; 3] = ["lobby", "kitchen", "attic"];
     Sim::seeds(200).faults(Faults::all()).run(|sim| {
-        let addr = starts(sim, OUTBOX).addr();
+        let addr = starts(sim).addr();
         let count = 2 + (sim.random() % 4) as usize;
         for n in 0..count {
             sim.client(format!("m{n}"), async move |net| {
@@ -283,7 +282,7 @@ fn rooms_and_names_hold_while_members_walk_about() {
 #[test]
 fn member_is_told_what_happens_in_its_room_and_nothing_else() {
     Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
-        let addr = starts(sim, OUTBOX).addr();
+        let addr = starts(sim).addr();
         let (entered, left) = (Meeting::of(2), Meeting::of(2));
         let (here, gone) = (entered.clone(), left.clone());
         sim.client("ann", async move |net| {
@@ -329,14 +328,13 @@ fn member_is_told_what_happens_in_its_room_and_nothing_else() {
     });
 }
 
-const HELP: &str = "* /name X, /join ROOM, /who, /quit; names are short and have no spaces";
-
 #[test]
 fn commands_do_what_they_say() {
     Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
-        let addr = starts(sim, OUTBOX).addr();
+        let addr = starts(sim).addr();
         sim.client("ann", async move |net| {
             let mut me = enters(&net, addr, "ann").await?;
+            let help = format!("* {HELP}; names are short and have no spaces");
             let (longest, longer) = ("x".repeat(32), "x".repeat(33));
             for bad in [
                 "/name",
@@ -351,19 +349,19 @@ fn commands_do_what_they_say() {
                 "/nam x",
                 "/NAME x",
             ] {
-                asks(&mut me, bad, HELP).await?;
+                asks(&mut me, bad, &help).await?;
             }
             for command in ["name", "join"] {
-                asks(&mut me, &format!("/{command} {longer}"), HELP).await?;
+                asks(&mut me, &format!("/{command} {longer}"), &help).await?;
                 // The limit is one of bytes.
-                asks(&mut me, &format!("/{command} {}", "é".repeat(17)), HELP).await?;
+                asks(&mut me, &format!("/{command} {}", "é".repeat(17)), &help).await?;
             }
             asks(&mut me, "/who", "* ann is in lobby").await?;
             asks(&mut me, &format!("/name {longest}"), &format!("* you are called {longest} now")).await?;
             asks(&mut me, &format!("/join {longest}"), &format!("* you are in {longest} now")).await?;
             asks(&mut me, "/who", &format!("* {longest} is in {longest}")).await?;
             asks(&mut me, "/name Zoë_1-2  \r", "* you are called Zoë_1-2 now").await?;
-            asks(&mut me, "/join lobby", "* you are in lobby now").await?;
+            asks(&mut me, "/leave", "* you are in lobby now").await?;
             // A member hears none of its own lines, and an empty one is none.
             asks(&mut me, "hello\n\n\r\n/who ", "* Zoë_1-2 is in lobby").await?;
             asks(&mut me, "/join lobby", "* you are in lobby now").await?;
@@ -383,7 +381,7 @@ fn commands_do_what_they_say() {
 #[test]
 fn lines_arrive_as_they_were_said() {
     Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
-        let addr = starts(sim, OUTBOX).addr();
+        let addr = starts(sim).addr();
         let missing = Meeting::of(2);
         let longest = "y".repeat(LINE_BYTES_MAX - 1);
         let (others, said) = (missing.clone(), longest.clone());
@@ -422,7 +420,7 @@ fn lines_arrive_as_they_were_said() {
 #[test]
 fn who_tells_the_members_of_all_shards() {
     Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
-        let addr = starts(sim, OUTBOX).addr();
+        let addr = starts(sim).addr();
         let count = 3 + (sim.random() % 10) as usize;
         let (entered, asked) = (Meeting::of(count), Meeting::of(count));
         for n in 0..count {
@@ -484,11 +482,11 @@ fn who_tells_the_members_of_all_shards() {
 
 #[test]
 fn slow_reader_is_told_how_many_lines_it_missed() {
-    const LINES: usize = 120;
+    const LINES: usize = 600;
     let missed_some = Rc::new(Cell::new(0));
     let count = missed_some.clone();
-    Sim::seeds(60).faults(Faults::harmless()).run(move |sim| {
-        let server = starts(sim, 4096);
+    Sim::seeds(12).faults(Faults::harmless()).run(move |sim| {
+        let server = starts(sim);
         let addr = server.addr();
         let (entered, said) = (Meeting::of(3), Meeting::of(3));
         let text = "z".repeat(3000);
@@ -513,7 +511,7 @@ fn slow_reader_is_told_how_many_lines_it_missed() {
         });
         // What was missed is not forgotten with a name or a room.
         let command = ["", "/name sloth\n", "/join lobby\n"][sim.seed() as usize % 3];
-        for (name, waits, command) in [("bob", Duration::ZERO, ""), ("slow", 4 * SECOND, command)] {
+        for (name, waits, command) in [("bob", Duration::ZERO, ""), ("slow", 9 * SECOND, command)] {
             let (count, entered, said) = (count.clone(), entered.clone(), said.clone());
             sim.client(name, async move |net| {
                 let mut me = enters(&net, addr, name).await?;
@@ -545,7 +543,7 @@ fn slow_reader_is_told_how_many_lines_it_missed() {
 #[test]
 fn drain_says_whole_lines_and_ends_with_fin() {
     Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
-        let server = starts(sim, OUTBOX);
+        let server = starts(sim);
         let addr = server.addr();
         let count = 2 + (sim.random() % 4) as usize;
         for n in 0..count {
@@ -580,7 +578,12 @@ fn drain_says_whole_lines_and_ends_with_fin() {
         // One that listens alone sees the end as it should be.
         sim.client("listener", async move |net| {
             let mut me = enters(&net, addr, "listener").await?;
-            while me.line().await?.is_some() {}
+            let mut said_goodbye = false;
+            while let Some(line) = me.line().await? {
+                said_goodbye |= line == "* the server ends; goodbye";
+                assert!(!said_goodbye || !line.ends_with(" left"), "{line}");
+            }
+            assert!(said_goodbye);
             Ok(())
         });
         sim.run_for(SECOND + Duration::from_millis(sim.random() % 1000));
@@ -588,5 +591,117 @@ fn drain_says_whole_lines_and_ends_with_fin() {
         sim.run_until_done();
         assert!(sim.run_until(60 * SECOND, || server.is_done()), "all shards end");
         assert_eq!(server.stats().connections, 0);
+    });
+}
+
+#[test]
+fn room_hears_of_members_that_reset_or_fall_silent() {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim).addr();
+        let entered = Meeting::of(3);
+        let here = entered.clone();
+        sim.client("ann", async move |net| {
+            let mut me = enters(&net, addr, "ann").await?;
+            Meeting::new(&here).all(&net).await;
+            awaits(&mut me, "* carl left").await?;
+            let mut asked = 0;
+            // An answer keeps ann, and bob hears nothing of it.
+            while let Err(_elapsed) = net.timeout(3600 * SECOND, awaits(&mut me, "* bob left")).await {
+                me.send("/who\n").await?;
+                asked += 1;
+                assert!(asked <= 4, "bob stays");
+            }
+            assert!(asked >= 3, "bob left after {asked} hours");
+            Ok(())
+        });
+        for name in ["bob", "carl"] {
+            let entered = entered.clone();
+            sim.client(name, async move |net| {
+                let mut me = enters(&net, addr, name).await?;
+                Meeting::new(&entered).all(&net).await;
+                match name {
+                    "carl" => me.reset(),
+                    _ => _ = me.closed().await?,
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn member_that_misses_too_many_lines_is_reset() {
+    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim).addr();
+        let entered = Meeting::of(2);
+        let here = entered.clone();
+        sim.client("ann", async move |net| {
+            let mut me = enters(&net, addr, "ann").await?;
+            Meeting::new(&here).all(&net).await;
+            let text = "z".repeat(3000);
+            let mut said = 0;
+            while let Err(_elapsed) = net.timeout(SECOND / 200, awaits(&mut me, "* mute left")).await {
+                me.send(format!("{text}\n")).await?;
+                said += 1;
+                assert!(said < 4000, "mute stays");
+            }
+            assert!(said > MISSED_MAX, "mute left after {said} lines");
+            Ok(())
+        });
+        sim.client("mute", async move |net| {
+            let mut me = enters(&net, addr, "mute").await?;
+            Meeting::new(&entered).all(&net).await;
+            net.sleep(29 * SECOND).await;
+            assert_eq!(me.closed().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn metrics_are_those_of_all_shards() {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+        let server = starts(sim);
+        let (addr, http) = (server.addr(), server.local_addrs()[1]);
+        let entered = Meeting::of(5);
+        let done = Meeting::of(5);
+        for (n, room) in ["lobby", "lobby", "attic", "attic"].into_iter().enumerate() {
+            let (entered, done) = (entered.clone(), done.clone());
+            sim.client(format!("m{n}"), async move |net| {
+                let mut me = enters(&net, addr, &format!("m{n}")).await?;
+                me.send(format!("/join {room}\n")).await?;
+                awaits(&mut me, &format!("* you are in {room} now")).await?;
+                Meeting::new(&entered).all(&net).await;
+                Meeting::new(&done).all(&net).await;
+                Ok(())
+            });
+        }
+        sim.client("prometheus", async move |net| {
+            Meeting::new(&entered).all(&net).await;
+            for (path, status, expected) in [
+                ("/healthz", "200", "ok"),
+                ("/none", "404", "/metrics or /healthz"),
+                ("/metrics", "200", "chat_rooms 2\n"),
+                ("/metrics", "200", "chat_members 4\n"),
+                ("/metrics", "200", "chat_lines_missed_total 0\n"),
+                ("/metrics", "200", "# TYPE chat_lines_out_total counter\nchat_lines_out_total "),
+                ("/metrics", "200", "server_connections 5\n"),
+            ] {
+                let mut me = net.connect(http).await?;
+                let head = "HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+                me.send(format!("GET {path} {head}")).await?;
+                let page = String::from_utf8(me.closed().await?)?;
+                assert!(page.starts_with(&format!("HTTP/1.1 {status} ")), "{page}");
+                assert!(page.contains(expected), "{expected} is not in {page}");
+                drop(me);
+                // The server hears of the end.
+                net.sleep(10 * SECOND).await;
+            }
+            Meeting::new(&done).comes();
+            Ok(())
+        });
+        sim.run_until_done();
     });
 }

@@ -1,0 +1,45 @@
+//! Buffers that the connections of a shard use in turns.
+
+use std::cell::Cell;
+
+use bytes::BytesMut;
+
+/// A new buffer has as much room as one receive fills by default.
+const ROOM_BYTES: usize = 16 * 1024;
+
+/// A buffer that is kept for the next use has at most this much, as a shard's batches do.
+pub(super) const KEPT_BYTES_MAX: usize = 64 * 1024;
+
+/// A buffer of a shard, while no connection uses it.
+#[derive(Default)]
+pub(super) struct Spare(Cell<BytesMut>);
+
+impl Spare {
+    /// An empty buffer with room for `bytes` bytes.
+    pub(super) fn take(&self, bytes: usize) -> BytesMut {
+        let (mut buffer, room) = (self.0.take(), bytes.max(ROOM_BYTES));
+        if buffer.try_reclaim(room) { buffer } else { BytesMut::with_capacity(room) }
+    }
+
+    /// Keeps a buffer, unless it grew large or parts of it are still used by items.
+    pub(super) fn keep(&self, mut buffer: BytesMut) {
+        buffer.clear();
+        // Its capacity says what is left behind the parts that were split off; this asks for the whole.
+        let is_large = buffer.try_reclaim(KEPT_BYTES_MAX + 1);
+        if !is_large && buffer.try_reclaim(ROOM_BYTES) {
+            self.0.set(buffer);
+        }
+    }
+
+    /// Hands what `encode` wrote to `write`.
+    pub(super) fn encoded<T, E>(
+        &self,
+        encode: impl FnOnce(&mut BytesMut) -> Result<(), E>,
+        write: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, E> {
+        let mut bytes = self.take(0);
+        let written = encode(&mut bytes).map(|()| write(&bytes));
+        self.keep(bytes);
+        written
+    }
+}

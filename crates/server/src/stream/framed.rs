@@ -1,0 +1,327 @@
+//! Frames over a stream, for clients.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use ringserve_core::framing::{EncodeError, FrameError, Framing};
+use ringserve_core::{Frame, FrameReader, LimitError, Payload, ReadError};
+
+use super::byte_stream::Stream;
+use super::halves::{ReadHalf, WriteHalf};
+
+/// The start of a frame counts as held memory from this size on: below it, counting costs more than it is about.
+const COUNTED_BYTES_MIN: usize = 4096;
+
+impl Stream {
+    /// The stream as frames, cut and written by `framing`: for clients of protocols that have one. It costs two allocations.
+    ///
+    /// ```no_run
+    /// use ringserve::framing::LengthPrefix;
+    /// use ringserve::{Frame, Shard};
+    ///
+    /// async fn ask(shard: &Shard, question: &str) -> std::io::Result<Option<Frame>> {
+    ///     let mut upstream = shard.connect("answers.internal:7000").await?.framed(LengthPrefix::default());
+    ///     upstream.send(question).await?;
+    ///     Ok(upstream.next().await.transpose()?)
+    /// }
+    /// ```
+    pub fn framed<F: Framing>(self, framing: F) -> Framed<F> {
+        let framing = Rc::new(framing);
+        let frame_bytes_max = self.shared.lane().limits().frame_bytes_max;
+        let (read, write) = self.split();
+        Framed {
+            reader: FramedReader {
+                half: read,
+                framing: framing.clone(),
+                frames: FrameReader::default(),
+                frame_bytes_max,
+                counted_bytes: 0,
+                stage: Stage::New,
+            },
+            writer: FramedWriter { half: write, framing },
+        }
+    }
+}
+
+/// A [`Stream`] of frames. See [`Stream::framed`].
+///
+/// # Reading
+///
+/// Frames are cut as those of a service are: one that lies in what was received together is not copied, one that spans receives is
+/// copied once. A frame that is kept pins its receive buffer; see [`Frame`]. What is not read holds the peer back, as with a
+/// stream.
+///
+/// # Writing
+///
+/// Frames are queued, and all of a turn leave together in one send. [`send`](Framed::send) waits while the outbox is over
+/// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), so at most that and one frame are queued.
+///
+/// # Several questions at once
+///
+/// Nothing here tells which answer belongs to which question. A client that asks one question at a time keeps a `Framed` for each
+/// caller, or a pool of them; one that does not [splits](Framed::split) it, and matches answers by their ids or their order.
+#[derive(Debug)]
+pub struct Framed<F> {
+    reader: FramedReader<F>,
+    writer: FramedWriter<F>,
+}
+
+impl<F: Framing> Framed<F> {
+    /// The most bytes of a received frame, with its header. By default it is that of the connection's
+    /// [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max): upstreams have those of the server's first service. The peer can
+    /// have the shard hold this much for a frame that it does not end; it counts as
+    /// [held](crate::limits::ServerLimits::held_bytes_max).
+    pub fn frame_bytes_max(mut self, bytes: usize) -> Framed<F> {
+        self.reader.frame_bytes_max = bytes;
+        self
+    }
+
+    /// As [`FramedReader::next`].
+    ///
+    /// # Errors
+    /// Those of [`FramedReader::next`].
+    pub async fn next(&mut self) -> Option<Result<Frame, FramedError>> {
+        self.reader.next().await
+    }
+
+    /// As [`FramedReader::poll_next`].
+    pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Result<Frame, FramedError>>> {
+        self.reader.poll_next(task)
+    }
+
+    /// As [`FramedWriter::send`].
+    ///
+    /// # Errors
+    /// Those of [`FramedWriter::send`].
+    pub async fn send<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), FramedError> {
+        self.writer.send(payload).await
+    }
+
+    /// As [`FramedWriter::queue`].
+    ///
+    /// # Errors
+    /// Those of [`FramedWriter::queue`].
+    pub fn queue<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), EncodeError> {
+        self.writer.queue(payload)
+    }
+
+    /// Splits it into its two directions, for two tasks. Dropping the half that writes sends FIN; once both are dropped the
+    /// connection is closed.
+    pub fn split(self) -> (FramedReader<F>, FramedWriter<F>) {
+        (self.reader, self.writer)
+    }
+
+    /// The stream below: its peer, its shard, its end.
+    pub fn stream(&self) -> &Stream {
+        self.reader.stream()
+    }
+}
+
+/// The half of a [`Framed`] that reads.
+pub struct FramedReader<F> {
+    half: ReadHalf,
+    framing: Rc<F>,
+    frames: FrameReader,
+    frame_bytes_max: usize,
+    /// What the shard was told that is held here.
+    counted_bytes: usize,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The framing was not asked whether it can work with the limit.
+    New,
+    Reading,
+    /// The end, or an error, was told.
+    Over,
+}
+
+impl<F: Framing> FramedReader<F> {
+    /// The next frame. `None` after the peer's last one, and after an error. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// If the peer sent what is no frame, or ended in the middle of one, and if the connection ended. Frames before that were given
+    /// out. The connection stays as it is until both halves are dropped.
+    pub async fn next(&mut self) -> Option<Result<Frame, FramedError>> {
+        poll_fn(|task| self.poll_next(task)).await
+    }
+
+    /// As [`next`](FramedReader::next). The task that polled last is woken.
+    pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Result<Frame, FramedError>>> {
+        match self.stage {
+            Stage::Reading => {}
+            Stage::New => {
+                let limits = self.half.stream().shared.lane().limits().clone();
+                if let Err(error) = self.framing.check(&limits.frame_bytes_max(self.frame_bytes_max)) {
+                    return self.over(Some(FramedError::Limits(error)));
+                }
+                self.stage = Stage::Reading;
+            }
+            Stage::Over => return Poll::Ready(None),
+        }
+        loop {
+            let stream = self.half.stream();
+            let session = stream.shared.body();
+            if let Err(error) = ready!(session.poll_readable(task.waker(), stream.shard.tasks())) {
+                return self.over(Some(FramedError::Connection(error)));
+            }
+            if !session.has_unread() {
+                let bytes = self.frames.unfinished_bytes();
+                return self.over((bytes > 0).then_some(FramedError::Unfinished { bytes }));
+            }
+            let read =
+                session.take_from(|unread| self.frames.read(&*self.framing, unread, self.frame_bytes_max));
+            self.count_held();
+            match read {
+                Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
+                Ok(None) => {}
+                Err(ReadError::Frame(error)) => return self.over(Some(FramedError::Malformed(error))),
+                Err(ReadError::NoMemory) => {
+                    return self.over(Some(FramedError::Connection(io::ErrorKind::OutOfMemory.into())));
+                }
+            }
+        }
+    }
+
+    fn over(&mut self, error: Option<FramedError>) -> Poll<Option<Result<Frame, FramedError>>> {
+        self.stage = Stage::Over;
+        self.frames = FrameReader::default();
+        self.count_held();
+        Poll::Ready(error.map(Err))
+    }
+
+    /// Tells the shard what the start of a frame holds.
+    #[inline]
+    fn count_held(&mut self) {
+        let held = self.frames.held_bytes();
+        let counted = if held < COUNTED_BYTES_MIN { 0 } else { held };
+        if counted != self.counted_bytes {
+            self.counted_bytes = counted;
+            self.stream().shared.set_service_bytes(counted);
+        }
+    }
+
+    /// The stream of both halves: its peer, its shard, its end.
+    pub fn stream(&self) -> &Stream {
+        self.half.stream()
+    }
+}
+
+impl<F> fmt::Debug for FramedReader<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FramedReader").field(&self.half).finish()
+    }
+}
+
+impl<F> Drop for FramedReader<F> {
+    fn drop(&mut self) {
+        if self.counted_bytes > 0 {
+            self.half.stream().shared.set_service_bytes(0);
+        }
+    }
+}
+
+/// The half of a [`Framed`] that writes. Several tasks may share one.
+pub struct FramedWriter<F> {
+    half: WriteHalf,
+    framing: Rc<F>,
+}
+
+impl<F: Framing> FramedWriter<F> {
+    /// Queues one frame, once the outbox is below its high mark. A dropped future has queued nothing.
+    ///
+    /// # Errors
+    /// If the connection ended, and if `payload` has no frame: then nothing is queued, and the connection stays as it is.
+    pub async fn send<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), FramedError> {
+        self.ready().await.map_err(FramedError::Connection)?;
+        self.queue(payload).map_err(FramedError::Payload)
+    }
+
+    /// Queues one frame, whatever is queued already, as [`Stream::queue`] does. What is queued for a connection that ended goes
+    /// nowhere.
+    ///
+    /// # Errors
+    /// If `payload` has no frame: then nothing is queued, and the connection stays as it is.
+    pub fn queue<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), EncodeError> {
+        self.half.stream().shared.reply_by(&*self.framing, payload.into())
+    }
+
+    /// As [`Stream::ready`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::ready`].
+    pub async fn ready(&self) -> io::Result<()> {
+        self.half.ready().await
+    }
+
+    /// The stream of both halves: its peer, its shard, its end.
+    pub fn stream(&self) -> &Stream {
+        self.half.stream()
+    }
+}
+
+impl<F> fmt::Debug for FramedWriter<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FramedWriter").field(&self.half).finish()
+    }
+}
+
+/// Why a [`Framed`] read or wrote no frame.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum FramedError {
+    /// The connection ended otherwise than by the peer's FIN, or takes nothing more to send. As from a
+    /// [`Stream`].
+    Connection(io::Error),
+    /// The peer sent what is no frame, or too large a one.
+    Malformed(FrameError),
+    /// The peer sent FIN in the middle of a frame.
+    Unfinished {
+        /// Bytes of that frame that came.
+        bytes: usize,
+    },
+    /// What was to be sent has no frame.
+    Payload(EncodeError),
+    /// The framing cannot work with the limit on frames.
+    Limits(LimitError),
+}
+
+impl fmt::Display for FramedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FramedError::Connection(error) => error.fmt(f),
+            FramedError::Malformed(error) => error.fmt(f),
+            FramedError::Unfinished { bytes } => {
+                write!(f, "the peer ended in the middle of a frame, of which {bytes} bytes came")
+            }
+            FramedError::Payload(error) => error.fmt(f),
+            FramedError::Limits(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for FramedError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // The others say all of it.
+            FramedError::Connection(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<FramedError> for io::Error {
+    fn from(error: FramedError) -> io::Error {
+        let kind = match error {
+            FramedError::Connection(error) => return error,
+            FramedError::Malformed(_) => io::ErrorKind::InvalidData,
+            FramedError::Unfinished { .. } => io::ErrorKind::UnexpectedEof,
+            FramedError::Payload(_) | FramedError::Limits(_) => io::ErrorKind::InvalidInput,
+        };
+        io::Error::new(kind, error)
+    }
+}

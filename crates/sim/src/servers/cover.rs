@@ -1,0 +1,115 @@
+//! What has to happen in a campaign, and how often it did.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringserve_server::testing::Fault;
+
+use super::plan::{Deed, Frames, Leave, Verb};
+
+/// How often each thing happened, by kind and name.
+pub type Counts = BTreeMap<(&'static str, String), u64>;
+
+/// What happened, by name.
+#[derive(Clone, Default)]
+pub struct Cover(Arc<Mutex<Counts>>);
+
+impl Cover {
+    pub fn count(&self, kind: &'static str, name: impl ToString) {
+        self.add(kind, name, 1);
+    }
+
+    pub fn add(&self, kind: &'static str, name: impl ToString, count: u64) {
+        *self.counts().entry((kind, name.to_string())).or_default() += count;
+    }
+
+    pub fn of(&self, kind: &'static str, name: &str) -> u64 {
+        self.counts().get(&(kind, name.to_owned())).copied().unwrap_or(0)
+    }
+
+    pub fn take(&self) -> Counts {
+        std::mem::take(&mut self.counts())
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run of this many seeds has to show everything that can happen.
+pub const COVERED: u64 = 2000;
+
+/// Each thing that can happen must have happened this often in a run of this size.
+pub const QUOTA: (u64, u64) = (50, 10_000);
+
+/// What can happen.
+pub fn expected() -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
+    let verbs = Verb::GOOD.iter().chain(Verb::LAST);
+    all.extend(verbs.clone().filter(|verb| verb.replies()).map(|verb| ("call", format!("{verb:?}"))));
+    all.extend(Verb::LAST.iter().map(|verb| ("leave", format!("{:?}", Leave::With(*verb)))));
+    for leave in [Leave::Finish, Leave::FinishEarly, Leave::Close, Leave::Reset] {
+        all.push(("leave", format!("{leave:?}")));
+    }
+    all.extend(Deed::ALL.iter().map(|deed| ("deed", format!("{deed:?}"))));
+    for frames in [Frames::Lines, Frames::Lengths, Frames::Delimited, Frames::Planted, Frames::Stream] {
+        all.push(("frames", format!("{frames:?}")));
+    }
+    let kernel = Fault::ALL.iter().filter(|fault| !matches!(fault, Fault::RingBreaks | Fault::ShardStalls));
+    all.extend(kernel.map(|fault| ("fault", format!("{fault:?}"))));
+    for close in [
+        "peer_closed",
+        "peer_reset",
+        "first_frame_timeout",
+        "idle_timeout",
+        "handler_timeout",
+        "heartbeat_lost",
+        "handler_error",
+        "handler_panicked",
+        "closed",
+        "aborted",
+        "shutdown",
+        "server_aborted",
+    ] {
+        all.push(("close", close.to_owned()));
+    }
+    for did in [
+        "message to another shard",
+        "push by a task",
+        "word from an upstream",
+        "upstream by its name",
+        "call that blocks",
+        "refusal",
+        "open that waits",
+        "open that is dropped",
+        "word of a drain",
+        "limits of one connection",
+        "heartbeat",
+        "factory fails",
+        "factory panics",
+        "connection passed on",
+        "second server",
+        "one of many messages",
+        "two services",
+        "the connection has as many tasks as connection_tasks_max allows",
+    ] {
+        all.push(("did", did.to_owned()));
+    }
+    all.extend(["error", "time limit", "panic"].map(|kind| ("failed", kind.to_owned())));
+    for ask in ["answered", "given up", "no room", "Gone after Answer", "Unanswered after Answer"] {
+        all.push(("ask", ask.to_owned()));
+    }
+    for lost in ["Lose", "Panic", "AnswerLater", "Keep"] {
+        all.push(("ask", format!("Unanswered after {lost}")));
+    }
+    for send in ["had room", "to a shard that ended", "given up"] {
+        all.push(("send", send.to_owned()));
+    }
+    all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
+    all.push(("crowd", "beyond a turn".to_owned()));
+    all.push(("watch", "saw the end".to_owned()));
+    for heard in ["heard every reply", "heard its stream to the end"] {
+        all.push(("client", heard.to_owned()));
+    }
+    all
+}
