@@ -147,7 +147,7 @@ pub use ringserve_server::{
     CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
     Limits, LocalHandle, Opening, Peer, PushError, Refusal, ReplyWriter, Runtime, Server, ServerControl,
     ServerHandle, Service, Session, SetupError, Several, Shard, SharedPayload, Stream, StreamHandle,
-    StreamService, stream,
+    StreamService, WithHeads, stream, with_heads,
 };
 pub use ringserve_server::{framing, limits, listen, middleware, net, stats, sync, task, time};
 

@@ -4,8 +4,9 @@
 //! * [`framing`]: any bytes, cut anywhere, give the frames that a naive reading of them gives.
 //! * [`shard`]: a script of completions and user code, under a driver that keeps the contract of
 //!   `ringserve_core`'s driver module and otherwise does whatever the bytes say.
+//! * [`switching`]: the same as the first, of a framing whose rule calls switch, with pieces.
 //!
-//! Both go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
+//! The first two go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
 
 pub mod field;
 pub mod framing;
@@ -14,6 +15,7 @@ pub mod input;
 pub mod rig;
 pub mod service;
 pub mod shard;
+pub mod switching;
 pub mod wire;
 
 /// Runs each file named on the command line through a target.

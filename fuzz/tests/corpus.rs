@@ -58,3 +58,41 @@ fn framing_corpus() {
 fn shard_corpus() {
     replay("shard", ringserve_fuzz::shard::run);
 }
+
+#[test]
+fn switching_corpus() {
+    replay("switching", ringserve_fuzz::switching::run);
+}
+
+#[test]
+fn switching_of_drawn_streams() {
+    // A generator of its own, so that the replay needs no crate.
+    let mut state = 1u64;
+    let mut draw = move |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for _ in 0..20_000 {
+        let mut bytes: Vec<u8> = vec![draw(5) as u8, draw(16) as u8, draw(6) as u8];
+        for _ in 0..bytes[2] * 2 {
+            bytes.push(draw(256) as u8);
+        }
+        for _ in 0..draw(60) {
+            bytes.extend_from_slice(
+                [
+                    &b"a\n"[..],
+                    b"n\n",
+                    b"l\n",
+                    b"\0\x01l",
+                    b"\0\0",
+                    b"u\0\x09\n",
+                    b"\0\x03u\0\x04",
+                    b"xyz",
+                    b"\n",
+                    b"n",
+                ][draw(10) as usize],
+            );
+        }
+        ringserve_fuzz::switching::run(&bytes);
+    }
+}

@@ -20,6 +20,7 @@ page!(replies, "replies.md", not(doctest));
 page!(services, "services.md", not(doctest));
 page!(epoll, "epoll.md", all());
 page!(framing, "framing.md", all());
+page!(protocols, "protocols.md", all());
 page!(middleware, "middleware.md", all());
 page!(state, "state.md", all());
 page!(stopping, "stopping.md", all());

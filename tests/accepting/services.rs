@@ -5,6 +5,7 @@ use std::future::{pending, poll_fn};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
@@ -352,6 +353,21 @@ fn a_future_that_panics_ends_the_server_at_once() {
         || Server::bind(addr).shards(1).run_until(async { panic!("planted: a future") }, Named::new("a"));
     assert!(std::panic::catch_unwind(run).is_err());
     TcpListener::bind(addr).expect("nothing listens there any more");
+}
+
+#[test]
+fn a_panic_on_start_ends_the_server() {
+    for driver in BOTH {
+        let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let server = || Server::bind(addr).driver(driver).shards(1).on_start(|_| panic!("planted: on start"));
+        let start = AssertUnwindSafe(|| server().start(Named::new("a")));
+        let said = catch_unwind(start).err().expect("the panic comes to the caller");
+        assert_eq!(said.downcast_ref::<&str>(), Some(&"planted: on start"));
+        TcpListener::bind(addr).expect("nothing listens there any more");
+        // The same where the caller waits for the end of the server.
+        assert!(catch_unwind(AssertUnwindSafe(|| server().serve(Named::new("a")))).is_err());
+        TcpListener::bind(addr).expect("nothing listens there any more");
+    }
 }
 
 #[test]

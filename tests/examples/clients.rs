@@ -37,3 +37,8 @@ fn graceful_shutdown_cuts_no_peer_off() {
 fn middleware_limits_and_counts_calls_and_so_does_tower() {
     talk_to("middleware");
 }
+
+#[test]
+fn smtp_keeps_what_smtplib_and_swaks_send() {
+    talk_to("smtp");
+}

@@ -380,7 +380,7 @@ impl Conn {
             }
         }
         if let Some(inbox) = &self.inbox
-            && inbox.has_partial()
+            && inbox.has_begun()
             && self.takes_frames()
             && !self.input_ended
         {

@@ -10,11 +10,14 @@ use ringserve_buf::Lease;
 ///
 /// It may be kept across awaits and in the session, but does not leave its core (`!Send`); what has to leave
 /// is copied, with [`to_bytes`](Frame::to_bytes). While it lives it pins the receive buffer it lies in.
+///
+/// `H` is what its framing [found](crate::framing::TypedFraming::Head) beside it.
 #[derive(Clone, Default)]
-pub struct Frame {
+pub struct Frame<H = ()> {
     wire: Lease,
     skip: u32,
     len: u32,
+    head: H,
 }
 
 impl Frame {
@@ -25,14 +28,34 @@ impl Frame {
     #[inline]
     pub fn new(wire: Lease, skip: usize, len: usize) -> Frame {
         assert!(skip.checked_add(len).is_some_and(|end| end <= wire.len()), "payload outside of the frame");
-        Frame { wire, skip: skip as u32, len: len as u32 }
+        Frame { wire, skip: skip as u32, len: len as u32, head: () }
     }
 
+    /// The same with what a framing found beside it.
+    #[inline]
+    pub fn with_head<H>(self, head: H) -> Frame<H> {
+        Frame { wire: self.wire, skip: self.skip, len: self.len, head }
+    }
+}
+
+impl<H> Frame<H> {
     /// The same, of a payload that was seen to lie inside.
     #[inline]
-    pub(crate) fn sound(wire: Lease, skip: usize, len: usize) -> Frame {
+    pub(crate) fn sound(wire: Lease, skip: usize, len: usize, head: H) -> Frame<H> {
         debug_assert!(skip + len <= wire.len());
-        Frame { wire, skip: skip as u32, len: len as u32 }
+        Frame { wire, skip: skip as u32, len: len as u32, head }
+    }
+
+    /// What the framing found beside it.
+    #[inline]
+    pub fn head(&self) -> &H {
+        &self.head
+    }
+
+    /// The frame, and what the framing found beside it.
+    #[inline]
+    pub fn into_parts(self) -> (Frame, H) {
+        (Frame { wire: self.wire, skip: self.skip, len: self.len, head: () }, self.head)
     }
 
     /// All bytes of the frame, with what the framing put around the payload.
@@ -68,7 +91,7 @@ impl Frame {
     }
 }
 
-impl Deref for Frame {
+impl<H> Deref for Frame<H> {
     type Target = [u8];
 
     #[inline]
@@ -77,13 +100,13 @@ impl Deref for Frame {
     }
 }
 
-impl AsRef<[u8]> for Frame {
+impl<H> AsRef<[u8]> for Frame<H> {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl fmt::Debug for Frame {
+impl<H> fmt::Debug for Frame<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Frame({:?})", Bytes::copy_from_slice(&self[..self.len().min(64)]))
     }

@@ -3,7 +3,7 @@
 use ringserve_buf::Lease;
 
 use crate::Frame;
-use crate::framing::{FrameError, Framing};
+use crate::framing::{FrameError, Framing, FramingState};
 use crate::inbox::{Found, Inbox, NoMemory, cut};
 use crate::stamp::Stamp;
 
@@ -37,10 +37,11 @@ impl FrameReader {
         frame_bytes_max: usize,
     ) -> Result<Option<Frame>, ReadError> {
         let begun = self.inbox.has_partial();
+        let none = FramingState::new(());
         let found = match begun {
             _ if bytes.is_empty() => return Ok(None),
-            true => self.inbox.finish(framing, bytes, frame_bytes_max),
-            false => cut(framing, bytes, frame_bytes_max),
+            true => self.inbox.finish(framing, &none, bytes, frame_bytes_max),
+            false => cut(framing, &none, bytes, frame_bytes_max),
         };
         match found {
             Found::Frame(frame) => return Ok(Some(frame)),
@@ -51,7 +52,8 @@ impl FrameReader {
                 self.inbox.begin(bytes, missing, Stamp::default()).map_err(|NoMemory| ReadError::NoMemory)?;
                 *bytes = Lease::empty();
             }
-            Found::More(_) => {}
+            // A framing without a state has no pieces.
+            Found::More(_) | Found::Piece(_) => {}
         }
         Ok(None)
     }

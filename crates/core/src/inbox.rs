@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use ringserve_buf::Lease;
 
 use crate::Frame;
-use crate::framing::{Decode, FrameError, Framing};
+use crate::framing::{Cut, FrameError, FramingState, TypedFraming};
 use crate::stamp::Stamp;
 
 /// How much is added to an unfinished frame before it is looked at again, where the framing cannot tell what
@@ -30,6 +30,8 @@ pub(crate) struct Inbox {
     scanned: usize,
     /// At least as many bytes are missing from the frame in `partial`.
     missing: usize,
+    /// Some pieces of a frame were handed out, and not its last.
+    in_pieces: bool,
     rest: Lease,
     backlog: Vec<u8>,
     /// When the peer's time for enough of `partial` began, and the bytes that came since.
@@ -45,32 +47,58 @@ pub(crate) struct NoMemory;
 
 /// What a look at received bytes found.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum Found<H = ()> {
     /// A frame, cut off the front.
-    Frame(Frame),
+    Frame(Frame<H>),
+    /// A piece of a frame that goes on, cut off the front.
+    Piece(Frame<H>),
     /// No whole frame, and at least this many bytes are missing.
     More(usize),
     Bad(FrameError),
     NoMemory,
 }
 
+/// Has a framing look for a frame. What it makes of the connection's state is kept with one.
+#[inline(always)]
+fn look<F: TypedFraming>(
+    framing: &F,
+    state: &FramingState<F::State>,
+    bytes: &[u8],
+    scanned: usize,
+) -> Result<Cut<F::Head>, FrameError> {
+    let mut next = state.get();
+    let found = framing.cut(&mut next, bytes, scanned);
+    if let Ok(Cut::Frame { .. } | Cut::Piece { .. }) = found {
+        state.set(next);
+    }
+    found
+}
+
 /// Cuts a frame off the front of `lease`, without copying.
 #[inline(always)]
-pub(crate) fn cut(framing: &impl Framing, lease: &mut Lease, frame_bytes_max: usize) -> Found {
+pub(crate) fn cut<F: TypedFraming>(
+    framing: &F,
+    state: &FramingState<F::State>,
+    lease: &mut Lease,
+    frame_bytes_max: usize,
+) -> Found<F::Head> {
     let seen = lease.len().min(frame_bytes_max);
-    match framing.decode(&lease[..seen], 0) {
-        Ok(Decode::Frame { skip, len, consumed }) if is_sound(skip, len, consumed, seen) => {
-            Found::Frame(Frame::sound(lease.split_to(consumed), skip, len))
+    match look(framing, state, &lease[..seen], 0) {
+        Ok(Cut::Frame { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
+            Found::Frame(Frame::sound(lease.split_to(consumed), skip, len, head))
+        }
+        Ok(Cut::Piece { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
+            Found::Piece(Frame::sound(lease.split_to(consumed), skip, len, head))
         }
         other => not_cut(other, seen, frame_bytes_max),
     }
 }
 
 #[cold]
-fn not_cut(decoded: Result<Decode, FrameError>, seen: usize, frame_bytes_max: usize) -> Found {
-    match decoded {
-        Ok(Decode::Frame { .. }) => Found::Bad(UNSOUND),
-        Ok(Decode::More(missing)) => more(seen, missing, frame_bytes_max),
+fn not_cut<H>(found: Result<Cut<H>, FrameError>, seen: usize, frame_bytes_max: usize) -> Found<H> {
+    match found {
+        Ok(Cut::Frame { .. } | Cut::Piece { .. }) => Found::Bad(UNSOUND),
+        Ok(Cut::More(missing)) => more(seen, missing, frame_bytes_max),
         Err(error) => Found::Bad(error),
     }
 }
@@ -85,7 +113,7 @@ fn is_sound(skip: usize, len: usize, consumed: usize, seen: usize) -> bool {
 }
 
 /// A frame of which `have` bytes are there lacks `missing`.
-fn more(have: usize, missing: usize, max: usize) -> Found {
+fn more<H>(have: usize, missing: usize, max: usize) -> Found<H> {
     let missing = missing.max(1);
     if missing > max - have {
         return Found::Bad(FrameError::TooLarge { bytes: have.saturating_add(missing), max });
@@ -102,12 +130,17 @@ fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Result<(), NoMemory> {
 impl Inbox {
     /// True if nothing is left, so that the inbox itself need not be kept.
     pub(crate) fn is_empty(&self) -> bool {
-        self.partial.is_empty() && self.rest.is_empty() && self.backlog.is_empty()
+        !self.has_begun() && self.rest.is_empty() && self.backlog.is_empty()
     }
 
     /// True if a frame began and did not end, and nothing else is there.
     pub(crate) fn is_mid_frame(&self) -> bool {
-        !self.partial.is_empty() && self.rest.is_empty() && self.backlog.is_empty()
+        self.has_begun() && self.rest.is_empty() && self.backlog.is_empty()
+    }
+
+    /// True if a frame began and did not end: bytes of it are there, or were handed out in pieces.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.in_pieces || !self.partial.is_empty()
     }
 
     /// Bytes that were not looked at yet.
@@ -153,7 +186,7 @@ impl Inbox {
         Lease::try_from_vec(core::mem::take(&mut self.backlog)).ok_or(NoMemory)
     }
 
-    /// True if a frame was begun.
+    /// True if bytes of a frame are there that was begun.
     pub(crate) fn has_partial(&self) -> bool {
         !self.partial.is_empty()
     }
@@ -166,12 +199,38 @@ impl Inbox {
     /// Begins a frame with the bytes that [`cut`] answered [`Found::More`] for.
     pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize, now: Stamp) -> Result<(), NoMemory> {
         debug_assert!(self.partial.is_empty());
-        self.begin_window(now);
+        if !self.in_pieces {
+            self.begin_window(now);
+        }
         self.partial_began = now;
         append(&mut self.partial, bytes)?;
         self.scanned = bytes.len();
         self.missing = missing;
         Ok(())
+    }
+
+    /// A piece of `bytes` bytes was handed out, of a frame that goes on.
+    pub(crate) fn note_piece(&mut self, bytes: usize, now: Stamp) {
+        if !self.in_pieces {
+            self.in_pieces = true;
+            self.begin_window(now);
+        }
+        self.window_bytes += bytes;
+    }
+
+    /// A frame was handed out whole, or its last piece. True if it was that.
+    pub(crate) fn end_pieces(&mut self) -> bool {
+        core::mem::take(&mut self.in_pieces)
+    }
+
+    /// Gives back the bytes of the frame that was begun, with those behind it: `lease`, or what is the next to be taken. They are to
+    /// be looked at from the start.
+    pub(crate) fn unbegin(&mut self, lease: Lease) -> Result<Lease, NoMemory> {
+        let behind = if lease.is_empty() { core::mem::take(&mut self.rest) } else { lease };
+        let mut bytes = core::mem::take(&mut self.partial);
+        (self.scanned, self.missing) = (0, 0);
+        append(&mut bytes, &behind)?;
+        Lease::try_from_vec(bytes).ok_or(NoMemory)
     }
 
     /// The peer has its time for enough bytes from now on. Returns how many came in the time before.
@@ -181,14 +240,15 @@ impl Inbox {
     }
 
     /// Adds to the frame that was begun from the front of `lease`, until it is whole or the lease is empty.
-    pub(crate) fn finish(
+    pub(crate) fn finish<F: TypedFraming>(
         &mut self,
-        framing: &impl Framing,
+        framing: &F,
+        state: &FramingState<F::State>,
         lease: &mut Lease,
         frame_bytes_max: usize,
-    ) -> Found {
+    ) -> Found<F::Head> {
         while !lease.is_empty() {
-            let room = frame_bytes_max - self.partial.len();
+            let room = frame_bytes_max.saturating_sub(self.partial.len());
             let step = self.missing.max(STEP_BYTES).min(lease.len()).min(room);
             let before = self.partial.len();
             if append(&mut self.partial, &lease[..step]).is_err() {
@@ -201,20 +261,23 @@ impl Inbox {
                 continue;
             }
             let seen = self.partial.len();
-            match framing.decode(&self.partial, self.scanned) {
-                // A frame that ends in bytes the framing had passed over before is as unsound as one outside.
-                Ok(Decode::Frame { skip, len, consumed })
-                    if is_sound(skip, len, consumed, seen) && consumed > before =>
-                {
+            // A frame that ends in bytes the framing had passed over before is as unsound as one outside.
+            let sound = |skip, len, consumed| is_sound(skip, len, consumed, seen) && consumed > before;
+            match look(framing, state, &self.partial, self.scanned) {
+                Ok(Cut::Frame { skip, len, consumed, head }) if sound(skip, len, consumed) => {
                     lease.advance(consumed - before);
-                    self.partial.truncate(consumed);
-                    self.scanned = 0;
-                    self.missing = 0;
-                    let wire = Lease::try_from_vec(core::mem::take(&mut self.partial));
-                    return wire.map_or(Found::NoMemory, |wire| Found::Frame(Frame::new(wire, skip, len)));
+                    let wire = self.take_partial(consumed);
+                    return wire
+                        .map_or(Found::NoMemory, |wire| Found::Frame(Frame::sound(wire, skip, len, head)));
                 }
-                Ok(Decode::Frame { .. }) => return Found::Bad(UNSOUND),
-                Ok(Decode::More(missing)) => {
+                Ok(Cut::Piece { skip, len, consumed, head }) if sound(skip, len, consumed) => {
+                    lease.advance(consumed - before);
+                    let wire = self.take_partial(consumed);
+                    return wire
+                        .map_or(Found::NoMemory, |wire| Found::Piece(Frame::sound(wire, skip, len, head)));
+                }
+                Ok(Cut::Frame { .. } | Cut::Piece { .. }) => return Found::Bad(UNSOUND),
+                Ok(Cut::More(missing)) => {
                     lease.advance(step);
                     match more(seen, missing, frame_bytes_max) {
                         Found::More(missing) => self.missing = missing,
@@ -227,12 +290,19 @@ impl Inbox {
         }
         Found::More(self.missing)
     }
+
+    /// The frame that was begun, of `bytes` bytes. `None` if the system has no memory for it.
+    fn take_partial(&mut self, bytes: usize) -> Option<Lease> {
+        self.partial.truncate(bytes);
+        (self.scanned, self.missing) = (0, 0);
+        Lease::try_from_vec(core::mem::take(&mut self.partial))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framing::{LengthPrefix, Lines};
+    use crate::framing::{Framing, LengthPrefix, Lines};
     use proptest::prelude::*;
 
     /// Runs pieces through an inbox as a shard does, and counts frames that were copied.
@@ -241,16 +311,16 @@ mod tests {
         pieces: &[&[u8]],
         max: usize,
     ) -> Result<(Vec<Vec<u8>>, usize), FrameError> {
-        let mut inbox = Inbox::default();
+        let (mut inbox, state) = (Inbox::default(), FramingState::new(()));
         let (mut frames, mut copied) = (Vec::new(), 0);
         for piece in pieces {
             let mut lease = Lease::copy_of(piece);
             let range = lease.as_ptr_range();
             while !lease.is_empty() {
                 let found = if inbox.has_partial() {
-                    inbox.finish(framing, &mut lease, max)
+                    inbox.finish(framing, &state, &mut lease, max)
                 } else {
-                    cut(framing, &mut lease, max)
+                    cut(framing, &state, &mut lease, max)
                 };
                 match found {
                     Found::Frame(frame) => {
@@ -263,7 +333,7 @@ mod tests {
                     }
                     Found::More(_) => assert!(lease.is_empty()),
                     Found::Bad(error) => return Err(error),
-                    Found::NoMemory => unreachable!(),
+                    Found::Piece(_) | Found::NoMemory => unreachable!(),
                 }
             }
         }

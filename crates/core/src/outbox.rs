@@ -207,10 +207,10 @@ impl Payload<'_> {
     }
 }
 
-impl From<Frame> for Payload<'_> {
+impl<H> From<Frame<H>> for Payload<'_> {
     #[inline]
-    fn from(frame: Frame) -> Self {
-        Payload::Frame(frame)
+    fn from(frame: Frame<H>) -> Self {
+        Payload::Frame(frame.into_parts().0)
     }
 }
 

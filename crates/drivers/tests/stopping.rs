@@ -399,8 +399,8 @@ fn take_all(listener: &OwnedFd) -> Vec<socket2::Socket> {
     std::iter::from_fn(|| listener.accept().ok()).map(|(socket, _)| socket).collect()
 }
 
-const MAKE_OF: [(&str, fn(Listener) -> Box<dyn Driver<Descriptor = OwnedFd>>); 2] =
-    [("io_uring", |listener| uring_of(listener)), ("epoll", |listener| epoll_of(listener))];
+type MakeOf = fn(Listener) -> Box<dyn Driver<Descriptor = OwnedFd>>;
+const MAKE_OF: [(&str, MakeOf); 2] = [("io_uring", uring_of), ("epoll", epoll_of)];
 
 #[test]
 fn an_adopted_listener_stays_open_for_its_other_owner() {

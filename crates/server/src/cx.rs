@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringserve_buf::ReplyWriter;
-use ringserve_core::framing::Written;
+use ringserve_core::framing::{HoldsState, Written};
 use ringserve_core::{ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload, SharedPayload};
 
 use crate::handle::{ConnHandle, LocalHandle};
@@ -128,6 +128,20 @@ impl<'a, S: 'static> Cx<'a, S> {
             Poll::Pending
         })
         .await
+    }
+
+    /// Switches the rule by which this connection's bytes are cut into frames: the state of its
+    /// [framing](crate::framing::TypedFraming), which its session [holds](HoldsState). What was received and handed over stays as
+    /// it is; every byte behind that is cut by the new rule, also where the start of a frame was seen by the former one.
+    ///
+    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1 the next frame may be cut as soon as this
+    /// call waits: then a call switches before its first `await`.
+    pub fn switch<T: Copy>(&self, state: T)
+    where
+        S: HoldsState<T>,
+    {
+        self.session.framing_state().set(state);
+        self.head.switched();
     }
 
     /// The connection's state.

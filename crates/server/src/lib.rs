@@ -46,7 +46,7 @@ pub use server::driver::Driver;
 pub use server::error::Error;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
-pub use service::{IntoService, Service};
+pub use service::{IntoService, Service, WithHeads, with_heads};
 pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::future::{Future, ready};
 
-use ringserve_core::framing::FrameError;
+use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{Frame, Limits};
 
 use crate::closed::{Closed, Failure};
@@ -33,7 +33,10 @@ use crate::shard::handle::Shard;
 ///     }
 /// }
 /// ```
-pub trait Service: Sized + 'static {
+///
+/// `H` is what its framing hands over with each frame ([`TypedFraming::Head`]): nothing, for most. A service of frames with a head is
+/// given to the server by [`with_heads`].
+pub trait Service<H = ()>: Sized + 'static {
     /// State of one connection, made by [`open`](Service::open). It is shared (`Cell` and `RefCell` inside, like the service
     /// itself), so that it can be reached from several places at once.
     type Session: Session;
@@ -76,8 +79,11 @@ pub trait Service: Sized + 'static {
     ///
     /// # Errors
     /// Closes this connection after its queued replies.
-    fn call(&self, cx: &Cx<'_, Self::Session>, frame: Frame)
-    -> impl Future<Output = Result<(), Self::Error>>;
+    fn call(
+        &self,
+        cx: &Cx<'_, Self::Session>,
+        frame: Frame<H>,
+    ) -> impl Future<Output = Result<(), Self::Error>>;
 
     /// The peer broke the framing. Last words may be written; then the connection is closed.
     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
@@ -118,15 +124,16 @@ pub trait Service: Sized + 'static {
     }
 }
 
-/// What the factory of a server with the framing `F` returns: a [`Service`], [`stream`](crate::stream()), `http`, or a `Result` with
-/// one of them.
+/// What the factory of a server with the framing `F` returns: a [`Service`], [`with_heads`], [`stream`](crate::stream()), `http`, or a
+/// `Result` with one of them.
 #[diagnostic::on_unimplemented(
     message = "a factory returns a `Service`, `stream(..)`, `http(..)` or a `Result` with one, and not `{Self}`",
-    note = "`stream(..)` and `http(..)` take the bytes as they come: leave out `Server::framing`"
+    note = "`stream(..)` and `http(..)` take the bytes as they come: leave out `Server::framing`",
+    note = "a service of frames with a head is given as `with_heads(..)`"
 )]
-pub trait IntoService<F> {
+pub trait IntoService<F: TypedFraming> {
     /// The service.
-    type Service: Service;
+    type Service: Service<F::Head, Session: HoldsState<F::State>>;
 
     /// The service, or why there is none: the server does not start then.
     ///
@@ -141,7 +148,7 @@ pub trait IntoService<F> {
     }
 }
 
-impl<S: Service, F> IntoService<F> for S {
+impl<S: Service<Session: HoldsState<F::State>>, F: TypedFraming<Head = ()>> IntoService<F> for S {
     type Service = S;
 
     fn into_service(self, _shard: &Shard) -> Result<S, Box<dyn Error + Send + Sync>> {
@@ -149,7 +156,9 @@ impl<S: Service, F> IntoService<F> for S {
     }
 }
 
-impl<S: IntoService<F>, F, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F> for Result<S, E> {
+impl<S: IntoService<F>, F: TypedFraming, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F>
+    for Result<S, E>
+{
     type Service = S::Service;
 
     fn into_service(self, shard: &Shard) -> Result<S::Service, Box<dyn Error + Send + Sync>> {
@@ -161,10 +170,82 @@ impl<S: IntoService<F>, F, E: Into<Box<dyn Error + Send + Sync>>> IntoService<F>
     }
 }
 
+/// A service of frames with a head, for a framing that hands one over: what the factory of a server returns.
+///
+/// ```
+/// use ringserve::framing::{Cut, EncodeError, FrameError, Outbox, Payload, TypedFraming};
+/// use ringserve::{Cx, Frame, Server, Service, with_heads};
+///
+/// /// A byte that says what follows, one that counts it, then as many bytes.
+/// #[derive(Clone)]
+/// struct Tagged;
+///
+/// impl TypedFraming for Tagged {
+///     type State = ();
+///     /// The first byte.
+///     type Head = u8;
+///
+///     fn cut(&self, _: &mut (), bytes: &[u8], _: usize) -> Result<Cut<u8>, FrameError> {
+///         let &[head, len, ref rest @ ..] = bytes else { return Ok(Cut::More(2 - bytes.len())) };
+///         let len = usize::from(len);
+///         Ok(match len.checked_sub(rest.len()) {
+///             None | Some(0) => Cut::Frame { skip: 2, len, consumed: 2 + len, head },
+///             Some(missing) => Cut::More(missing),
+///         })
+///     }
+///
+///     fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+///         out.payload(payload);
+///         Ok(())
+///     }
+/// }
+///
+/// struct Log;
+///
+/// impl Service<u8> for Log {
+///     type Session = ();
+///     type Error = &'static str;
+///
+///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame<u8>) -> Result<(), &'static str> {
+///         match frame.head() {
+///             b'e' => cx.reply(frame),
+///             b'q' => cx.close(),
+///             _ => return Err("no such request"),
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// # fn main() -> Result<(), ringserve::Error> {
+/// # if false {
+/// Server::bind("127.0.0.1:7000").framing(Tagged).serve(|_shard| with_heads(Log))
+/// # } else { Ok(()) }
+/// # }
+/// ```
+pub fn with_heads<S>(service: S) -> WithHeads<S> {
+    WithHeads(service)
+}
+
+/// What [`with_heads`] returns.
+#[derive(Clone, Debug)]
+pub struct WithHeads<S>(S);
+
+impl<S, F> IntoService<F> for WithHeads<S>
+where
+    F: TypedFraming,
+    S: Service<F::Head, Session: HoldsState<F::State>>,
+{
+    type Service = S;
+
+    fn into_service(self, _shard: &Shard) -> Result<S, Box<dyn Error + Send + Sync>> {
+        Ok(self.0)
+    }
+}
+
 /// The methods of a service that know nothing of its error, all handed to the field `service`.
 macro_rules! delegate_to_service {
-    ($service:ty) => {
-        const ACCOUNTS: bool = <$service as $crate::Service>::ACCOUNTS;
+    ($service:ty, $head:ty) => {
+        const ACCOUNTS: bool = <$service as $crate::Service<$head>>::ACCOUNTS;
 
         fn open(
             &self,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ringserve_server::framing::Lines;
 use ringserve_server::listen::{adopt, endpoints, tcp};
 use ringserve_server::stats::Account;
+use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{Closed, Cx, Frame, Opening, Refusal, Server, Service, Session, Shard};
 
@@ -277,4 +278,79 @@ fn servers_that_adopt_a_listener_answer_one_after_the_other() {
         assert!(next.stats().counters.accepted >= 5);
     });
     assert_eq!(answered.get() % 11, 0, "every client of every seed is answered");
+}
+
+/// What a shard handled, in order.
+#[derive(Clone, Default)]
+struct Handled(Arc<Mutex<Vec<&'static str>>>);
+
+impl Handled {
+    fn note(&self, what: &'static str) {
+        self.0.lock().unwrap().push(what);
+    }
+}
+
+#[test]
+fn mesh_is_read_beside_one_whose_handler_panics() {
+    Sim::seeds(20).allow_panics(|said| said.starts_with("planted")).run(|sim| {
+        let handled = Handled::default();
+        let of_shards = handled.clone();
+        sim.serve(lines().shards(1), move |shard: &Shard| {
+            let (bad, good) = (Mesh::<()>::new(), Mesh::<()>::new());
+            let [of_bad, of_good] = [of_shards.clone(), of_shards.clone()];
+            bad.register(shard, move |_from, ()| {
+                of_bad.note("bad");
+                panic!("planted: a message panics");
+            });
+            good.register(shard, move |_from, ()| of_good.note("good"));
+            shard.spawn(async move {
+                (0..8).for_each(|_| bad.try_send(0, ()).unwrap());
+                good.try_send(0, ()).unwrap();
+            });
+            Named("a")
+        });
+        sim.run_for(SECOND);
+        let handled = handled.0.lock().unwrap();
+        assert_eq!(handled[..2], ["bad", "good"], "both meshes are read in one turn");
+        assert_eq!(handled.len(), 9, "no message is lost behind one that panics");
+    });
+}
+
+/// Lets peers in after a moment, and says goodbye when a drain begins.
+struct Polite;
+
+impl Service for Polite {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+        opening.sleep(3 * SECOND).await;
+        Ok(())
+    }
+
+    async fn call(&self, cx: &Cx<'_, ()>, _frame: Frame) -> Result<(), Infallible> {
+        cx.reply("answer");
+        Ok(())
+    }
+
+    fn draining(&self, cx: &Cx<'_, ()>) {
+        cx.reply("goodbye");
+    }
+}
+
+#[test]
+fn goodbye_comes_before_the_first_answer_of_a_late_open() {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+        let addr = sim.serve(lines(), |_shard| Polite);
+        sim.client("me", async move |net| {
+            let mut me = net.connect(addr).await?;
+            // Sent before it is let in, and before the drain.
+            me.send("what?\n").await?;
+            assert_eq!(me.closed().await?, b"goodbye\nanswer\n");
+            Ok(())
+        });
+        sim.run_for(SECOND);
+        sim.drain();
+        sim.run_until_done();
+    });
 }

@@ -484,6 +484,9 @@ impl State {
 
     /// Closes what was passed on and whose descriptor was closed on the way.
     pub(crate) fn close_lost(&mut self) {
+        if self.passed.is_empty() {
+            return;
+        }
         let is_lost = |passed: &Passed| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let mut ended = [PollFd::new(&passed.stand_in, PollFlags::empty())];
@@ -671,7 +674,8 @@ impl State {
         for (number, connection) in self.connections.iter() {
             let (client, server) = connection.addrs();
             for (side, name) in [(Side::Client, "client's"), (Side::Server, "server's")] {
-                if !connection.is_closed(side) && !(side == Side::Server && waits(number)) {
+                let is_held = side == Side::Server && waits(number);
+                if !connection.is_closed(side) && !is_held {
                     let end = format!("the {name} end of connection {number}");
                     open.push(format!("{end}, from {client} to {server}, is open"));
                 }

@@ -103,6 +103,11 @@ impl Network {
         self.shared.lock().break_off(connection.0);
     }
 
+    /// Closes each connection on its way between rings whose descriptor was dropped, as a kernel does at once.
+    pub fn close_lost(&self) {
+        self.shared.lock().close_lost();
+    }
+
     /// Breaks a ring: its next enter and all later ones fail with `errno`, which ends its shard.
     pub fn break_ring(&self, ring: RingId, errno: i32) {
         self.shared.note(&[12, ring.0 as u64, errno as u64]);

@@ -9,7 +9,7 @@ use core::fmt;
 /// | [`Lines`](super::Lines), [`Delimiter`](super::Delimiter) | [`OverBytesMax`](FrameError::OverBytesMax) |
 /// | [`LengthField`](super::LengthField) | [`NegativeLength`](FrameError::NegativeLength) |
 /// | [`LengthField::varint`](super::LengthField::varint) | also [`VarintOverflow`](FrameError::VarintOverflow) and [`VarintOverlong`](FrameError::VarintOverlong) |
-/// | one's own | [`Malformed`](FrameError::Malformed) |
+/// | one's own | [`Malformed`](FrameError::Malformed), [`Coded`](FrameError::Coded) |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -44,9 +44,30 @@ pub enum FrameError {
     },
     /// The bytes break the rules of the framing, which says how.
     Malformed(&'static str),
+    /// The same with the number that the protocol has for it, or the byte that is wrong.
+    Coded {
+        /// The number.
+        code: u32,
+        /// What is wrong.
+        what: &'static str,
+    },
 }
 
 impl FrameError {
+    /// Bytes that break the rules of the framing, with a number that
+    /// [`Service::malformed`](../trait.Service.html#method.malformed) may answer with.
+    pub const fn coded(code: u32, what: &'static str) -> FrameError {
+        FrameError::Coded { code, what }
+    }
+
+    /// The number that the framing gave it.
+    pub const fn code(self) -> Option<u32> {
+        match self {
+            FrameError::Coded { code, .. } => Some(code),
+            _ => None,
+        }
+    }
+
     /// A short name, for counters and logs.
     pub fn name(self) -> &'static str {
         match self {
@@ -55,7 +76,7 @@ impl FrameError {
             FrameError::NegativeLength { .. } => "negative_length",
             FrameError::VarintOverflow => "varint_overflow",
             FrameError::VarintOverlong { .. } => "varint_overlong",
-            FrameError::Malformed(_) => "malformed",
+            FrameError::Malformed(_) | FrameError::Coded { .. } => "malformed",
         }
     }
 }
@@ -79,6 +100,7 @@ impl fmt::Display for FrameError {
                 write!(f, "a varint length has {bytes} bytes where {needed} suffice")
             }
             FrameError::Malformed(what) => write!(f, "malformed frame: {what}"),
+            FrameError::Coded { code, what } => write!(f, "malformed frame: {what} (code {code})"),
         }
     }
 }

@@ -13,7 +13,8 @@
 //! together. What can be wrong with received bytes has a name in [`FrameError`], with what a reply cannot be in
 //! [`EncodeError`].
 //!
-//! Writing one's own is one small trait: [`Framing`].
+//! Writing one's own is one small trait: [`Framing`]. One whose rule a call may switch, which hands over what it found, or whose
+//! frames come in pieces is a [`TypedFraming`].
 
 mod delimiter;
 mod error;
@@ -22,6 +23,7 @@ mod fixed;
 mod length;
 mod lines;
 mod raw;
+mod typed;
 mod varint;
 
 use alloc::rc::Rc;
@@ -38,6 +40,7 @@ pub use fixed::Fixed;
 pub use length::{ByteOrder, LengthPrefix};
 pub use lines::Lines;
 pub use raw::Raw;
+pub use typed::{Cut, FramingState, HoldsState, TypedFraming, Writes};
 
 pub use crate::in_place::{InPlace, Written};
 pub use crate::outbox::Payload;
@@ -62,7 +65,7 @@ pub enum Decode {
 /// Finds frames in a stream of bytes, and writes them.
 ///
 /// A framing keeps no state of a connection: `decode` sees all bytes of the frame from its start. A value is
-/// shared by all connections of a shard.
+/// shared by all connections of a shard. A protocol that needs more is a [`TypedFraming`].
 ///
 /// ```
 /// use ringserve::framing::{Decode, EncodeError, FrameError, Framing};
@@ -136,9 +139,47 @@ pub trait Framing: 'static {
         Ok(())
     }
 
-    /// How the shard encodes replies. The framings of this crate answer with themselves, so that a reply costs
-    /// no indirect call; others are called through a pointer, which is what this default does.
-    #[doc(hidden)]
+    /// How the shard encodes replies. The framings of this crate answer with themselves, so that a reply costs no indirect call;
+    /// others are called through a pointer, which is what this default does. A framing that writes as one of this crate does
+    /// answers with [`Encoding::of`] that one, and costs no more than it.
+    ///
+    /// ```
+    /// use std::rc::Rc;
+    ///
+    /// use ringserve::framing::{Decode, EncodeError, Encoding, FrameError, Framing, Lines, Outbox, Payload};
+    /// use ringserve::limits::LimitError;
+    /// use ringserve::Limits;
+    ///
+    /// /// Lines of ASCII.
+    /// #[derive(Clone)]
+    /// struct Ascii(Lines);
+    ///
+    /// impl Framing for Ascii {
+    ///     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
+    ///         match self.0.decode(bytes, scanned)? {
+    ///             Decode::Frame { len, .. } if !bytes[..len].is_ascii() => {
+    ///                 Err(FrameError::coded(8, "a byte above 127"))
+    ///             }
+    ///             found => Ok(found),
+    ///         }
+    ///     }
+    ///
+    ///     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+    ///         self.0.encode(payload, out)
+    ///     }
+    ///
+    ///     fn check(&self, limits: &Limits) -> Result<(), LimitError> {
+    ///         self.0.check(limits)
+    ///     }
+    ///
+    ///     fn encoding(self: &Rc<Self>) -> Encoding {
+    ///         Encoding::of(&self.0)
+    ///     }
+    /// }
+    ///
+    /// let refused = Ascii(Lines::crlf()).decode("grüße\r\n".as_bytes(), 0).unwrap_err();
+    /// assert_eq!(refused.code(), Some(8));
+    /// ```
     fn encoding(self: &Rc<Self>) -> Encoding
     where
         Self: Sized,
@@ -161,34 +202,45 @@ pub trait Framing: 'static {
 ///
 /// # Panics
 /// If the framing refuses after it wrote something, which it must not.
-pub fn encode_to_vec(framing: &impl Framing, payload: &[u8]) -> Result<Vec<u8>, EncodeError> {
+pub fn encode_to_vec(framing: &impl TypedFraming, payload: &[u8]) -> Result<Vec<u8>, EncodeError> {
     let mut batch = Batch::new();
-    let encoded = framing.encode(Payload::Bytes(payload), &mut Outbox::new(&mut batch, false));
+    let encoded = framing.write(Payload::Bytes(payload), &mut Outbox::new(&mut batch, false));
     assert!(encoded.is_ok() || batch.is_empty(), "a payload was refused after a part of it was written");
     encoded.map(|()| batch.into_bytes())
 }
 
 /// A framing's writing half, known to everything a shard shares. See [`Framing::encoding`].
-#[doc(hidden)]
 #[derive(Clone)]
 pub enum Encoding {
     /// [`Raw`].
+    #[doc(hidden)]
     Raw,
     /// [`Lines`].
+    #[doc(hidden)]
     Lines(Lines),
     /// [`LengthPrefix`].
+    #[doc(hidden)]
     Length(LengthPrefix),
     /// [`LengthField`].
+    #[doc(hidden)]
     Field(LengthField),
     /// [`Fixed`].
+    #[doc(hidden)]
     Fixed(Fixed),
     /// [`Delimiter`].
+    #[doc(hidden)]
     Delimiter(Rc<Delimiter>),
     /// Any other.
-    Custom(Rc<dyn Framing>),
+    #[doc(hidden)]
+    Custom(Rc<dyn Writes>),
 }
 
 impl Encoding {
+    /// That of a framing.
+    pub fn of<F: TypedFraming + Clone>(framing: &F) -> Encoding {
+        Rc::new(framing.clone()).reply_encoding()
+    }
+
     #[inline]
     pub(crate) fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         match self {
@@ -208,7 +260,7 @@ impl Encoding {
             Encoding::Field(field) => field.encode(payload, out),
             Encoding::Fixed(fixed) => fixed.encode(payload, out),
             Encoding::Delimiter(delimiter) => delimiter.encode(payload, out),
-            Encoding::Custom(framing) => framing.encode(payload, out),
+            Encoding::Custom(framing) => framing.dyn_write(payload, out),
         }
     }
 }
@@ -220,7 +272,7 @@ impl Encoding {
             Encoding::Raw | Encoding::Lines(_) | Encoding::Fixed(_) | Encoding::Delimiter(_) => 0,
             Encoding::Length(length) => length.header_room(),
             Encoding::Field(field) => field.header_room(),
-            Encoding::Custom(framing) => framing.header_room(),
+            Encoding::Custom(framing) => framing.dyn_room_before(),
         }
     }
 
@@ -233,7 +285,7 @@ impl Encoding {
             Encoding::Field(field) => field.encode_written(written),
             Encoding::Fixed(fixed) => fixed.encode_written(written),
             Encoding::Delimiter(delimiter) => delimiter.encode_written(written),
-            Encoding::Custom(framing) => framing.encode_written(written),
+            Encoding::Custom(framing) => framing.dyn_write_around(written),
         }
     }
 }

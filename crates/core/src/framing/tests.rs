@@ -51,15 +51,15 @@ fn received(
     pieces: &[&[u8]],
     max: usize,
 ) -> (Vec<(Vec<u8>, bool)>, Option<FrameError>) {
-    let (mut inbox, mut frames) = (Inbox::default(), Vec::new());
+    let (mut inbox, state, mut frames) = (Inbox::default(), FramingState::new(()), Vec::new());
     for piece in pieces {
         let mut lease = Lease::copy_of(piece);
         let range = lease.as_ptr_range();
         while !lease.is_empty() {
             let found = if inbox.has_partial() {
-                inbox.finish(framing, &mut lease, max)
+                inbox.finish(framing, &state, &mut lease, max)
             } else {
-                cut(framing, &mut lease, max)
+                cut(framing, &state, &mut lease, max)
             };
             match found {
                 Found::Frame(frame) => {
@@ -71,7 +71,7 @@ fn received(
                 }
                 Found::More(_) => assert!(lease.is_empty()),
                 Found::Bad(error) => return (frames, Some(error)),
-                Found::NoMemory => unreachable!(),
+                Found::Piece(_) | Found::NoMemory => unreachable!(),
             }
         }
     }

@@ -54,6 +54,8 @@ const ACCOUNTED: u16 = 4096;
 const LIMITED: u16 = 8192;
 /// The kernel was asked for more than the peer's address.
 const ASKED: u16 = 16384;
+/// User code has switched the rule by which its bytes are cut.
+const SWITCHED: u16 = 32768;
 
 /// The service is called once more behind the peer's last byte, with an empty frame.
 const HEARS_END: u16 = 32768;
@@ -369,7 +371,26 @@ impl Outlet {
     /// True if a frame may have to wait: the outbox was full a moment ago, or the connection is to end.
     #[inline]
     pub(crate) fn stops_frames(&self) -> bool {
-        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH | LIMITED)
+        self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH | LIMITED | SWITCHED)
+    }
+
+    /// The rule by which frames are cut is another one from now on: what is no frame yet is looked at from its first byte.
+    pub fn switched(&self) {
+        self.set(SWITCHED);
+        self.mark_dirty();
+    }
+
+    #[inline]
+    pub(crate) fn is_switched(&self) -> bool {
+        self.has(SWITCHED)
+    }
+
+    /// True once after each [`switched`](Outlet::switched).
+    #[inline]
+    pub(crate) fn take_switched(&self) -> bool {
+        let is_switched = self.is_switched();
+        self.clear(SWITCHED);
+        is_switched
     }
 
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
@@ -607,6 +628,7 @@ mod tests {
     use crate::Limits;
     use crate::framing::{Encoding, Framing, LengthPrefix, Raw};
     use crate::shared::ShardShared;
+    use crate::times::Times;
 
     #[derive(Default)]
     struct Woken(AtomicUsize);
@@ -689,7 +711,13 @@ mod tests {
     fn blocks_that_grew_are_kept_up_to_a_bound() {
         let limits = crate::ServerLimits { held_bytes_max: 16 << 20, ..Default::default() };
         let shard = Rc::new(ShardShared::new(&limits));
-        let lane = Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &Limits::default()));
+        let limits = Limits::default();
+        let lane = Rc::new(LaneShared::new(
+            shard.clone(),
+            Rc::new(Raw).encoding(),
+            &limits,
+            &Times::new(&limits, None),
+        ));
         let outlets: Vec<_> = (0..4).map(|n| Outlet::new(ConnId::new(n, 1), lane.clone(), None, 0)).collect();
         let round = || {
             outlets.iter().for_each(|outlet| outlet.write(&[7; 400_000]));

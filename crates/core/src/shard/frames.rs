@@ -4,7 +4,7 @@ use ringserve_buf::{Lease, try_box};
 
 use super::{Parked, Shard};
 use crate::conn::{Conn, Queued};
-use crate::framing::{FrameError, Framing};
+use crate::framing::{FrameError, Framing, FramingState, TypedFraming};
 use crate::inbox::{Found, Inbox, cut};
 use crate::outlet::ConnHead;
 use crate::{CloseReason, ConnId, Frame, LaneId, Observer};
@@ -14,9 +14,9 @@ const FRAME_BYTES: usize = 96;
 
 /// What [`Frames::next_frame`] found.
 #[derive(Debug)]
-pub enum Next {
+pub enum Next<H = ()> {
     /// A frame for the service.
-    Frame(Frame),
+    Frame(Frame<H>),
     /// Nothing, for now.
     Nothing,
     /// The peer broke the framing: let the service say its last words, then call [`Shard::finish`].
@@ -119,13 +119,23 @@ impl<'a, O: Observer> Frames<'a, O> {
     /// connection.
     #[inline]
     pub fn next_frame(&mut self, framing: &impl Framing) -> Next {
+        self.next_typed(framing, &FramingState::new(()))
+    }
+
+    /// The same of a framing that keeps the connection's `state`.
+    #[inline]
+    pub fn next_typed<F: TypedFraming>(
+        &mut self,
+        framing: &F,
+        state: &FramingState<F::State>,
+    ) -> Next<F::Head> {
         if self.plain && !self.shared.stops_frames() {
             if self.lease.is_empty() {
                 if self.ends_plainly {
                     return Next::Nothing;
                 }
             } else if self.left > 0 {
-                let found = cut(framing, &mut self.lease, self.frame_bytes_max);
+                let found = cut(framing, state, &mut self.lease, self.frame_bytes_max);
                 if let Found::Frame(frame) = found {
                     self.left -= 1;
                     self.handed += 1;
@@ -138,12 +148,16 @@ impl<'a, O: Observer> Frames<'a, O> {
                 }
             }
         }
-        self.next_checked(framing)
+        self.next_checked(framing, state)
     }
 
     /// The same for what does not lie whole in the lease, or where the connection may hand out none.
     #[inline(never)]
-    fn next_checked(&mut self, framing: &impl Framing) -> Next {
+    fn next_checked<F: TypedFraming>(
+        &mut self,
+        framing: &F,
+        state: &FramingState<F::State>,
+    ) -> Next<F::Head> {
         loop {
             let shard = &mut *self.shard;
             let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
@@ -161,6 +175,11 @@ impl<'a, O: Observer> Frames<'a, O> {
                 shard.send_awaited |= conn.held_back && conn.send.is_on();
                 return self.requeue();
             }
+            if outlet.take_switched() && !self.unbegin() {
+                return self.no_memory();
+            }
+            let shard = &mut *self.shard;
+            let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
             if self.lease.is_empty() {
                 if conn.waiting_bytes() == 0 {
                     // What is left has no bytes, and would go on pinning its buffer.
@@ -192,16 +211,17 @@ impl<'a, O: Observer> Frames<'a, O> {
                 // Neither there nor counted while the framing runs: a panic in it leaves the accounts right.
                 Some(mut inbox) => {
                     shard.shared.release(inbox.held_bytes());
-                    let found = inbox.finish(framing, &mut self.lease, max);
+                    let found = inbox.finish(framing, state, &mut self.lease, max);
                     shard.shared.hold(inbox.held_bytes());
                     conn.inbox = Some(inbox);
                     (self.weighs, finished) = (true, true);
                     found
                 }
-                None => cut(framing, &mut self.lease, max),
+                None => cut(framing, state, &mut self.lease, max),
             };
             let found = match found {
                 Found::Frame(frame) => {
+                    finished |= conn.inbox.as_mut().is_some_and(|inbox| inbox.end_pieces());
                     self.left -= 1;
                     self.handed += 1;
                     shard.observer.frame(shard.now, self.id, frame.wire().len());
@@ -228,7 +248,7 @@ impl<'a, O: Observer> Frames<'a, O> {
 
     /// No frame was cut. `None` if what is there was kept, and may be looked at again.
     #[cold]
-    fn not_whole(&mut self, found: Found) -> Option<Next> {
+    fn not_whole<H>(&mut self, found: Found<H>) -> Option<Next<H>> {
         self.plain = false;
         match found {
             Found::More(missing) => {
@@ -241,8 +261,44 @@ impl<'a, O: Observer> Frames<'a, O> {
                 Some(Next::Bad(error))
             }
             Found::NoMemory => Some(self.no_memory()),
+            Found::Piece(frame) => Some(self.piece(frame)),
             Found::Frame(frame) => Some(Next::Frame(frame)),
         }
+    }
+
+    /// A piece was cut of a frame that goes on: the connection is in the middle of it.
+    fn piece<H>(&mut self, frame: Frame<H>) -> Next<H> {
+        let shard = &mut *self.shard;
+        let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
+        if conn.inbox.is_none() {
+            conn.inbox = try_box(Inbox::default());
+        }
+        let Some(inbox) = &mut conn.inbox else { return self.no_memory() };
+        let is_first = !inbox.has_begun();
+        inbox.note_piece(frame.wire().len(), shard.stamp);
+        if is_first {
+            shard.arm(self.id);
+        }
+        self.left -= 1;
+        self.handed += 1;
+        let shard = &mut *self.shard;
+        shard.observer.frame(shard.now, self.id, frame.wire().len());
+        self.ends_plainly = false;
+        self.weigh(frame)
+    }
+
+    /// The rule was switched: what is the start of a frame by the former one is looked at from its first byte, with what is behind
+    /// it. False if the system has no memory for that.
+    #[cold]
+    fn unbegin(&mut self) -> bool {
+        let shard = &mut *self.shard;
+        let Some(conn) = shard.conns.get_mut(self.id) else { return true };
+        let Some(inbox) = conn.inbox.as_mut().filter(|inbox| inbox.has_partial()) else { return true };
+        let before = inbox.held_bytes();
+        let whole = inbox.unbegin(core::mem::take(&mut self.lease));
+        shard.shared.release(before - inbox.held_bytes());
+        self.weighs = true;
+        whole.map(|whole| self.lease = whole).is_ok()
     }
 
     /// A call waits, with the frame handed out last, and holds `bytes` of memory beside that. See [`Shard::call_parked`].
@@ -268,12 +324,12 @@ impl<'a, O: Observer> Frames<'a, O> {
     }
 
     #[cold]
-    fn no_memory(&mut self) -> Next {
+    fn no_memory<H>(&mut self) -> Next<H> {
         self.shard.abort(self.id, CloseReason::MemoryLimit);
         self.nothing()
     }
 
-    fn nothing(&mut self) -> Next {
+    fn nothing<H>(&mut self) -> Next<H> {
         self.plain = false;
         self.lease = Lease::empty();
         Next::Nothing
@@ -283,7 +339,7 @@ impl<'a, O: Observer> Frames<'a, O> {
     /// than itself, while receive memory is short, and where it would keep what was received behind other calls that wait. What
     /// it pins of the heap counts if its call waits.
     #[inline(never)]
-    fn weigh(&mut self, frame: Frame) -> Next {
+    fn weigh<H>(&mut self, frame: Frame<H>) -> Next<H> {
         let shard = &mut *self.shard;
         let calls_wait = shard.conns.get(self.id).is_some_and(Conn::has_handler);
         let (pinned, wire) = (frame.pinned_bytes(), frame.wire().len());
@@ -293,7 +349,8 @@ impl<'a, O: Observer> Frames<'a, O> {
             self.frame_bytes = wire + FRAME_BYTES;
             let skip = frame.as_ptr() as usize - frame.wire().as_ptr() as usize;
             let Some(copy) = Lease::try_copy_of(frame.wire()) else { return self.no_memory() };
-            return Next::Frame(Frame::new(copy, skip, frame.len()));
+            let len = frame.len();
+            return Next::Frame(Frame::sound(copy, skip, len, frame.into_parts().1));
         }
         // What is left of the lease goes back to the inbox, which counts all of it, as long as no other call takes it
         // from there.
@@ -324,7 +381,7 @@ impl<'a, O: Observer> Frames<'a, O> {
     }
 
     /// The connection takes no more frames now: what is left of the lease waits in its inbox.
-    fn requeue(&mut self) -> Next {
+    fn requeue<H>(&mut self) -> Next<H> {
         let lease = core::mem::take(&mut self.lease);
         self.shard.requeue(self.id, lease);
         self.plain = false;
@@ -350,6 +407,23 @@ impl<'a, O: Observer> Frames<'a, O> {
 }
 
 impl<O: Observer> Shard<O> {
+    /// Has a connection's start of a frame looked at by the rule that user code has switched to, in the next turn: no byte need come
+    /// for that.
+    #[cold]
+    pub(super) fn look_again(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if !conn.inbox.as_ref().is_some_and(|inbox| inbox.has_partial()) {
+            if let Some(outlet) = conn.outlet() {
+                outlet.take_switched();
+            }
+            return;
+        }
+        if conn.takes_frames() && !conn.queued.is_in(Queued::RUNNABLE) {
+            conn.queued.enter(Queued::RUNNABLE);
+            self.runnable.push_back(id);
+        }
+    }
+
     /// Keeps what is left of a connection's batch, and gives it another one later if it may have one.
     fn requeue(&mut self, id: ConnId, lease: Lease) {
         if !lease.is_empty() {

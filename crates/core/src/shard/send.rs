@@ -72,8 +72,12 @@ impl<O: Observer> Shard<O> {
         if outlet.has_requests() || over_max {
             return self.apply_requests(id, over_max);
         }
+        let switched = outlet.is_switched();
         if outlet.is_limited() {
             self.limits_set(id);
+        }
+        if switched {
+            self.look_again(id);
         }
         self.start_send(id);
         self.close_if_quiet(id);

@@ -175,11 +175,11 @@ pub struct Times {
     waits_since: Option<Time>,
 }
 
-impl<S: Service> CallObserver<S> for ShardCalls {
+impl<S: Service<H>, H> CallObserver<S, H> for ShardCalls {
     type Call = Times;
 
     #[inline]
-    fn begins(&self, cx: &Cx<'_, S::Session>, _frame: &Frame) -> Times {
+    fn begins(&self, cx: &Cx<'_, S::Session>, _frame: &Frame<H>) -> Times {
         add(&self.counters.begun, 1);
         let mut begun = None;
         if self.one_in > 0 {

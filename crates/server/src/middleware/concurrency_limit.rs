@@ -45,11 +45,11 @@ impl<S> ConcurrencyLimit<S> {
     }
 }
 
-impl<S: Service> Service for ConcurrencyLimit<S> {
+impl<S: Service<H>, H: 'static> Service<H> for ConcurrencyLimit<S> {
     type Session = S::Session;
     type Error = S::Error;
 
-    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), S::Error> {
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame<H>) -> Result<(), S::Error> {
         let _permit = self.permits.acquire().await;
         self.service.call(cx, frame).await
     }
@@ -58,5 +58,5 @@ impl<S: Service> Service for ConcurrencyLimit<S> {
         self.service.failed(cx, failure);
     }
 
-    delegate_to_service!(S);
+    delegate_to_service!(S, H);
 }

@@ -21,7 +21,7 @@ use ringserve_core::Frame;
 /// # impl Service for Echo {
 /// #     type Session = ();
 /// #     type Error = std::convert::Infallible;
-/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame<H>) -> Result<(), Self::Error> {
 /// #         cx.reply(frame);
 /// #         Ok(())
 /// #     }
@@ -61,12 +61,12 @@ impl<S, O> Observe<S, O> {
 }
 
 /// Who is told of the calls of a service `S`. All methods run on the shard, in the call, so they must not block.
-pub trait CallObserver<S: Service>: 'static {
+pub trait CallObserver<S: Service<H>, H = ()>: 'static {
     /// What is remembered while a call is under way: `()`, or an `Option<Instant>` for those whose time is of interest.
     type Call;
 
     /// A call begins.
-    fn begins(&self, cx: &Cx<'_, S::Session>, frame: &Frame) -> Self::Call;
+    fn begins(&self, cx: &Cx<'_, S::Session>, frame: &Frame<H>) -> Self::Call;
 
     /// A call is not done at once. Told once for each that waits: the moment to read the clock, if only those that wait
     /// are of interest.
@@ -78,14 +78,14 @@ pub trait CallObserver<S: Service>: 'static {
     fn ends(&self, cx: &Cx<'_, S::Session>, call: Self::Call, end: CallEnd<'_, S::Error>);
 }
 
-impl<S, F> CallObserver<S> for F
+impl<S, H, F> CallObserver<S, H> for F
 where
-    S: Service,
+    S: Service<H>,
     F: Fn(&Cx<'_, S::Session>, CallEnd<'_, S::Error>) + 'static,
 {
     type Call = ();
 
-    fn begins(&self, _cx: &Cx<'_, S::Session>, _frame: &Frame) {}
+    fn begins(&self, _cx: &Cx<'_, S::Session>, _frame: &Frame<H>) {}
 
     fn ends(&self, cx: &Cx<'_, S::Session>, _call: (), end: CallEnd<'_, S::Error>) {
         self(cx, end);
@@ -122,11 +122,11 @@ impl<E: fmt::Display> fmt::Display for CallEnd<'_, E> {
     }
 }
 
-impl<S: Service, O: CallObserver<S>> Service for Observe<S, O> {
+impl<S: Service<H>, H: 'static, O: CallObserver<S, H>> Service<H> for Observe<S, O> {
     type Session = S::Session;
     type Error = S::Error;
 
-    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), S::Error> {
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame<H>) -> Result<(), S::Error> {
         let call = self.observer.begins(cx, &frame);
         let mut under_way = UnderWay { observer: &self.observer, cx, call: Some(call) };
         let mut future = pin!(self.service.call(cx, frame));
@@ -151,17 +151,17 @@ impl<S: Service, O: CallObserver<S>> Service for Observe<S, O> {
         self.service.failed(cx, failure);
     }
 
-    delegate_to_service!(S);
+    delegate_to_service!(S, H);
 }
 
 /// Tells of the end of a call in any case.
-struct UnderWay<'a, S: Service, O: CallObserver<S>> {
+struct UnderWay<'a, S: Service<H>, H, O: CallObserver<S, H>> {
     observer: &'a O,
     cx: &'a Cx<'a, S::Session>,
     call: Option<O::Call>,
 }
 
-impl<S: Service, O: CallObserver<S>> UnderWay<'_, S, O> {
+impl<S: Service<H>, H, O: CallObserver<S, H>> UnderWay<'_, S, H, O> {
     fn waits(&mut self) {
         if let Some(call) = &mut self.call {
             self.observer.waits(self.cx, call);
@@ -175,7 +175,7 @@ impl<S: Service, O: CallObserver<S>> UnderWay<'_, S, O> {
     }
 }
 
-impl<S: Service, O: CallObserver<S>> Drop for UnderWay<'_, S, O> {
+impl<S: Service<H>, H, O: CallObserver<S, H>> Drop for UnderWay<'_, S, H, O> {
     fn drop(&mut self) {
         self.ends(CallEnd::Dropped);
     }

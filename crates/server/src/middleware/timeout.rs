@@ -33,11 +33,11 @@ impl<S> TimeLimit<S> {
     }
 }
 
-impl<S: Service> Service for TimeLimit<S> {
+impl<S: Service<H>, H: 'static> Service<H> for TimeLimit<S> {
     type Session = S::Session;
     type Error = TimeLimitError<S::Error>;
 
-    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), Self::Error> {
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame<H>) -> Result<(), Self::Error> {
         match cx.timeout(self.time, self.service.call(cx, frame)).await {
             Ok(result) => result.map_err(TimeLimitError::Service),
             Err(_elapsed) => Err(TimeLimitError::Elapsed(self.time)),
@@ -55,7 +55,7 @@ impl<S: Service> Service for TimeLimit<S> {
         );
     }
 
-    delegate_to_service!(S);
+    delegate_to_service!(S, H);
 }
 
 /// Why a call through [`TimeLimit`] failed.

@@ -5,7 +5,7 @@ use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_core::{Limits, ServerLimits};
 
 use super::control::ServerControl;
@@ -181,9 +181,9 @@ impl Default for Server<Several> {
     }
 }
 
-impl<F: Framing + Clone + Send> Server<F> {
+impl<F: TypedFraming + Clone + Send> Server<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
-    pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Server<G> {
+    pub fn framing<G: TypedFraming + Clone + Send>(self, framing: G) -> Server<G> {
         Server { framing, binds: self.binds, settings: self.settings }
     }
 

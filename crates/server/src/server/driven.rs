@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ringserve_core::framing::Framing;
+use ringserve_core::framing::TypedFraming;
 use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
@@ -62,7 +62,7 @@ pub fn start_on<D, F, Make>(
 ) -> Result<ServerHandle, Error>
 where
     D: Drivers,
-    F: Framing + Clone + Send,
+    F: TypedFraming + Clone + Send,
     Make: IntoService<F>,
 {
     start_prepared_on(server.with(factory)?, drivers)

@@ -86,14 +86,14 @@ pub(super) struct Checked {
     pub(super) shards: usize,
 }
 
-impl<S> Prepared<S> {
+impl<S: Serves> Prepared<S> {
     /// Checks what the program set. There are `by_default` shards if it does not say.
     pub(super) fn check(&mut self, by_default: impl FnOnce() -> usize) -> Result<Checked, Error> {
         self.check_services()?;
         let mut server_limits = self.settings.server_limits.clone().unwrap_or_default();
         server_limits.check().map_err(Error::Limits)?;
         let is_one_of_several = self.services.len() > 1;
-        for service in &mut self.services {
+        for (number, service) in self.services.iter_mut().enumerate() {
             let label = is_one_of_several.then(|| service.label());
             let wrong = |error| Error::Limits(error).of_service(label.as_ref());
             service.limits.check().map_err(wrong)?;
@@ -104,6 +104,7 @@ impl<S> Prepared<S> {
             } else {
                 service.limits = service.limits.clone().fitted(&server_limits);
             }
+            self.serves.check_limits(number, &service.limits).map_err(wrong)?;
             service.sockets.check().map_err(|error| Error::SocketOption(error).of_service(label.as_ref()))?;
         }
         let shards = self.settings.shards.unwrap_or_else(by_default);

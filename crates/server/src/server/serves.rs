@@ -3,7 +3,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::framing::{Encoding, Framing};
+use ringserve_core::framing::{Encoding, HoldsState, TypedFraming};
+use ringserve_core::{LimitError, Limits};
 
 use super::error::Error;
 use crate::guard::guard;
@@ -21,6 +22,12 @@ use crate::testing::watch::Watches;
 pub(crate) trait Serves: Sized {
     /// The same for another shard.
     fn again(&self) -> Self;
+
+    /// Has the framing of a service refuse limits with which it cannot work.
+    ///
+    /// # Errors
+    /// The framing's.
+    fn check_limits(&self, service: usize, limits: &Limits) -> Result<(), LimitError>;
 
     /// Makes the services, and says how the replies of each are encoded.
     ///
@@ -48,17 +55,17 @@ impl<F: Clone, Factory> Clone for One<F, Factory> {
     }
 }
 
-impl<F: Framing + Clone, Factory> One<F, Factory> {
+impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
     /// What a factory made, as a lane.
-    fn lane<S: Service>(
+    fn lane<S: Service<F::Head, Session: HoldsState<F::State>>>(
         &self,
         shard: &Shard,
         numbers: TaskNumbers,
         service: S,
     ) -> LaneOf<impl Services + use<F, Factory, S>> {
         let framing = Rc::new(self.framing.clone());
-        let (encoding, admit) = (framing.encoding(), self.admit.clone());
-        (ServiceLane::new(shard, service, framing, admit, calls::<S>, numbers), encoding)
+        let (encoding, admit) = (framing.reply_encoding(), self.admit.clone());
+        (ServiceLane::new(shard, service, framing, admit, calls::<S, F::Head>, numbers), encoding)
     }
 }
 
@@ -66,7 +73,7 @@ impl<F: Framing + Clone, Factory> One<F, Factory> {
 type LaneOf<V> = (V, Encoding);
 
 /// Calls a factory.
-fn made<F, Make: IntoService<F>>(
+fn made<F: TypedFraming, Make: IntoService<F>>(
     shard: &Shard,
     factory: impl FnOnce() -> Make,
 ) -> Result<Make::Service, Error> {
@@ -82,12 +89,16 @@ fn made<F, Make: IntoService<F>>(
 
 impl<F, Factory, Make> Serves for One<F, Factory>
 where
-    F: Framing + Clone,
+    F: TypedFraming + Clone,
     Factory: Fn(&Shard) -> Make,
     Make: IntoService<F>,
 {
     fn again(&self) -> Self {
         self.clone()
+    }
+
+    fn check_limits(&self, _only: usize, limits: &Limits) -> Result<(), LimitError> {
+        self.framing.check_limits(limits)
     }
 
     fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {
@@ -101,6 +112,12 @@ where
 pub(crate) trait Hosted: Send {
     /// The same for another shard.
     fn again(&self) -> Box<dyn Hosted>;
+
+    /// Has its framing refuse limits with which that cannot work.
+    ///
+    /// # Errors
+    /// The framing's.
+    fn check_limits(&self, limits: &Limits) -> Result<(), LimitError>;
 
     /// Makes it, with calls that are numbered so.
     ///
@@ -123,12 +140,16 @@ pub(crate) trait Hosted: Send {
 
 impl<F, Factory, Make> Hosted for One<F, Factory>
 where
-    F: Framing + Clone + Send,
+    F: TypedFraming + Clone + Send,
     Factory: Fn(&Shard) -> Make + Send + Sync + 'static,
     Make: IntoService<F>,
 {
     fn again(&self) -> Box<dyn Hosted> {
         Box::new(self.clone())
+    }
+
+    fn check_limits(&self, limits: &Limits) -> Result<(), LimitError> {
+        self.framing.check_limits(limits)
     }
 
     fn make(&self, shard: &Shard, numbers: TaskNumbers) -> Result<LaneOf<Box<dyn Services>>, Error> {
@@ -171,6 +192,10 @@ impl AllOf {
 impl Serves for AllOf {
     fn again(&self) -> Self {
         AllOf(self.0.iter().map(|(name, hosted)| (name.clone(), hosted.again())).collect())
+    }
+
+    fn check_limits(&self, service: usize, limits: &Limits) -> Result<(), LimitError> {
+        self.0.get(service).map_or(Ok(()), |(_, hosted)| hosted.check_limits(limits))
     }
 
     fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {

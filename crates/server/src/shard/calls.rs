@@ -44,15 +44,15 @@ const fn allocated(bytes: usize) -> usize {
 
 /// What goes into a slot's future, and what comes out. Frame and connection lie apart, since each is moved the
 /// way it was written: a processor waits when it reads in one piece what it just wrote in several.
-pub(crate) struct Job<S: Service> {
+pub(crate) struct Job<S: Service<H>, H> {
     shared: Cell<Option<ConnShared<S::Session>>>,
-    frame: Cell<Frame>,
+    frame: Cell<Frame<H>>,
     result: Cell<Option<Result<(), S::Error>>>,
     shard: Shard,
 }
 
 /// Calls the service for one frame after the other. A function, so that its future has a name as a type parameter.
-pub(crate) async fn calls<S: Service>(service: Rc<S>, job: Rc<Job<S>>) {
+pub(crate) async fn calls<S: Service<H>, H: Default>(service: Rc<S>, job: Rc<Job<S, H>>) {
     loop {
         let shared = poll_fn(|_| match job.shared.take() {
             Some(shared) => Poll::Ready(shared),
@@ -65,10 +65,10 @@ pub(crate) async fn calls<S: Service>(service: Rc<S>, job: Rc<Job<S>>) {
 }
 
 /// The slots. `Make` makes a slot's future.
-pub(crate) struct Tasks<S: Service, Make, Fut> {
+pub(crate) struct Tasks<S: Service<H>, H, Make, Fut> {
     service: Rc<S>,
     make: Make,
-    slots: Vec<Option<Slot<S, Fut>>>,
+    slots: Vec<Option<Slot<S, H, Fut>>>,
     /// Slots without a call, last in, first out.
     free: Vec<u32>,
     shard: Shard,
@@ -76,9 +76,9 @@ pub(crate) struct Tasks<S: Service, Make, Fut> {
 }
 
 /// A call, or room for one.
-pub(crate) struct Slot<S: Service, Fut> {
+pub(crate) struct Slot<S: Service<H>, H, Fut> {
     future: Pin<Box<Fut>>,
-    job: Rc<Job<S>>,
+    job: Rc<Job<S, H>>,
     wake: Arc<TaskWaker>,
     waker: Waker,
     /// The connection of the call that waits here.
@@ -92,19 +92,25 @@ pub(crate) struct Slot<S: Service, Fut> {
     next: Option<u32>,
 }
 
-impl<S, Make, Fut> Tasks<S, Make, Fut>
+impl<S, H, Make, Fut> Tasks<S, H, Make, Fut>
 where
-    S: Service,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    S: Service<H>,
+    H: Default,
+    Make: Fn(Rc<S>, Rc<Job<S, H>>) -> Fut,
     Fut: Future<Output = ()>,
 {
-    pub(crate) fn new(service: Rc<S>, make: Make, shard: Shard, numbers: TaskNumbers) -> Tasks<S, Make, Fut> {
+    pub(crate) fn new(
+        service: Rc<S>,
+        make: Make,
+        shard: Shard,
+        numbers: TaskNumbers,
+    ) -> Tasks<S, H, Make, Fut> {
         Tasks { service, make, slots: Vec::new(), free: Vec::new(), shard, numbers }
     }
 
     /// A slot without a call, and its number. `None` if the system has no memory for one.
     #[inline(always)]
-    pub(crate) fn idle(&mut self) -> Option<(u32, &mut Slot<S, Fut>)> {
+    pub(crate) fn idle(&mut self) -> Option<(u32, &mut Slot<S, H, Fut>)> {
         let task = match self.free.last() {
             Some(task) => *task,
             None => self.grow()?,
@@ -130,9 +136,9 @@ where
     /// Bytes of memory that a call holds while it waits, beside its frame.
     pub(crate) const fn call_bytes(&self) -> usize {
         allocated(size_of::<Fut>())
-            + allocated(size_of::<Job<S>>() + COUNTS)
+            + allocated(size_of::<Job<S, H>>() + COUNTS)
             + allocated(size_of::<TaskWaker>() + COUNTS)
-            + size_of::<Option<Slot<S, Fut>>>()
+            + size_of::<Option<Slot<S, H, Fut>>>()
             + size_of::<u32>()
     }
 
@@ -147,7 +153,7 @@ where
         }
     }
 
-    fn slot(&mut self, task: u32) -> Option<&mut Slot<S, Fut>> {
+    fn slot(&mut self, task: u32) -> Option<&mut Slot<S, H, Fut>> {
         self.slots.get_mut(task as usize)?.as_mut()
     }
 
@@ -263,14 +269,14 @@ pub(crate) enum Resumed<E> {
     Panicked(Panicked),
 }
 
-impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
+impl<S: Service<H>, H: Default, Fut: Future<Output = ()>> Slot<S, H, Fut> {
     /// `task` is what its waker names it. `None` if the system has no memory for it.
     #[cold]
-    fn new<Make>(service: &Rc<S>, make: &Make, shard: &Shard, task: u32) -> Option<Slot<S, Fut>>
+    fn new<Make>(service: &Rc<S>, make: &Make, shard: &Shard, task: u32) -> Option<Slot<S, H, Fut>>
     where
-        Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+        Make: Fn(Rc<S>, Rc<Job<S, H>>) -> Fut,
     {
-        if !has_room_for::<Job<S>>() || !has_room_for::<TaskWaker>() {
+        if !has_room_for::<Job<S, H>>() || !has_room_for::<TaskWaker>() {
             return None;
         }
         let job = Rc::new(Job {
@@ -303,7 +309,7 @@ impl<S: Service, Fut: Future<Output = ()>> Slot<S, Fut> {
     pub(crate) fn call(
         &mut self,
         shared: &ConnShared<S::Session>,
-        frame: Frame,
+        frame: Frame<H>,
     ) -> Option<Result<(), S::Error>> {
         // The future of a free slot took both, so nothing is lost. `set` would look for what it has to drop, at each frame.
         mem::forget(self.job.frame.replace(frame));

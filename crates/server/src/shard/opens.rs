@@ -25,16 +25,16 @@ pub(crate) const OPENING: u32 = 1 << 29;
 const SPARE_MAX: usize = 64;
 
 /// What `open` came to, if it did not panic.
-pub(crate) type Answer<S> = Result<<S as Service>::Session, Refusal>;
+pub(crate) type Answer<S, H> = Result<<S as Service<H>>::Session, Refusal>;
 
 /// What goes into a slot's future, and what comes out.
-struct Job<S: Service> {
+struct Job<S: Service<H>, H> {
     head: Cell<Option<ConnHead>>,
-    answer: Cell<Option<Answer<S>>>,
+    answer: Cell<Option<Answer<S, H>>>,
 }
 
 /// Opens one connection after the other.
-async fn opens<S: Service>(service: Rc<S>, shard: Shard, job: Rc<Job<S>>) {
+async fn opens<S: Service<H>, H>(service: Rc<S>, shard: Shard, job: Rc<Job<S, H>>) {
     loop {
         let head = poll_fn(|_| job.head.take().map_or(Poll::Pending, Poll::Ready)).await;
         let answer = service.open(&Opening::new(&head, &shard)).await;
@@ -43,19 +43,19 @@ async fn opens<S: Service>(service: Rc<S>, shard: Shard, job: Rc<Job<S>>) {
 }
 
 /// The slots.
-pub(crate) struct Opens<S: Service> {
+pub(crate) struct Opens<S: Service<H>, H> {
     service: Rc<S>,
     shard: Shard,
     numbers: TaskNumbers,
-    slots: Vec<Option<Slot<S>>>,
+    slots: Vec<Option<Slot<S, H>>>,
     /// Slots of which no `open` waits, last in, first out.
     free: Vec<u32>,
 }
 
 /// An `open`, or room for one.
-struct Slot<S: Service> {
+struct Slot<S: Service<H>, H> {
     future: Pin<Box<dyn Future<Output = ()>>>,
-    job: Rc<Job<S>>,
+    job: Rc<Job<S, H>>,
     wake: Arc<TaskWaker>,
     waker: Waker,
     /// The connection whose `open` waits here.
@@ -65,9 +65,9 @@ struct Slot<S: Service> {
 }
 
 /// What came of an `open` that began.
-pub(crate) enum Begun<S: Service> {
+pub(crate) enum Begun<S: Service<H>, H> {
     /// It is done.
-    Done(Result<Answer<S>, Panicked>),
+    Done(Result<Answer<S, H>, Panicked>),
     /// It waits, with this number, and holds this many bytes.
     Waits(u32, usize),
     /// The system has no memory for it.
@@ -75,20 +75,20 @@ pub(crate) enum Begun<S: Service> {
 }
 
 /// An `open` that was woken and does not wait any more.
-pub(crate) struct OpenEnd<S: Service> {
+pub(crate) struct OpenEnd<S: Service<H>, H> {
     pub id: ConnId,
-    pub answer: Result<Answer<S>, Panicked>,
+    pub answer: Result<Answer<S, H>, Panicked>,
     /// Bytes that the state machine counted for it.
     pub bytes: usize,
 }
 
-impl<S: Service> Opens<S> {
-    pub(crate) fn new(service: Rc<S>, shard: Shard, numbers: TaskNumbers) -> Opens<S> {
+impl<S: Service<H>, H: 'static> Opens<S, H> {
+    pub(crate) fn new(service: Rc<S>, shard: Shard, numbers: TaskNumbers) -> Opens<S, H> {
         Opens { service, shard, numbers, slots: Vec::new(), free: Vec::new() }
     }
 
     /// Opens a connection.
-    pub(crate) fn begin(&mut self, head: ConnHead) -> Begun<S> {
+    pub(crate) fn begin(&mut self, head: ConnHead) -> Begun<S, H> {
         let id = head.id();
         let Some(task) = self.free.last().copied().or_else(|| self.grow()) else { return Begun::NoMemory };
         let slot = match &mut self.slots[task as usize] {
@@ -104,7 +104,7 @@ impl<S: Service> Opens<S> {
             Ok(None) => {
                 slot.id = Some(id);
                 self.free.pop();
-                Begun::Waits(task, size_of_val(&*slot.future) + size_of::<Slot<S>>())
+                Begun::Waits(task, size_of_val(&*slot.future) + size_of::<Slot<S, H>>())
             }
             Err(panicked) => {
                 self.discard(task);
@@ -121,7 +121,7 @@ impl<S: Service> Opens<S> {
     }
 
     /// Polls an `open` that was woken. `None` if it still waits, or if there is none: then the wake came late.
-    pub(crate) fn resume(&mut self, task: u32) -> Option<OpenEnd<S>> {
+    pub(crate) fn resume(&mut self, task: u32) -> Option<OpenEnd<S, H>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is none: the next one here must be woken again.
         slot.wake.taken();
@@ -173,11 +173,11 @@ impl<S: Service> Opens<S> {
     }
 }
 
-impl<S: Service> Slot<S> {
+impl<S: Service<H>, H: 'static> Slot<S, H> {
     /// `None` if the system has no memory for it.
     #[cold]
-    fn new(service: &Rc<S>, shard: &Shard, task: u32) -> Option<Slot<S>> {
-        if !has_room_for::<Job<S>>() || !has_room_for::<TaskWaker>() {
+    fn new(service: &Rc<S>, shard: &Shard, task: u32) -> Option<Slot<S, H>> {
+        if !has_room_for::<Job<S, H>>() || !has_room_for::<TaskWaker>() {
             return None;
         }
         let job = Rc::new(Job { head: Cell::default(), answer: Cell::default() });
@@ -188,7 +188,7 @@ impl<S: Service> Slot<S> {
     }
 
     /// What `open` came to, if it is done.
-    fn poll(&mut self) -> Option<Answer<S>> {
+    fn poll(&mut self) -> Option<Answer<S, H>> {
         let _never_ready = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
         self.job.answer.take()
     }

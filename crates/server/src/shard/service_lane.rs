@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ringserve_core::framing::{FrameError, Framing};
+use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
@@ -22,20 +22,20 @@ use crate::peer::Peer;
 use crate::service::Service;
 
 /// One service and its calls. `Make` makes the future that calls it, and `Fut` is that future.
-pub(crate) struct ServiceLane<S: Service, F, Make, Fut> {
+pub(crate) struct ServiceLane<S: Service<F::Head>, F: TypedFraming, Make, Fut> {
     service: Rc<S>,
     framing: Rc<F>,
-    tasks: Tasks<S, Make, Fut>,
-    opens: Opens<S>,
+    tasks: Tasks<S, F::Head, Make, Fut>,
+    opens: Opens<S, F::Head>,
     admit: Option<Admit>,
     handler_errors: LineLimit,
 }
 
 impl<S, F, Make, Fut> ServiceLane<S, F, Make, Fut>
 where
-    S: Service,
-    F: Framing,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut,
+    S: Service<F::Head, Session: HoldsState<F::State>>,
+    F: TypedFraming,
+    Make: Fn(Rc<S>, Rc<Job<S, F::Head>>) -> Fut,
     Fut: Future<Output = ()>,
 {
     pub(crate) fn new(
@@ -60,7 +60,7 @@ where
             let Some((task, slot)) = self.tasks.idle() else { return frames.abort(CloseReason::MemoryLimit) };
             // The slot is free for the next call as long as none waits.
             let failed = loop {
-                match frames.next_frame(&*self.framing) {
+                match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
                         // One without a byte is the end of the input.
                         if S::ACCOUNTS && !frame.wire().is_empty() {
@@ -128,7 +128,7 @@ where
         common: &mut Common,
         core: &mut Core,
         id: ConnId,
-        answer: Result<Answer<S>, Panicked>,
+        answer: Result<Answer<S, F::Head>, Panicked>,
     ) {
         let Some(head) = core.shared(id) else {
             let _ = guard(move || drop(answer));
@@ -215,9 +215,9 @@ where
 
 impl<S, F, Make, Fut> Services for ServiceLane<S, F, Make, Fut>
 where
-    S: Service,
-    F: Framing,
-    Make: Fn(Rc<S>, Rc<Job<S>>) -> Fut + 'static,
+    S: Service<F::Head, Session: HoldsState<F::State>>,
+    F: TypedFraming,
+    Make: Fn(Rc<S>, Rc<Job<S, F::Head>>) -> Fut + 'static,
     Fut: Future<Output = ()> + 'static,
 {
     #[inline]

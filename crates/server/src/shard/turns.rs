@@ -182,7 +182,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let shard = Shard::new(0, remote, server, Clock::start(), random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
-    let services = ServiceLane::new(&shard, service, framing, None, calls::<S>, TaskNumbers::ALONE);
+    let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
     let (others, one_queue, asks) = (None, Box::default(), Asks::default());
     ShardLoop::new(Parts { shard, core, driver, services, others, one_queue, asks, upstreams, names }).run()
 }

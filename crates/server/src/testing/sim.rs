@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve_core::framing::{Encoding, Framing};
-use ringserve_core::{PeerCredentials, ServerLimits};
+use ringserve_core::framing::{Encoding, TypedFraming};
+use ringserve_core::{LimitError, Limits, PeerCredentials, ServerLimits};
 
 use super::client::{ClientResult, Net};
 use super::watch::Watches;
@@ -50,7 +50,7 @@ impl Sim {
     #[track_caller]
     pub fn serve<F, Make>(&self, server: Server<F>, factory: impl Fn(&Shard) -> Make + 'static) -> SocketAddr
     where
-        F: Framing + Clone + Send,
+        F: TypedFraming + Clone + Send,
         Make: IntoService<F>,
     {
         match self.start(server, factory) {
@@ -69,7 +69,7 @@ impl Sim {
         factory: impl Fn(&Shard) -> Make + 'static,
     ) -> Result<SimServer, Error>
     where
-        F: Framing + Clone + Send,
+        F: TypedFraming + Clone + Send,
         Make: IntoService<F>,
     {
         let watches = self.watches();
@@ -329,6 +329,10 @@ struct AllWatched {
 impl Serves for AllWatched {
     fn again(&self) -> Self {
         AllWatched { all: self.all.again(), watches: self.watches.clone() }
+    }
+
+    fn check_limits(&self, service: usize, limits: &Limits) -> Result<(), LimitError> {
+        self.all.check_limits(service, limits)
     }
 
     fn make(self, shard: Shard) -> Result<(impl Services, Vec<Encoding>), Error> {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use ringserve_buf::Lease;
-use ringserve_core::framing::{Decode, EncodeError, FrameError, Framing, Payload};
+use ringserve_core::framing::{Decode, EncodeError, FrameError, Framing, HoldsState, Payload, TypedFraming};
 use ringserve_core::{CloseReason, Frame, Limits, Outbox};
 use ringserve_simkernel::{Faults, Socket};
 
@@ -279,7 +279,12 @@ struct Record<M, S: Service> {
     seen: Rc<Seen<S>>,
 }
 
-impl<F, S: Service, M: IntoService<F, Service = S>> IntoService<F> for Record<M, S> {
+impl<F, S, M> IntoService<F> for Record<M, S>
+where
+    F: TypedFraming<Head = ()>,
+    S: Service<Session: HoldsState<F::State>>,
+    M: IntoService<F, Service = S>,
+{
     type Service = Recorded<S>;
 
     fn into_service(self, shard: &Shard) -> Result<Recorded<S>, Box<dyn Error + Send + Sync>> {

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use ringserve_core::framing::FrameError;
+use ringserve_core::framing::{FrameError, TypedFraming};
 use ringserve_core::{CloseReason, ConnId, Frame, Limits};
 
 use super::trace::{Place, Trace};
@@ -36,7 +36,7 @@ pub(crate) struct Watch<M> {
     pub(crate) trace: Rc<Trace>,
 }
 
-impl<F, M: IntoService<F>> IntoService<F> for Watch<M> {
+impl<F: TypedFraming, M: IntoService<F>> IntoService<F> for Watch<M> {
     type Service = Watched<M::Service>;
 
     fn into_service(self, shard: &Shard) -> Result<Self::Service, Box<dyn Error + Send + Sync>> {
@@ -152,7 +152,7 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-impl<S: Service> Service for Watched<S> {
+impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
     type Session = S::Session;
     type Error = S::Error;
 
@@ -174,7 +174,7 @@ impl<S: Service> Service for Watched<S> {
         opened
     }
 
-    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), S::Error> {
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame<H>) -> Result<(), S::Error> {
         self.watcher.event(cx, 2 | (frame.len() as u64) << 8, || format!("call with {}", shown(&frame)));
         self.watcher.count_call(cx.id(), 1);
         let _under_way = UnderWay { watcher: &self.watcher, id: cx.id() };

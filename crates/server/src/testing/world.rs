@@ -476,6 +476,8 @@ impl World {
             }
         }
         drop(servers);
+        // A shard that ends drops what others passed to it.
+        self.network.close_lost();
         if let Some(end) = end {
             self.event(|| match end {
                 None => format!("shard {shard} of server {server} ended"),

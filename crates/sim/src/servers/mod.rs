@@ -386,14 +386,10 @@ fn with_deeds(
             Deed::BreakDriver => {
                 is_broken = true;
                 let shard = pick(plan.shards);
-                // A connection that another shard passes to it is not seen to end with it, as none of a pipe would be.
-                let passes_none = plan.server_limits.connections_max >= 1000;
-                if passes_none {
-                    // It ends with what waits for it by then.
-                    sim.expect_losses();
-                    server.stall(shard, time);
-                    sim.run_for(time / 2);
-                }
+                // It ends with what waits for it by then.
+                sim.expect_losses();
+                server.stall(shard, time);
+                sim.run_for(time / 2);
                 server.break_driver(shard);
                 sim.run_until(Duration::from_secs(3600), || server.is_done());
                 assert!(server.is_done(), "the other shards of a dead one end");

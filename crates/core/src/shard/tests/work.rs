@@ -113,3 +113,22 @@ fn tasks_have_their_part_of_each_turn_whatever_peers_send() {
     }
     assert!(tasks.iter().all(|polled| *polled == 100), "{tasks:?}");
 }
+
+#[test]
+fn send_of_a_full_outbox_is_awaited_where_other_threads_push() {
+    for (bytes, is_gated) in [(4000, true), (5000, false), (5000, true)] {
+        let limits = Limits::default().outbox_bytes_low(1 << 10).outbox_bytes_high(4 << 10);
+        let (mut shard, id) = with_connection(limits);
+        shard.begin(at(1), 0);
+        let gate = is_gated.then(|| shard.shared(id).unwrap().gate());
+        shard.end();
+        shard.take_send_awaited();
+        // It comes from elsewhere: no frame is held back for it.
+        shard.begin(at(1), 0);
+        shard.shared(id).unwrap().write(&vec![0; bytes]);
+        shard.end();
+        let is_full = gate.is_some_and(|gate| gate.is_full());
+        assert_eq!(is_full, is_gated && bytes == 5000);
+        assert_eq!(shard.take_send_awaited(), is_full, "{bytes} bytes");
+    }
+}

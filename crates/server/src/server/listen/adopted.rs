@@ -93,7 +93,10 @@ impl Adopted {
         options.warn_of_adopted(addr, warnings);
         match addr {
             Address::Ip(_) => options.set_on_adopted(&self.socket, warnings),
-            _ => Ok(options.warn_of_unix(warnings)),
+            _ => {
+                options.warn_of_unix(warnings);
+                Ok(())
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringserve_core::Limits;
-use ringserve_core::framing::{Framing, Raw};
+use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_drivers::take_activated;
 
 use super::addr::Binds;
@@ -99,7 +99,7 @@ pub struct Endpoint(Binds);
 
 impl Endpoint {
     /// As [`Endpoints::framing`].
-    pub fn framing<F: Framing + Clone + Send>(self, framing: F) -> Endpoints<F> {
+    pub fn framing<F: TypedFraming + Clone + Send>(self, framing: F) -> Endpoints<F> {
         endpoints(self).framing(framing)
     }
 
@@ -138,7 +138,7 @@ pub struct Endpoints<F = Raw> {
 
 impl<F> Endpoints<F> {
     /// How bytes become frames. Without it each frame is whatever arrived together.
-    pub fn framing<G: Framing + Clone + Send>(self, framing: G) -> Endpoints<G> {
+    pub fn framing<G: TypedFraming + Clone + Send>(self, framing: G) -> Endpoints<G> {
         Endpoints {
             framing,
             binds: self.binds,
@@ -184,13 +184,13 @@ impl<F> fmt::Debug for Endpoints<F> {
 /// [`Endpoints`].
 pub trait IntoEndpoints {
     /// How the bytes of their connections become frames.
-    type Framing: Framing + Clone + Send;
+    type Framing: TypedFraming + Clone + Send;
 
     /// All of them.
     fn into_endpoints(self) -> Endpoints<Self::Framing>;
 }
 
-impl<F: Framing + Clone + Send> IntoEndpoints for Endpoints<F> {
+impl<F: TypedFraming + Clone + Send> IntoEndpoints for Endpoints<F> {
     type Framing = F;
 
     fn into_endpoints(self) -> Endpoints<F> {
