@@ -5,7 +5,8 @@
 //!     printf 'hello\nhello\n' | nc -N 127.0.0.1 7000
 //!
 //! A shard keeps connections to the upstream that no question uses. One that is given up in the middle of a question is dropped with
-//! it, so an answer never meets a later question. A question on a kept connection that turns out to be dead is asked once more.
+//! it, so a late answer meets no later question. The upstream is trusted to send one line for each. A question on a kept connection
+//! that turns out to be dead is asked once more.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

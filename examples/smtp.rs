@@ -7,7 +7,7 @@
 //! of the two it reads, and the call of DATA switches it. A message ends at `\r\n.\r\n` and nothing else; the dots that were put
 //! before others are left out without a copy, since a piece begins behind each.
 //!
-//! TLS, AUTH and the delivery to somebody are left out.
+//! TLS, AUTH and delivery to a mailbox are left out.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};

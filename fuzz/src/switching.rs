@@ -28,7 +28,7 @@ use crate::input::Input;
 enum Reads {
     Lines,
     Lengths,
-    /// So many bytes, in pieces.
+    /// This number of bytes, in pieces.
     Upload(u32),
 }
 
@@ -132,7 +132,7 @@ struct User {
     /// The last one goes on.
     in_pieces: bool,
     piece_bytes_max: usize,
-    /// One call of so many waits; none if 0.
+    /// One call of this many waits; none if 0.
     waits: usize,
     calls: usize,
     call: Option<Call>,

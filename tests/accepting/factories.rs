@@ -43,7 +43,7 @@ fn start<M: IntoService<Lines>>(
     started
 }
 
-/// A database that takes in everyone at once and says something when it is told to.
+/// A database that accepts all at once and says something when it is told to.
 struct Slow {
     addr: SocketAddr,
     clients: Receiver<TcpStream>,

@@ -29,7 +29,7 @@ const TURN: u64 = (1 << 20) / BYTES as u64 + 1;
 /// into buffers by then, and what comes before it in the turn that brings it.
 const BEFORE_A_PING: u64 = 3 * TURN;
 
-/// Counts the frames of the firehose, and tells everyone else how many there were.
+/// Counts the frames of the firehose, and tells every other connection how many there were.
 struct Counting {
     brake: Arc<Brake>,
     answered: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! One reply to everybody at once: more sends in one turn than the submission queue has entries.
+//! One reply to all connections at once: more sends in one turn than the submission queue has entries.
 
 use std::cell::RefCell;
 use std::convert::Infallible;

@@ -12,7 +12,7 @@ use ringserve_drivers::UringConfig;
 const ENTRIES: u32 = 8;
 const CONNECTIONS: u32 = 1000;
 
-/// Hands everyone's send to the driver before any turn, and takes turns until all of them ended.
+/// Hands the send of every connection to the driver before any turn, and takes turns until all of them ended.
 fn broadcast(rig: &mut Rig, ids: &[ConnId], text: &[u8], quietly: bool) {
     ids.iter().for_each(|id| rig.send(*id, text));
     let mut ended = vec![false; ids.len()];

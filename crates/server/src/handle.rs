@@ -256,7 +256,7 @@ impl LocalHandle {
     /// Queues one frame whose payload `write` writes in place, as by [`Cx::reply_with`](crate::Cx::reply_with).
     ///
     /// # Errors
-    /// As [`push`](LocalHandle::push): `write` is not called then. What `write` returns is the `Ok`, an error of its own among it.
+    /// As [`push`](LocalHandle::push): `write` is not called then. What `write` returns is the `Ok`, `write`'s own error among it.
     pub fn push_with<R: Written>(
         &self,
         write: impl FnOnce(&mut ReplyWriter<'_>) -> R,

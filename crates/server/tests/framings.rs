@@ -22,7 +22,7 @@ enum Reads {
     /// Lines.
     #[default]
     Commands,
-    /// So many bytes, in pieces.
+    /// This number of bytes, in pieces.
     Upload(u64),
     /// Frames with a length of four bytes.
     Frames,

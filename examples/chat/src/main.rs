@@ -47,7 +47,7 @@ struct Args {
 
 const NAME_BYTES_MAX: usize = 32;
 const MISSED_MAX: u64 = 1000;
-/// A member that neither says nor hears anything for so long is out.
+/// A member that neither says nor hears anything for this time is out.
 const IDLE_TIME: Duration = Duration::from_secs(4 * 3600);
 const HELP: &str = "/name X, /join ROOM, /leave, /who, /quit";
 

@@ -51,13 +51,13 @@ impl Decode {
     }
 }
 
-/// A framing with types of its own: a state of each connection that a call may switch, a head that is handed over with each
+/// A framing with its types: a state of each connection that a call may switch, a head that is handed over with each
 /// frame, frames that come in pieces. Every [`Framing`] is one that has none of them. *A framing with a state* in the guide goes through one.
 ///
 /// ```
 /// use ringserve::framing::{Cut, EncodeError, FrameError, Framing, Lines, Outbox, Payload, TypedFraming};
 ///
-/// /// Lines, and after a call has switched to it one block of so many bytes.
+/// /// Lines, and after a call has switched to it one block of that many bytes.
 /// #[derive(Clone, Copy, Default)]
 /// enum Next {
 ///     #[default]

@@ -36,7 +36,7 @@ pub struct Asked {
     pub credentials: Option<PeerCredentials>,
 }
 
-/// What a connection with limits of its own is bounded by, instead of what its lane says.
+/// What a connection with its own limits is bounded by, instead of what its lane says.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnLimits {
     pub frame_bytes_max: usize,
@@ -157,7 +157,7 @@ impl Outlet {
     }
 
     /// Bounds the connection by other limits than those of its service, from now on. What an earlier call set and this one does
-    /// not is the service's again. Allocates; a connection without limits of its own holds nothing for them.
+    /// not is the service's again. Allocates; a connection without its own limits holds nothing for them.
     ///
     /// # Errors
     /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's, and where a frame may be larger than

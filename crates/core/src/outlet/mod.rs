@@ -50,7 +50,7 @@ const NO_MEMORY: u16 = 1024;
 const OVER_HIGH: u16 = 2048;
 /// What it sends and receives is counted.
 const ACCOUNTED: u16 = 4096;
-/// It has limits of its own. Its frames and replies take the slower ways, which look at them.
+/// It has its own limits. Its frames and replies take the slower ways, which look at them.
 const LIMITED: u16 = 8192;
 /// User code has switched the rule by which its bytes are cut.
 const SWITCHED: u16 = 16384;

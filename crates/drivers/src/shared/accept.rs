@@ -217,8 +217,8 @@ impl Emptying {
                 log::warn!(
                     listener,
                     errno,
-                    "a listener is closed with connections in its queue, which are reset if it was not adopted: there was no descriptor for \
-                     them; RLIMIT_NOFILE or fs.file-max is too low for what the server holds"
+                    "a listener is closed with connections in its queue, which are reset, or left to the other owners of an adopted \
+                     socket: there was no descriptor for them; RLIMIT_NOFILE or fs.file-max is too low for what the server holds"
                 );
                 true
             }

@@ -366,8 +366,8 @@ pub trait Kernel {
         false
     }
 
-    /// Nothing begins to queue at the listener, which was not adopted, from here on. What is queued can still be taken, and so can what comes
-    /// within the time returned: its handshake had begun.
+    /// From here on nothing begins to queue at the listener, which is none that was adopted. What is queued can still be taken,
+    /// and so can what comes within the time returned: its handshake had begun.
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration;
 
     /// Takes a connection out of the listener's queue, without waiting; the descriptor is as one of an accept's

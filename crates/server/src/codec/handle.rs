@@ -41,7 +41,7 @@ impl<C> Place<C> {
 /// Pushes items to a connection from elsewhere on its shard, encoded by its codec. The first one for a connection allocates, and
 /// a push does not.
 ///
-/// Another thread pushes bytes: it encodes the item by a codec of its own and gives the bytes to
+/// Another thread pushes bytes: it encodes the item by its own codec and gives the bytes to
 /// [`ConnHandle::push_raw`](crate::ConnHandle::push_raw), once for many connections. A codec whose encoder keeps state for a
 /// connection is reached by sending the item to the shard, as through a [`Mesh`](crate::sync::Mesh).
 pub struct CodecHandle<C> {

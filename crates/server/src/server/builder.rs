@@ -82,8 +82,8 @@ impl Server<Raw> {
 
 impl Server<Several> {
     /// A server of several services on the same shards: an admin port beside the public one, a second protocol, an address
-    /// with other limits. They share the connections, memory and threads that the server may have, and its end; each has a framing,
-    /// [`Limits`] and [counters](crate::stats::ServerStats::services) of its own.
+    /// with other limits. They share the connections, memory and threads that the server may have, and its end; each has its own framing,
+    /// [`Limits`] and [counters](crate::stats::ServerStats::services).
     ///
     /// ```no_run
     /// use ringserve::listen::{endpoints, tcp, unix};
@@ -234,7 +234,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
         self.with(factory)?.serve()
     }
 
-    /// Starts the server on threads of its own. `factory` is called on each shard's thread, may fail, and may
+    /// Starts the server on its own threads. `factory` is called on each shard's thread, may fail, and may
     /// [wait](crate::starting()). Signals are left alone.
     ///
     /// # Errors

@@ -101,7 +101,7 @@ where
     Ok(ServerHandle::new(listening, control, threads))
 }
 
-/// Listens at an address, or adopts the socket that has it, on so many shards. Returns the address with its port.
+/// Listens at an address, or adopts the socket that has it, on this number of shards. Returns the address with its port.
 pub(super) type ListenBy<'a> = &'a dyn Fn(SocketAddr, bool, usize) -> io::Result<SocketAddr>;
 
 /// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.

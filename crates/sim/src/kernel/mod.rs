@@ -226,7 +226,7 @@ impl State {
         true
     }
 
-    /// Time passes, and everybody else acts.
+    /// Time passes, and the peers act.
     pub fn pass(&mut self, time: u64) {
         self.now += time;
         self.act_peers();

@@ -108,7 +108,7 @@ impl Listening {
 
 impl Uring<SystemKernel> {
     /// Makes a ring, which belongs to this thread, for connections from `listeners`, which are numbered in
-    /// order. Whether those are non-blocking that were not adopted makes no difference.
+    /// order. A listener that was not adopted may be blocking or non-blocking.
     ///
     /// Locks about 64 bytes for each submission entry, 16 for each completion entry and each buffer, and uses 8
     /// for each connection; receive memory is taken later, as it is needed.

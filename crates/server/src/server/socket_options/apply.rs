@@ -189,7 +189,7 @@ impl SocketOptions {
         self.set_for_connection(&mut Setting { socket: listener, warnings: Some(warnings) })
     }
 
-    /// Options of the listener itself, which whoever made it has set.
+    /// Options of the listener itself, which its maker has set.
     pub(crate) fn warn_of_adopted(&self, addr: &Address, warnings: &mut Warnings) {
         let default = SocketOptions::default();
         let options = [
