@@ -13,6 +13,7 @@ use syn::{Attribute, Fields, Item, UseTree, Visibility};
 const COMPLETE: &[(&str, &str)] = &[
     ("ByteOrder", "bytes have two orders"),
     ("CopySide", "two streams are copied"),
+    ("Cut", "a framing makes it, and makes all of it"),
     ("Decode", "a framing makes it, and makes all of it"),
     ("Payload", "callers make it"),
     ("PeerCredentials", "the kernel tells these three"),

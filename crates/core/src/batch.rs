@@ -6,7 +6,6 @@ use core::fmt;
 use bytes::Bytes;
 use ringserve_buf::Lease;
 
-use crate::outbox::Owned;
 use crate::stamp::Stamp;
 
 /// The most leases in one batch: with the copied bytes between them at most 129 pieces, far below the
@@ -132,17 +131,6 @@ impl Batch {
         self.lent.push((self.copied.len(), lease));
     }
 
-    /// Appends owned bytes without copying them; they are kept until they are sent.
-    pub(crate) fn lend_owned(&mut self, owned: Owned) {
-        if self.lent.len() == LENT_MAX {
-            return self.put(owned.bytes());
-        }
-        match owned.into_lease(self.release) {
-            Some(lease) => self.lend(lease),
-            None => self.refused = true,
-        }
-    }
-
     /// After something was written behind its back. Only of a batch of which nothing was sent.
     pub(crate) fn recount(&mut self) {
         debug_assert_eq!(self.sent, 0, "bytes left meanwhile");
@@ -250,6 +238,19 @@ impl Batch {
             return self.copied;
         }
         self.pieces().flatten().copied().collect()
+    }
+
+    /// Gives a large block back of which little is used: the peer may leave it unread, and only what is queued counts as held.
+    #[cold]
+    pub(crate) fn trim(&mut self) {
+        if self.copied.len() < self.copied.capacity() / 4 {
+            self.copied.shrink_to(KEPT_BYTES_MAX);
+        }
+    }
+
+    /// True if it has bytes that are neither copied nor a received frame's in its buffer: dropping them may be awaited.
+    pub(crate) fn owns(&self) -> bool {
+        self.lent.iter().any(|(_, lease)| !lease.is_pooled())
     }
 
     /// Bytes of room for copied ones.

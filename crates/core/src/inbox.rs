@@ -115,7 +115,7 @@ fn is_sound(skip: usize, len: usize, consumed: usize, seen: usize) -> bool {
 /// A frame of which `have` bytes are there lacks `missing`.
 fn more<H>(have: usize, missing: usize, max: usize) -> Found<H> {
     let missing = missing.max(1);
-    if missing > max - have {
+    if missing > max.saturating_sub(have) {
         return Found::Bad(FrameError::TooLarge { bytes: have.saturating_add(missing), max });
     }
     Found::More(missing)
@@ -199,8 +199,9 @@ impl Inbox {
     /// Begins a frame with the bytes that [`cut`] answered [`Found::More`] for.
     pub(crate) fn begin(&mut self, bytes: &[u8], missing: usize, now: Stamp) -> Result<(), NoMemory> {
         debug_assert!(self.partial.is_empty());
-        if !self.in_pieces {
-            self.begin_window(now);
+        match self.in_pieces {
+            true => self.window_bytes += bytes.len(),
+            false => _ = self.begin_window(now),
         }
         self.partial_began = now;
         append(&mut self.partial, bytes)?;
@@ -248,9 +249,13 @@ impl Inbox {
         frame_bytes_max: usize,
     ) -> Found<F::Head> {
         while !lease.is_empty() {
-            let room = frame_bytes_max.saturating_sub(self.partial.len());
-            let step = self.missing.max(STEP_BYTES).min(lease.len()).min(room);
             let before = self.partial.len();
+            // The limit may have been lowered since the frame was begun.
+            let Some(room) = frame_bytes_max.checked_sub(before).filter(|room| *room > 0) else {
+                let bytes = before.saturating_add(self.missing);
+                return Found::Bad(FrameError::TooLarge { bytes, max: frame_bytes_max });
+            };
+            let step = self.missing.max(STEP_BYTES).min(lease.len()).min(room);
             if append(&mut self.partial, &lease[..step]).is_err() {
                 return Found::NoMemory;
             }
@@ -272,6 +277,8 @@ impl Inbox {
                 }
                 Ok(Cut::Piece { skip, len, consumed, head }) if sound(skip, len, consumed) => {
                     lease.advance(consumed - before);
+                    // They are counted with the piece.
+                    self.window_bytes = self.window_bytes.saturating_sub(seen);
                     let wire = self.take_partial(consumed);
                     return wire
                         .map_or(Found::NoMemory, |wire| Found::Piece(Frame::sound(wire, skip, len, head)));
@@ -358,6 +365,17 @@ mod tests {
         assert_eq!(run(&LengthPrefix::bytes(8), &[&[0xFF; 8]], 100), Err(claims));
         let line = [b'x'; 101];
         assert!(run(&Lines::default(), &[&line[..60], &line[60..]], 100).is_err());
+    }
+
+    #[test]
+    fn a_limit_lowered_below_what_was_begun_is_too_large() {
+        for max in [99, 100] {
+            let (mut inbox, state) = (Inbox::default(), FramingState::new(()));
+            inbox.begin(&[b'x'; 100], 1, Stamp::default()).unwrap();
+            let found = inbox.finish(&Lines::default(), &state, &mut Lease::copy_of(b"y\n"), max);
+            let Found::Bad(FrameError::TooLarge { bytes: 101, max: of }) = found else { panic!("{found:?}") };
+            assert_eq!(of, max);
+        }
     }
 
     proptest! {

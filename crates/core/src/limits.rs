@@ -254,7 +254,8 @@ pub struct ConnLimits {
 }
 
 impl ConnLimits {
-    /// As [`Limits::frame_bytes_max`], from the next frame on, also of those that were received already.
+    /// As [`Limits::frame_bytes_max`], from the next frame on, also of those that were received already. A frame that was begun and is
+    /// beyond it already is too large.
     #[must_use]
     pub fn frame_bytes_max(self, bytes: usize) -> ConnLimits {
         ConnLimits { frame_bytes_max: Some(bytes), ..self }

@@ -9,6 +9,7 @@ use core::mem;
 use bytes::{BufMut, Bytes};
 use ringserve_buf::{Lease, ReplyWriter};
 
+use crate::batch::LENT_MAX;
 use crate::{Batch, Frame};
 
 /// Frames below this are copied: copying 16 x 64 bytes costs 15 % less than lending them, and 4 KiB is where
@@ -76,7 +77,18 @@ impl<'a> Outbox<'a> {
         if bytes.len() < OWNED_BYTES_MIN {
             self.batch.put(bytes);
         } else {
-            self.batch.lend_owned(bytes.clone().into());
+            self.lend_owned(bytes.clone().into());
+        }
+    }
+
+    /// Appends owned bytes without copying them; they are kept until they are sent.
+    fn lend_owned(&mut self, owned: Owned) {
+        if self.batch.lent.len() == LENT_MAX {
+            return self.batch.put(owned.bytes());
+        }
+        match owned.into_lease(self.batch.release) {
+            Some(lease) => self.batch.lend(lease),
+            None => self.batch.refused = true,
         }
     }
 
@@ -89,7 +101,7 @@ impl<'a> Outbox<'a> {
                 Err(lease) => self.batch.put(&lease),
             },
             Payload::Owned(owned) if owned.bytes().len() < OWNED_BYTES_MIN => self.batch.put(owned.bytes()),
-            Payload::Owned(owned) => self.batch.lend_owned(owned),
+            Payload::Owned(owned) => self.lend_owned(owned),
         }
     }
 }

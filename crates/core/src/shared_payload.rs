@@ -30,8 +30,9 @@ impl SharedPayload {
         &self.payload
     }
 
-    /// The frame as connections of `lane` are sent it. `None` if the payload has no frame there.
-    pub(crate) fn wire_for(&self, lane: &Rc<LaneShared>) -> Option<Bytes> {
+    /// The frame as connections of `lane` are sent it. `None` if the payload has no frame there, or the system no memory for it: `out`
+    /// is refused then.
+    pub(crate) fn wire_for(&self, lane: &Rc<LaneShared>, out: &mut Outbox<'_>) -> Option<Bytes> {
         let known = |wires: &[(Rc<LaneShared>, Option<Bytes>)]| {
             wires.iter().find(|(of, _)| Rc::ptr_eq(of, lane)).map(|(_, wire)| wire.clone())
         };
@@ -42,6 +43,10 @@ impl SharedPayload {
         let mut batch = Batch::new();
         let framed =
             lane.encoding().encode(Payload::Bytes(&self.payload), &mut Outbox::new(&mut batch, false));
+        if batch.is_refused() {
+            out.batch.refused = true;
+            return None;
+        }
         let wire = framed.ok().map(|()| Bytes::from(batch.into_bytes()));
         self.wires.borrow_mut().push((lane.clone(), wire.clone()));
         wire

@@ -190,13 +190,13 @@ fn an_endless_item_is_bounded() {
 }
 
 #[test]
-fn half_an_item_at_the_end_is_noticed() {
+fn last_line_without_its_end_is_an_item() {
     let lab = Lab::start();
     let mut client = lab.client();
-    client.write(b"whole\nhalf");
+    client.write(b"whole\nlast");
     client.finish_writing();
-    assert_eq!(client.read_to_end(), (b"whole\n".to_vec(), End::Fin));
-    lab.finish(CloseReason::PeerClosedMidFrame, CloseReason::PeerClosed);
+    assert_eq!(client.read_to_end(), (b"whole\nlast\n".to_vec(), End::Fin));
+    lab.finish(CloseReason::PeerClosed, CloseReason::PeerClosed);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use core::net::SocketAddr;
 
 use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 
+use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
@@ -212,7 +213,7 @@ impl Outlet {
 
     /// Queues one frame that other connections of the shard are sent too: encoded at the first push of each lane.
     pub fn reply_shared(&self, shared: &SharedPayload) {
-        self.append::<1>(|out| match shared.wire_for(&self.lane) {
+        self.append::<1>(|out| match shared.wire_for(&self.lane, out) {
             Some(wire) => {
                 out.shared(&wire);
                 Appended::Whole
@@ -469,10 +470,13 @@ impl Outlet {
     /// The bytes to send next, if there are any, and which count as in flight from now on.
     #[inline]
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
-        let batch = self.pending.borrow_mut().take()?;
+        let mut batch = self.pending.borrow_mut().take()?;
         if batch.is_empty() {
             self.lane.shard().recycle(batch);
             return None;
+        }
+        if batch.room() > KEPT_BYTES_MAX {
+            batch.trim();
         }
         self.in_flight.set(batch.len() as u32);
         Some(batch)
@@ -623,7 +627,7 @@ mod tests {
 
     use super::*;
     use crate::Limits;
-    use crate::framing::{Encoding, Framing, LengthPrefix, Raw};
+    use crate::framing::{Decode, Encoding, FrameError, Framing, LengthPrefix, Raw};
     use crate::shared::ShardShared;
     use crate::times::Times;
 
@@ -732,5 +736,39 @@ mod tests {
         assert!((400_000..=1 << 20).contains(&kept), "{kept} bytes are kept of 1 MiB");
         shard.drop_spare();
         assert_eq!(shard.kept_bytes(), 0);
+    }
+    #[test]
+    fn small_reply_keeps_no_large_block() {
+        let (shard, outlet) = outlet(Rc::new(Raw).encoding(), &Arc::default());
+        outlet.write(&[7; 400_000]);
+        let batch = outlet.take_pending().expect("it is queued");
+        outlet.all_sent();
+        shard.recycle(batch);
+        outlet.write(b"little");
+        let batch = outlet.take_pending().expect("it is queued");
+        assert!(batch.held_bytes() <= crate::batch::KEPT_BYTES_MAX, "{}", batch.held_bytes());
+        assert_eq!(batch.into_bytes(), b"little");
+    }
+
+    /// A framing for which the system has no memory.
+    struct NoRoom;
+
+    impl Framing for NoRoom {
+        fn decode(&self, bytes: &[u8], _: usize) -> Result<Decode, FrameError> {
+            Ok(Decode::Frame { skip: 0, len: bytes.len(), consumed: bytes.len() })
+        }
+
+        fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+            out.batch.refused = true;
+            out.payload(payload);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn shared_payload_without_memory_is_not_sent_in_part() {
+        let (_shard, outlet) = outlet(Rc::new(NoRoom).encoding(), &Arc::default());
+        outlet.reply_shared(&SharedPayload::new("hello"));
+        assert!(outlet.abort_asked() && outlet.take_pending().is_none());
     }
 }

@@ -109,7 +109,11 @@ impl<O: Observer> Shard<O> {
         if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
             return;
         }
-        if conn.owes_end() {
+        // What is the start of a frame by the former rule may be a whole one by the rule that was switched to.
+        let is_switched = conn.outlet().is_some_and(Outlet::is_switched)
+            && !conn.is_cut()
+            && conn.inbox.as_ref().is_some_and(|inbox| inbox.has_partial());
+        if is_switched || conn.owes_end() {
             return self.events.push_back(Event::Frames(id));
         }
         if conn.outlet().is_some_and(Outlet::is_held_open) {

@@ -40,6 +40,7 @@ impl<O: Observer> Shard<O> {
         // The common case: a reply, and nothing that depends on when it leaves.
         let Some(batch) = outlet.take_pending() else { return self.close_if_quiet(id) };
         let len = batch.len();
+        let owns = len >= LISTED_BYTES && batch.owns();
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;
         let sooner = i64::from(outlet.lane().write_look) < conn.timer.left(self.stamp);
@@ -47,20 +48,21 @@ impl<O: Observer> Shard<O> {
         self.observer.sending(self.now, id, len);
         self.ops.push(Op::Send { id, batch });
         if sooner || len >= LISTED_BYTES || self.drain.is_some() {
-            self.note_send(id, sooner, len);
+            self.note_send(id, sooner, len, owns);
         }
     }
 
     /// What a send needs beside being sent.
     #[cold]
-    fn note_send(&mut self, id: ConnId, sooner: bool, len: usize) {
+    fn note_send(&mut self, id: ConnId, sooner: bool, len: usize, owns: bool) {
         if sooner {
             self.arm(id);
         }
         if len >= LISTED_BYTES {
             self.watch(id);
         }
-        self.send_awaited |= self.drain.is_some();
+        // The owner of bytes may wait for them.
+        self.send_awaited |= owns || self.drain.is_some();
         self.close_if_quiet(id);
     }
 
@@ -148,7 +150,8 @@ impl<O: Observer> Shard<O> {
         let is_plain = conn.is_open()
             && !conn.held_back
             && conn.outlet().is_some_and(|outlet| !outlet.is_awaited() && !outlet.refuses());
-        self.send_awaited |= !is_plain || self.drain.is_some();
+        self.send_awaited |=
+            !is_plain || self.drain.is_some() || (batch.len() >= LISTED_BYTES && batch.owns());
         // The other limits are not nearer than they were.
         let sooner = i64::from(self.lanes[conn.lane].times.write_look) < conn.timer.left(conn.send_at);
         self.ops.push(Op::Send { id, batch });

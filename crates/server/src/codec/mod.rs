@@ -286,7 +286,7 @@ impl<S: CodecService> Service for WithCodec<S> {
     async fn call(&self, cx: &Cx<'_, CodecSession<S>>, frame: Frame) -> Result<(), Self::Error> {
         let state = cx.session();
         // It comes for the end of the input: there is no other one without a byte.
-        let ended = frame.is_empty();
+        let ended = frame.wire().is_empty();
         if !ended {
             state.take_in(&frame, &self.spare_in);
         }

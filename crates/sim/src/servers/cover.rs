@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringserve_server::testing::Fault;
 
-use super::plan::{Deed, Frames, Leave, Verb};
-use super::start::Fate;
+use super::plan::{Deed, Fate, Frames, Leave, Verb};
 
 /// How often each thing happened, by kind and name.
 pub type Counts = BTreeMap<(&'static str, String), u64>;

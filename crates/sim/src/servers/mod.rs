@@ -35,9 +35,9 @@ use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Error, Peer, Server, Several, Shard, Stream, stream};
 
 use cover::{Counts, Cover, QUOTA, expected};
-use plan::{ClientPlan, Deed, Frames, Leave, Plan};
+use plan::{ClientPlan, Deed, Fate, Frames, Leave, Plan};
 use service::{Common, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
-use start::{Fate, Start};
+use start::Start;
 
 /// Where the server listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use super::start::StartPlan;
-
 use ringserve_server::Limits;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::Faults;
@@ -137,6 +135,46 @@ pub enum Leave {
     Reset,
     /// With a last request that ends the connection.
     With(Verb),
+}
+
+/// What the first start of a server comes to. The next one succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Fails,
+    Panics,
+    /// The server is told to shut down while the factory hangs.
+    Drains,
+    /// The same, at once.
+    Aborts,
+    /// The factory hangs beyond the limit.
+    TimesOut,
+}
+
+impl Fate {
+    pub const ALL: &[Fate] = &[Fate::Fails, Fate::Panics, Fate::Drains, Fate::Aborts, Fate::TimesOut];
+
+    /// The limit on a start that hangs.
+    pub const LIMIT: Duration = Duration::from_secs(20);
+
+    /// When the server is told.
+    pub const TOLD: Duration = Duration::from_secs(5);
+}
+
+/// What a seed draws of its starts.
+#[derive(Clone, Copy, Debug)]
+pub struct StartPlan {
+    /// Factories wait.
+    pub waits: bool,
+    pub fate: Option<Fate>,
+    pub seed: u64,
+}
+
+impl StartPlan {
+    pub fn drawn(seed: u64) -> StartPlan {
+        let rng = &mut Rng::new(seed ^ 0x7374_6172_7421);
+        let waits = rng.one_in(2);
+        StartPlan { waits, fate: (waits && rng.one_in(4)).then(|| rng.pick(Fate::ALL)), seed }
+    }
 }
 
 /// What is done to the servers at a time.

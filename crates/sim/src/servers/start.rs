@@ -11,37 +11,13 @@ use ringserve_server::framing::{HoldsState, TypedFraming};
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::Sim;
 use ringserve_server::{Error, IntoService, ServerControl, Service, Shard};
-use ringserve_simkernel::rng::Rng;
 
 use super::cover::Cover;
-use super::plan::Plan;
+use super::plan::{Fate, Plan, StartPlan};
 use super::service::UPSTREAM;
 
 /// How often a factory tries to reach its upstream: faults may keep it from that.
 const ATTEMPTS: usize = 8;
-
-/// What the first start of a server comes to. The next one succeeds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    Fails,
-    Panics,
-    /// The server is told to shut down while the factory hangs.
-    Drains,
-    /// The same, at once.
-    Aborts,
-    /// The factory hangs beyond the limit.
-    TimesOut,
-}
-
-impl Fate {
-    pub const ALL: &[Fate] = &[Fate::Fails, Fate::Panics, Fate::Drains, Fate::Aborts, Fate::TimesOut];
-
-    /// The limit on a start that hangs.
-    pub const LIMIT: Duration = Duration::from_secs(20);
-
-    /// When the server is told.
-    const TOLD: Duration = Duration::from_secs(5);
-}
 
 /// What factories wait for, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,23 +26,6 @@ enum Wait {
     Upstream,
     Blocking,
     Question,
-}
-
-/// What a seed draws of its starts.
-#[derive(Clone, Copy, Debug)]
-pub struct StartPlan {
-    /// Factories wait.
-    waits: bool,
-    pub fate: Option<Fate>,
-    seed: u64,
-}
-
-impl StartPlan {
-    pub fn drawn(seed: u64) -> StartPlan {
-        let rng = &mut Rng::new(seed ^ 0x7374_6172_7421);
-        let waits = rng.one_in(2);
-        StartPlan { waits, fate: (waits && rng.one_in(4)).then(|| rng.pick(Fate::ALL)), seed }
-    }
 }
 
 /// One start of a server.

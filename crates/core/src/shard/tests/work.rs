@@ -132,3 +132,20 @@ fn send_of_a_full_outbox_is_awaited_where_other_threads_push() {
         assert_eq!(shard.take_send_awaited(), is_full, "{bytes} bytes");
     }
 }
+
+#[test]
+fn send_of_owned_bytes_is_awaited_as_their_owner_may_be() {
+    for (bytes, owned) in [(40_000, true), (40_000, false), (100, true)] {
+        let limits = Limits::default().outbox_bytes_low(1 << 18).outbox_bytes_high(1 << 19);
+        let (mut shard, id) = with_connection(limits);
+        shard.take_send_awaited();
+        shard.begin(at(1), 0);
+        let reply = vec![0; bytes];
+        match owned {
+            true => shard.shared(id).unwrap().reply(reply.into()),
+            false => shard.shared(id).unwrap().reply(reply.as_slice().into()),
+        }
+        shard.end();
+        assert_eq!(shard.take_send_awaited(), owned && bytes == 40_000, "{bytes} bytes, owned: {owned}");
+    }
+}
