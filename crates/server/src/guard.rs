@@ -5,8 +5,6 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
-use bytes::Bytes;
-
 /// What a panic said: one word, so that code which does not panic pays nothing for it.
 #[derive(Debug)]
 pub(crate) struct Panicked(Box<Message>);
@@ -54,13 +52,6 @@ pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
 fn discard_panic(panic: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
         std::mem::forget(again);
-    }
-}
-
-/// Drops bytes that left, whose owner is user code.
-pub(crate) fn drop_owned(bytes: Bytes) {
-    if let Err(panicked) = guard(move || drop(bytes)) {
-        crate::log::owner_panicked(&panicked);
     }
 }
 

@@ -198,6 +198,69 @@ fn failing_service_of_several_is_named() {
 }
 
 #[test]
+fn first_error_is_told_though_another_service_panics_in_its_drop() {
+    /// A destructor that panics.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("planted");
+        }
+    }
+
+    Sim::seeds(20).allow_panics(|said| said.starts_with("planted")).run(|sim| {
+        let server = Server::new()
+            .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |shard| {
+                let shard = shard.clone();
+                starting(async move {
+                    shard.sleep(SECOND).await;
+                    Err::<Says, _>("no database")
+                })
+            })
+            .service(tcp("10.0.0.1:7001").framing(Lines::default()).name("admin"), |_| {
+                let bomb = Bomb;
+                starting(async move {
+                    let _bomb = bomb;
+                    pending::<Says>().await
+                })
+            });
+        let error = sim.start_several(server).unwrap_err();
+        assert_eq!(error.to_string(), "service chat: no service for shard 0: no database");
+
+        let server = Server::new()
+            .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |_| {
+                let bomb = Bomb;
+                starting(async move {
+                    let _bomb = bomb;
+                    pending::<Says>().await
+                })
+            })
+            .service(tcp("10.0.0.1:7001").framing(Lines::default()).name("admin"), |_| {
+                Err::<Says, _>("no database")
+            });
+        let error = sim.start_several(server).unwrap_err();
+        assert_eq!(error.to_string(), "service admin: no service for shard 0: no database");
+    });
+}
+
+#[test]
+fn failed_start_leaves_its_addresses_to_the_next_server() {
+    Sim::seeds(5).run(|sim| {
+        let says = |_: &Shard| Says("there".to_owned());
+        let started = sim.start(lines().listen_unix("/run/app.sock"), says);
+        assert!(matches!(started, Err(Error::Listen { .. })), "{started:?}");
+        let addr = sim.serve(lines(), says);
+        sim.client("peer", async move |net| {
+            let mut me = net.connect(addr).await?;
+            me.send("x\n").await?;
+            assert_eq!(me.line().await?.as_deref(), Some("there"));
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn start_timeout_names_the_service_that_is_waited_for() {
     Sim::seeds(20).run(|sim| {
         let limits = ServerLimits::default().start_timeout(30 * SECOND);

@@ -209,12 +209,16 @@ impl State {
     /// and those at which it listened before are free again.
     pub(crate) fn listen(&mut self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
         let listened = self.listen_as(addr, (0..shards).map(Owner::Shard));
-        if listened.is_err() {
-            let of_no_ring = |n: &usize| matches!(self.listeners[*n].owner, Owner::Shard(_));
-            let left: Vec<usize> = (0..self.listeners.len()).filter(of_no_ring).collect();
-            left.into_iter().for_each(|n| self.close_listener(n));
+        listened.inspect_err(|_| self.close_unclaimed())
+    }
+
+    /// Closes the listeners of shards whose rings are not made, and will not be.
+    fn close_unclaimed(&mut self) {
+        for n in 0..self.listeners.len() {
+            if matches!(self.listeners[n], Listener { owner: Owner::Shard(_), closed: false, .. }) {
+                self.close_listener(n);
+            }
         }
-        listened
     }
 
     /// Listens for a client; returns the listener's number and its address.
@@ -239,13 +243,13 @@ impl State {
         Ok(addr)
     }
 
-    /// Adopts a listener for each shard, and makes it if it is not there.
+    /// Adopts a listener for each shard, and makes it if it is not there. A failure is as that of [`listen`](State::listen).
     pub(crate) fn adopt(&mut self, addr: SocketAddr, shards: usize) -> io::Result<()> {
         let is_adopted = |listener: &Listener| listener.addr == addr && listener.owner == Owner::Network;
         let adopts = match self.listeners.iter().position(is_adopted) {
             Some(adopts) => adopts,
             None => {
-                self.listen_as(addr, [Owner::Network])?;
+                self.listen_as(addr, [Owner::Network]).inspect_err(|_| self.close_unclaimed())?;
                 self.listeners.len() - 1
             }
         };
@@ -689,6 +693,18 @@ impl State {
 mod tests {
     use super::*;
     use crate::faults::{Fault, Faults};
+
+    #[test]
+    fn failed_adoption_frees_what_was_listened_at_before() {
+        let mut state = State::new(true, Arc::new(Plan::new(Faults::none(), 1)));
+        let (first, taken) = (([10, 0, 0, 1], 7000).into(), ([10, 0, 0, 1], 7001).into());
+        state.listen_client(taken).unwrap();
+        for _ in 0..2 {
+            state.listen(first, 2).expect("the address is free");
+            assert_eq!(state.adopt(taken, 2).unwrap_err().raw_os_error(), Some(libc::EADDRINUSE));
+        }
+        assert!(state.listeners.iter().all(|listener| listener.closed || listener.owner == Owner::Client));
+    }
 
     #[test]
     fn quiet_connections_are_not_on_the_agenda() {

@@ -19,7 +19,7 @@ static LEFT: Mutex<Option<Vec<(String, OwnedFd)>>> = Mutex::new(None);
 /// in their order. None if there are none, or they were taken before. They are close-on-exec.
 ///
 /// The environment (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`) is read by the first call. Without `LISTEN_FDNAMES` the name
-/// of each is `unknown`.
+/// of each is `unknown`, as is that of a socket whose name there is empty.
 pub fn take_activated(name: &str) -> Vec<OwnedFd> {
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     let all = left.get_or_insert_with(|| {
@@ -37,7 +37,8 @@ pub fn take_activated(name: &str) -> Vec<OwnedFd> {
 fn named(pid: &str, fds: &str, names: &str) -> Vec<String> {
     let is_ours = pid.parse() == Ok(std::process::id());
     let count = fds.parse().ok().filter(|count| is_ours && (0..=MOST).contains(count)).unwrap_or(0);
-    let mut names = names.split(':').filter(|name| !name.is_empty());
+    // One that is empty has its place all the same.
+    let mut names = names.split(':').map(|name| if name.is_empty() { "unknown" } else { name });
     (0..count).map(|_| names.next().unwrap_or("unknown").to_owned()).collect()
 }
 
@@ -63,6 +64,7 @@ mod tests {
         let me = std::process::id().to_string();
         assert_eq!(named(&me, "3", "web:admin"), ["web", "admin", "unknown"]);
         assert_eq!(named(&me, "2", ""), ["unknown", "unknown"]);
+        assert_eq!(named(&me, "3", "a::c"), ["a", "unknown", "c"]);
         for (pid, fds) in
             [("1", "1"), ("", "1"), (&*me, ""), (&*me, "-1"), (&*me, "99999999999"), (&*me, "5000")]
         {

@@ -158,6 +158,16 @@ impl<K: Kernel> Uring<K> {
         self.close_listener(listener, sink);
     }
 
+    /// An accept of an adopted queue stopped without a connection: as for [`Life::Leaving`], the ring may have been woken for one
+    /// in the place of another owner. One that cannot be taken for want of a descriptor waits for the next.
+    #[cold]
+    fn take_one(&mut self, listener: u16, sink: &mut Sink<'_>) {
+        self.stats.calls += 1;
+        if let Ok(fd) = self.kernel.take_queued(listener) {
+            self.accepted(listener, fd, sink);
+        }
+    }
+
     fn close_listener(&mut self, listener: u16, sink: &mut Sink<'_>) {
         self.stats.calls += 1;
         self.kernel.close_listener(listener);
@@ -232,6 +242,9 @@ impl<K: Kernel> Uring<K> {
             None => self.queue.push(RawOp::Accept { listener }),
             Some(end) => {
                 self.listeners[index] = Listening::default();
+                if matches!(end, AcceptEnd::Stopped) && cqe.res < 0 && self.kernel.is_adopted(listener) {
+                    self.take_one(listener, sink);
+                }
                 self.tell(Completion::AcceptEnded { listener, end }, sink);
             }
         }

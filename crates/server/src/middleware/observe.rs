@@ -21,7 +21,7 @@ use ringserve_core::Frame;
 /// # impl Service for Echo {
 /// #     type Session = ();
 /// #     type Error = std::convert::Infallible;
-/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame<H>) -> Result<(), Self::Error> {
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
 /// #         cx.reply(frame);
 /// #         Ok(())
 /// #     }

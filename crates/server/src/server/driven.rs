@@ -112,13 +112,19 @@ pub(super) fn planned<S: Serves>(
 ) -> Result<(UringConfig, Listening, Plan<S>), Error> {
     let checked = prepared.check(|| 1)?;
     let (config, chosen) = prepared.wanted(&checked, descriptors).driven();
-    let listen = |bind: &Bind| match bind.addr {
-        Address::Ip(ip) => listen(ip, bind.adopted.is_some(), checked.shards).map(Address::Ip),
-        _ => Err(io::ErrorKind::Unsupported.into()),
+    let failed = |addr: &Address, error| Error::Listen { addr: addr.clone(), error };
+    let place = |bind: &Bind| match bind.addr.as_ip() {
+        Some(ip) => Ok((ip, bind.adopted.is_some())),
+        None => Err(failed(&bind.addr, io::ErrorKind::Unsupported.into())),
     };
-    let listen = |bind: &Bind| listen(bind).map_err(|error| Error::Listen { addr: bind.addr.clone(), error });
-    let addrs = prepared.binds().map(listen).collect::<Result<_, Error>>()?;
-    let adopted = prepared.binds().map(|bind| bind.adopted.is_some()).collect();
+    // All are looked at before the first is listened at: nothing would close that one.
+    let places = prepared.binds().map(place).collect::<Result<Vec<_>, Error>>()?;
+    let listen = |&(ip, is_adopted): &(SocketAddr, bool)| {
+        let listened = listen(ip, is_adopted, checked.shards);
+        listened.map(Address::Ip).map_err(|error| failed(&Address::Ip(ip), error))
+    };
+    let addrs = places.iter().map(listen).collect::<Result<_, Error>>()?;
+    let adopted = places.iter().map(|(_, is_adopted)| *is_adopted).collect();
     let listening = Listening::new(addrs, adopted, Vec::new(), Vec::new());
     let mut plan = prepared.plan(checked, chosen, &listening);
     plan.runtime = Runtime::Own;

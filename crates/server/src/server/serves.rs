@@ -122,6 +122,14 @@ fn no_service(shard: usize, error: NoService) -> Error {
     error.downcast().map_or_else(factory, |limit| Error::Limits(*limit))
 }
 
+/// Drops what was made or is being made beside a service that will not be there. Each is user code, whose panic must not hide
+/// why.
+fn abandon<V>(all: &mut Vec<MadeOf<V>>) {
+    for made in all.drain(..) {
+        let _ = guard(move || drop(made));
+    }
+}
+
 /// All of them, as soon as each is there. The first error is that of all.
 fn all_of<V: 'static>(mut all: Vec<MadeOf<V>>) -> MadeOf<Vec<V>> {
     fn take<V>(all: &mut Vec<MadeOf<V>>) -> Vec<V> {
@@ -136,10 +144,14 @@ fn all_of<V: 'static>(mut all: Vec<MadeOf<V>>) -> MadeOf<Vec<V>> {
     }
     Made::Later(Box::pin(poll_fn(move |task| {
         let mut waits = false;
-        for made in &mut all {
-            if let Made::Later(making) = made {
+        for number in 0..all.len() {
+            if let Made::Later(making) = &mut all[number] {
                 match making.as_mut().poll(task) {
-                    Poll::Ready(there) => *made = Made::Now(there?),
+                    Poll::Ready(Ok(made)) => all[number] = Made::Now(made),
+                    Poll::Ready(Err(error)) => {
+                        abandon(&mut all);
+                        return Poll::Ready(Err(error));
+                    }
                     Poll::Pending => waits = true,
                 }
             }
@@ -256,8 +268,8 @@ impl AllOf {
         let (mut lanes, mut encodings) = (Vec::new(), Vec::new());
         for (number, (name, hosted)) in self.0.iter().enumerate() {
             let name = (self.0.len() > 1).then(|| name.clone());
-            let (lane, encoding) =
-                make(&**hosted, number).map_err(|error| error.of_service(name.as_ref()))?;
+            let made = make(&**hosted, number).inspect_err(|_| abandon(&mut lanes));
+            let (lane, encoding) = made.map_err(|error| error.of_service(name.as_ref()))?;
             lanes.push(lane.map(move |lane| lane.map_err(|error: Error| error.of_service(name.as_ref())))?);
             encodings.push(encoding);
         }

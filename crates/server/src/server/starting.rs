@@ -171,7 +171,7 @@ impl Starting {
             self.shared.set_gate(&mut state, Gate::Serving);
             return Look::Ready(waited);
         }
-        let mut next = None;
+        let (mut next, mut waits_for) = (None, None);
         if state.failed.is_none()
             && let Some(terms) = &self.terms
         {
@@ -180,8 +180,7 @@ impl Starting {
                 state.failed = Some(terms.timed_out(&state));
             } else if !self.explained && passed >= EXPLAINED_AFTER {
                 self.explained = true;
-                let waits_for = terms.waits_for(&state);
-                guarded(|| warn!("still starting after {EXPLAINED_AFTER:?}: waiting for {waits_for}"));
+                waits_for = Some(terms.waits_for(&state));
             }
             let explained = (!self.explained).then_some(EXPLAINED_AFTER);
             next = terms.timeout.into_iter().chain(explained).min().map(|time| time.saturating_sub(passed));
@@ -191,6 +190,11 @@ impl Starting {
         }
         if state.gate == Gate::Closed && all(&state, |stage| stage != Stage::Calls) {
             self.shared.set_gate(&mut state, Gate::Open);
+        }
+        drop(state);
+        if let Some(waits_for) = waits_for {
+            // A subscriber may wake what ends the start, which takes the lock.
+            guarded(|| warn!("still starting after {EXPLAINED_AFTER:?}: waiting for {waits_for}"));
         }
         Look::Waits(next)
     }
@@ -351,6 +355,11 @@ impl ShardStart {
         self.shared.fail(error);
     }
 
+    /// The shard ends, since what made its services panicked.
+    pub(crate) fn panicked(&self) {
+        self.failed(Error::FactoryPanicked { shard: self.shard });
+    }
+
     /// On the shard: holds it back until the factories of all shards returned, or the start failed.
     pub(crate) fn pass(&self) -> Gate {
         let mut state = self.shared.state();
@@ -370,5 +379,57 @@ impl Interrupter {
     /// Nothing happens if every shard is ready.
     pub(super) fn interrupt(&self) {
         self.shared.fail(Error::Interrupted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+
+    /// A subscriber that wakes what may end a start, with each line.
+    struct Wakes(Waker);
+
+    impl Subscriber for Wakes {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.wake_by_ref();
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn line_about_a_long_start_may_wake_what_ends_it() {
+        let (says, hears) = mpsc::channel();
+        thread::spawn(move || {
+            let mut starting = Starting::new();
+            starting.begin(1, Clock::of_age(2 * EXPLAINED_AFTER), None, vec!["chat".to_owned()]);
+            starting.terms.as_mut().unwrap().begun = Time::from_nanos(0);
+            let wakes = Wakes(Waker::from(starting.shared.clone()));
+            let look = tracing::subscriber::with_default(wakes, || starting.look());
+            let is_new = starting.shared.state().is_new;
+            says.send((format!("{look:?}"), is_new)).unwrap();
+        });
+        let heard = hears.recv_timeout(Duration::from_secs(60)).expect("the look at the start returns");
+        assert_eq!(heard, ("Waits(None)".to_owned(), true));
     }
 }

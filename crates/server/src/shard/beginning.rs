@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::thread;
 
 use ringserve_core::{Completion, ConnId, Driver, Ended, Frames, Socket, Wait};
 
@@ -29,6 +30,17 @@ pub(crate) struct Beginning<D: Driver, V> {
     start: ShardStart,
 }
 
+/// Ends the start if what makes the services panics: the task that waits for them would only be gone.
+struct FailsInPanic(ShardStart);
+
+impl Drop for FailsInPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.panicked();
+        }
+    }
+}
+
 /// How a shard ended: what it did, or its driver's `errno`.
 pub(crate) type End = Result<ShardStats, i32>;
 
@@ -44,12 +56,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
             Made::Later(making) => {
                 let (services, start) = (services.clone(), start.clone());
                 Some(parts.shard.tasks().spawn(Box::pin(async move {
+                    let start = FailsInPanic(start);
                     match making.await {
                         Ok(made) => {
                             services.replace(Some(made));
-                            start.succeeded();
+                            start.0.succeeded();
                         }
-                        Err(error) => start.failed(error),
+                        Err(error) => start.0.failed(error),
                     }
                 })))
             }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use ringserve_core::{ConnId, Driver, LaneId, Time};
 
 use super::Core;
@@ -10,7 +11,7 @@ use super::inbox::{Command, Delivery, RemoteShard};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
-use crate::guard::{Panicked, drop_owned};
+use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
 use crate::stats::ServiceNames;
@@ -95,6 +96,13 @@ impl Drop for End {
     fn drop(&mut self) {
         self.shard.remote().close();
         self.shard.end();
+    }
+}
+
+/// Drops bytes that left, whose owner is user code.
+fn drop_owned(bytes: Bytes) {
+    if let Err(panicked) = guard(move || drop(bytes)) {
+        log::owner_panicked(&panicked);
     }
 }
 

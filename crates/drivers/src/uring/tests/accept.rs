@@ -237,6 +237,27 @@ fn connection_for_which_a_cancelled_accept_was_woken_is_taken() {
 }
 
 #[test]
+fn pause_takes_one_connection_of_an_adopted_listener() {
+    for (adopted, res, calls) in [(true, -libc::ECANCELED, 1), (true, 10, 0), (false, -libc::ECANCELED, 0)] {
+        let mut rig = Rig::new(4);
+        rig.kernel().adopted = adopted;
+        rig.ring.submit(Op::Accept { listener: 2 });
+        rig.turn();
+        rig.kernel().backlog.extend([Ok(11), Ok(12)]);
+        rig.ring.submit(Op::AcceptStop { listener: 2 });
+        rig.turn();
+        rig.says(Kind::CancelAccept, 2, 0, 0);
+        rig.says(Kind::Accept, 2, res, 0);
+        rig.turn();
+        assert_eq!(rig.kernel().calls, vec!["take at 2"; calls], "{adopted} {res}");
+        let accepted = |seen: &Completion| matches!(seen, Completion::Accepted { .. });
+        assert_eq!(rig.out.iter().filter(|seen| accepted(seen)).count(), usize::from(adopted));
+        let end = rig.out.last().unwrap();
+        assert!(matches!(end, Completion::AcceptEnded { end: AcceptEnd::Stopped, .. }), "{end:?}");
+    }
+}
+
+#[test]
 fn an_adopted_listener_that_accepts_nothing_is_closed_at_once() {
     let mut rig = Rig::new(4);
     rig.kernel().adopted = true;

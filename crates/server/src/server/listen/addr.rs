@@ -63,7 +63,7 @@ impl Binds {
 
     pub(crate) fn adopted(mut self, socket: OwnedFd) -> Binds {
         match Adopted::look_at(socket) {
-            Ok(bind) => self.binds.push(bind),
+            Ok((addr, adopted)) => self.binds.push(Bind { addr, adopted: Some(adopted) }),
             Err(error) => self.fail(error),
         }
         self

@@ -8,7 +8,6 @@ use ringserve_drivers::Listener;
 use rustix::fs::fstat;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::addr::Bind;
 use crate::server::socket_options::apply::Warnings;
 use crate::server::socket_options::check::SocketOptionError;
 use crate::server::socket_options::options::SocketOptions;
@@ -22,11 +21,11 @@ pub(crate) struct Adopted {
 }
 
 impl Adopted {
-    /// Looks at a socket, and says where it listens.
+    /// Looks at a socket, and where it listens.
     ///
     /// # Errors
     /// If no server can accept from it; the text says why.
-    pub(super) fn look_at(descriptor: OwnedFd) -> io::Result<Bind> {
+    pub(super) fn look_at(descriptor: OwnedFd) -> io::Result<(Address, Adopted)> {
         let number = descriptor.as_raw_fd();
         let socket = Socket::from(descriptor);
         let wrong = |text: String| {
@@ -67,7 +66,7 @@ impl Adopted {
             return wrong("it has no address".to_owned());
         };
         let inode = fstat(&socket)?.st_ino;
-        Ok(Bind { addr, adopted: Some(Adopted { socket, inode }) })
+        Ok((addr, Adopted { socket, inode }))
     }
 
     /// A descriptor for each shard.
@@ -158,7 +157,7 @@ mod tests {
 
     #[test]
     fn address_of_an_adopted_socket_is_its_own() {
-        let of = |descriptor: OwnedFd| Adopted::look_at(descriptor).unwrap().addr;
+        let of = |descriptor: OwnedFd| Adopted::look_at(descriptor).unwrap().0;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         assert_eq!(of(listener.into()), Address::Ip(addr));
