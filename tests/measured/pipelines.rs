@@ -55,7 +55,7 @@ fn pipelining_clients_are_answered_and_closed_with_fin() {
     if !alone(pipelining_clients_are_answered_and_closed_with_fin) {
         return;
     }
-    let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(5)));
+    let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(60)));
     let answered = AtomicUsize::new(0);
     let wire = frame(order::echo_of(100));
     let resets: usize = thread::scope(|scope| {
@@ -116,7 +116,7 @@ fn a_client_with_calls_always_in_flight_is_drained() {
     if !alone(a_client_with_calls_always_in_flight_is_drained) {
         return;
     }
-    let limits = no_time_limits().calls_in_flight_max(16).linger_timeout(Duration::from_secs(5));
+    let limits = no_time_limits().calls_in_flight_max(16).linger_timeout(Duration::from_secs(60));
     let lab = Lab::of(On::default().server(limits).framing(LengthPrefix::default()));
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let got: usize = thread::scope(|scope| {

@@ -4,7 +4,6 @@ use std::any::type_name;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use ringserve::{Error, ServerHandle};
@@ -26,15 +25,12 @@ pub struct Process {
 /// Tells a test that it has its process to itself.
 const ALONE: &str = "RINGSERVE_TEST_ALONE";
 
-/// Has a test run in a process of which it is the only test, while no other test runs that calls this: what it counts is its
-/// own. True in that process. False in the process of `cargo test`, once the test has passed there.
+/// Has a test run in a process of which it is the only test: what it counts is its own. True in that process. False in the process of `cargo test`, once the test has passed there.
 #[track_caller]
 pub fn alone<F: Fn()>(test: F) -> bool {
-    static ONE: Mutex<()> = Mutex::new(());
     if std::env::var_os(ALONE).is_some() {
         return true;
     }
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let name = test_name(&test);
     let done = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
