@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "it waits for what may hang, on a thread of the test")]
+    #[expect(clippy::disallowed_methods, reason = "a look that hangs is to fail the test")]
     fn line_about_a_long_start_may_wake_what_ends_it() {
         let (says, hears) = mpsc::channel();
         thread::spawn(move || {

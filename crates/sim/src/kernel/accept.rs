@@ -17,6 +17,7 @@ impl State {
         listener.neglected = None;
         // It looks at the queue first.
         listener.owes = adopted && !listener.backlog.is_empty();
+        listener.took_one = false;
         self.ring.arm_accept(number);
     }
 
@@ -107,8 +108,8 @@ impl State {
         }
     }
 
-    /// The driver asks whose the listener is when it is about to close it. What it was woken for before counts if it still
-    /// accepts: a shard that pauses takes what is queued once it goes on.
+    /// The driver asks whose the listener is when it is about to close it, or a pause ended its accept. What it was woken for
+    /// before counts if it still accepts: after a pause it takes one at once.
     pub(super) fn begin_to_leave(&mut self, number: u16) {
         let accepts = self.is_accepting(number);
         let comes = |sock: &Sock| {

@@ -75,7 +75,7 @@ pub struct Listener {
     /// Of one that was adopted: the accept in flight, or the last one, was woken for a connection that it did not take, and for
     /// which no other owner is woken.
     owes: bool,
-    /// Of one that was adopted: a connection was taken without an accept.
+    /// Of one that was adopted: since the last accept began a connection was taken without one.
     took_one: bool,
     /// Since when, and how often, the server blocked although it could have accepted from here.
     neglected: Option<(u64, u32)>,

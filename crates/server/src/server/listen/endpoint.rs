@@ -36,7 +36,9 @@ pub fn unix(path: impl Into<PathBuf>) -> Endpoint {
 /// file of a Unix socket stays. If this server was the last owner, the kernel then resets what is queued, which a server that
 /// binds the address itself [does not let happen](crate::ServerHandle::shutdown).
 ///
-/// * All shards accept from its one queue, as from that of a Unix socket.
+/// * All shards accept from its one queue, as from that of a Unix socket. A shard that pauses at
+///   [`connections_max`](crate::limits::ServerLimits::connections_max) may take one connection more, for which the kernel may have woken
+///   it in the place of another owner; without room on another shard it waits there for a place.
 /// * It is made non-blocking, for every owner: between the wake-up and the accept another owner may have taken the connection.
 /// * Of [`SocketOptions`] those are set that an accepted connection inherits, for every owner's connections. `backlog`,
 ///   `fast_open`, `defer_accept`, `incoming_cpu` and `unix_mode` are its maker's and stay as they are.
