@@ -126,7 +126,7 @@ impl Outlet {
         self.has(GONE)
     }
 
-    /// True once the connection takes nothing any more, or its end was asked for, by user code or through its [`RemoteGate`].
+    /// True once the connection takes nothing any more, or its end was asked for, by user code or through its [`RemoteGate`](crate::RemoteGate).
     pub fn is_ending(&self) -> bool {
         self.has(GONE | CLOSE | ABORT | NOT_FRAMED)
             || self.has(GATED)
