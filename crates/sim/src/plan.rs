@@ -183,7 +183,7 @@ impl Plan {
         let open_timeout = opens.one_in(2).then(|| Duration::from_millis(opens.spread(20, 400)));
         let limits = limits.open_timeout(open_timeout);
         // Of a copy too.
-        let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(5);
+        let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(6);
         let small_budget = rng.one_in(4);
         let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
