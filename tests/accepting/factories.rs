@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -138,9 +138,8 @@ fn factory_hosted_by_tokio_waits_for_what_is_tokios() {
         starting(async move {
             use tokio::io::AsyncReadExt;
             let mut stream = tokio::net::TcpStream::connect(addr).await?;
-            tokio::time::sleep(Duration::from_millis(5)).await;
             let mut greeting = [0; 5];
-            stream.read_exact(&mut greeting).await?;
+            tokio::time::timeout(SOON, stream.read_exact(&mut greeting)).await??;
             Ok::<_, std::io::Error>(Says(String::from_utf8_lossy(&greeting).into_owned()))
         })
     });
@@ -274,16 +273,20 @@ fn future_finds_a_shard_whose_factory_took_longer() {
     let mesh = Mesh::<u64, u64>::new();
     let (slow, is_slow) = channel();
     let (slow, is_slow) = (Mutex::new(slow), Mutex::new(is_slow));
+    let (begins, begun) = channel();
+    let (begins, begun) = (Mutex::new(begins), Mutex::new(begun));
     let started = start(lines(2), move |shard| {
         if shard.index() == 1 {
-            // Longer than the other one's factory, which tells when it begins.
+            // The other one's factory has returned, and its future is not to begin meanwhile.
             is_slow.lock().unwrap().recv_timeout(SOON).unwrap();
-            thread::sleep(Duration::from_millis(50));
+            let early = begun.lock().unwrap().recv_timeout(Duration::from_millis(50));
+            assert_eq!(early, Err(RecvTimeoutError::Timeout), "a future begins before the last factory");
         }
         mesh.register(shard, |_from, number| 2 * number);
         let _ = slow.lock().unwrap().send(());
-        let (shard, mesh) = (shard.clone(), mesh.clone());
+        let (shard, mesh, begins) = (shard.clone(), mesh.clone(), begins.lock().unwrap().clone());
         starting(async move {
+            let _ = begins.send(());
             let answer = mesh.ask(1 - shard.index(), 21).await;
             answer.map(|answer| Says(answer.to_string()))
         })
