@@ -116,7 +116,8 @@ pub struct HttpOptions {
     /// Streams of a connection of HTTP/2 that the server reset because of the peer's errors. More close the connection.
     /// Default 1024, as hyper has it.
     pub error_resets_max: usize,
-    /// Whether responses have a `date` header. Default true.
+    /// Whether responses have a `date` header. Default true. In a simulation they have none: hyper takes it from the system's
+    /// clock, which no seed decides.
     pub date: bool,
 }
 
@@ -207,6 +208,7 @@ impl HttpOptions {
     /// # Panics
     /// If [`buffer_bytes_max`](HttpOptions::buffer_bytes_max) is below 8 KiB.
     pub fn http1(&self, timer: ShardTimer) -> http1::Builder {
+        let has_date = self.has_date(&timer);
         let mut builder = http1::Builder::new();
         builder
             .timer(timer)
@@ -216,7 +218,7 @@ impl HttpOptions {
             .max_header_size(self.header_bytes_max as usize)
             .max_buf_size(self.buffer_bytes_max)
             .keep_alive(self.keep_alive)
-            .auto_date_header(self.date);
+            .auto_date_header(has_date);
         if self.headers_max != HEADERS_MAX {
             builder.max_headers(self.headers_max);
         }
@@ -232,6 +234,7 @@ impl HttpOptions {
     }
 
     pub(super) fn build_http2<E: Clone>(&self, executor: E, timer: ShardTimer) -> http2::Builder<E> {
+        let has_date = self.has_date(&timer);
         let mut builder = http2::Builder::new(executor);
         builder
             .timer(timer)
@@ -244,8 +247,12 @@ impl HttpOptions {
             .max_local_error_reset_streams(self.error_resets_max)
             .keep_alive_interval(self.ping_interval)
             .keep_alive_timeout(self.ping_timeout)
-            .auto_date_header(self.date);
+            .auto_date_header(has_date);
         builder
+    }
+
+    fn has_date(&self, timer: &ShardTimer) -> bool {
+        self.date && !timer.is_simulated()
     }
 }
 

@@ -76,6 +76,11 @@ impl ShardTimer {
         ShardTimer { inner }
     }
 
+    /// True in a simulation.
+    pub(super) fn is_simulated(&self) -> bool {
+        self.inner.clock.is_simulated()
+    }
+
     /// Waits for `time`. While it waits no poll reads the clock.
     pub(super) fn after(&self, time: Duration) -> ShardTimerSleep {
         ShardTimerSleep { inner: self.inner.clone(), until: self.inner.now() + time, number: None }

@@ -86,6 +86,12 @@ impl Clock {
         }
     }
 
+    /// True for the time of a simulation: what shows the system's there is not decided by the seed.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_simulated(&self) -> bool {
+        !matches!(self, Clock::Real { .. })
+    }
+
     /// The same moment for code that counts in instants of the standard library.
     #[cfg(feature = "http")]
     pub(crate) fn instant(&self) -> Instant {
