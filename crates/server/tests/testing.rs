@@ -11,7 +11,7 @@ use std::time::Duration;
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
-use ringserve_server::{CloseReason, Cx, Frame, Limits, Opening, Refusal, Server, Service};
+use ringserve_server::{CloseReason, Cx, Frame, Limits, Opening, Refusal, Server, Service, with_heads};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -494,6 +494,35 @@ impl Service for Manners {
         cx.reply("done");
         Ok(())
     }
+}
+
+/// Replies with what it takes from the framing, and the words behind it.
+struct Heads;
+
+impl Service<Option<&'static str>> for Heads {
+    type Session = Cell<u32>;
+    type Error = &'static str;
+
+    async fn call(
+        &self,
+        cx: &Cx<'_, Cell<u32>>,
+        frame: Frame<Option<&'static str>>,
+    ) -> Result<(), &'static str> {
+        cx.sleep(SECOND).await;
+        cx.session().set(cx.session().get() + 1);
+        let head = frame.head().ok_or("no head")?;
+        cx.reply(format!("{} {head} {}", cx.session().get(), String::from_utf8_lossy(&frame)));
+        Ok(())
+    }
+}
+
+#[test]
+fn call_alone_has_the_head_that_it_is_given() {
+    let mut conn = TestConn::open(|_shard| with_heads(Heads));
+    assert_eq!(conn.call_with_head("a", Some("one")).replies, [b"1 one a"]);
+    assert_eq!(conn.call_with_head("", Some("two")).replies, [b"2 two "]);
+    assert_eq!(conn.call("b").result, Err("no head"), "without one it is the default");
+    assert!(conn.is_closed());
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use ringserve_buf::Lease;
-use ringserve_core::framing::{Decode, EncodeError, FrameError, Framing, HoldsState, Payload, TypedFraming};
+use ringserve_core::framing::{Cut, EncodeError, FrameError, Payload, TypedFraming};
 use ringserve_core::{CloseReason, Frame, Limits, Outbox};
 use ringserve_simkernel::{Faults, Socket};
 
@@ -60,10 +61,13 @@ pub fn frame(payload: impl AsRef<[u8]>) -> Frame {
 /// assert_eq!(called.replies, [b"hello"]);
 /// assert!(!conn.is_closed());
 /// ```
-pub struct TestConn<S: Service> {
+///
+/// A service of frames with a head `H` is opened by [`with_heads`](crate::with_heads), and its calls are made by
+/// [`call_with_head`](TestConn::call_with_head).
+pub struct TestConn<S: Service<H>, H: Default + 'static = ()> {
     world: Rc<World>,
     socket: Option<Socket>,
-    seen: Rc<Seen<S>>,
+    seen: Rc<Seen<S, H>>,
     received: Vec<u8>,
 }
 
@@ -79,22 +83,24 @@ pub struct Called<E> {
 }
 
 /// What a service did.
-struct Seen<S: Service> {
+struct Seen<S: Service<H>, H> {
     /// `None` while `open` waits.
     opened: Cell<Option<bool>>,
+    /// Of the frame that is on its way.
+    head: Cell<H>,
     result: RefCell<Option<Result<(), S::Error>>>,
     closed: Cell<Option<CloseReason>>,
 }
 
-impl<S: Service> TestConn<S> {
+impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     /// Opens a connection to the service that the factory makes, and greets it with nothing. An [`open`](Service::open) that waits
     /// is waited for; one that never ends is dropped at [`Limits::open_timeout`].
     ///
     /// # Panics
     /// If the factory fails, or the service panics.
-    pub fn open<Make>(factory: impl Fn(&Shard) -> Make + 'static) -> TestConn<S>
+    pub fn open<Make>(factory: impl Fn(&Shard) -> Make + 'static) -> TestConn<S, H>
     where
-        Make: IntoService<Replies, Service = S>,
+        Make: IntoService<Replies<H>, Service = S>,
     {
         /// The first port, as of any server.
         const ADDR: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 0, 0, 1), 7000);
@@ -103,14 +109,18 @@ impl<S: Service> TestConn<S> {
         let settings =
             Settings { seed: 0, faults: Faults::none(), steps_max: 1_000_000, allowed: Rc::new(|_| false) };
         let world = Rc::new(World::new(settings, time, trace));
-        let seen =
-            Rc::new(Seen { opened: Cell::new(None), result: RefCell::new(None), closed: Cell::new(None) });
+        let seen = Rc::new(Seen {
+            opened: Cell::new(None),
+            head: Cell::default(),
+            result: RefCell::new(None),
+            closed: Cell::new(None),
+        });
         let recorded = seen.clone();
         let mut conn = TestConn { world: world.clone(), socket: None, seen, received: Vec::new() };
         conn.guarded(|conn| {
             let sim = Sim::new(conn.world.clone(), Duration::ZERO);
             let factory = move |shard: &Shard| Record { made: factory(shard), seen: recorded.clone() };
-            let addr = sim.serve(Server::bind(ADDR).framing(Replies), factory);
+            let addr = sim.serve(Server::bind(ADDR).framing(Replies::<H>(PhantomData)), factory);
             let mut socket = conn.world.network.socket(IpAddr::V4(Ipv4Addr::new(10, 128, 0, 0)), addr);
             let connected = socket.poll_connect(&mut Context::from_waker(Waker::noop()));
             assert!(matches!(connected, Poll::Ready(Ok(()))), "nothing is in the way");
@@ -127,8 +137,37 @@ impl<S: Service> TestConn<S> {
     /// # Panics
     /// If the service panics, the connection is closed already, or the call waits and nothing can happen any more.
     pub fn call(&mut self, frame: impl AsRef<[u8]>) -> Called<S::Error> {
+        self.call_with_head(frame, H::default())
+    }
+
+    /// As [`call`](TestConn::call), with the head that the framing hands over with the frame.
+    ///
+    /// ```
+    /// use ringserve::testing::TestConn;
+    /// use ringserve::{Cx, Frame, Service, with_heads};
+    ///
+    /// struct Repeat;
+    ///
+    /// impl Service<u8> for Repeat {
+    ///     type Session = ();
+    ///     type Error = std::convert::Infallible;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame<u8>) -> Result<(), Self::Error> {
+    ///         cx.reply(frame.repeat(usize::from(*frame.head())));
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// let mut conn = TestConn::open(|_shard| with_heads(Repeat));
+    /// assert_eq!(conn.call_with_head("ab", 3).replies, [b"ababab"]);
+    /// ```
+    ///
+    /// # Panics
+    /// As [`call`](TestConn::call).
+    pub fn call_with_head(&mut self, frame: impl AsRef<[u8]>, head: H) -> Called<S::Error> {
         self.guarded(|conn| {
             assert!(!conn.is_closed(), "the connection is closed");
+            conn.seen.head.set(head);
             let payload = frame.as_ref();
             let mut bytes = (payload.len() as u32).to_be_bytes().to_vec();
             bytes.extend_from_slice(payload);
@@ -214,7 +253,7 @@ impl<S: Service> TestConn<S> {
     }
 }
 
-impl<S: Service> Drop for TestConn<S> {
+impl<S: Service<H>, H: Default + 'static> Drop for TestConn<S, H> {
     fn drop(&mut self) {
         drop(self.socket.take());
         // What the service says at its end is no longer of interest.
@@ -222,7 +261,7 @@ impl<S: Service> Drop for TestConn<S> {
     }
 }
 
-impl<S: Service> fmt::Debug for TestConn<S> {
+impl<S: Service<H>, H: Default + 'static> fmt::Debug for TestConn<S, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TestConn").field("closed", &self.seen.closed.get()).finish_non_exhaustive()
     }
@@ -231,22 +270,31 @@ impl<S: Service> fmt::Debug for TestConn<S> {
 /// What stands before each reply: bytes that no service writes by chance.
 const MARK: [u8; 8] = [0xF7, 0x1C, 0xE2, 0x93, 0x0B, 0xD8, 0x65, 0xAA];
 
-/// The framing below a [`TestConn`]: each reply can be told from what was written beside it.
+/// The framing below a [`TestConn`]: each reply can be told from what was written beside it. What is sent through it has no head,
+/// which is put at each frame before the service sees it.
 #[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct Replies;
+pub struct Replies<H>(PhantomData<fn() -> H>);
 
-impl Framing for Replies {
-    fn decode(&self, bytes: &[u8], _scanned: usize) -> Result<Decode, FrameError> {
-        let Some(len) = bytes.first_chunk::<4>() else { return Ok(Decode::More(4 - bytes.len())) };
+impl<H> Clone for Replies<H> {
+    fn clone(&self) -> Self {
+        Replies(PhantomData)
+    }
+}
+
+impl<H: Default + 'static> TypedFraming for Replies<H> {
+    type State = ();
+    type Head = H;
+
+    fn cut(&self, _: &mut (), bytes: &[u8], _scanned: usize) -> Result<Cut<H>, FrameError> {
+        let Some(len) = bytes.first_chunk::<4>() else { return Ok(Cut::More(4 - bytes.len())) };
         let consumed = 4 + u32::from_be_bytes(*len) as usize;
         match consumed.checked_sub(bytes.len()) {
-            None | Some(0) => Ok(Decode::Frame { skip: 4, len: consumed - 4, consumed }),
-            Some(missing) => Ok(Decode::More(missing)),
+            None | Some(0) => Ok(Cut::Frame { skip: 4, len: consumed - 4, consumed, head: H::default() }),
+            Some(missing) => Ok(Cut::More(missing)),
         }
     }
 
-    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+    fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         out.put(&MARK);
         out.put(&(payload.len() as u32).to_be_bytes());
         out.payload(payload);
@@ -273,20 +321,20 @@ fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// What the factory of a [`TestConn`] returns.
-struct Record<M, S: Service> {
+struct Record<M, S: Service<H>, H> {
     made: M,
-    seen: Rc<Seen<S>>,
+    seen: Rc<Seen<S, H>>,
 }
 
-impl<F, S, M> IntoService<F> for Record<M, S>
+impl<S, M, H> IntoService<Replies<H>> for Record<M, S, H>
 where
-    F: TypedFraming<Head = ()>,
-    S: Service<Session: HoldsState<F::State>>,
-    M: IntoService<F, Service = S>,
+    S: Service<H>,
+    M: IntoService<Replies<H>, Service = S>,
+    H: Default + 'static,
 {
-    type Service = Recorded<S>;
+    type Service = Recorded<S, H>;
 
-    fn into_service(self, shard: &Shard) -> Result<Made<Recorded<S>>, NoService> {
+    fn into_service(self, shard: &Shard) -> Result<Made<Recorded<S, H>>, NoService> {
         self.made.into_service(shard)?.map(|made| Ok(Recorded { service: made?, seen: self.seen }))
     }
 
@@ -296,9 +344,9 @@ where
 }
 
 /// A service that remembers what its calls returned.
-struct Recorded<S: Service> {
+struct Recorded<S: Service<H>, H> {
     service: S,
-    seen: Rc<Seen<S>>,
+    seen: Rc<Seen<S, H>>,
 }
 
 /// What `open` came to, also if it was dropped.
@@ -313,7 +361,7 @@ impl Drop for OpenAnswer<'_> {
     }
 }
 
-impl<S: Service> Service for Recorded<S> {
+impl<S: Service<H>, H: Default + 'static> Service<H> for Recorded<S, H> {
     type Session = S::Session;
     type Error = &'static str;
 
@@ -326,8 +374,9 @@ impl<S: Service> Service for Recorded<S> {
         opened
     }
 
-    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame) -> Result<(), &'static str> {
-        let result = self.service.call(cx, frame).await;
+    async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame<H>) -> Result<(), &'static str> {
+        let (frame, _none) = frame.into_parts();
+        let result = self.service.call(cx, frame.with_head(self.seen.head.take())).await;
         let failed = result.is_err();
         self.seen.result.replace(Some(result));
         if failed { Err("the call failed") } else { Ok(()) }
