@@ -1,8 +1,10 @@
 //! What a server owes its services, by seed: an `open` that waits, accounts, and several services of one server.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use ringserve_server::listen::{adopt, endpoints, tcp};
 use ringserve_server::stats::Account;
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, TestConn};
-use ringserve_server::{Closed, Cx, Frame, Opening, Refusal, Server, Service, Session, Shard};
+use ringserve_server::{Closed, Cx, Frame, Opening, Refusal, Server, Service, Session, Several, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -236,6 +238,96 @@ fn a_start_of_several_services_that_fails_names_the_service() {
         assert_eq!(error.to_string(), "service admin: no service for shard 0: planted");
         // What it listened at is free again.
         assert_eq!(sim.serve_several(Server::new().service(tcp("10.0.0.1:7000"), |_| Named("a"))).len(), 1);
+    });
+}
+
+/// What the services of a shard share: the shard, and how many lines they heard.
+struct Heard {
+    shard: Shard,
+    lines: Cell<u64>,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts lines, and says how many the services of its shard heard.
+struct Counts(Rc<Heard>);
+
+impl Service for Counts {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Infallible> {
+        let Counts(heard) = self;
+        assert_eq!(heard.shard.index(), cx.shard().index());
+        heard.lines.set(heard.lines.get() + 1);
+        cx.reply(format!("{} {}", cx.shard().index(), heard.lines.get()));
+        Ok(())
+    }
+}
+
+/// Counts on shards, at two addresses, by services that fail on the shard of this number.
+fn counts(shards: usize, dropped: &Arc<AtomicUsize>, fails: Option<usize>) -> Server<Several> {
+    let counts = || {
+        let dropped = dropped.clone();
+        move |shard: &Shard| {
+            let made = shard.shared(|| {
+                // Asked for while another one is made.
+                assert_eq!(*shard.shared(|| 7), 7);
+                Heard { shard: shard.clone(), lines: Cell::new(0), dropped: dropped.clone() }
+            });
+            if fails == Some(shard.index()) { Err("planted") } else { Ok(Counts(made)) }
+        }
+    };
+    let at = |addr: &str| tcp(addr).framing(Lines::default());
+    let server = Server::new().shards(shards);
+    server.service(at("10.0.0.1:7000"), counts()).service(at("10.0.0.1:8000"), counts())
+}
+
+#[test]
+fn services_of_a_shard_share_a_value_and_shards_do_not() {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+        let (shards, dropped) = (1 + sim.seed() as usize % 3, Arc::default());
+        let server = sim.start_several(counts(shards, &dropped, None)).unwrap();
+        let told: Rc<RefCell<Vec<String>>> = Rc::default();
+        for n in 0..6 {
+            let (addr, told) = (server.local_addrs()[n % 2], told.clone());
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                for _ in 0..5 {
+                    me.send("hello\n").await?;
+                    let line = me.line().await?;
+                    told.borrow_mut().extend(line);
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        sim.finish();
+        assert_eq!(dropped.load(Ordering::Relaxed), shards, "values go with their shards");
+        // Each shard counted its lines of both services in one row.
+        let told: BTreeSet<String> = told.take().into_iter().collect();
+        assert_eq!(told.len(), 30, "{told:?}");
+        for line in &told {
+            let (shard, count) = line.split_once(' ').unwrap();
+            let before = count.parse::<u64>().unwrap() - 1;
+            assert!(before == 0 || told.contains(&format!("{shard} {before}")), "{line} in {told:?}");
+        }
+    });
+}
+
+#[test]
+fn shared_value_goes_with_a_start_that_fails() {
+    Sim::seeds(10).run(|sim| {
+        let dropped = Arc::default();
+        let fails = sim.seed() as usize % 2;
+        sim.start_several(counts(2, &dropped, Some(fails))).unwrap_err();
+        sim.finish();
+        assert_eq!(dropped.load(Ordering::Relaxed), 1 + fails);
     });
 }
 

@@ -118,7 +118,8 @@ impl<S: Serves> OneShard<S> {
         let random = Random::of_shard(self.seed, self.index);
         let shard = Shard::new(self.index, remote.clone(), self.control, self.clock, random);
         shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
-        let (made, encodings) = self.serves.make(shard.clone(), start)?;
+        // What the factories before the one that fails left with the shard may hold it.
+        let (made, encodings) = self.serves.make(shard.clone(), start).inspect_err(|_| shard.end())?;
         let mut lanes = self.lanes.iter().zip(encodings);
         // There is a first service, as was checked.
         let Some((first, encoding)) = lanes.next() else { return Err(Error::Services(String::new())) };

@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
@@ -44,6 +45,8 @@ struct Inner {
     stopping: DrainFlag,
     upstreams: Requests,
     awaited: Awaited,
+    /// One of each type.
+    shared: RefCell<Vec<Rc<dyn Any>>>,
 }
 
 impl Shard {
@@ -67,6 +70,7 @@ impl Shard {
             stopping: DrainFlag::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
+            shared: RefCell::default(),
         };
         Shard { inner: Rc::new(inner) }
     }
@@ -92,6 +96,63 @@ impl Shard {
     /// ```
     pub fn server(&self) -> &ServerControl {
         &self.inner.server
+    }
+
+    /// The value of type `T` that this shard keeps for all its services: `make` makes it where it is asked for first. So the
+    /// services of a shard share state without a lock, in whatever order their factories are called. Another shard has
+    /// another value; one of each type is kept until the end of the shard.
+    ///
+    /// It is looked for among the values of other types, so a factory asks for it and a call does not.
+    ///
+    /// ```no_run
+    /// use std::cell::Cell;
+    /// use std::rc::Rc;
+    ///
+    /// use ringserve::listen::tcp;
+    /// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+    ///
+    /// #[derive(Default)]
+    /// struct Heard(Cell<u64>);
+    ///
+    /// struct Listener(Rc<Heard>);
+    ///
+    /// impl Service for Listener {
+    ///     type Session = ();
+    ///     type Error = std::convert::Infallible;
+    ///
+    ///     async fn call(&self, _cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Self::Error> {
+    ///         self.0.0.set(self.0.0.get() + 1);
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// struct Teller(Rc<Heard>);
+    ///
+    /// impl Service for Teller {
+    ///     type Session = ();
+    ///     type Error = std::convert::Infallible;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Self::Error> {
+    ///         cx.reply(format!("{} lines on this shard", self.0.0.get()));
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// Server::new()
+    ///     .service(tcp("0.0.0.0:7000").framing(Lines::default()), |shard| Listener(shard.shared(Heard::default)))
+    ///     .service(tcp("127.0.0.1:7001").framing(Lines::default()), |shard| Teller(shard.shared(Heard::default)))
+    ///     .serve()
+    /// # }
+    /// ```
+    pub fn shared<T: 'static>(&self, make: impl FnOnce() -> T) -> Rc<T> {
+        let known = self.inner.shared.borrow().iter().find_map(|value| value.clone().downcast().ok());
+        known.unwrap_or_else(|| {
+            // It is user code, which may ask for others: nothing is borrowed meanwhile.
+            let value = Rc::new(make());
+            self.inner.shared.borrow_mut().push(value.clone());
+            value
+        })
     }
 
     /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
@@ -331,6 +392,9 @@ impl Shard {
         let _ = guard(move || drop(mailboxes));
         self.inner.tasks.clear();
         self.inner.awaited.clear();
+        for value in self.inner.shared.take() {
+            let _ = guard(move || drop(value));
+        }
     }
 }
 
