@@ -324,10 +324,10 @@ impl<F> Server<F> {
         self
     }
 
-    /// How many shards, 1 to 1024. By default as many as the process may use CPUs at once
+    /// How many shards, 1 to 1024. By default, and by `None`, as many as the process may use CPUs at once
     /// ([`std::thread::available_parallelism`]), control group quotas included.
-    pub fn shards(mut self, shards: usize) -> Server<F> {
-        self.settings.shards = Some(shards);
+    pub fn shards(mut self, shards: impl Into<Option<usize>>) -> Server<F> {
+        self.settings.shards = shards.into();
         self
     }
 
