@@ -8,11 +8,11 @@
 //! lobby, where a member begins), `/who` and `/quit`. However a connection ends, its room hears that the member left.
 //!
 //! Each shard keeps the members that it serves and knows nothing of the others. A line goes to each shard once, as a question
-//! through a [`Mesh`], is copied there into each member's outbox, and then its speaker may say the next one. A member whose
+//! through a [`Mesh`], is encoded once there for all its members, and then its speaker may say the next one. A member whose
 //! outbox is full misses lines, and is told how many once it reads again. It is reset after 1000, or if it takes no byte in 30 s.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -22,14 +22,12 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
-use ringserve::http::HttpOptions;
-use ringserve::http::hyper::{Request, Response, StatusCode, body::Incoming, header, service::service_fn};
+use ringserve::http::hyper::{Request, Response, body::Incoming, http::Error, service::service_fn};
 use ringserve::listen::tcp;
 use ringserve::sync::{AskError, Mesh, OnAll};
-use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal};
-use ringserve::{Server, Service, Session, Several, Shard, http};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
+use ringserve::{Service, Session, Several, Shard, SharedPayload, http};
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 /// A chat server.
 #[derive(Parser)]
@@ -45,87 +43,34 @@ struct Args {
     shards: Option<usize>,
 }
 
-const NAME_BYTES_MAX: usize = 32;
 const MISSED_MAX: u64 = 1000;
-/// A member that neither says nor hears anything for this time is out.
-const IDLE_TIME: Duration = Duration::from_secs(4 * 3600);
 const HELP: &str = "/name X, /join ROOM, /leave, /who, /quit";
 
 struct Member {
     handle: LocalHandle,
     name: RefCell<Arc<str>>,
-    room: RefCell<Arc<str>>,
+    /// Its room, and its id there.
+    place: RefCell<(Arc<str>, ConnId)>,
     /// Lines that were dropped, and of which it was not told.
     missed: Cell<u64>,
 }
 
 impl Member {
-    /// Waits until the member reads again, and tells it what it missed. Until then it misses each further line.
+    /// Tells the member what it missed, once it reads again. Until then it misses each further line.
     async fn catch_up(self: Rc<Member>) {
-        loop {
+        let notice = || format!("* you read too slowly and missed {} lines", self.missed.get());
+        self.handle.ready().await;
+        // A reply may have filled the outbox again.
+        while self.handle.push(notice()) == Err(PushError::Full) {
             self.handle.ready().await;
-            let notice = format!("* you read too slowly and missed {} lines", self.missed.get());
-            // A reply may have filled the outbox again.
-            if self.handle.push(&notice) != Err(PushError::Full) {
-                break self.missed.set(0);
-            }
         }
+        self.missed.set(0);
     }
 }
 
-type Room = BTreeMap<ConnId, Rc<Member>>;
+struct Seat(Rc<Member>);
 
-/// What one shard keeps, and what its members heard and missed.
-#[derive(Default)]
-struct Rooms {
-    members: RefCell<HashMap<Arc<str>, Room>>,
-    heard: Cell<u64>,
-    missed: Cell<u64>,
-}
-
-impl Rooms {
-    fn insert(&self, member: &Rc<Member>) {
-        let (mut rooms, room) = (self.members.borrow_mut(), member.room.borrow().clone());
-        rooms.entry(room).or_default().insert(member.handle.id(), member.clone());
-    }
-
-    fn remove(&self, member: &Member) {
-        let (mut rooms, room) = (self.members.borrow_mut(), member.room.borrow());
-        let Some(members) = rooms.get_mut(&*room) else { return };
-        members.remove(&member.handle.id());
-        if members.is_empty() {
-            rooms.remove(&*room);
-        }
-    }
-
-    fn names(&self, room: &str) -> Vec<Arc<str>> {
-        let rooms = self.members.borrow();
-        rooms.get(room).into_iter().flatten().map(|(_, member)| member.name.borrow().clone()).collect()
-    }
-
-    fn tell(&self, shard: &Shard, member: &Rc<Member>, line: &str) {
-        let missed = member.missed.get();
-        if missed == 0 && member.handle.push(line) != Err(PushError::Full) {
-            return self.heard.set(self.heard.get() + 1);
-        }
-        self.missed.set(self.missed.get() + 1);
-        member.missed.set(missed + 1);
-        if missed == 0 {
-            shard.spawn(member.clone().catch_up());
-        } else if missed == MISSED_MAX {
-            member.handle.abort();
-        }
-    }
-
-    fn figures(&self) -> Figures {
-        let rooms = self.members.borrow();
-        let members = rooms.values().map(BTreeMap::len).sum::<usize>();
-        (rooms.keys().cloned().collect(), [members as u64, self.heard.get(), self.missed.get()])
-    }
-}
-
-/// A shard's rooms, how many members are in them, and the lines that these heard and missed.
-type Figures = (Vec<Arc<str>>, [u64; 3]);
+impl Session for Seat {}
 
 /// What shards ask each other.
 #[derive(Clone, Default)]
@@ -133,7 +78,38 @@ struct Meshes {
     /// A line for a room: hand it to each member but the one of the asking shard that said it.
     said: Mesh<(Arc<str>, Arc<str>, ConnId)>,
     names: Mesh<Arc<str>, Vec<Arc<str>>>,
-    figures: Mesh<(), Figures>,
+    /// Rooms, and how many lines were heard and missed there.
+    figures: Mesh<(), (Vec<Arc<str>>, u64, u64)>,
+}
+
+/// What one shard keeps, and what its members heard and missed.
+#[derive(Default)]
+struct Rooms {
+    members: RefCell<BTreeMap<(Arc<str>, ConnId), Rc<Member>>>,
+    heard: Cell<u64>,
+    missed: Cell<u64>,
+}
+
+impl Rooms {
+    fn see<T>(&self, room: &Arc<str>, see: impl Fn(&Rc<Member>) -> T) -> Vec<T> {
+        let (members, first) = (self.members.borrow(), (room.clone(), ConnId::from_bits(0)));
+        let here = members.range(first..).take_while(|((of, _), _)| of == room);
+        here.map(|(_, member)| see(member)).collect()
+    }
+
+    fn tell(&self, shard: &Shard, member: &Rc<Member>, line: &SharedPayload) {
+        let missed = member.missed.get();
+        if missed == 0 && member.handle.push_shared(line) != Err(PushError::Full) {
+            return self.heard.update(|heard| heard + 1);
+        }
+        self.missed.update(|missed| missed + 1);
+        member.missed.set(missed + 1);
+        match missed {
+            0 => drop(shard.spawn(member.clone().catch_up())),
+            MISSED_MAX => member.handle.abort(),
+            _ => {}
+        }
+    }
 }
 
 /// One shard's part of the chat.
@@ -143,29 +119,30 @@ struct Chat {
     rooms: Rc<Rooms>,
 }
 
-struct Seat(Rc<Member>);
-
-impl Session for Seat {}
-
 impl Chat {
     fn new(shard: &Shard, meshes: Meshes) -> Chat {
         let (rooms, here) = (Rc::new(Rooms::default()), shard.clone());
         let [heard, named, counted] = [rooms.clone(), rooms.clone(), rooms.clone()];
         meshes.said.register(shard, move |from, (room, line, by)| {
-            for (id, member) in heard.members.borrow().get(&room).into_iter().flatten() {
-                if (from, *id) != (Some(here.index()), by) {
+            let line = SharedPayload::new(line.to_string());
+            heard.see(&room, |member| {
+                if (from, member.handle.id()) != (Some(here.index()), by) {
                     heard.tell(&here, member, &line);
                 }
-            }
+            });
         });
-        meshes.names.register(shard, move |_from, room| named.names(&room));
-        meshes.figures.register(shard, move |_from, ()| counted.figures());
+        let name = |member: &Rc<Member>| member.name.borrow().clone();
+        meshes.names.register(shard, move |_from, room| named.see(&room, name));
+        meshes.figures.register(shard, move |_from, ()| {
+            let rooms = counted.members.borrow().keys().map(|(room, _)| room.clone()).collect();
+            (rooms, counted.heard.get(), counted.missed.get())
+        });
         Chat { shard: shard.clone(), meshes, rooms }
     }
 
     /// Brings a line to each shard. It is on its way when this returns, and the answers say that it was handed out.
     fn say(&self, member: &Member, line: String) -> OnAll<()> {
-        let (room, line, by) = (member.room.borrow().clone(), Arc::<str>::from(line), member.handle.id());
+        let ((room, by), line) = (member.place.borrow().clone(), Arc::<str>::from(line));
         self.meshes.said.on_all(|_shard| (room.clone(), line.clone(), by))
     }
 
@@ -176,18 +153,58 @@ impl Chat {
         }
     }
 
-    async fn obey(&self, cx: &Cx<'_, Seat>, line: &str) {
-        let Seat(member) = cx.session();
-        match line.split_once(' ').unwrap_or((line, "")) {
+    fn enter(&self, member: &Rc<Member>) {
+        self.announce(member, "came");
+        self.rooms.members.borrow_mut().insert(member.place.borrow().clone(), member.clone());
+    }
+
+    fn leave(&self, member: &Member) {
+        self.announce(member, "left");
+        self.rooms.members.borrow_mut().remove(&*member.place.borrow());
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    matches!(name.len(), 1..=32) && name.chars().all(|c| c.is_alphanumeric() || "-_".contains(c))
+}
+
+impl Service for Chat {
+    type Session = Seat;
+    type Error = Infallible;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<Seat, Refusal> {
+        let name = format!("guest-{}-{}", self.shard.index(), opening.id().slot());
+        opening.reply(format!("* you are {name}, in lobby; {HELP}"));
+        let (name, place) = (RefCell::new(name.into()), RefCell::new(("lobby".into(), opening.id())));
+        let member = Rc::new(Member { handle: opening.local_handle(), name, place, missed: Cell::new(0) });
+        self.enter(&member);
+        Ok(Seat(member))
+    }
+
+    async fn call(&self, cx: &Cx<'_, Seat>, frame: Frame) -> Result<(), Infallible> {
+        let (line, Seat(member)) = (String::from_utf8_lossy(&frame), cx.session());
+        let command = if line.trim_end() == "/leave" { "/join lobby" } else { line.trim_end() };
+        match command.split_once(' ').unwrap_or((command, "")) {
+            _ if line.is_empty() => {}
+            _ if !line.starts_with('/') => {
+                let said = self.say(member, format!("{}: {line}", member.name.borrow()));
+                if said.await.contains(&Err(AskError::Full)) {
+                    cx.reply("* too much is being said, not all heard you");
+                }
+            }
             ("/name", name) if is_name(name) => {
                 self.announce(member, &format!("is called {name} now"));
                 member.name.replace(name.into());
                 cx.reply(format!("* you are called {name} now"));
             }
-            ("/join", room) if is_name(room) => self.move_to(cx, room),
-            ("/leave", "") => self.move_to(cx, "lobby"),
+            ("/join", room) if is_name(room) => {
+                self.leave(member);
+                member.place.borrow_mut().0 = room.into();
+                self.enter(member);
+                cx.reply(format!("* you are in {room} now"));
+            }
             ("/who", "") => {
-                let room = member.room.borrow().clone();
+                let (room, _) = member.place.borrow().clone();
                 let shards = self.meshes.names.on_all(|_shard| room.clone()).await;
                 for name in shards.into_iter().flatten().flatten() {
                     cx.ready().await;
@@ -200,48 +217,6 @@ impl Chat {
             }
             _ => cx.reply(format!("* {HELP}; names are short and have no spaces")),
         }
-    }
-
-    fn move_to(&self, cx: &Cx<'_, Seat>, room: &str) {
-        let Seat(member) = cx.session();
-        self.announce(member, "left");
-        self.rooms.remove(member);
-        member.room.replace(room.into());
-        self.announce(member, "came");
-        self.rooms.insert(member);
-        cx.reply(format!("* you are in {room} now"));
-    }
-}
-
-fn is_name(name: &str) -> bool {
-    (1..=NAME_BYTES_MAX).contains(&name.len())
-        && name.chars().all(|c| c.is_alphanumeric() || "-_".contains(c))
-}
-
-impl Service for Chat {
-    type Session = Seat;
-    type Error = Infallible;
-
-    async fn open(&self, opening: &Opening<'_>) -> Result<Seat, Refusal> {
-        let name = format!("guest-{}-{}", self.shard.index(), opening.id().slot());
-        opening.reply(format!("* you are {name}, in lobby; {HELP}"));
-        let (name, room) = (RefCell::new(name.into()), RefCell::new("lobby".into()));
-        let member = Rc::new(Member { handle: opening.local_handle(), name, room, missed: Cell::new(0) });
-        self.announce(&member, "came");
-        self.rooms.insert(&member);
-        Ok(Seat(member))
-    }
-
-    async fn call(&self, cx: &Cx<'_, Seat>, frame: Frame) -> Result<(), Infallible> {
-        let (line, Seat(member)) = (String::from_utf8_lossy(&frame), cx.session());
-        if line.starts_with('/') {
-            self.obey(cx, line.trim_end()).await;
-        } else if !line.is_empty() {
-            let line = format!("{}: {line}", member.name.borrow());
-            if self.say(member, line).await.contains(&Err(AskError::Full)) {
-                cx.reply("* too much is being said, not all heard you");
-            }
-        }
         Ok(())
     }
 
@@ -250,63 +225,48 @@ impl Service for Chat {
     }
 
     fn close(&self, closed: &Closed<'_, Seat>) {
-        let Seat(member) = closed.session();
-        self.rooms.remove(member);
-        self.announce(member, "left");
+        self.leave(&closed.session().0);
     }
 }
 
 /// The HTTP service, for Prometheus and a load balancer.
-async fn page(
-    shard: Shard,
-    meshes: Meshes,
-    request: Request<Incoming>,
-) -> Result<Response<String>, Infallible> {
-    let (status, text) = match request.uri().path() {
-        "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
-        "/metrics" => (StatusCode::OK, metrics(&shard, &meshes).await),
-        _ => (StatusCode::NOT_FOUND, "/metrics or /healthz\n".to_owned()),
-    };
-    let page = Response::builder().status(status).header(header::CONTENT_TYPE, "text/plain; version=0.0.4");
-    Ok(page.body(text).expect("a good head"))
+async fn page(shard: Shard, meshes: Meshes, request: Request<Incoming>) -> Result<Response<String>, Error> {
+    let page = Response::builder().header("content-type", "text/plain; version=0.0.4");
+    match request.uri().path() {
+        "/healthz" => page.body("ok\n".to_owned()),
+        "/metrics" => page.body(metrics(&shard, &meshes).await),
+        _ => page.status(404).body("/metrics or /healthz\n".to_owned()),
+    }
 }
 
 async fn metrics(shard: &Shard, meshes: &Meshes) -> String {
     // Asks for the server's figures, which are there once the shards answered: a shard is never made to wait for them.
     shard.server().stats();
-    let shards: Vec<Figures> = meshes.figures.on_all(|_shard| ()).await.into_iter().flatten().collect();
-    let sum = |n: usize| shards.iter().map(|(_, counts)| counts[n]).sum::<u64>();
-    let rooms: HashSet<_> = shards.iter().flat_map(|(rooms, _)| rooms).collect();
+    let figures: Vec<_> = meshes.figures.on_all(|_shard| ()).await.into_iter().flatten().collect();
+    let rooms: HashSet<_> = figures.iter().flat_map(|(rooms, ..)| rooms).collect();
     let stats = shard.server().stats();
     let values = [
-        ("chat_rooms", rooms.len() as u64),
-        ("chat_members", sum(0)),
-        ("chat_lines_in_total", stats.service("chat").map_or(0, |of| of.counters.frames)),
-        ("chat_lines_out_total", sum(1)),
-        ("chat_lines_missed_total", sum(2)),
-        ("server_connections", stats.connections as u64),
-        ("server_connections_total", stats.counters.opened),
+        ("chat_rooms", "gauge", rooms.len() as u64),
+        ("chat_members", "gauge", stats.service("chat").map_or(0, |chat| chat.connections as u64)),
+        ("chat_lines_out_total", "counter", figures.iter().map(|(_, heard, _)| heard).sum()),
+        ("chat_lines_missed_total", "counter", figures.iter().map(|(.., missed)| missed).sum()),
+        ("server_connections", "gauge", stats.connections as u64),
     ];
-    let kind = |name: &str| if name.ends_with("_total") { "counter" } else { "gauge" };
-    values.map(|(name, value)| format!("# TYPE {name} {}\n{name} {value}\n", kind(name))).concat()
+    values.map(|(name, kind, value)| format!("# TYPE {name} {kind}\n{name} {value}\n")).concat()
 }
 
 fn server(args: &Args) -> Server<Several> {
-    let limits = Limits::default().frame_bytes_max(4096).first_frame_timeout(None).idle_timeout(IDLE_TIME);
-    let chat = tcp(args.listen).framing(Lines::default()).limits(limits).name("chat");
+    // A member that neither says nor hears anything for four hours is out.
+    let limits = Limits::default().first_frame_timeout(None).idle_timeout(Duration::from_secs(4 * 3600));
+    let chat = tcp(args.listen).framing(Lines::default()).limits(limits.frame_bytes_max(4096)).name("chat");
     let meshes = Meshes::default();
     let asked = meshes.clone();
     let server = Server::new().service(chat, move |shard| Chat::new(shard, meshes.clone()));
     let server = server.service(tcp(args.http).name("http"), move |shard| {
         let (shard, meshes) = (shard.clone(), asked.clone());
-        let pages = service_fn(move |request| page(shard.clone(), meshes.clone(), request));
-        // hyper's date is the system's, which no seed decides.
-        http(pages).options(HttpOptions::default().date(false))
+        http(service_fn(move |request| page(shard.clone(), meshes.clone(), request)))
     });
-    match args.shards {
-        Some(shards) => server.shards(shards),
-        None => server,
-    }
+    server.shards(args.shards)
 }
 
 fn main() -> Result<(), ringserve::Error> {
