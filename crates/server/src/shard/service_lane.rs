@@ -277,6 +277,8 @@ where
         match common.proxies.at(peer.listener) {
             None => self.open(common, core, id),
             Some(trust) if trust.includes(peer.addr) => core.await_header(id),
+            // It was reset before it could be asked for its address, as some health checks are.
+            Some(_) if peer.addr.is_none() => core.abort(id, CloseReason::PeerReset),
             Some(_) => {
                 common.report_untrusted(&peer);
                 core.abort(id, CloseReason::ProxyUntrusted);
