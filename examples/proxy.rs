@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
-use ringserve::net::{Address, CopyError, CopySide, copy_bidirectional};
+use ringserve::net::{Address, CopyError, CopySide, ProxyHeader, copy_bidirectional};
 use ringserve::{Driver, Limits, Server, Stream, stream};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -27,6 +27,9 @@ struct Args {
     /// Where to: an address with a port, or unix:PATH. May be given several times.
     #[arg(long, required = true, value_name = "UPSTREAM", value_parser = parse_upstream)]
     upstream: Vec<Address>,
+    /// Tell the upstreams who the client is, by the PROXY protocol.
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u8).range(1..=2))]
+    send_proxy: Option<u8>,
     /// Seconds that an upstream may take to answer.
     #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     connect_timeout: u64,
@@ -61,8 +64,14 @@ impl fmt::Display for Broken {
 }
 
 /// One client. Both connections are closed when it returns.
-async fn relay(mut client: Stream, to: Address) -> Result<(), Broken> {
-    let mut upstream = match client.shard().connect(to.clone()).await {
+async fn relay(mut client: Stream, to: Address, send_proxy: Option<u8>) -> Result<(), Broken> {
+    let connecting = client.shard().connect(to.clone());
+    let connecting = match send_proxy {
+        None => connecting,
+        Some(1) => connecting.proxy_header(ProxyHeader::v1(&client.peer())),
+        Some(_) => connecting.proxy_header(ProxyHeader::v2(&client.peer())),
+    };
+    let mut upstream = match connecting.await {
         Ok(upstream) => upstream,
         Err(error) => {
             client.upstream_failed();
@@ -106,7 +115,7 @@ fn main() -> Result<(), ringserve::Error> {
         let (upstreams, next) = (upstreams.clone(), Rc::new(Cell::new(0)));
         stream(async move |client: Stream| {
             let to = upstreams[next.replace((next.get() + 1) % upstreams.len())].clone();
-            relay(client, to).await
+            relay(client, to, args.send_proxy).await
         })
     })
 }

@@ -7,7 +7,7 @@
 //!     └────────────────────┴── abort, reset, error ────┘
 //! ```
 //!
-//! * *Open*: frames go to the service, replies leave. It stays open after the peer's FIN until every frame
+//! * *Open*: where a listener expects a PROXY header that is read first. Then frames go to the service, replies leave. It stays open after the peer's FIN until every frame
 //!   is answered. In a drain of the shard it is cut some time: what arrives from then on is thrown away, frames that were
 //!   received whole are answered, and it goes on to Draining.
 //! * *Draining*: no frame is handed out, what is queued leaves, input is thrown away.
@@ -87,6 +87,8 @@ pub(crate) enum Intake {
 pub(crate) enum Opened {
     /// It was not asked, or has refused.
     No,
+    /// It is asked once the PROXY header is there, of which what came is kept.
+    Header,
     /// Its `open` waits: bytes are received and kept, and no frame is handed out.
     Waits,
     /// It accepted.
@@ -201,7 +203,7 @@ pub(crate) struct Conn {
     pub handler: u32,
     /// When the connection's timer goes off.
     pub timer: Timer,
-    /// When it was adopted, or its `open` was done if that waited, until its first frame came. Then, while calls wait, when the
+    /// When it was adopted, its PROXY header was there, or its `open` was done if that waited, until its first frame came. Then, while calls wait, when the
     /// first of them began to, or the last one was done. While its `open` waits, since when.
     pub since: Stamp,
     /// When a byte arrived, or the peer was last asked for a sign of life.
@@ -264,6 +266,12 @@ impl Conn {
     #[inline]
     pub(crate) fn is_opening(&self) -> bool {
         self.opened == Opened::Waits
+    }
+
+    /// True until its PROXY header is there, or it ends.
+    #[inline]
+    pub(crate) fn is_starting(&self) -> bool {
+        self.opened == Opened::Header
     }
 
     #[inline]
@@ -352,6 +360,9 @@ impl Conn {
             next.0 = self.send_at.left(times.write_look, now);
         }
         if self.is_open() && !self.frame_seen && !self.is_opening() {
+            if self.is_starting() {
+                return (self.since.left(times.header, now), Due::Close(CloseReason::ProxyTimeout));
+            }
             let left = self.since.left(times.first_frame, now);
             if left < next.0 {
                 next = (left, Due::Close(CloseReason::FirstFrameTimeout));

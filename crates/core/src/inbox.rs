@@ -162,6 +162,13 @@ impl Inbox {
         append(&mut self.backlog, &lease)
     }
 
+    /// Adds bytes behind all others, so that they lie together with those of other calls of this. For what comes before frames.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<&[u8], NoMemory> {
+        debug_assert!(!self.has_begun() && self.rest.is_empty(), "bytes of frames are there");
+        append(&mut self.backlog, bytes)?;
+        Ok(&self.backlog)
+    }
+
     /// Puts back what is left of a lease that was being cut, before all bytes but `partial`.
     pub(crate) fn put_back(&mut self, lease: Lease) -> Result<(), NoMemory> {
         debug_assert!(self.rest.is_empty(), "a lease is cut before the next one is taken");

@@ -28,6 +28,7 @@ mod limits;
 mod observer;
 mod outbox;
 mod outlet;
+pub mod proxy;
 mod reason;
 mod remote_gate;
 mod shard;

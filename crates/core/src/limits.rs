@@ -64,6 +64,15 @@ pub struct Limits {
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub open_timeout: Option<Duration>,
+    /// Time from being accepted to the last byte of the PROXY header, at a listener that expects one; at least 3 s, the time
+    /// after which a SYN/ACK that was lost twice is there, and at most `handshake_timeout`. Default 5 s: a proxy sends it
+    /// with its first packet.
+    pub proxy_header_timeout: Option<Duration>,
+    /// Time from being accepted to being open, with everything that is read before [`Service::open`] is called; today that is
+    /// the PROXY header. The first byte does not end it. Default 10 s.
+    ///
+    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    pub handshake_timeout: Option<Duration>,
     /// Time without a byte from the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since
     /// only a service knows how its protocol asks.
     ///
@@ -105,6 +114,12 @@ pub struct ServerLimits {
     /// share. At the limit accepting pauses and the backlog pushes back; no peer is dropped. Default 1 000 000,
     /// less where the driver holds fewer. Costs nothing until they come.
     pub connections_max: usize,
+    /// Connections of each shard that are not open yet, since what comes before [`Service::open`] is not whole, as a PROXY
+    /// header; 1 to 16 million. At the limit accepting pauses. Default 4096: with
+    /// [`Limits::handshake_timeout`] no source gets more of the table than that by saying nothing.
+    ///
+    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    pub handshakes_max: usize,
     /// Bytes that all connections of one shard hold together in outboxes, in frames that are not handed out, in calls that
     /// wait and in the buffers of HTTP. Beyond, those that hold most are closed until the rest is below: in the order of the
     /// powers of two of what they hold, and of connections that hold less than 4 KiB in one of these only if no other is there.
@@ -201,6 +216,8 @@ impl Default for Limits {
             read_bytes_per_second_min: 240,
             handler_timeout: Some(Duration::from_secs(60)),
             open_timeout: Some(Duration::from_secs(10)),
+            proxy_header_timeout: Some(Duration::from_secs(5)),
+            handshake_timeout: Some(Duration::from_secs(10)),
             heartbeat_interval: None,
             heartbeats_missed_max: 3,
             calls_in_flight_max: 1,
@@ -214,6 +231,7 @@ impl Default for ServerLimits {
     fn default() -> ServerLimits {
         ServerLimits {
             connections_max: 1_000_000,
+            handshakes_max: 4096,
             held_bytes_max: 1 << 30,
             receive_bytes_max: 64 << 20,
             receive_buffer_bytes: 16 << 10,
@@ -368,13 +386,23 @@ impl Limits {
             ("write_stall_timeout", self.write_stall_timeout),
             ("handler_timeout", self.handler_timeout),
             ("open_timeout", self.open_timeout),
+            ("handshake_timeout", self.handshake_timeout),
             ("heartbeat_interval", self.heartbeat_interval),
             ("linger_timeout", Some(self.linger_timeout)),
         ])?;
 
-        if let (Some(heartbeat), Some(idle)) = (self.heartbeat_interval, self.idle_timeout) {
-            let millis = |time| usize::try_from(millis(time)).unwrap_or(usize::MAX);
-            ordered("heartbeat_interval", millis(heartbeat), "idle_timeout", millis(idle))?;
+        if let Some(header) = self.proxy_header_timeout {
+            in_range("proxy_header_timeout", millis(header), millis(PROXY_HEADER_MIN), YEAR)?;
+        }
+        let in_order = [
+            ("heartbeat_interval", self.heartbeat_interval, "idle_timeout", self.idle_timeout),
+            ("proxy_header_timeout", self.proxy_header_timeout, "handshake_timeout", self.handshake_timeout),
+        ];
+        for (small, small_time, large, large_time) in in_order {
+            if let (Some(small_time), Some(large_time)) = (small_time, large_time) {
+                let millis = |time| usize::try_from(millis(time)).unwrap_or(usize::MAX);
+                ordered(small, millis(small_time), large, millis(large_time))?;
+            }
         }
         ordered("outbox_bytes_low", self.outbox_bytes_low, "outbox_bytes_high", self.outbox_bytes_high)?;
         ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)
@@ -416,7 +444,8 @@ impl Limits {
         }
         options {
             first_frame_timeout: Duration, idle_timeout: Duration, write_stall_timeout: Duration,
-            handler_timeout: Duration, open_timeout: Duration, heartbeat_interval: Duration,
+            handler_timeout: Duration, open_timeout: Duration, proxy_header_timeout: Duration, handshake_timeout: Duration,
+            heartbeat_interval: Duration,
         }
     }
 }
@@ -509,7 +538,7 @@ impl ServerLimits {
 
     crate::setters! {
         values {
-            connections_max: usize, held_bytes_max: usize, receive_bytes_max: usize, receive_buffer_bytes: usize,
+            connections_max: usize, handshakes_max: usize, held_bytes_max: usize, receive_bytes_max: usize, receive_buffer_bytes: usize,
             upstreams_max: usize, blocking_threads_max: usize, blocking_queue_max: usize,
             drain_timeout: Duration, drain_delay: Duration,
         }
@@ -542,6 +571,9 @@ macro_rules! setters {
         )*)?
     };
 }
+
+/// [`Limits::proxy_header_timeout`] at least: TCP sends a SYN/ACK again after 1 s and 3 s.
+const PROXY_HEADER_MIN: Duration = Duration::from_secs(3);
 
 /// In milliseconds.
 const YEAR: u64 = 365 * 24 * 3600 * 1000;

@@ -9,6 +9,17 @@ use crate::{CloseReason, ConnId, LaneId, Time};
 pub trait Observer {
     /// A connection was adopted, or made.
     fn opened(&mut self, now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {}
+    /// The PROXY header of a connection was read: it is one of `peer`, by the proxy `via`; of `None`, of the proxy itself, or of
+    /// one whose address that does not say.
+    fn proxied(
+        &mut self,
+        now: Time,
+        lane: LaneId,
+        id: ConnId,
+        peer: Option<SocketAddr>,
+        via: Option<SocketAddr>,
+    ) {
+    }
     /// A frame of `bytes` bytes on the wire goes to the service.
     fn frame(&mut self, now: Time, id: ConnId, bytes: usize) {}
     /// `bytes` bytes of replies go to the kernel.

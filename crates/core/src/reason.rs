@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::framing::FrameError;
+use crate::proxy::HeaderError;
 
 /// Who ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +54,15 @@ pub enum CloseReason {
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     OpenTimeout,
+    /// The listener expects a PROXY header, and the connection came from no network whose headers are trusted.
+    ProxyUntrusted,
+    /// What a trusted source sent first is no PROXY header.
+    ProxyBadHeader(HeaderError),
+    /// The PROXY header did not come within [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout), or
+    /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
+    ProxyTimeout,
+    /// The peer sent FIN before the first byte of a PROXY header, as load balancers do that only look whether the port is open.
+    ProxyNoHeader,
     /// The service closed it, after its replies.
     Closed,
     /// The service aborted it.
@@ -89,15 +99,18 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 27;
+    pub(crate) const COUNT: usize = 31;
 
     /// Who ended the connection.
     pub fn closed_by(self) -> ClosedBy {
         use CloseReason::*;
         match self {
-            PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) => ClosedBy::Peer,
+            PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) | ProxyBadHeader(_) | ProxyNoHeader => {
+                ClosedBy::Peer
+            }
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
-            | HeartbeatLost | MemoryLimit | Shutdown | DrainTimeout | ServerAborted => ClosedBy::Server,
+            | HeartbeatLost | ProxyUntrusted | ProxyTimeout | MemoryLimit | Shutdown | DrainTimeout
+            | ServerAborted => ClosedBy::Server,
             UpstreamFailed | ConnectFailed(_) | ConnectTimeout => ClosedBy::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | OpenTimeout | HandlerPanicked
             | ReplyNotFramed | OutboxFull => ClosedBy::Service,
@@ -142,6 +155,10 @@ impl CloseReason {
             ConnectTimeout => 24,
             WriteTooSlow => 25,
             OpenTimeout => 26,
+            ProxyUntrusted => 27,
+            ProxyBadHeader(_) => 28,
+            ProxyTimeout => 29,
+            ProxyNoHeader => 30,
         }
     }
 
@@ -185,12 +202,17 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "connect_timeout",
     "write_too_slow",
     "open_timeout",
+    "proxy_untrusted",
+    "proxy_bad_header",
+    "proxy_timeout",
+    "proxy_no_header",
 ];
 
 impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CloseReason::BadFrame(error) => write!(f, "bad_frame ({error})"),
+            CloseReason::ProxyBadHeader(error) => write!(f, "proxy_bad_header ({error})"),
             CloseReason::System(errno) => write!(f, "system (errno {errno})"),
             CloseReason::ConnectFailed(errno) => write!(f, "connect_failed (errno {errno})"),
             other => f.write_str(other.name()),

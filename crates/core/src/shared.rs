@@ -14,6 +14,7 @@ use ringserve_buf::try_box;
 use crate::account::Accounts;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
+use crate::proxy::Headers;
 use crate::times::Times;
 use crate::{Batch, ConnId, Limits, ServerLimits};
 
@@ -39,6 +40,7 @@ pub struct LaneShared {
     /// For connections that set some of their own.
     limits: Limits,
     accounts: Accounts,
+    headers: Headers,
 }
 
 /// What the connections of a lane moved. Counted here and not in the shard's [`ConnStats`](crate::ConnStats), since each turn does: a
@@ -130,6 +132,7 @@ impl LaneShared {
             moved: Moved::default(),
             limits: limits.clone(),
             accounts: Accounts::default(),
+            headers: Headers::default(),
         }
     }
 
@@ -151,6 +154,11 @@ impl LaneShared {
 
     pub(crate) fn accounts(&self) -> &Accounts {
         &self.accounts
+    }
+
+    /// What the PROXY headers of its connections said.
+    pub(crate) fn headers(&self) -> &Headers {
+        &self.headers
     }
 
     #[inline]

@@ -20,6 +20,8 @@ pub(crate) struct Times {
     pub linger: u32,
     pub handler: u32,
     pub open: u32,
+    /// Until the PROXY header is there.
+    pub header: u32,
     pub heartbeat: u32,
     pub read_window: u32,
     pub probe_busy: u32,
@@ -40,6 +42,7 @@ impl Times {
             linger: steps_for(limits.linger_timeout),
             handler: steps(limits.handler_timeout),
             open: steps(limits.open_timeout),
+            header: steps(limits.proxy_header_timeout).min(steps(limits.handshake_timeout)),
             heartbeat: steps(limits.heartbeat_interval),
             read_window: steps((limits.read_bytes_per_second_min > 0).then_some(RATE_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::{HoldsState, Written};
+use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload, SharedPayload};
 
 use crate::handle::{ConnHandle, LocalHandle};
@@ -161,6 +162,12 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// Who is on the other end.
     pub fn peer(&self) -> Peer {
         Peer::of(self.head)
+    }
+
+    /// What the proxy said of the peer beside its address, if it came through one and
+    /// [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
+    pub fn tlvs(&self) -> Option<Tlvs> {
+        self.head.tlvs()
     }
 
     /// The connection's name on its shard.

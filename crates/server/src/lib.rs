@@ -67,6 +67,8 @@ pub mod listen {
     pub use crate::server::listen::endpoint::{
         Endpoint, Endpoints, IntoEndpoints, activated, adopt, endpoints, tcp, unix,
     };
+    pub use crate::server::listen::proxy_protocol::ProxyProtocol;
+    pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};
 }
 
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
@@ -86,6 +88,7 @@ pub mod net {
     pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
     pub use crate::stream::framed::{Framed, FramedError, FramedReader, FramedWriter};
     pub use crate::stream::halves::{ReadHalf, WriteHalf};
+    pub use crate::stream::proxy_header::ProxyHeader;
     pub use crate::stream::service::StreamResult;
     pub use ringserve_core::{Address, PeerCredentials};
 }

@@ -66,6 +66,20 @@ impl Observer for LogObserver {
         guarded(|| debug!(shard = self.shard, service, %id, peer = peer.map(display), "{what}"));
     }
 
+    fn proxied(
+        &mut self,
+        _now: Time,
+        lane: LaneId,
+        id: ConnId,
+        peer: Option<SocketAddr>,
+        via: Option<SocketAddr>,
+    ) {
+        let (shard, service) = (self.shard, self.names.of(lane));
+        guarded(
+            || debug!(shard, service, %id, peer = peer.map(display), via = via.map(display), "PROXY header read"),
+        );
+    }
+
     fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {
         if self.held.allows(now) {
             guarded(|| {
@@ -86,11 +100,15 @@ impl Observer for LogObserver {
         let (shard, service, upstream) = (self.shard, self.names.of(lane), self.names.is_upstream(lane));
         // What the peer does is its affair, and handler errors have their own line.
         let notable = match reason.closed_by() {
-            ClosedBy::Peer => false,
+            // But for a trusted proxy that does not say for whom it comes.
+            ClosedBy::Peer => matches!(reason, CloseReason::ProxyBadHeader(_)),
             // The task that asked for it is told.
             ClosedBy::Upstream => false,
             ClosedBy::Service => reason == CloseReason::OutboxFull,
-            ClosedBy::Server => matches!(reason, CloseReason::MemoryLimit | CloseReason::DrainTimeout),
+            ClosedBy::Server => {
+                use CloseReason::{DrainTimeout, MemoryLimit, ProxyTimeout};
+                matches!(reason, MemoryLimit | DrainTimeout | ProxyTimeout)
+            }
             // The system.
             _ => true,
         };
@@ -108,12 +126,25 @@ impl Observer for LogObserver {
         guarded(|| match paused {
             true => warn!(
                 shard = self.shard,
-                "accepting paused at a limit: connections_max is reached or the system has no descriptor left; \
+                "accepting paused at a limit: connections_max or handshakes_max is reached, or the system has no descriptor left; \
                  new connections wait in the backlog"
             ),
             false => info!(shard = self.shard, "accepting again"),
         });
     }
+}
+
+/// A connection came to a listener of proxies from elsewhere.
+#[cold]
+pub(crate) fn untrusted(shard: usize, service: Option<&str>, peer: &Peer) {
+    guarded(|| {
+        warn!(
+            shard,
+            service,
+            %peer,
+            "connection reset: its source is in no network whose PROXY headers are trusted (ProxyProtocol)"
+        );
+    });
 }
 
 /// User code panicked in `place`, for a connection if it is one's.

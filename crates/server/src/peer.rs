@@ -3,34 +3,53 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use ringserve_core::proxy::Proxied;
 use ringserve_core::{Asked, Outlet, PeerCredentials};
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub(crate) addr: Option<SocketAddr>,
+    pub(crate) via: Option<SocketAddr>,
+    pub(crate) is_proxy: bool,
     pub(crate) listener: u16,
     pub(crate) asked: Asked,
 }
 
 impl Peer {
     pub(crate) fn of(outlet: &Outlet) -> Peer {
-        Peer { addr: outlet.peer(), listener: outlet.listener(), asked: outlet.asked() }
+        let Proxied { via, destination } = outlet.proxied();
+        let mut asked = outlet.asked();
+        asked.local = destination.or(asked.local);
+        Peer { addr: outlet.peer(), via, is_proxy: false, listener: outlet.listener(), asked }
     }
 
     /// One of which nothing else is known yet.
     pub(crate) fn new(addr: Option<SocketAddr>, listener: u16) -> Peer {
-        Peer { addr, listener, asked: Asked::default() }
+        Peer { addr, via: None, is_proxy: false, listener, asked: Asked::default() }
     }
 
-    /// Its address. `None` on a Unix socket, for a peer that was gone before it could be asked, and where
+    /// Its address: behind a proxy the client's. `None` on a Unix socket, for a peer that was gone before it could be asked, and where
     /// [`SocketOptions::peer_address`](crate::net::SocketOptions::peer_address) is off.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
     }
 
-    /// Which address of this host it connected to. `None` on a Unix socket, and where
-    /// [`SocketOptions::local_address`](crate::net::SocketOptions::local_address) is off, as it is by default.
+    /// The proxy through which it came, where [`addr`](Peer::addr) is what that said in the header of the PROXY protocol. `None` for
+    /// a peer that came directly, and for a proxy that speaks for itself.
+    pub fn via(&self) -> Option<SocketAddr> {
+        self.via
+    }
+
+    /// True of a proxy that has not said for whom it comes, as [`Server::admit`](crate::Server::admit) sees it first: a policy on the
+    /// addresses of clients waits for the second call.
+    pub fn is_proxy(&self) -> bool {
+        self.is_proxy
+    }
+
+    /// Which address it connected to: one of this host, or of the proxy through which it came. `None` on a Unix socket, and of
+    /// those who came directly where [`SocketOptions::local_address`](crate::net::SocketOptions::local_address) is off, as it is by
+    /// default.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.asked.local
     }

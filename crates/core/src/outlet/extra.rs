@@ -8,6 +8,7 @@ use core::task::Waker;
 
 use super::{ABORT, ACCOUNTED, AWAITED, CLOSE, GATED, LIMITED, NOT_FRAMED, Outlet};
 use crate::limits::ordered;
+use crate::proxy::{Ends, Proxied, Tlvs};
 use crate::times::Times;
 use crate::{Account, CloseReason, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
 
@@ -57,6 +58,29 @@ impl Outlet {
         if asked != Asked::default() {
             self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
         }
+    }
+
+    /// What its PROXY header said beside the client's address, until the connection's slot is another's.
+    pub fn proxied(&self) -> Proxied {
+        self.lane.headers().of(self.id)
+    }
+
+    /// The further fields of its PROXY header, if they were kept.
+    pub fn tlvs(&self) -> Option<Tlvs> {
+        self.lane.headers().tlvs_of(self.id)
+    }
+
+    /// Keeps what a PROXY header says. False if the system has no memory for that.
+    pub(crate) fn keep_header(&self, ends: Option<Ends>, tlvs: Option<Tlvs>) -> bool {
+        if ends.is_none() && tlvs.is_none() {
+            return true;
+        }
+        let proxied =
+            Proxied { via: ends.and(self.peer.get()), destination: ends.map(|ends| ends.destination) };
+        if let Some(ends) = ends {
+            self.peer.set(Some(ends.source));
+        }
+        self.lane.headers().keep(self.id, proxied, tlvs)
     }
 
     /// Wakes `waker` when the outbox falls below its low mark, once.

@@ -75,7 +75,7 @@ enum Appended {
 pub struct Outlet {
     id: ConnId,
     lane: Rc<LaneShared>,
-    peer: Option<SocketAddr>,
+    peer: Cell<Option<SocketAddr>>,
     pending: RefCell<Option<Box<Batch>>>,
     /// Bytes with the kernel.
     in_flight: Cell<u32>,
@@ -89,7 +89,7 @@ impl Outlet {
         Outlet {
             id,
             lane,
-            peer,
+            peer: Cell::new(peer),
             pending: RefCell::new(None),
             in_flight: Cell::new(0),
             listener,
@@ -104,9 +104,9 @@ impl Outlet {
         self.id
     }
 
-    /// The peer's address, if it has one.
+    /// The peer's address, if it has one: behind a proxy that of the client.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.peer
+        self.peer.get()
     }
 
     /// The listener that accepted it.
@@ -603,7 +603,7 @@ impl Drop for Unfinished<'_> {
 
 impl fmt::Debug for Outlet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outlet").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("Outlet").field("id", &self.id).field("peer", &self.peer()).finish_non_exhaustive()
     }
 }
 

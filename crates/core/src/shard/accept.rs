@@ -11,6 +11,7 @@ use super::Shard;
 use super::turn::Event;
 use crate::conn::Opened;
 use crate::outlet::ConnShared;
+use crate::proxy::Expected;
 use crate::{AcceptEnd, CloseReason, ConnId, ConnStats, LaneId, Observer, Op, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
@@ -49,6 +50,8 @@ pub(super) struct Accepting {
     started: bool,
     /// None is armed yet, whatever there is room for.
     withheld: bool,
+    /// Connections whose PROXY header is awaited.
+    pub(super) starting: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -59,11 +62,13 @@ struct Listener {
     stopping: bool,
     /// Its socket is closed, for good.
     closed: bool,
+    /// What its connections begin with, if that is not a frame.
+    header: Option<Expected>,
 }
 
 impl Listener {
     fn new(lane: LaneId) -> Listener {
-        Listener { lane, armed: false, stopping: false, closed: false }
+        Listener { lane, armed: false, stopping: false, closed: false, header: None }
     }
 }
 
@@ -79,6 +84,7 @@ impl Accepting {
             paused: false,
             started: false,
             withheld: false,
+            starting: 0,
         }
     }
 
@@ -89,6 +95,18 @@ impl Accepting {
 
     fn lane_of(&self, listener: u16) -> LaneId {
         self.listeners.get(usize::from(listener)).map_or(LaneId::FIRST, |listener| listener.lane)
+    }
+
+    /// What the connections of a listener begin with, if that is not a frame.
+    pub(super) fn expected(&self, listener: u16) -> Option<Expected> {
+        self.listeners.get(usize::from(listener))?.header
+    }
+
+    /// Has the connections of a listener begin with it.
+    pub(super) fn expect(&mut self, listener: u16, header: Expected) {
+        if let Some(listener) = self.listeners.get_mut(usize::from(listener)) {
+            listener.header = Some(header);
+        }
     }
 
     /// When to look again: accepting rests after an error, and this shard is not told that another one has room.
@@ -165,7 +183,7 @@ impl<O: Observer> Shard<O> {
 
     /// False if there is no room.
     fn ask(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
-        if !self.has_slot() || !self.accepting.take_quota() {
+        if !self.has_slot() || self.is_full_of_starts() || !self.accepting.take_quota() {
             return false;
         }
         self.accepting.asked += 1;
@@ -228,8 +246,8 @@ impl<O: Observer> Shard<O> {
     /// is closed then.
     /// Its block has room for a session of type `S`, which is to be [filled](ringserve_buf::CountedHead::fill) before
     /// [`opened`](Shard::opened).
-    /// The next call for it is that, [`open_parked`](Shard::open_parked), [`refused`](Shard::refused) or
-    /// [`abort`](Shard::abort).
+    /// The next call for it is that, [`open_parked`](Shard::open_parked), [`await_header`](Shard::await_header),
+    /// [`refused`](Shard::refused) or [`abort`](Shard::abort).
     pub fn admit<S: 'static>(
         &mut self,
         socket: Socket,
@@ -289,7 +307,8 @@ impl<O: Observer> Shard<O> {
 
     pub(super) fn accept_ended(&mut self, listener: u16, end: AcceptEnd) {
         if let Some(listener) = self.accepting.listeners.get_mut(usize::from(listener)) {
-            *listener = Listener { closed: end == AcceptEnd::Closed, ..Listener::new(listener.lane) };
+            let closed = end == AcceptEnd::Closed;
+            *listener = Listener { closed, header: listener.header, ..Listener::new(listener.lane) };
         }
         if !matches!(end, AcceptEnd::Stopped | AcceptEnd::Closed) && !self.has_stopped() {
             self.accepting.retry_at = Some(self.now + RETRY);
@@ -340,7 +359,10 @@ impl<O: Observer> Shard<O> {
             self.accepting.retry_at = None;
         }
         let room = self.has_room() || self.hands_off();
-        let held = !room || !self.accepting.waiting.is_empty() || self.accepting.retry_at.is_some();
+        let held = !room
+            || self.is_full_of_starts()
+            || !self.accepting.waiting.is_empty()
+            || self.accepting.retry_at.is_some();
         self.accepting.started = true;
         if self.has_stopped() {
             return;

@@ -18,13 +18,14 @@ impl<O: Observer> Shard<O> {
     pub fn check(&self) {
         self.conns.invariants();
         self.wheel.invariants();
-        let (mut held_bytes, mut listed) = (0, 0);
+        let (mut held_bytes, mut listed, mut starting) = (0, 0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
             let text = || describe(id, conn);
             assert_eq!(conn.shared.is_none(), conn.state == State::Closing, "{}", text());
             assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
+            starting += usize::from(conn.is_starting());
             let connecting = conn.connect.is_on();
             if connecting {
                 assert!(
@@ -65,6 +66,7 @@ impl<O: Observer> Shard<O> {
                 assert!(conn.is_open(), "input is kept: {}", text());
                 held_bytes += inbox.held_bytes();
                 let moves = conn.has_handler()
+                    || conn.is_starting()
                     || conn.held_back
                     || conn.queued.is_in(Queued::RUNNABLE)
                     || inbox.waiting_bytes() == 0;
@@ -83,6 +85,7 @@ impl<O: Observer> Shard<O> {
             assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
             held_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
         }
+        self.check_starting(starting);
         self.lanes.invariants(self.conns.len());
         assert_eq!(held_bytes, self.held_bytes(), "bytes held");
         assert_eq!(listed, self.holders.invariants(), "slots that are free are listed");

@@ -78,6 +78,10 @@ impl<O: Observer> Shard<O> {
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.input_ended;
         conn.send_at = self.stamp;
+        let was_starting = conn.is_starting();
+        if was_starting {
+            conn.opened = Opened::No;
+        }
         self.lanes[conn.lane].counters.closed += 1;
         self.lanes[conn.lane].counters.closed_by_reason[reason.index()] += 1;
         self.observer.ended(self.now, conn.lane, id, reason);
@@ -89,6 +93,9 @@ impl<O: Observer> Shard<O> {
             opened: conn.opened == Opened::Yes,
             call,
         }));
+        if was_starting {
+            self.header_over();
+        }
         self.join(id);
     }
 
@@ -137,6 +144,7 @@ impl<O: Observer> Shard<O> {
         }
         let Some(conn) = self.conns.remove(id) else { return };
         self.wheel.clear(id.slot());
+        self.lanes[conn.lane].shared.headers().forget(id);
         if self.lanes.remove(conn.lane) {
             self.accepting.give_back();
         }

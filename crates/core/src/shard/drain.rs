@@ -19,6 +19,7 @@
 //!   not interfered with.
 //! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
 //!   admitted it. One that was accepted less than that ago, and has not brought a frame, has as much time.
+//! * A connection whose PROXY header is not whole by then is closed.
 //! * Connections that the server made stay until the last accepted one is gone, since that one may need them. Then what is
 //!   queued for them leaves, and they are closed.
 //! * *Aborted*, when [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) is over or at the order: every connection is reset.
@@ -296,6 +297,10 @@ impl<O: Observer> Shard<O> {
     fn cut(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.intake = Intake::Cut;
+        if conn.is_starting() {
+            // A peer that did not say for whom it comes did not ask for anything.
+            return self.finish(id, CloseReason::Shutdown);
+        }
         if !conn.is_open() || !conn.is_cut() {
             return;
         }

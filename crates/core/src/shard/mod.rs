@@ -15,6 +15,7 @@ mod held;
 mod lanes;
 mod receive;
 mod send;
+mod starting;
 #[cfg(test)]
 mod tests;
 mod timers;

@@ -46,6 +46,9 @@ impl<O: Observer> Shard<O> {
             self.begin_batch();
             return hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
         }
+        if conn.is_starting() {
+            return self.start(id, lease, lane);
+        }
         if is_cut {
             drop(lease);
         } else {
@@ -73,6 +76,8 @@ impl<O: Observer> Shard<O> {
             State::Open if conn.input_ended => {
                 if conn.takes_frames() && conn.waiting_bytes() == 0 {
                     self.finish_input(id);
+                } else if conn.is_starting() {
+                    self.header_cut_short(id);
                 }
             }
             State::Open | State::Draining => self.sync_receive(id),

@@ -6,6 +6,7 @@ mod held;
 mod lanes;
 mod opening;
 mod rate;
+mod starting;
 mod timers;
 mod work;
 
@@ -35,6 +36,7 @@ type Core = Shard;
 enum Heard {
     Accepted(Socket),
     HandOff(Socket),
+    Proxied(ConnId, Option<SocketAddr>),
     Connected(ConnId),
     Batch(ConnId),
     Frame(ConnId),
@@ -60,6 +62,8 @@ struct Recorder {
     leaves_sockets: bool,
     /// Every `open` waits, and holds this many bytes.
     parks_open: Option<usize>,
+    /// Every connection begins with a PROXY header.
+    awaits_header: bool,
     /// Every call waits, and holds this many bytes.
     parks: Option<usize>,
     /// Calls that wait, each named by its place.
@@ -78,11 +82,16 @@ impl Lane for Recorder {
         self.heard.push(Heard::Accepted(socket));
         if !self.leaves_sockets {
             let id = shard.admit::<()>(socket, peer, listener).unwrap();
-            match self.parks_open {
-                None => shard.opened(id),
-                Some(bytes) => assert_eq!(shard.open_parked(id, OPEN, bytes), bytes),
+            match self.awaits_header {
+                true => shard.await_header(id),
+                false => self.open(shard, id),
             }
         }
+    }
+
+    fn proxied(&mut self, shard: &mut Core, id: ConnId) {
+        self.heard.push(Heard::Proxied(id, shard.shared(id).unwrap().peer()));
+        self.open(shard, id);
     }
 
     fn hand_off(&mut self, _shard: &mut Core, socket: Socket, _peer: Option<SocketAddr>, _listener: u16) {
@@ -132,6 +141,15 @@ impl Lane for Recorder {
         let Ended { id, reason, opened, call, .. } = ended;
         self.dropped.extend(call);
         self.heard.push(Heard::Ended { id, reason, opened });
+    }
+}
+
+impl Recorder {
+    fn open(&mut self, shard: &mut Core, id: ConnId) {
+        match self.parks_open {
+            None => shard.opened(id),
+            Some(bytes) => assert_eq!(shard.open_parked(id, OPEN, bytes), bytes),
+        }
     }
 }
 

@@ -49,6 +49,12 @@ pub trait Lane<O: Observer = ()> {
     /// [`Shard::set_others_have_room`].
     fn hand_off(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
+    /// The PROXY header of a connection was read, for which that was [awaited](Shard::await_header): answer as to
+    /// [`accepted`](Lane::accepted) behind [`Shard::admit`]. The peer of its outlet is the client from now on.
+    fn proxied(&mut self, shard: &mut Shard<O>, id: ConnId) {
+        shard.opened(id);
+    }
+
     /// A connection that the server made is there: answer with [`Shard::opened`] or [`Shard::finish`].
     fn connected(&mut self, shard: &mut Shard<O>, id: ConnId);
 

@@ -13,6 +13,7 @@ use super::driver::Driver;
 use super::error::Error;
 use super::listen::addr::Binds;
 use super::listen::endpoint::{Endpoints, IntoEndpoints};
+use super::listen::proxy_protocol::ProxyProtocol;
 use super::prepared::{Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
@@ -216,6 +217,20 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
         Server { binds: self.binds.unix(path), ..self }
     }
 
+    /// Proxies connect to all addresses of the server: each connection begins with a header of the PROXY protocol, which says who
+    /// the client is. A server that clients also reach directly is one of [several endpoints](Server::new), of which some
+    /// [expect it](crate::listen::Endpoint::proxy_protocol).
+    ///
+    /// ```no_run
+    /// # use ringserve::Server;
+    /// use ringserve::listen::ProxyProtocol;
+    ///
+    /// let server = Server::bind("0.0.0.0:7000").proxy_protocol(ProxyProtocol::from(["10.0.0.0/8", "fd00::/8"]));
+    /// ```
+    pub fn proxy_protocol(self, protocol: ProxyProtocol) -> Server<F> {
+        Server { binds: self.binds.proxy_protocol(protocol), ..self }
+    }
+
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had
     /// arrived is answered, and what is left after [`ServerLimits::drain_timeout`] is reset ([`ServerHandle::shutdown`]). A second signal ends the server at once.
     /// A signal that comes while a factory still waits ends the server before it began: this returns `Ok`. A future that is
@@ -382,6 +397,9 @@ impl<F> Server<F> {
 
     /// Decides about each connection when it is accepted, before anything is kept for it. Where it answers
     /// false the connection is closed at once. It is called from all shards.
+    ///
+    /// Where a [proxy](crate::listen::ProxyProtocol) connects it is called twice: for the proxy ([`Peer::is_proxy`]), and for the
+    /// client once its header is there.
     pub fn admit(mut self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
         self.settings.admit = Some(Arc::new(admit));
         self

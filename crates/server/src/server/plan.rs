@@ -9,6 +9,7 @@ use ringserve_drivers::Listener;
 use super::control::ServerControl;
 use super::driver::Chosen;
 use super::error::Error;
+use super::listen::proxy_protocol::Proxies;
 use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
@@ -31,6 +32,8 @@ pub(super) struct Plan<S> {
     /// Those of the services, in their order.
     pub(super) lanes: Vec<LanePlan>,
     pub(super) names: ServiceNames,
+    /// Which listeners expect PROXY headers.
+    pub(super) proxies: Proxies,
     pub(super) chosen: Chosen,
     pub(super) asks: Asks,
     pub(super) runtime: Runtime,
@@ -71,6 +74,7 @@ impl<S: Serves> Plan<S> {
             server_limits: self.server_limits.clone(),
             lanes: self.lanes.clone(),
             names: self.names.clone(),
+            proxies: self.proxies.clone(),
             chosen: self.chosen.clone(),
             asks: self.asks,
             runtime: self.runtime,
@@ -93,6 +97,7 @@ pub(super) struct OneShard<S> {
     server_limits: ServerLimits,
     lanes: Vec<LanePlan>,
     names: ServiceNames,
+    proxies: Proxies,
     pub(super) chosen: Chosen,
     asks: Asks,
     pub(super) runtime: Runtime,
@@ -135,6 +140,9 @@ impl<S: Serves> OneShard<S> {
         for (lane, encoding) in lanes {
             core.add_inbound(lane.limits.clone(), lane.listeners, encoding);
         }
+        for (listener, header) in self.proxies.expected() {
+            core.expect_header(listener, header);
+        }
         let others = (remotes.len() > 1).then_some(remotes);
         if others.is_some() {
             core.share_quota(self.quota);
@@ -142,11 +150,11 @@ impl<S: Serves> OneShard<S> {
         // Others may give connections away before this shard's first turn.
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
-        let (one_queue, asks, names) = (self.one_queue, self.asks, self.names);
+        let (one_queue, asks, names, proxies) = (self.one_queue, self.asks, self.names, self.proxies);
         match &made {
             Made::Now(_) => start.succeeded(),
             Made::Later(_) => start.waits(),
         }
-        Ok((Parts { shard, core, driver, others, one_queue, asks, upstreams, names }, made))
+        Ok((Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies }, made))
     }
 }

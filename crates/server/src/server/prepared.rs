@@ -14,6 +14,7 @@ use super::driver::{Chosen, Driver, Wanted};
 use super::error::Error;
 use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::{self, Bind};
+use super::listen::proxy_protocol::Proxies;
 use super::listen::sockets::{Listen, Listening, Place};
 use super::memory;
 use super::plan::{LanePlan, OneShard, Plan};
@@ -155,12 +156,15 @@ impl<S: Serves> Prepared<S> {
             descriptors,
             limits: &checked.server_limits,
             sockets: &self.services[0].sockets,
-            peer_addresses: self.services.iter().any(|service| service.sockets.peer_address),
+            // Where proxies connect their addresses say whether they are trusted.
+            peer_addresses: self.services.iter().any(|service| service.sockets.peer_address)
+                || self.binds().any(|bind| bind.proxy.is_some()),
         }
     }
 
     /// What the shards are made from.
     pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
+        let proxies = Proxies::of(self.binds());
         let mut addrs = listening.addrs.iter();
         let names = ServiceNames::new(self.services.iter().map(|service| {
             let count = service.binds.len();
@@ -179,6 +183,7 @@ impl<S: Serves> Prepared<S> {
             server_limits: checked.server_limits,
             lanes: self.services.into_iter().map(lane).collect(),
             names,
+            proxies,
             chosen,
             runtime: self.settings.runtime,
             shards: checked.shards,

@@ -155,6 +155,8 @@ impl Services for Unmade {
 
     // No connection is there that any of this could be about.
 
+    fn proxied(&mut self, _: &mut Common, _: &mut Core, _: ConnId) {}
+
     fn frames(&mut self, _: &mut Common, _: &mut Frames<'_, LogObserver>) {}
 
     fn timed_out(&mut self, _: &mut Common, _: &mut Core, _: ConnId) {}

@@ -110,6 +110,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         self.hand_off_to_another(socket, peer, listener);
     }
 
+    fn proxied(&mut self, core: &mut Core, id: ConnId) {
+        self.services.proxied(&mut self.common, core, id);
+    }
+
     fn connected(&mut self, core: &mut Core, id: ConnId) {
         self.upstreams.connected(core, id);
     }

@@ -75,6 +75,12 @@ impl Services for Many {
         self.of(core.lane_of_listener(peer.listener)).accepted(common, core, socket, peer);
     }
 
+    fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        if let Some(lane) = core.lane_of(id) {
+            self.of(lane).proxied(common, core, id);
+        }
+    }
+
     #[inline]
     fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>) {
         self.of(frames.lane()).frames(common, frames);

@@ -152,6 +152,28 @@ where
         }
     }
 
+    /// Asks the program whether it wants a connection.
+    fn admits(&self, common: &mut Common, peer: &Peer) -> bool {
+        let admitted = match &self.admit {
+            None => Ok(true),
+            Some(admit) => guard(|| admit(peer)),
+        };
+        admitted.unwrap_or_else(|panicked| {
+            common.report_panic("admit", None, &panicked);
+            false
+        })
+    }
+
+    /// Opens a connection whose peer is known.
+    fn open(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        let Some(head) = core.shared(id) else { return };
+        match self.opens.begin(head.clone()) {
+            Begun::Done(answer) => self.answered(common, core, id, answer),
+            Begun::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
+            Begun::NoMemory => core.abort(id, CloseReason::MemoryLimit),
+        }
+    }
+
     /// Polls an `open` that was woken. Returns its connection, if it is done.
     #[cold]
     fn resume_open(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId> {
@@ -241,16 +263,9 @@ where
         }
     }
 
-    fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
-        let admitted = match &self.admit {
-            None => Ok(true),
-            Some(admit) => guard(|| admit(&peer)),
-        };
-        let admitted = admitted.unwrap_or_else(|panicked| {
-            common.report_panic("admit", None, &panicked);
-            false
-        });
-        if !admitted {
+    fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
+        peer.is_proxy = common.proxies.at(peer.listener).is_some();
+        if !self.admits(common, &peer) {
             return core.refuse(socket, peer.listener);
         }
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
@@ -259,10 +274,23 @@ where
         if S::ACCOUNTS && !head.open_account(common.now) {
             return core.abort(id, CloseReason::MemoryLimit);
         }
-        match self.opens.begin(head.clone()) {
-            Begun::Done(answer) => self.answered(common, core, id, answer),
-            Begun::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
-            Begun::NoMemory => core.abort(id, CloseReason::MemoryLimit),
+        match common.proxies.at(peer.listener) {
+            None => self.open(common, core, id),
+            Some(trust) if trust.includes(peer.addr) => core.await_header(id),
+            // It was reset before it could be asked for its address, as some health checks are.
+            Some(_) if peer.addr.is_none() => core.abort(id, CloseReason::PeerReset),
+            Some(_) => {
+                common.report_untrusted(&peer);
+                core.abort(id, CloseReason::ProxyUntrusted);
+            }
+        }
+    }
+
+    fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        let Some(peer) = core.shared(id).map(|head| Peer::of(head)) else { return };
+        match self.admits(common, &peer) {
+            true => self.open(common, core, id),
+            false => core.refused(id),
         }
     }
 

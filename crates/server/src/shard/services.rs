@@ -23,6 +23,9 @@ pub(crate) trait Services: 'static {
     /// A peer wants to connect.
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer);
 
+    /// The PROXY header of a connection was read, whose peer is the client from now on.
+    fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
+
     /// Has a connection's frames called for.
     fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>);
 

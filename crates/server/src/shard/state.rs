@@ -14,6 +14,7 @@ use super::wake::Attention;
 use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
+use crate::server::listen::proxy_protocol::Proxies;
 use crate::stats::ServiceNames;
 
 /// Decides at accept, before anything is kept for a connection.
@@ -47,6 +48,8 @@ pub(crate) struct Parts<D: Driver> {
     /// The lane of the connections that the shard makes.
     pub upstreams: LaneId,
     pub names: ServiceNames,
+    /// Which listeners expect PROXY headers.
+    pub proxies: Proxies,
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
@@ -84,7 +87,9 @@ pub(crate) struct Common {
     /// When the turn began.
     pub(super) now: Time,
     pub(super) names: ServiceNames,
+    pub(super) proxies: Proxies,
     panics: LineLimit,
+    untrusted: LineLimit,
 }
 
 /// The end of a shard, when it is dropped.
@@ -122,7 +127,9 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 shard: parts.shard,
                 now: Time::ZERO,
                 names: parts.names,
+                proxies: parts.proxies,
                 panics: LineLimit::default(),
+                untrusted: LineLimit::default(),
             },
             others: parts.others,
             one_queue: parts.one_queue,
@@ -164,6 +171,14 @@ pub(super) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
 }
 
 impl Common {
+    /// A connection came to a listener of proxies from elsewhere.
+    #[cold]
+    pub(super) fn report_untrusted(&mut self, peer: &Peer) {
+        if self.untrusted.allows(self.now) {
+            log::untrusted(self.shard.index(), self.names.at(peer.listener), peer);
+        }
+    }
+
     #[cold]
     pub(super) fn report_panic(
         &mut self,

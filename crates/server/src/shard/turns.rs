@@ -22,6 +22,7 @@ use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
 use crate::server::control::ServerControl;
+use crate::server::listen::proxy_protocol::Proxies;
 use crate::service::Service;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats};
 
@@ -187,6 +188,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
-    let (others, one_queue, asks) = (None, Box::default(), Asks::default());
-    ShardLoop::new(Parts { shard, core, driver, others, one_queue, asks, upstreams, names }, services).run()
+    let (others, one_queue, asks, proxies) = (None, Box::default(), Asks::default(), Proxies::default());
+    let parts = Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies };
+    ShardLoop::new(parts, services).run()
 }

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::Written;
+use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnId, ConnShared, Frame, Payload};
 
 use crate::handle::StreamHandle;
@@ -190,6 +191,11 @@ impl Stream {
     /// Who is on the other end, and which of the server's addresses it connected to.
     pub fn peer(&self) -> Peer {
         Peer::of(&self.shared)
+    }
+
+    /// What the proxy said of the peer beside its address, as [`Cx::tlvs`](crate::Cx::tlvs).
+    pub fn tlvs(&self) -> Option<Tlvs> {
+        self.shared.tlvs()
     }
 
     /// The connection's name on its shard.

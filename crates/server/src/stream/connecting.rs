@@ -13,6 +13,7 @@ use std::vec;
 use ringserve_core::{Address, ConnShared, Time};
 
 use super::byte_stream::Stream;
+use super::proxy_header::ProxyHeader;
 use crate::shard::attempts::{Attempt, Progress};
 use crate::shard::blocking::{Blocking, resolve};
 use crate::shard::handle::Shard;
@@ -67,7 +68,7 @@ impl Shard {
             Place::Name(name) => Stage::Name(Box::new(Named::begin(name, self))),
             Place::Unclear(text) => Stage::Unclear(text),
         };
-        Connecting { stage, shard: self.clone() }
+        Connecting { stage, shard: self.clone(), header: Box::default() }
     }
 }
 
@@ -166,6 +167,17 @@ impl fmt::Display for Name {
 pub struct Connecting {
     stage: Stage,
     shard: Shard,
+    /// What the connection begins with; mostly nothing.
+    header: Box<[u8]>,
+}
+
+impl Connecting {
+    /// Has the connection begin with a header that tells the upstream who the client is. For a connection that serves one
+    /// client, not for one of a pool.
+    pub fn proxy_header(mut self, header: ProxyHeader) -> Connecting {
+        self.header = header.encode(self.shard.server().listeners()).into();
+        self
+    }
 }
 
 enum Stage {
@@ -178,7 +190,7 @@ impl Future for Connecting {
     type Output = io::Result<Stream>;
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<Stream>> {
-        let Connecting { stage, shard } = self.get_mut();
+        let Connecting { stage, shard, header } = self.get_mut();
         let connected = match stage {
             Stage::Address(attempting) => attempting.poll(task),
             Stage::Name(named) => named.poll(task, shard),
@@ -187,7 +199,12 @@ impl Future for Connecting {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidInput, why)));
             }
         };
-        connected.map_ok(|shared| Stream::new(shared, shard.clone()))
+        connected.map_ok(|shared| {
+            if !header.is_empty() {
+                shared.write(header);
+            }
+            Stream::new(shared, shard.clone())
+        })
     }
 }
 

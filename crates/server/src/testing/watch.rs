@@ -70,9 +70,14 @@ struct Open {
     calls: u32,
 }
 
+/// By which the network knows it: behind a proxy that of the proxy.
+fn socket_of(peer: &Peer) -> Option<SocketAddr> {
+    peer.via.or(peer.addr)
+}
+
 impl Watcher {
     fn event<S: 'static>(&self, cx: &Cx<'_, S>, number: u64, what: impl FnOnce() -> String) {
-        self.told(cx.peer().addr, number, what);
+        self.told(socket_of(&cx.peer()), number, what);
     }
 
     fn told(&self, peer: Option<SocketAddr>, number: u64, what: impl FnOnce() -> String) {
@@ -82,7 +87,7 @@ impl Watcher {
     }
 
     fn opens(&self, id: ConnId, peer: Peer) {
-        let open = Open { peer: peer.addr, is_opening: true, is_told: false, calls: 0 };
+        let open = Open { peer: socket_of(&peer), is_opening: true, is_told: false, calls: 0 };
         if let Some(before) = self.conns.borrow_mut().insert(id.bits(), open) {
             self.trace.broke(|| {
                 format!("a connection of {:?} was not closed before its name was used again", before.peer)
@@ -158,7 +163,7 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
 
     async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
         let (id, peer) = (opening.id(), opening.peer());
-        self.watcher.told(peer.addr, 1, || "open".to_owned());
+        self.watcher.told(socket_of(&peer), 1, || "open".to_owned());
         self.watcher.opens(id, peer);
         let mut unopened = Unopened { watcher: &self.watcher, id: Some(id) };
         let opened = self.service.open(opening).await;
@@ -167,7 +172,7 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
                 unopened.id = None;
                 self.watcher.opened(id);
             }
-            Err(refusal) => self.watcher.told(peer.addr, 8, || format!("open refuses: {refusal}")),
+            Err(refusal) => self.watcher.told(socket_of(&peer), 8, || format!("open refuses: {refusal}")),
         }
         opened
     }

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use ringserve_core::Address;
 
 use super::adopted::Adopted;
+use super::proxy_protocol::ProxyProtocol;
 
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;
@@ -20,11 +21,13 @@ pub(crate) struct Bind {
     pub(crate) addr: Address,
     /// The socket that listens there already; `None` if one is to be made.
     pub(crate) adopted: Option<Adopted>,
+    /// Its connections begin with a PROXY header.
+    pub(crate) proxy: Option<ProxyProtocol>,
 }
 
 impl Bind {
     fn new(addr: Address) -> Bind {
-        Bind { addr, adopted: None }
+        Bind { addr, adopted: None, proxy: None }
     }
 }
 
@@ -34,6 +37,8 @@ pub(crate) struct Binds {
     binds: Vec<Bind>,
     /// The first one that cannot be resolved, or cannot be adopted.
     failed: Option<io::Error>,
+    /// Of all of them.
+    proxy: Option<ProxyProtocol>,
 }
 
 impl Binds {
@@ -63,17 +68,33 @@ impl Binds {
 
     pub(crate) fn adopted(mut self, socket: OwnedFd) -> Binds {
         match Adopted::look_at(socket) {
-            Ok((addr, adopted)) => self.binds.push(Bind { addr, adopted: Some(adopted) }),
+            Ok((addr, adopted)) => self.binds.push(Bind { addr, adopted: Some(adopted), proxy: None }),
             Err(error) => self.fail(error),
         }
         self
     }
 
     /// Those of another list behind these.
-    pub(crate) fn and(mut self, more: Binds) -> Binds {
-        self.binds.extend(more.binds);
+    pub(crate) fn and(mut self, mut more: Binds) -> Binds {
+        self.binds = self.each();
+        self.binds.extend(more.each());
         self.failed = self.failed.or(more.failed);
         self
+    }
+
+    /// All of them expect proxies.
+    pub(crate) fn proxy_protocol(mut self, proxy: ProxyProtocol) -> Binds {
+        self.proxy = Some(proxy);
+        self
+    }
+
+    /// Each with what holds for all.
+    fn each(&mut self) -> Vec<Bind> {
+        let (mut binds, proxy) = (std::mem::take(&mut self.binds), self.proxy.take());
+        for bind in binds.iter_mut().filter(|bind| bind.proxy.is_none()) {
+            bind.proxy.clone_from(&proxy);
+        }
+        binds
     }
 
     fn fail(&mut self, error: io::Error) {
@@ -81,8 +102,9 @@ impl Binds {
     }
 
     /// All of them, if each can be resolved or adopted.
-    pub(crate) fn all(self) -> io::Result<Vec<Bind>> {
-        self.failed.map_or(Ok(self.binds), Err)
+    pub(crate) fn all(mut self) -> io::Result<Vec<Bind>> {
+        let binds = self.each();
+        self.failed.map_or(Ok(binds), Err)
     }
 }
 
@@ -94,7 +116,7 @@ enum Claim<'a> {
     Socket(u64),
 }
 
-/// Checks the list of all places of a server: none comes twice. Each has the service that it leads to, if there are several.
+/// Checks the list of all places of a server: none comes twice, and proxies are expected as they can be. Each has the service that it leads to, if there are several.
 pub(crate) fn check<'a>(binds: impl Iterator<Item = (&'a Bind, Option<&'a str>)>) -> io::Result<()> {
     let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     let mut claimed = HashMap::new();
@@ -102,6 +124,9 @@ pub(crate) fn check<'a>(binds: impl Iterator<Item = (&'a Bind, Option<&'a str>)>
         let addr = &bind.addr;
         if count == LISTENERS_MAX {
             return wrong(format!("there are more of them than {LISTENERS_MAX}, which is the most"));
+        }
+        if let Some(proxy) = &bind.proxy {
+            proxy.check(addr)?;
         }
         if is_any_port(addr) {
             continue;

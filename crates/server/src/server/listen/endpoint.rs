@@ -11,6 +11,7 @@ use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_drivers::take_activated;
 
 use super::addr::Binds;
+use super::proxy_protocol::ProxyProtocol;
 use crate::peer::Peer;
 use crate::server::socket_options::options::SocketOptions;
 use crate::shard::state::Admit;
@@ -100,6 +101,11 @@ pub fn endpoints(list: impl IntoEndpoints<Framing = Raw>) -> Endpoints<Raw> {
 pub struct Endpoint(Binds);
 
 impl Endpoint {
+    /// Proxies connect here: each connection begins with a header of the PROXY protocol, which says who the client is.
+    pub fn proxy_protocol(self, protocol: ProxyProtocol) -> Endpoint {
+        Endpoint(self.0.proxy_protocol(protocol))
+    }
+
     /// As [`Endpoints::framing`].
     pub fn framing<F: TypedFraming + Clone + Send>(self, framing: F) -> Endpoints<F> {
         endpoints(self).framing(framing)

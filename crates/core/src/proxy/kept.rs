@@ -1,0 +1,62 @@
+//! What is kept of the headers of a lane's connections.
+
+use core::cell::RefCell;
+use core::net::SocketAddr;
+
+use super::Tlvs;
+use crate::ConnId;
+use crate::chunked::Chunked;
+
+/// What the PROXY header of a connection said beside the client's address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proxied {
+    /// The proxy, where the connection is a client's.
+    pub via: Option<SocketAddr>,
+    /// Where the client connected to.
+    pub destination: Option<SocketAddr>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// The connection that the rest is of.
+    id: Option<ConnId>,
+    proxied: Proxied,
+    tlvs: Option<Tlvs>,
+}
+
+/// By slot, so that a connection that did not come through a proxy has no entry and no mark. Holds no memory until there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Headers {
+    entries: RefCell<Chunked<Entry>>,
+}
+
+impl Headers {
+    /// Keeps what a connection's header said, in the place of what its slot had. False if the system has no memory for it.
+    pub(crate) fn keep(&self, id: ConnId, proxied: Proxied, tlvs: Option<Tlvs>) -> bool {
+        let mut entries = self.entries.borrow_mut();
+        let Some(entry) = entries.entry(id.slot()) else { return false };
+        *entry = Entry { id: Some(id), proxied, tlvs };
+        true
+    }
+
+    pub(crate) fn of(&self, id: ConnId) -> Proxied {
+        self.look(id, |entry| entry.proxied).unwrap_or_default()
+    }
+
+    pub(crate) fn tlvs_of(&self, id: ConnId) -> Option<Tlvs> {
+        self.look(id, |entry| entry.tlvs.clone()).flatten()
+    }
+
+    /// The connection is gone.
+    pub(crate) fn forget(&self, id: ConnId) {
+        let mut entries = self.entries.borrow_mut();
+        if let Some(entry) = entries.get_mut(id.slot()).filter(|entry| entry.id == Some(id)) {
+            *entry = Entry::default();
+        }
+    }
+
+    fn look<T>(&self, id: ConnId, what: impl FnOnce(&Entry) -> T) -> Option<T> {
+        let entries = self.entries.borrow();
+        entries.get(id.slot()).filter(|entry| entry.id == Some(id)).map(what)
+    }
+}

@@ -1,0 +1,127 @@
+//! The header of the PROXY protocol, by which a proxy says for whom it connects: the line of version 1 and the block of
+//! version 2.
+//!
+//! ```text
+//!   PROXY TCP4 192.0.2.1 198.51.100.7 56324 443\r\n
+//!
+//!   ├─ signature, 12 ─┼─ 0x21 ─┼─ 0x11 ─┼─ length, 2 ─┼─ addresses, 12, 36 or 216 ─┼─ type, length, value ─┼─ .. ─┤
+//!                     version   family                 └───────────────── length ───────────────────────────────┘
+//!                     command   transport
+//! ```
+//!
+//! Nothing is guessed: what is not a header to the letter is refused as soon as a byte says so.
+
+mod kept;
+mod tlvs;
+mod v1;
+mod v2;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+use core::net::SocketAddr;
+use core::ops::Range;
+
+pub(crate) use kept::Headers;
+pub use kept::Proxied;
+pub use tlvs::{ProxiedSsl, Tlvs};
+pub use write::{CommandV2, write_v1, write_v2};
+
+/// The longest line of version 1, with its end.
+const LINE_MAX: usize = 107;
+
+/// What all lines of version 1 begin with.
+const LINE_BEGIN: &[u8] = b"PROXY ";
+
+/// What all blocks of version 2 begin with.
+const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
+
+/// Both ends of the connection that a proxy accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The client.
+    pub source: SocketAddr,
+    /// Where it connected to.
+    pub destination: SocketAddr,
+}
+
+/// A header that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of it. What is behind them is the connection's.
+    pub len: usize,
+    /// `None` where the proxy speaks for itself, as in a health check, or for a client without an IP address.
+    pub ends: Option<Ends>,
+    /// Where its further fields lie, of version 2.
+    pub tlvs: Range<usize>,
+}
+
+/// Why bytes are no PROXY header. The connection is closed for [`CloseReason::ProxyBadHeader`](crate::CloseReason::ProxyBadHeader),
+/// which carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// The connection does not begin with a header: whoever connected is no proxy, or one that was not told to send it.
+    NotProxy,
+    /// The header is, or claims to be, larger than it may be: 107 bytes of version 1, of version 2
+    /// [`ProxyProtocol::header_bytes_max`].
+    ///
+    /// [`ProxyProtocol::header_bytes_max`]: https://docs.rs/ringserve/latest/ringserve/listen/struct.ProxyProtocol.html
+    TooLarge {
+        /// Bytes it has at least, or claims.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// It breaks the rules of the protocol.
+    Malformed(&'static str),
+    /// It is not what its checksum was made of.
+    Checksum,
+    /// The proxy sent FIN in the middle of it.
+    Unfinished,
+}
+
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HeaderError::NotProxy => f.write_str("the first bytes are no PROXY header"),
+            HeaderError::TooLarge { bytes, max } => {
+                write!(f, "a PROXY header of {bytes} bytes or more; at most {max} are allowed")
+            }
+            HeaderError::Malformed(what) => f.write_str(what),
+            HeaderError::Checksum => f.write_str("the checksum of the PROXY header is wrong"),
+            HeaderError::Unfinished => f.write_str("the connection ended in the middle of the PROXY header"),
+        }
+    }
+}
+
+impl core::error::Error for HeaderError {}
+
+/// Reads the header that a connection begins with, from all that came of it. `None` if it is not whole yet. `bytes_max` bounds
+/// one of version 2.
+///
+/// # Errors
+/// Those that no further byte can mend.
+pub fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, HeaderError> {
+    match bytes.first() {
+        None => Ok(None),
+        Some(b'P') => v1::read(bytes),
+        Some(_) => v2::read(bytes, bytes_max),
+    }
+}
+
+/// What the connections of a listener begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// Bytes of a header of version 2.
+    pub bytes_max: usize,
+    /// Its further fields are kept.
+    pub keeps_tlvs: bool,
+}
+
+/// True if `bytes` and `begin` agree as far as both go.
+fn agree(bytes: &[u8], begin: &[u8]) -> bool {
+    bytes.iter().zip(begin).all(|(byte, wanted)| byte == wanted)
+}

@@ -1,0 +1,122 @@
+//! Version 2: a block of bytes.
+
+use core::net::{IpAddr, SocketAddr};
+
+use super::tlvs::{self, CRC32C, SSL, UNIQUE_ID, fields};
+use super::{Ends, Header, HeaderError, SIGNATURE, agree};
+
+/// The part of all blocks.
+pub(super) const FIXED: usize = 16;
+
+/// Bytes of a unique id, at most.
+const UNIQUE_ID_MAX: usize = 128;
+
+/// Reads a block.
+pub(super) fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, HeaderError> {
+    if !agree(bytes, SIGNATURE) {
+        return Err(HeaderError::NotProxy);
+    }
+    let is_local = match bytes.get(12) {
+        None | Some(0x21) => false,
+        Some(0x20) => true,
+        Some(_) => return Err(HeaderError::Malformed("a PROXY block of another version or command")),
+    };
+    let family = bytes.get(13).copied();
+    let addrs = match family {
+        // Not to be looked at.
+        _ if is_local => 0,
+        None | Some(0x00) => 0,
+        Some(0x11) => 12,
+        Some(0x21) => 36,
+        Some(0x31) => 216,
+        Some(0x12 | 0x22 | 0x32) => return Err(HeaderError::Malformed("a PROXY block of datagrams")),
+        Some(_) => return Err(HeaderError::Malformed("a PROXY block of another family")),
+    };
+    let Some(length) = bytes.get(14..FIXED) else { return Ok(None) };
+    let len = FIXED + usize::from(u16::from_be_bytes([length[0], length[1]]));
+    if len > bytes_max {
+        return Err(HeaderError::TooLarge { bytes: len, max: bytes_max });
+    }
+    if len < FIXED + addrs {
+        return Err(HeaderError::Malformed("a PROXY block shorter than its addresses"));
+    }
+    let Some(block) = bytes.get(..len) else { return Ok(None) };
+    if is_local || family == Some(0x00) {
+        return Ok(Some(Header { len, ends: None, tlvs: len..len }));
+    }
+    check(block, FIXED + addrs)?;
+    let ends = ends(&block[FIXED..FIXED + addrs]);
+    Ok(Some(Header { len, ends, tlvs: FIXED + addrs..len }))
+}
+
+/// What the lengths of the families say; of a Unix socket `None`.
+fn ends(addrs: &[u8]) -> Option<Ends> {
+    let port = |at: usize| Some(u16::from_be_bytes(addrs.get(at..at + 2)?.try_into().ok()?));
+    let addr = |at: usize| -> Option<IpAddr> {
+        match addrs.len() {
+            12 => Some(IpAddr::from(<[u8; 4]>::try_from(addrs.get(at * 4..at * 4 + 4)?).ok()?)),
+            36 => Some(IpAddr::from(<[u8; 16]>::try_from(addrs.get(at * 16..at * 16 + 16)?).ok()?)),
+            _ => None,
+        }
+    };
+    let ports = addrs.len().checked_sub(4)?;
+    Some(Ends {
+        source: SocketAddr::new(addr(0)?, port(ports)?),
+        destination: SocketAddr::new(addr(1)?, port(ports + 2)?),
+    })
+}
+
+/// Looks at the fields behind the addresses, which begin at `from`.
+fn check(block: &[u8], from: usize) -> Result<(), HeaderError> {
+    let mut at = from;
+    for field in fields(&block[from..]) {
+        let Some((kind, value)) = field else {
+            return Err(HeaderError::Malformed("a field of a PROXY block goes beyond it"));
+        };
+        at += 3;
+        match kind {
+            CRC32C => {
+                let Ok(sum) = <[u8; 4]>::try_from(value) else {
+                    return Err(HeaderError::Malformed("a checksum in a PROXY block has 4 bytes"));
+                };
+                if crc32c_without(block, at) != u32::from_be_bytes(sum) {
+                    return Err(HeaderError::Checksum);
+                }
+            }
+            UNIQUE_ID if value.len() > UNIQUE_ID_MAX => {
+                return Err(HeaderError::Malformed("a unique id in a PROXY block has at most 128 bytes"));
+            }
+            SSL if !tlvs::is_ssl(value) => {
+                return Err(HeaderError::Malformed("an SSL field of a PROXY block goes beyond it"));
+            }
+            _ => {}
+        }
+        at += value.len();
+    }
+    Ok(())
+}
+
+/// The checksum of a block whose own one lies at `at`, and counts as zeros.
+pub(super) fn crc32c_without(block: &[u8], at: usize) -> u32 {
+    let before = crc32c(!0, &block[..at]);
+    !crc32c(crc32c(before, &[0; 4]), &block[at + 4..])
+}
+
+pub(super) fn crc32c(begin: u32, bytes: &[u8]) -> u32 {
+    bytes.iter().fold(begin, |crc, byte| (crc >> 8) ^ CRC32C_OF[usize::from((crc as u8) ^ byte)])
+}
+
+/// By byte. 1 KiB, since a bit at a time a block of 4 KiB would take 20 us.
+const CRC32C_OF: [u32; 256] = {
+    let (mut of, mut byte) = ([0; 256], 0);
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte as u32, 0);
+        while bit < 8 {
+            crc = (crc >> 1) ^ if crc & 1 == 1 { 0x82F6_3B78 } else { 0 };
+            bit += 1;
+        }
+        of[byte] = crc;
+        byte += 1;
+    }
+    of
+};

@@ -1,0 +1,151 @@
+//! Connections that begin with a PROXY header.
+//!
+//! ```text
+//!   admit ──▶ await_header ──▶ read_header .. ──▶ Lane::proxied ──▶ opened, open_parked, refused
+//!   socket's address                              client's address
+//! ```
+//!
+//! What comes until the header is whole is kept together, and the header is read from its start with each piece. One that comes
+//! at once is read where it lies, and what is behind it goes on from there.
+
+use ringserve_buf::{Lease, try_box};
+
+use super::turn::{Lane, hand_out};
+use super::{Frames, Shard};
+use crate::conn::Opened;
+use crate::inbox::Inbox;
+use crate::proxy::{self, Expected, Header, HeaderError, Tlvs};
+use crate::{CloseReason, ConnId, Observer};
+
+impl<O: Observer> Shard<O> {
+    /// Has the connections of a listener begin with a PROXY header. Before the first turn.
+    pub fn expect_header(&mut self, listener: u16, header: Expected) {
+        self.accepting.expect(listener, header);
+    }
+
+    /// Reads the PROXY header of a connection that was [admitted](Shard::admit) at a listener that
+    /// [expects](Shard::expect_header) one. [`Lane::proxied`] says that it is there, [`Lane::ended`] that it will not be.
+    pub fn await_header(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
+        conn.opened = Opened::Header;
+        self.accepting.starting += 1;
+        if self.is_full_of_starts() {
+            self.sync_accept();
+        }
+        self.sync_receive(id);
+        self.arm(id);
+    }
+
+    /// True if no further connection may begin with a header.
+    pub(super) fn is_full_of_starts(&self) -> bool {
+        self.accepting.starting >= self.limits.handshakes_max
+    }
+
+    /// Bytes came of a connection whose header is awaited.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn start(&mut self, id: ConnId, lease: Lease, lane: &mut (impl Lane<O> + ?Sized)) {
+        let Some(rest) = self.read_header(id, lease) else { return };
+        lane.proxied(self, id);
+        // The goodbye of a drain comes before the first frame.
+        self.dispatch(lane);
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open() && !rest.is_empty()) else {
+            return;
+        };
+        match conn.shared.clone() {
+            Some(shared) if conn.takes_frames() => {
+                let of = conn.lane;
+                self.begin_batch();
+                hand_out(&mut Frames::new(self, id, of, &shared, rest, false, true), lane);
+            }
+            _ => self.hold(id, rest, false),
+        }
+    }
+
+    /// Reads a header with the next piece of it. Returns what is behind it, once it is whole.
+    fn read_header(&mut self, id: ConnId, mut lease: Lease) -> Option<Lease> {
+        let conn = self.conns.get_mut(id)?;
+        let expected = self.accepting.expected(conn.outlet()?.listener())?;
+        let mut kept = conn.inbox.take();
+        if let Some(inbox) = &kept {
+            self.shared.release(inbox.held_bytes());
+        }
+        let bytes = match &mut kept {
+            None => Ok(&lease[..]),
+            Some(inbox) => inbox.append(&lease),
+        };
+        let Ok(bytes) = bytes else {
+            self.abort(id, CloseReason::MemoryLimit);
+            return None;
+        };
+        match proxy::read(bytes, expected.bytes_max) {
+            Ok(Some(header)) => {
+                let behind = bytes.len() - header.len;
+                if !self.keep_header(id, bytes, header, expected) {
+                    self.abort(id, CloseReason::MemoryLimit);
+                    return None;
+                }
+                lease.advance(lease.len() - behind);
+                return Some(lease);
+            }
+            Ok(None) => self.keep_start(id, kept, &lease),
+            Err(error) => self.finish(id, CloseReason::ProxyBadHeader(error)),
+        }
+        None
+    }
+
+    /// The header is whole. False if the system has no memory for what it says.
+    fn keep_header(&mut self, id: ConnId, bytes: &[u8], header: Header, expected: Expected) -> bool {
+        let Some(conn) = self.conns.get_mut(id) else { return true };
+        let Some(shared) = conn.shared.clone() else { return true };
+        let tlvs = (expected.keeps_tlvs && !header.tlvs.is_empty()).then(|| Tlvs::new(&bytes[header.tlvs]));
+        conn.opened = Opened::No;
+        conn.since = self.stamp;
+        let lane = conn.lane;
+        self.header_over();
+        let is_kept = shared.keep_header(header.ends, tlvs);
+        self.observer.proxied(self.now, lane, id, shared.peer(), shared.proxied().via);
+        is_kept
+    }
+
+    /// Keeps the start of a header: `kept`, or what came first.
+    fn keep_start(&mut self, id: ConnId, kept: Option<alloc::boxed::Box<Inbox>>, first: &[u8]) {
+        let inbox = kept.or_else(|| {
+            let mut inbox = try_box(Inbox::default())?;
+            inbox.append(first).ok()?;
+            Some(inbox)
+        });
+        let Some(inbox) = inbox else { return self.abort(id, CloseReason::MemoryLimit) };
+        self.shared.hold(inbox.held_bytes());
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.inbox = Some(inbox);
+        }
+        self.check_held(id);
+    }
+
+    /// The peer sent its last byte, and the header is not whole.
+    #[cold]
+    pub(super) fn header_cut_short(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
+        let reason = match conn.inbox {
+            None => CloseReason::ProxyNoHeader,
+            Some(_) => CloseReason::ProxyBadHeader(HeaderError::Unfinished),
+        };
+        self.finish(id, reason);
+    }
+
+    /// A connection's header is not awaited any more.
+    #[cold]
+    pub(super) fn header_over(&mut self) {
+        let was_full = self.is_full_of_starts();
+        self.accepting.starting -= 1;
+        if was_full {
+            self.retry_accepts();
+        }
+    }
+
+    /// Panics unless so many connections are counted.
+    pub(super) fn check_starting(&self, starting: usize) {
+        assert_eq!(starting, self.accepting.starting, "connections whose header is awaited");
+    }
+}

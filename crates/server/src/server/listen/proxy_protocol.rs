@@ -1,0 +1,245 @@
+//! Listeners that proxies connect to.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use ringserve_core::Address;
+use ringserve_core::proxy::Expected;
+
+use super::addr::Bind;
+
+/// Bytes of a header of version 2 that may be allowed: what every receiver has to take, and all that the length in it can say.
+const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
+
+/// The PROXY protocol at a listener: whose headers are believed, and how much of them. For [`Endpoint::proxy_protocol`] and
+/// [`Server::proxy_protocol`].
+///
+/// Each connection begins with a header, of version 1 or 2, or it is closed: whether one comes is never guessed from what was
+/// received, since a client that is let in without one could also send one and claim any address. Clients that come directly
+/// have another listener of the same service. [`Service::open`] and everything behind it see the client:
+/// [`Peer::addr`], [`Peer::local_addr`], and the proxy in [`Peer::via`].
+///
+/// | what comes | what happens |
+/// |---|---|
+/// | a header for `TCP4`, `TCP6` | the client is the peer |
+/// | `UNKNOWN`, `LOCAL`, no or a Unix address | the proxy is the peer, as in its health checks |
+/// | a source outside of the networks | reset, [`ProxyUntrusted`](crate::CloseReason::ProxyUntrusted) |
+/// | anything else, a wrong checksum, more than [`header_bytes_max`](ProxyProtocol::header_bytes_max) | closed, [`ProxyBadHeader`](crate::CloseReason::ProxyBadHeader) |
+/// | half a header, or nothing, for [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout) | closed, [`ProxyTimeout`](crate::CloseReason::ProxyTimeout) |
+/// | FIN before the first byte | closed, [`ProxyNoHeader`](crate::CloseReason::ProxyNoHeader) |
+///
+/// A header costs no allocation, and about 60 bytes for each slot of the connection table once a connection came through a
+/// proxy.
+///
+/// ```no_run
+/// use ringserve::listen::{ProxyProtocol, endpoints, tcp};
+/// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+/// # struct Echo;
+/// # impl Service for Echo {
+/// #     type Session = ();
+/// #     type Error = std::convert::Infallible;
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #         cx.reply(frame);
+/// #         Ok(())
+/// #     }
+/// # }
+///
+/// # fn main() -> Result<(), ringserve::Error> {
+/// let balancers = ProxyProtocol::from(["10.0.0.0/8", "fd00::/8"]);
+/// Server::new()
+///     .service(
+///         endpoints((tcp("0.0.0.0:7000").proxy_protocol(balancers), tcp("127.0.0.1:7001"))).framing(Lines::default()),
+///         |_shard| Echo,
+///     )
+///     .serve()
+/// # }
+/// ```
+///
+/// [`Endpoint::proxy_protocol`]: crate::listen::Endpoint::proxy_protocol
+/// [`Server::proxy_protocol`]: crate::Server::proxy_protocol
+/// [`Service::open`]: crate::Service::open
+/// [`Peer::addr`]: crate::Peer::addr
+/// [`Peer::local_addr`]: crate::Peer::local_addr
+/// [`Peer::via`]: crate::Peer::via
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyProtocol {
+    networks: Vec<IpNet>,
+    /// The first one that is none.
+    unclear: Option<String>,
+    header_bytes_max: usize,
+    keeps_tlvs: bool,
+}
+
+impl Default for ProxyProtocol {
+    /// Believes those who connect to a Unix socket: its permissions say who may. At a TCP address nobody would be believed, which
+    /// the start refuses.
+    fn default() -> ProxyProtocol {
+        ProxyProtocol { networks: Vec::new(), unclear: None, header_bytes_max: 4096, keeps_tlvs: false }
+    }
+}
+
+impl ProxyProtocol {
+    /// Bytes that a header of version 2 may have, 536 to 65551. Default 4096: one with the certificate of a client may need
+    /// more. A connection holds that much at most before it is open.
+    #[must_use]
+    pub fn header_bytes_max(self, bytes: usize) -> ProxyProtocol {
+        ProxyProtocol { header_bytes_max: bytes, ..self }
+    }
+
+    /// Keeps what headers of version 2 say beside addresses, for [`Cx::tlvs`](crate::Cx::tlvs) and
+    /// [`Opening::tlvs`](crate::Opening::tlvs): the name that the client asked for, its certificate, the proxy's name for the
+    /// connection. One allocation of as many bytes for each connection that brings some. Off by default.
+    #[must_use]
+    pub fn keep_tlvs(self) -> ProxyProtocol {
+        ProxyProtocol { keeps_tlvs: true, ..self }
+    }
+
+    /// Refuses what can hold for no listener, or not for the one at `addr`.
+    pub(super) fn check(&self, addr: &Address) -> io::Result<()> {
+        let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        if let Some(text) = &self.unclear {
+            return wrong(format!(
+                "{text:?} is no network whose PROXY headers could be trusted; write ADDRESS/BITS"
+            ));
+        }
+        let (min, max) = HEADER_BYTES;
+        if !(min..=max).contains(&self.header_bytes_max) {
+            return wrong(format!(
+                "header_bytes_max is {}; it must be {min} to {max}",
+                self.header_bytes_max
+            ));
+        }
+        if self.networks.is_empty() && addr.as_ip().is_some() {
+            return wrong(format!("no network is named whose PROXY headers are trusted at {addr}"));
+        }
+        Ok(())
+    }
+}
+
+fn network(text: &str) -> Option<IpNet> {
+    let network = text.parse::<IpNet>().ok();
+    network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
+}
+
+/// From the networks whose headers are believed, each an address with the bits that count, as `10.0.0.0/8`, or an address alone.
+impl<T: AsRef<str>> FromIterator<T> for ProxyProtocol {
+    fn from_iter<I: IntoIterator<Item = T>>(networks: I) -> ProxyProtocol {
+        let mut protocol = ProxyProtocol::default();
+        for text in networks {
+            match network(text.as_ref()) {
+                Some(network) => protocol.networks.push(network),
+                None => _ = protocol.unclear.get_or_insert_with(|| text.as_ref().to_owned()),
+            }
+        }
+        protocol
+    }
+}
+
+impl<T: AsRef<str>, const N: usize> From<[T; N]> for ProxyProtocol {
+    fn from(networks: [T; N]) -> ProxyProtocol {
+        networks.into_iter().collect()
+    }
+}
+
+impl<T: AsRef<str>> From<Vec<T>> for ProxyProtocol {
+    fn from(networks: Vec<T>) -> ProxyProtocol {
+        networks.into_iter().collect()
+    }
+}
+
+/// What proxies at one listener are believed.
+pub(crate) struct Trust {
+    protocol: ProxyProtocol,
+    /// Its permissions say who may connect.
+    is_unix: bool,
+}
+
+impl Trust {
+    /// True if a header from there is believed.
+    pub(crate) fn includes(&self, source: Option<SocketAddr>) -> bool {
+        let Some(source) = source.filter(|_| !self.is_unix) else { return self.is_unix };
+        let ip = source.ip().to_canonical();
+        self.protocol.networks.iter().any(|network| network.contains(&ip))
+    }
+}
+
+/// The listeners of a server that expect headers, by number; empty if none does.
+#[derive(Clone, Default)]
+pub(crate) struct Proxies(Arc<[Option<Trust>]>);
+
+impl Proxies {
+    /// Of the listeners in their order.
+    pub(crate) fn of<'a>(binds: impl Iterator<Item = &'a Bind>) -> Proxies {
+        let trust = |bind: &Bind| {
+            let is_unix = bind.addr.as_unix().is_some();
+            bind.proxy.clone().map(|protocol| Trust { protocol, is_unix })
+        };
+        let all: Arc<[_]> = binds.map(trust).collect();
+        if all.iter().any(Option::is_some) { Proxies(all) } else { Proxies::default() }
+    }
+
+    /// What a listener's connections begin with.
+    pub(crate) fn at(&self, listener: u16) -> Option<&Trust> {
+        self.0.get(usize::from(listener))?.as_ref()
+    }
+
+    /// Those that expect one.
+    pub(crate) fn expected(&self) -> impl Iterator<Item = (u16, Expected)> {
+        self.0.iter().enumerate().filter_map(|(listener, trust)| {
+            let ProxyProtocol { header_bytes_max, keeps_tlvs, .. } = trust.as_ref()?.protocol;
+            Some((listener as u16, Expected { bytes_max: header_bytes_max, keeps_tlvs }))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip() -> Address {
+        Address::Ip(([0, 0, 0, 0], 7000).into())
+    }
+
+    #[test]
+    fn network_is_an_address_with_or_without_its_bits() {
+        let protocol = ProxyProtocol::from(["10.0.0.0/8", "fd00::/8", "192.0.2.7"]);
+        protocol.check(&ip()).unwrap();
+        let trust = Trust { protocol, is_unix: false };
+        for (source, is_trusted) in [
+            ("10.255.0.1:7", true),
+            ("11.0.0.1:7", false),
+            ("[fd12::1]:7", true),
+            ("[fe80::1]:7", false),
+            ("192.0.2.7:7", true),
+            ("192.0.2.8:7", false),
+            ("[::ffff:10.0.0.1]:7", true),
+            ("[::ffff:11.0.0.1]:7", false),
+        ] {
+            assert_eq!(trust.includes(source.parse().ok()), is_trusted, "{source}");
+        }
+        assert!(!trust.includes(None), "a peer without an address");
+        let unix = Trust { protocol: ProxyProtocol::default(), is_unix: true };
+        assert!(unix.includes(None));
+    }
+
+    #[test]
+    fn what_cannot_hold_is_named() {
+        let refused = |protocol: ProxyProtocol| protocol.check(&ip()).unwrap_err().to_string();
+        for text in ["10.0.0.0/33", "localhost", "10.0.0.0/8 ", "", "10.0/8"] {
+            let error = refused(ProxyProtocol::from(["10.0.0.0/8", text]));
+            assert!(error.starts_with(&format!("{text:?} is no network")), "{error}");
+        }
+        let none: [&str; 0] = [];
+        assert_eq!(
+            refused(ProxyProtocol::from(none)),
+            "no network is named whose PROXY headers are trusted at 0.0.0.0:7000"
+        );
+        ProxyProtocol::default().check(&Address::unix("a")).unwrap();
+        for bytes in [535, 65_552] {
+            let error = refused(ProxyProtocol::from(["::/0"]).header_bytes_max(bytes));
+            assert_eq!(error, format!("header_bytes_max is {bytes}; it must be 536 to 65551"));
+        }
+    }
+}
