@@ -1,8 +1,10 @@
 //! Boxes that the system may refuse: where a peer decides how much there is, running out of memory must end its connection,
 //! and `Box::new` would end the process.
 
+use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ptr::NonNull;
 
 /// Moves `value` into a box. `None` if the system has no memory for it; `value` is dropped then.
 ///
@@ -17,6 +19,18 @@ pub fn try_box<T>(value: T) -> Option<Box<T>> {
     // SAFETY: the pointer is to a boxed slice of exactly one `T`, which nothing else owns; a slice of one has the layout of
     // the value alone, so it may be freed as that. For a `T` without a size nothing is allocated or freed.
     Some(unsafe { Box::from_raw(one.cast::<T>()) })
+}
+
+/// `bytes` bytes of zeros, whose pages the system provides as they are first used. `None` if it has no memory for them.
+pub(crate) fn try_zeroed(bytes: usize) -> Option<Vec<u8>> {
+    let layout = Layout::array::<u8>(bytes).ok()?;
+    if bytes == 0 {
+        return Some(Vec::new());
+    }
+    // SAFETY: the layout's size is not zero.
+    let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+    // SAFETY: just allocated with the layout of as many bytes, all of them zero, and nothing else owns it.
+    Some(unsafe { Vec::from_raw_parts(start.as_ptr(), bytes, bytes) })
 }
 
 /// What is left for others where a `T` is allocated: lists of names, boxes of a few words and the like, which have no way to fail,

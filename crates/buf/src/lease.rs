@@ -74,7 +74,7 @@ impl Lease {
         Lease::of_owner(owner, pinned)
     }
 
-    fn of_owner<T: AsRef<[u8]> + 'static>(owner: T, pinned: usize) -> Option<Lease> {
+    pub(crate) fn of_owner<T: AsRef<[u8]> + 'static>(owner: T, pinned: usize) -> Option<Lease> {
         if owner.as_ref().is_empty() {
             return Some(Lease::empty());
         }

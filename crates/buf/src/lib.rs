@@ -13,7 +13,7 @@
 //! A [`Pool`] is one core's. Its [`KernelSide`] exists once and belongs to the driver: it lends buffers and
 //! turns what arrived into a [`Lease`]. A lease is an owned, cheaply cloned window on received bytes; when
 //! the last one on a buffer is dropped the buffer goes back on top of the free list, so that the buffer used
-//! next is the one that is warm in the cache.
+//! next is the one that is warm in the cache. What spans leases is put together in a [`Block`].
 //!
 //! Memory is taken from the system in chunks, the first one when the first buffer is lent, and is zeroed, so
 //! that a lease can never show bytes that were not received here.
@@ -26,6 +26,7 @@ extern crate alloc;
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
+mod block;
 mod buffers;
 mod counted;
 mod fallible;
@@ -34,6 +35,7 @@ mod pool;
 mod region;
 mod writer;
 
+pub use block::{Block, Blocks};
 pub use buffers::{CHUNK_BUFFERS, PoolConfig};
 pub use counted::{Counted, CountedHead, WeakHead};
 pub use fallible::{has_room_for, try_box};

@@ -12,7 +12,7 @@
 
 use alloc::vec::Vec;
 
-use ringserve_buf::Lease;
+use ringserve_buf::{Block, Blocks, Lease};
 
 use crate::Frame;
 use crate::framing::{Cut, FrameError, FramingState, TypedFraming};
@@ -25,7 +25,7 @@ const STEP_BYTES: usize = 1024;
 /// What a connection received and no frame holds yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    partial: Vec<u8>,
+    partial: Block,
     /// Bytes of `partial` the framing has seen.
     scanned: usize,
     /// At least as many bytes are missing from the frame in `partial`.
@@ -128,6 +128,11 @@ fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Result<(), NoMemory> {
 }
 
 impl Inbox {
+    /// An empty one, whose large frames are put together in `blocks`.
+    pub(crate) fn new(blocks: &Blocks) -> Inbox {
+        Inbox { partial: blocks.block(), ..Inbox::default() }
+    }
+
     /// True if nothing is left, so that the inbox itself need not be kept.
     pub(crate) fn is_empty(&self) -> bool {
         !self.has_begun() && self.rest.is_empty() && self.backlog.is_empty()
@@ -150,7 +155,7 @@ impl Inbox {
 
     /// Bytes of memory this inbox holds.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.partial.capacity() + self.backlog.capacity() + self.rest.pinned_bytes()
+        self.partial.held_bytes() + self.backlog.capacity() + self.rest.pinned_bytes()
     }
 
     /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them.
@@ -211,7 +216,9 @@ impl Inbox {
             false => _ = self.begin_window(now),
         }
         self.partial_began = now;
-        append(&mut self.partial, bytes)?;
+        if !self.partial.put(bytes, bytes.len()) {
+            return Err(NoMemory);
+        }
         self.scanned = bytes.len();
         self.missing = missing;
         Ok(())
@@ -235,10 +242,12 @@ impl Inbox {
     /// be looked at from the start.
     pub(crate) fn unbegin(&mut self, lease: Lease) -> Result<Lease, NoMemory> {
         let behind = if lease.is_empty() { core::mem::take(&mut self.rest) } else { lease };
-        let mut bytes = core::mem::take(&mut self.partial);
+        let mut bytes = self.partial.take();
         (self.scanned, self.missing) = (0, 0);
-        append(&mut bytes, &behind)?;
-        Lease::try_from_vec(bytes).ok_or(NoMemory)
+        if !bytes.put(&behind, behind.len()) {
+            return Err(NoMemory);
+        }
+        bytes.into_lease().ok_or(NoMemory)
     }
 
     /// The peer has its time for enough bytes from now on. Returns how many came in the time before.
@@ -263,7 +272,9 @@ impl Inbox {
                 return Found::Bad(FrameError::TooLarge { bytes, max: frame_bytes_max });
             };
             let step = self.missing.max(STEP_BYTES).min(lease.len()).min(room);
-            if append(&mut self.partial, &lease[..step]).is_err() {
+            // Where it is not known what is missing, room for as much again.
+            let expected = if step > self.missing { before } else { self.missing };
+            if !self.partial.put(&lease[..step], expected) {
                 return Found::NoMemory;
             }
             self.window_bytes += step;
@@ -309,7 +320,7 @@ impl Inbox {
     fn take_partial(&mut self, bytes: usize) -> Option<Lease> {
         self.partial.truncate(bytes);
         (self.scanned, self.missing) = (0, 0);
-        Lease::try_from_vec(core::mem::take(&mut self.partial))
+        self.partial.take().into_lease()
     }
 }
 

@@ -271,7 +271,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         let shard = &mut *self.shard;
         let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
         if conn.inbox.is_none() {
-            conn.inbox = try_box(Inbox::default());
+            conn.inbox = try_box(Inbox::new(&shard.blocks));
         }
         let Some(inbox) = &mut conn.inbox else { return self.no_memory() };
         let is_first = !inbox.has_begun();
@@ -365,7 +365,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         let lease = core::mem::take(&mut self.lease);
         let Some(conn) = shard.conns.get_mut(id) else { return };
         if conn.inbox.is_none() {
-            conn.inbox = try_box(Inbox::default());
+            conn.inbox = try_box(Inbox::new(&shard.blocks));
         }
         let Some(inbox) = &mut conn.inbox else { return shard.abort(id, CloseReason::MemoryLimit) };
         if !inbox.has_partial() {

@@ -15,6 +15,7 @@ impl<O: Observer> Shard<O> {
     /// [`end`](Shard::end), when the shard is quiet.
     pub fn give_back(&mut self) {
         self.shared.drop_spare();
+        self.blocks.drop_kept();
         self.events.shrink_to_fit();
         self.runnable.shrink_to_fit();
         self.served.shrink_to_fit();

@@ -26,7 +26,7 @@ use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-use ringserve_buf::Pool;
+use ringserve_buf::{Blocks, Pool};
 
 use crate::conn::{Conn, Queued};
 use crate::framing::Encoding;
@@ -51,6 +51,11 @@ use work::Work;
 /// Connections for which a queue keeps room once it is empty, however long a crowd made it: 8 to 16 KiB.
 const QUEUE_KEPT: usize = 1024;
 
+/// Bytes of blocks kept for large frames: a sixteenth of what connections may hold, which they come on top of, and 32 MiB at most.
+fn kept_bytes_max(limits: &ServerLimits) -> usize {
+    (limits.held_bytes_max / 16).min(32 << 20)
+}
+
 /// The connections of one core, of all its services and upstreams, in one table. A [`Lane`] stands above it.
 pub struct Shard<O: Observer = ()> {
     /// Of the shard as a whole; those of its connections are their lanes'.
@@ -59,6 +64,8 @@ pub struct Shard<O: Observer = ()> {
     observer: O,
     shared: Rc<ShardShared>,
     pool: Pool,
+    /// Where large frames are put together.
+    blocks: Blocks,
     conns: Slots<Conn>,
     wheel: Wheel,
     now: Time,
@@ -112,6 +119,7 @@ impl<O: Observer> Shard<O> {
             observer,
             shared,
             pool,
+            blocks: Blocks::new(kept_bytes_max(&limits)),
             conns: Slots::new(),
             wheel: Wheel::new(),
             now: Time::ZERO,

@@ -145,7 +145,7 @@ impl<O: Observer> Shard<O> {
         // What the service holds open is held back as ever.
         let cut = conn.is_cut();
         if conn.inbox.is_none() {
-            conn.inbox = try_box(Inbox::default());
+            conn.inbox = try_box(Inbox::new(&self.blocks));
         }
         let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();

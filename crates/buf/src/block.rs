@@ -1,0 +1,337 @@
+//! Blocks on the heap that large frames are put together in, and those of them that are kept for the next ones.
+
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::fmt;
+use core::mem;
+use core::ops::Deref;
+
+use crate::fallible::try_zeroed;
+use crate::lease::Lease;
+
+/// Blocks of at least this size are kept. The system gives smaller ones without a page fault for each 4 KiB.
+const KEPT_FROM: usize = 64 * 1024;
+
+/// Bytes that come piece by piece, in one block that grows with them.
+///
+/// It doubles at most: memory follows the bytes that came, and not the number that was announced. All of it is
+/// initialised, also what lies behind the bytes, so that others may write there: [`spare`](Block::spare) lends that,
+/// [`advance`](Block::advance) counts what they wrote. Dropped, or with the last lease on it, a large block goes back to
+/// those that are kept ([`Blocks`]).
+#[derive(Default)]
+pub struct Block {
+    /// As long as it is large.
+    memory: Vec<u8>,
+    len: usize,
+    home: Option<Rc<Kept>>,
+}
+
+impl Block {
+    /// Bytes of memory it holds.
+    #[inline]
+    pub fn held_bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Bytes there is room for behind those that are there.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.memory.len() - self.len
+    }
+
+    /// Makes room for `more` bytes, and for some of the `expected` ones that come at least: for as many as are there already.
+    /// False if the system has no memory for that; then all is as before.
+    #[must_use]
+    pub fn make_room(&mut self, more: usize, expected: usize) -> bool {
+        if more <= self.room() {
+            return true;
+        }
+        let size = self.memory.len();
+        // Exactly what is expected where that is near, but an eighth at least, so that growing stays rare.
+        let near = self.len.saturating_add(expected).max(size + size / 8);
+        let size = size.saturating_mul(2).min(near).max(self.len.saturating_add(more));
+        let kept = self.home.as_ref().filter(|_| size >= KEPT_FROM).and_then(|home| home.take(size, near));
+        let Some(mut memory) = kept.or_else(|| try_zeroed(size)) else { return false };
+        memory[..self.len].copy_from_slice(&self.memory[..self.len]);
+        let old = mem::replace(&mut self.memory, memory);
+        if let Some(home) = &self.home {
+            home.keep(old);
+        }
+        true
+    }
+
+    /// Appends a copy of `bytes`, of at least `expected` that come together. False if the system has no memory for them.
+    #[must_use]
+    pub fn put(&mut self, bytes: &[u8], expected: usize) -> bool {
+        if !self.make_room(bytes.len(), expected) {
+            return false;
+        }
+        self.memory[self.len..][..bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+        true
+    }
+
+    /// The room behind the bytes, `most` of it at most.
+    pub fn spare(&mut self, most: usize) -> &mut [u8] {
+        let most = most.min(self.room());
+        &mut self.memory[self.len..][..most]
+    }
+
+    /// `count` bytes were written behind those that are there.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.room(), "block with room for {} bytes advanced by {count}", self.room());
+        self.len += count;
+    }
+
+    /// Forgets all but the first `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Takes the block out, and leaves an empty one with the same home.
+    pub fn take(&mut self) -> Block {
+        let home = self.home.clone();
+        mem::replace(self, Block { memory: Vec::new(), len: 0, home })
+    }
+
+    /// A lease on the bytes. `None` if the system has no memory for what that adds.
+    ///
+    /// # Panics
+    /// If there are 4 GiB or more.
+    pub fn into_lease(self) -> Option<Lease> {
+        let pinned = self.held_bytes();
+        Lease::of_owner(self, pinned)
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[..self.len]
+    }
+}
+
+impl AsRef<[u8]> for Block {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(home) = &self.home {
+            home.keep(mem::take(&mut self.memory));
+        }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({} of {} bytes)", self.len, self.memory.len())
+    }
+}
+
+/// Blocks of 64 KiB and more of one core that are not used, within a bound. A new one costs a page fault for each 4 KiB.
+///
+/// ```
+/// use ringserve_buf::Blocks;
+///
+/// let blocks = Blocks::new(1 << 20);
+/// let mut block = blocks.block();
+/// assert!(block.put(&[7; 100_000], 100_000));
+/// let lease = block.into_lease().unwrap();
+/// assert_eq!(blocks.kept_bytes(), 0);
+/// drop(lease);
+/// assert_eq!(blocks.kept_bytes(), 100_000);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    kept: Rc<Kept>,
+}
+
+impl Blocks {
+    /// Keeps at most `bytes_max` bytes.
+    pub fn new(bytes_max: usize) -> Blocks {
+        Blocks { kept: Rc::new(Kept { bytes_max, ..Kept::default() }) }
+    }
+
+    /// An empty block, which holds no memory yet.
+    pub fn block(&self) -> Block {
+        Block { memory: Vec::new(), len: 0, home: Some(self.kept.clone()) }
+    }
+
+    /// Bytes that are kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.kept.bytes.get()
+    }
+
+    /// Frees what is kept.
+    pub fn drop_kept(&self) {
+        self.kept.bytes.set(0);
+        drop(self.kept.blocks.take());
+    }
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    blocks: RefCell<Vec<Vec<u8>>>,
+    bytes: Cell<usize>,
+    bytes_max: usize,
+}
+
+impl Kept {
+    /// One of at least `size` bytes, which may be as few as that where `wanted` would do, and are no more than twice as many: the
+    /// last that came of those with enough, or else the largest.
+    #[cold]
+    fn take(&self, size: usize, wanted: usize) -> Option<Vec<u8>> {
+        let mut blocks = self.blocks.borrow_mut();
+        let most = wanted.saturating_mul(2);
+        let fits = blocks.iter().rposition(|block| block.len() >= wanted && block.len() <= most);
+        let index = fits.or_else(|| {
+            let fewer = (0..blocks.len()).filter(|index| (size..wanted).contains(&blocks[*index].len()));
+            fewer.max_by_key(|index| blocks[*index].len())
+        })?;
+        let block = blocks.remove(index);
+        self.bytes.set(self.bytes.get() - block.len());
+        Some(block)
+    }
+
+    #[inline]
+    fn keep(&self, memory: Vec<u8>) {
+        if memory.len() >= KEPT_FROM {
+            self.keep_large(memory);
+        }
+    }
+
+    /// Keeps a block in the place of those that were not used for longest.
+    #[cold]
+    fn keep_large(&self, memory: Vec<u8>) {
+        let mut blocks = self.blocks.borrow_mut();
+        if memory.len() > self.bytes_max || blocks.try_reserve(1).is_err() {
+            return;
+        }
+        let mut bytes = self.bytes.get() + memory.len();
+        let mut gone = 0;
+        while bytes > self.bytes_max {
+            bytes -= blocks[gone].len();
+            gone += 1;
+        }
+        blocks.drain(..gone);
+        blocks.push(memory);
+        self.bytes.set(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_grows_with_its_bytes_and_not_with_what_is_announced() {
+        let mut block = Block::default();
+        for step in 1..100 {
+            assert!(block.put(&[step; 1000], 1 << 29));
+            assert!(block.held_bytes() <= 2 * block.len(), "{block:?}");
+        }
+        assert_eq!((block.len(), block[0], block[98_999]), (99_000, 1, 99));
+    }
+
+    #[test]
+    fn block_takes_what_is_near_and_no_more() {
+        let mut block = Block::default();
+        assert!(block.put(&[1; 16_000], 100_000) && block.put(&[2; 16_000], 84_000));
+        assert!(block.put(&[3; 1], 68_000));
+        assert_eq!(block.held_bytes(), 64_000);
+        assert!(block.put(&[4; 60_000], 67_999));
+        assert_eq!(block.held_bytes(), 100_000);
+    }
+
+    #[test]
+    fn growing_by_small_steps_that_are_always_near_stays_rare() {
+        let mut block = Block::default();
+        let mut moved = 0;
+        for _ in 0..1000 {
+            let before = block.held_bytes();
+            assert!(block.put(&[0; 1024], 1024));
+            moved += usize::from(before != block.held_bytes());
+        }
+        assert!(moved < 80, "{moved} times");
+    }
+
+    #[test]
+    fn large_blocks_are_kept_and_the_oldest_go_at_the_bound() {
+        let blocks = Blocks::new(200_000);
+        let of = |bytes: usize| {
+            let mut block = blocks.block();
+            assert!(block.put(&vec_of(bytes), bytes));
+            block.into_lease().unwrap()
+        };
+        let (first, second, third, small) = (of(110_000), of(90_000), of(80_000), of(60_000));
+        let at = second.as_ptr();
+        drop((first, second));
+        assert_eq!(blocks.kept_bytes(), 200_000);
+        drop((third, small));
+        assert_eq!(blocks.kept_bytes(), 170_000);
+        // The last that is large enough.
+        let again = of(85_000);
+        assert_eq!((again.as_ptr(), blocks.kept_bytes()), (at, 80_000));
+        drop((again, of(200_001)));
+        assert_eq!(blocks.kept_bytes(), 170_000);
+        blocks.drop_kept();
+        assert_eq!(blocks.kept_bytes(), 0);
+    }
+
+    #[test]
+    fn a_kept_block_is_no_more_than_twice_what_is_wanted() {
+        let blocks = Blocks::new(1 << 20);
+        let mut block = blocks.block();
+        assert!(block.put(&vec_of(300_000), 300_000));
+        drop(block);
+        let mut block = blocks.block();
+        assert!(block.put(&vec_of(100_000), 100_000));
+        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (100_000, 300_000));
+    }
+
+    #[test]
+    fn a_kept_block_is_not_given_for_an_announcement() {
+        let blocks = Blocks::new(1 << 20);
+        let mut block = blocks.block();
+        assert!(block.put(&vec_of(1 << 20), 1 << 20));
+        drop(block);
+        let mut block = blocks.block();
+        assert!(block.put(&[1; 10], 1 << 20));
+        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (10, 1 << 20));
+        assert!(block.put(&vec_of(40_000), 1 << 20) && block.put(&vec_of(1), 1 << 20));
+        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (1 << 20, 0));
+        assert_eq!((block[0], block.len()), (1, 40_011));
+    }
+
+    #[test]
+    fn spare_room_is_written_and_counted() {
+        let mut block = Block::default();
+        assert!(block.put(b"ab", 2) && block.make_room(6, 6));
+        assert_eq!(block.spare(100).len(), block.room());
+        block.spare(3).copy_from_slice(b"cde");
+        block.advance(3);
+        let taken = block.take();
+        assert_eq!((&*taken, block.len(), block.held_bytes()), (&b"abcde"[..], 0, 0));
+        assert_eq!(&*taken.into_lease().unwrap(), b"abcde");
+    }
+
+    #[test]
+    #[should_panic(expected = "advanced by 9")]
+    fn a_count_beyond_the_room_is_noticed() {
+        let mut block = Block::default();
+        assert!(block.make_room(8, 8));
+        block.advance(9);
+    }
+
+    fn vec_of(bytes: usize) -> Vec<u8> {
+        core::iter::repeat_n(7, bytes).collect()
+    }
+}
