@@ -125,10 +125,7 @@ fn main() -> Result<(), ringserve::Error> {
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let framing = Lines::default().bytes_max(LINE_BYTES_MAX);
-    let mut server = Server::bind(args.listen).framing(framing).driver(args.driver);
-    if let Some(shards) = args.shards {
-        server = server.shards(shards);
-    }
+    let server = Server::bind(args.listen).framing(framing).driver(args.driver).shards(args.shards);
     server.serve(move |_shard| Cache::new(&args))
 }
 
@@ -223,6 +220,35 @@ mod tests {
                     Ok(())
                 });
             }
+            sim.run_until_done();
+        });
+    }
+
+    #[test]
+    fn question_on_a_kept_connection_that_died_is_asked_once_more() {
+        Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+            sim.background("upstream", async move |net| {
+                let mut listener: ClientListener = net.listen(UPSTREAM)?;
+                loop {
+                    let mut stream = listener.accept().await;
+                    net.spawn(async move {
+                        if let Ok(Some(question)) = stream.line().await {
+                            let _ = stream.send(format!("{question}!\n")).await;
+                        }
+                        // One answer, and the end.
+                    });
+                }
+            });
+            serve(sim);
+            sim.client("one", async |net: Net| -> ClientResult {
+                for question in ["a", "b", "c", "d"] {
+                    // By now the end has come.
+                    net.sleep(Duration::from_secs(60)).await;
+                    let mut me = net.connect(ADDR).await?;
+                    assert_eq!(ask(&mut me, question).await?, format!("{question}!"));
+                }
+                Ok(())
+            });
             sim.run_until_done();
         });
     }

@@ -9,7 +9,6 @@
 //!
 //! TLS, AUTH and delivery to a mailbox are left out.
 
-use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::error::Error;
 use std::fs::{self, File};
@@ -19,12 +18,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use ringserve::framing::{
-    Cut, EncodeError, FrameError, Framing, FramingState, HoldsState, Lines, Outbox, Payload, TypedFraming,
-};
-use ringserve::{Cx, Driver, Failure, Frame, Limits, Opening, Refusal, Server, Service, with_heads};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use ringserve::framing::{Cut, FramingState, HoldsState, TypedFraming};
+use ringserve::framing::{EncodeError, FrameError, Framing, Lines, Outbox, Payload};
+use ringserve::{Cx, Failure, Frame, Limits, Opening, Refusal, Server, Service, with_heads};
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 /// Recipients of one message at most: RFC 5321 wants 100 at least.
 const RECIPIENTS_MAX: usize = 100;
@@ -38,9 +35,6 @@ struct Args {
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
-    /// auto, io_uring or epoll.
-    #[arg(long, default_value_t, value_name = "NAME")]
-    driver: Driver,
     /// The directory for messages.
     #[arg(long, default_value = "spool", value_name = "DIR")]
     spool: PathBuf,
@@ -50,7 +44,7 @@ struct Args {
 }
 
 /// What the next bytes are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 enum Reads {
     #[default]
     Commands,
@@ -59,18 +53,17 @@ enum Reads {
     },
 }
 
-/// What a frame is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a frame is: the end of a message has no bytes.
+#[derive(Debug, Default)]
 enum Part {
     #[default]
     Command,
     Piece,
-    /// The end of a message, without bytes.
     End,
 }
 
 /// Commands, and messages in pieces.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 struct Smtp;
 
 /// 512 bytes by RFC 5321, and what extensions add to MAIL and RCPT.
@@ -80,26 +73,17 @@ impl TypedFraming for Smtp {
     type State = Reads;
     type Head = Part;
 
-    fn cut(
-        &self,
-        reads: &mut Reads,
-        bytes: &[u8],
-        scanned: usize,
-    ) -> std::result::Result<Cut<Part>, FrameError> {
+    fn cut(&self, reads: &mut Reads, bytes: &[u8], scanned: usize) -> Result<Cut<Part>, FrameError> {
         let Reads::Message { line_begins } = *reads else {
             return Ok(COMMANDS.decode(bytes, scanned)?.with_head(Part::Command));
         };
-        let mut skip = 0;
-        if line_begins && bytes[0] == b'.' {
-            if bytes.starts_with(b".\r\n") {
-                *reads = Reads::Commands;
-                return Ok(Cut::Frame { skip: 3, len: 0, consumed: 3, head: Part::End });
-            }
-            if b".\r\n".starts_with(bytes) {
-                return Ok(Cut::More(3 - bytes.len()));
-            }
-            skip = 1;
+        if line_begins && bytes.starts_with(b".\r\n") {
+            *reads = Reads::Commands;
+            return Ok(Cut::Frame { skip: 3, len: 0, consumed: 3, head: Part::End });
+        } else if line_begins && b".\r\n".starts_with(bytes) {
+            return Ok(Cut::More(3 - bytes.len()));
         }
+        let skip = usize::from(line_begins && bytes[0] == b'.');
         // Up to a line that begins with a dot; what may be the first half of a line's end waits for the other.
         let dot = bytes[skip..].windows(3).position(|window| window == b"\r\n.").map(|at| skip + at + 2);
         let consumed = dot.unwrap_or(bytes.len() - usize::from(bytes.ends_with(b"\r")));
@@ -110,7 +94,7 @@ impl TypedFraming for Smtp {
         Ok(Cut::Piece { skip, len: consumed - skip, consumed, head: Part::Piece })
     }
 
-    fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> std::result::Result<(), EncodeError> {
+    fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         COMMANDS.encode(payload, out)
     }
 }
@@ -132,20 +116,14 @@ impl HoldsState<Reads> for Session {
     }
 }
 
-/// The file of a message that is being received. It goes with this, unless it is [kept](Draft::keep).
+/// The file of a message that is being received, and how much more of it may come. The file goes with this, unless it is kept.
 struct Draft {
     path: PathBuf,
     file: File,
-    bytes: u64,
+    left: u64,
 }
 
 impl Draft {
-    fn begin(path: PathBuf, envelope: &str) -> io::Result<Draft> {
-        let mut file = File::create_new(&path)?;
-        file.write_all(envelope.as_bytes())?;
-        Ok(Draft { path, file, bytes: 0 })
-    }
-
     fn write(mut self, piece: &[u8]) -> io::Result<Draft> {
         self.file.write_all(piece)?;
         Ok(self)
@@ -169,79 +147,82 @@ struct Receiver {
     bytes_max: u64,
 }
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
 impl Receiver {
-    async fn command(&self, cx: &Cx<'_, Session>, line: &str) -> Result<Cow<'static, str>> {
-        let session = cx.session();
-        let (sender, recipients) = (&session.sender, &session.recipients);
+    async fn command(&self, cx: &Cx<'_, Session>, line: &str) -> Result<&'static str, Box<dyn Error>> {
+        let Session { greeted, sender, recipients, draft, .. } = cx.session();
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         let verb = verb.to_ascii_uppercase();
         if matches!(&*verb, "HELO" | "EHLO" | "RSET") {
-            sender.take();
-            recipients.take();
+            (sender.take(), recipients.take());
         }
-        Ok(match (&*verb, rest) {
-            ("HELO" | "EHLO", "") => "501 who are you?".into(),
-            ("HELO" | "EHLO", _) => {
-                session.greeted.set(true);
-                let extensions = format!("250-SIZE {}\r\n250-8BITMIME\r\n250 PIPELINING", self.bytes_max);
-                if verb == "HELO" { "250 hello".into() } else { format!("250-hello\r\n{extensions}").into() }
+        Ok(match &*verb {
+            "HELO" | "EHLO" if rest.is_empty() => "501 who are you?",
+            "HELO" | "EHLO" => {
+                greeted.set(true);
+                if verb == "HELO" {
+                    return Ok("250 hello");
+                }
+                cx.reply(format!("250-hello\r\n250-SIZE {}\r\n250-8BITMIME", self.bytes_max));
+                "250 PIPELINING"
             }
-            ("NOOP" | "RSET", _) => "250 ok".into(),
-            ("QUIT", _) => {
+            "NOOP" | "RSET" => "250 ok",
+            "QUIT" => {
                 cx.close();
-                "221 bye".into()
+                "221 bye"
             }
-            ("MAIL", _) if !session.greeted.get() => "503 EHLO first".into(),
-            ("MAIL", _) if sender.borrow().is_some() => "503 there is a sender".into(),
-            ("MAIL", rest) => match path_of("FROM:", rest) {
-                Some((_, params)) if size_of(params) > self.bytes_max => "552 too large".into(),
+            "MAIL" if !greeted.get() => "503 EHLO first",
+            "MAIL" if sender.borrow().is_some() => "503 there is a sender",
+            "MAIL" => match path_of("FROM:", rest) {
+                Some((_, params)) if size_of(params) > self.bytes_max => "552 too large",
                 Some((path, _)) => {
                     sender.replace(Some(path.to_owned()));
-                    "250 ok".into()
+                    "250 ok"
                 }
-                None => "501 MAIL FROM:<sender>".into(),
+                None => "501 MAIL FROM:<sender>",
             },
-            ("RCPT", _) if sender.borrow().is_none() => "503 MAIL first".into(),
-            ("RCPT", _) if recipients.borrow().len() >= RECIPIENTS_MAX => "452 too many".into(),
-            ("RCPT", rest) => match path_of("TO:", rest).filter(|(path, _)| !path.is_empty()) {
+            "RCPT" if sender.borrow().is_none() => "503 MAIL first",
+            "RCPT" if recipients.borrow().len() >= RECIPIENTS_MAX => "452 too many",
+            "RCPT" => match path_of("TO:", rest).filter(|(path, _)| !path.is_empty()) {
                 Some((path, _)) => {
                     recipients.borrow_mut().push(path.to_owned());
-                    "250 ok".into()
+                    "250 ok"
                 }
-                None => "501 RCPT TO:<recipient>".into(),
+                None => "501 RCPT TO:<recipient>",
             },
-            ("DATA", _) if recipients.borrow().is_empty() => "503 RCPT first".into(),
-            ("DATA", _) => {
+            "DATA" if recipients.borrow().is_empty() => "503 RCPT first",
+            "DATA" => {
                 let (from, to) = (sender.take().unwrap_or_default(), recipients.take().join(", "));
-                let envelope = format!("X-Sender: {from}\r\nX-Recipients: {to}\r\n");
                 let path = self.spool.join(format!("{:016x}.part", cx.shard().random()));
-                let begun = cx.shard().spawn_blocking(move || Draft::begin(path, &envelope)).await??;
-                session.draft.replace(Some(begun));
+                let left = self.bytes_max;
+                let begin = move || {
+                    let file = File::create_new(&path)?;
+                    let envelope = format!("X-Sender: {from}\r\nX-Recipients: {to}\r\n");
+                    Draft { path, file, left }.write(envelope.as_bytes())
+                };
+                draft.replace(Some(cx.shard().spawn_blocking(begin).await??));
                 // What was received behind the line of this command is the message.
                 cx.switch(Reads::Message { line_begins: true });
-                "354 end with a dot".into()
+                "354 end with a dot"
             }
-            _ => "500 what?".into(),
+            _ => "500 what?",
         })
     }
 
     /// No further piece is received until this one is written. One too many is read to its end, where the answer is awaited.
-    async fn piece(&self, cx: &Cx<'_, Session>, piece: Vec<u8>) -> Result<()> {
-        let Some(mut draft) = cx.session().draft.take() else { return Ok(()) };
-        draft.bytes += piece.len() as u64;
-        if draft.bytes <= self.bytes_max {
+    async fn piece(&self, cx: &Cx<'_, Session>, piece: Vec<u8>) -> Result<(), Box<dyn Error>> {
+        let draft = cx.session().draft.take();
+        if let Some(mut draft) = draft.filter(|draft| draft.left >= piece.len() as u64) {
+            draft.left -= piece.len() as u64;
             let draft = cx.shard().spawn_blocking(move || draft.write(&piece)).await??;
             cx.session().draft.replace(Some(draft));
         }
         Ok(())
     }
 
-    async fn end(&self, cx: &Cx<'_, Session>) -> Result<Cow<'static, str>> {
-        let Some(draft) = cx.session().draft.take() else { return Ok("552 too large".into()) };
+    async fn end(&self, cx: &Cx<'_, Session>) -> Result<&'static str, Box<dyn Error>> {
+        let Some(draft) = cx.session().draft.take() else { return Ok("552 too large") };
         cx.shard().spawn_blocking(|| draft.keep()).await??;
-        Ok("250 kept".into())
+        Ok("250 kept")
     }
 }
 
@@ -255,28 +236,28 @@ fn path_of<'a>(name: &str, text: &'a str) -> Option<(&'a str, &'a str)> {
 
 /// What a sender says that its message has; 0 if it does not.
 fn size_of(params: &str) -> u64 {
-    let size = |param: &str| {
-        param.split_once('=').filter(|(name, _)| name.eq_ignore_ascii_case("SIZE"))?.1.parse().ok()
-    };
-    params.split(' ').find_map(size).unwrap_or(0)
+    params
+        .to_ascii_uppercase()
+        .split(' ')
+        .find_map(|param| param.strip_prefix("SIZE=")?.parse().ok())
+        .unwrap_or(0)
 }
 
 impl Service<Part> for Receiver {
     type Session = Session;
     type Error = Box<dyn Error>;
 
-    async fn open(&self, opening: &Opening<'_>) -> std::result::Result<Session, Refusal> {
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
         opening.reply("220 ringserve ESMTP");
         Ok(Session::default())
     }
 
-    async fn call(&self, cx: &Cx<'_, Session>, frame: Frame<Part>) -> Result<()> {
-        let answer = match frame.head() {
+    async fn call(&self, cx: &Cx<'_, Session>, frame: Frame<Part>) -> Result<(), Box<dyn Error>> {
+        cx.reply(match frame.head() {
             Part::Piece => return self.piece(cx, frame.to_vec()).await,
             Part::End => self.end(cx).await?,
             Part::Command => self.command(cx, String::from_utf8_lossy(&frame).trim_end()).await?,
-        };
-        cx.reply(&*answer);
+        });
         Ok(())
     }
 
@@ -294,16 +275,13 @@ fn limits() -> Limits {
     Limits::default().frame_bytes_max(64 << 10).idle_timeout(Some(Duration::from_secs(300)))
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<(), Box<dyn Error>> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
-    let Args { listen, shards, driver, spool, size } = Args::parse();
+    let Args { listen, shards, spool, size } = Args::parse();
     fs::create_dir_all(&spool)?;
-    let mut server = Server::bind(listen).driver(driver).framing(Smtp).limits(limits());
-    if let Some(shards) = shards {
-        server = server.shards(shards);
-    }
+    let server = Server::bind(listen).framing(Smtp).limits(limits()).shards(shards);
     Ok(server.serve(move |_shard| with_heads(Receiver { spool: spool.clone(), bytes_max: size }))?)
 }
 

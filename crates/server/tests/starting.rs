@@ -4,10 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::pending;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ringserve_server::framing::Lines;
+use ringserve_server::framing::{Decode, EncodeError, Encoding, FrameError, Framing, Lines, Outbox, Payload};
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::tcp;
 use ringserve_server::sync::{AskError, Mesh};
@@ -240,6 +241,49 @@ fn first_error_is_told_though_another_service_panics_in_its_drop() {
             });
         let error = sim.start_several(server).unwrap_err();
         assert_eq!(error.to_string(), "service admin: no service for shard 0: no database");
+    });
+}
+
+/// Lines, whose destructor panics once it is armed.
+#[derive(Clone)]
+struct Fragile(Arc<AtomicBool>);
+
+impl Framing for Fragile {
+    fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
+        Lines::default().decode(bytes, scanned)
+    }
+
+    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        Lines::default().encode(payload, out)
+    }
+
+    // So that the shard's replies do not hold it.
+    fn encoding(self: &Rc<Self>) -> Encoding {
+        Encoding::of(&Lines::default())
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        assert!(!self.0.swap(false, Ordering::Relaxed), "planted: a framing panics in its drop");
+    }
+}
+
+#[test]
+fn panic_beside_a_service_that_is_not_made_ends_the_start() {
+    Sim::seeds(20).allow_panics(|said| said.starts_with("planted")).run(|sim| {
+        let armed = Arc::new(AtomicBool::new(false));
+        let framing = Fragile(armed.clone());
+        let server = Server::new().shards(1).service(tcp("10.0.0.1:7000").framing(framing), move |shard| {
+            let (shard, armed) = (shard.clone(), armed.clone());
+            starting(async move {
+                shard.sleep(SECOND).await;
+                armed.store(true, Ordering::Relaxed);
+                Err::<Says, _>("planted")
+            })
+        });
+        let error = sim.start_several(server).unwrap_err();
+        assert_eq!(error.to_string(), "the factory panicked for shard 0");
     });
 }
 

@@ -244,9 +244,5 @@ fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let rpc = Rpc::new(&args)?;
-    let mut server = server(&args);
-    if let Some(shards) = args.shards {
-        server = server.shards(shards);
-    }
-    Ok(server.serve(move |_shard| rpc.clone())?)
+    Ok(server(&args).shards(args.shards).serve(move |_shard| rpc.clone())?)
 }
