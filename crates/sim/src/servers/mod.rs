@@ -5,7 +5,7 @@
 //!   plan       what a seed draws
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
-//!   proxied    clients behind proxies, and those who are none
+//!   proxied    clients behind proxies, and intruders
 //!   start      what factories wait for
 //!   meshes     what shards ask of each other
 //!   cover      what has to happen in a campaign, and how often it did

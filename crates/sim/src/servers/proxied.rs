@@ -1,4 +1,4 @@
-//! Clients behind proxies, whose headers come in any pieces, and those who connect to listeners of proxies and are none.
+//! Clients behind proxies, whose headers come in any pieces, and intruders: peers at listeners of proxies that are none.
 
 use std::io;
 use std::net::SocketAddr;
@@ -90,10 +90,10 @@ pub fn check_peer(peer: &Peer, number: u32, is_proxied: bool, cover: &Cover) {
     }
 }
 
-/// How somebody who is no proxy behaves.
+/// How an intruder behaves.
 const INTRUDERS: [&str; 5] = ["silent", "half a header", "no header", "fin", "untrusted"];
 
-/// Has some connect who are no proxies.
+/// Has some intruders connect.
 pub fn intrude(sim: &Sim, plan: &Plan) {
     if !plan.proxied {
         return;
