@@ -4,14 +4,16 @@
 //! * [`framing`]: any bytes, cut anywhere, give the frames that a naive reading of them gives.
 //! * [`shard`]: a script of completions and user code, under a driver that keeps the contract of
 //!   `ringserve_core`'s driver module and otherwise does whatever the bytes say.
+//! * [`proxy`]: any bytes as a PROXY header mean the same however they come.
 //! * [`switching`]: the same as the first, of a framing whose rule calls switch, with pieces.
 //!
-//! The first two go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
+//! `framing` and `shard` go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
 
 pub mod field;
 pub mod framing;
 pub mod framings;
 pub mod input;
+pub mod proxy;
 pub mod rig;
 pub mod service;
 pub mod shard;

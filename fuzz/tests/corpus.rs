@@ -60,6 +60,16 @@ fn shard_corpus() {
 }
 
 #[test]
+fn proxy_corpus() {
+    replay("proxy", ringserve_fuzz::proxy::run);
+}
+
+#[test]
+fn proxy_corpus() {
+    replay("proxy", ringserve_fuzz::proxy::run);
+}
+
+#[test]
 fn switching_corpus() {
     replay("switching", ringserve_fuzz::switching::run);
 }

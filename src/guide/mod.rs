@@ -18,6 +18,7 @@ page!(choosing, "choosing.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
 page!(replies, "replies.md", not(doctest));
 page!(services, "services.md", not(doctest));
+page!(behind_a_proxy, "behind_a_proxy.md", all());
 page!(epoll, "epoll.md", all());
 page!(framing, "framing.md", all());
 page!(protocols, "protocols.md", all());

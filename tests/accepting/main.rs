@@ -4,6 +4,7 @@ mod adopted;
 mod factories;
 mod listeners;
 mod peers;
+mod proxy_protocol;
 mod services;
 mod several_shards;
 mod socket_options;

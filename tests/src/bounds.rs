@@ -65,10 +65,12 @@ setters! {
         calls_in_flight_max: u16, connection_tasks_max: u16,
         linger_timeout: Duration,
     } options {
-        first_frame_timeout, idle_timeout, write_stall_timeout, handler_timeout, open_timeout, heartbeat_interval,
+        first_frame_timeout, idle_timeout, write_stall_timeout, handler_timeout, open_timeout, proxy_header_timeout,
+        handshake_timeout, heartbeat_interval,
     }
     server {
         connections_max: usize,
+        handshakes_max: usize,
         held_bytes_max: usize,
         receive_bytes_max: usize,
         receive_buffer_bytes: usize,

@@ -457,6 +457,7 @@ impl ServerLimits {
     /// The first thing found.
     pub fn check(&self) -> Result<(), LimitError> {
         in_range("connections_max", self.connections_max as u64, 1, u64::MAX)?;
+        in_range("handshakes_max", self.handshakes_max as u64, 1, 1 << 24)?;
         in_range("held_bytes_max", self.held_bytes_max as u64, 1, u64::MAX)?;
         in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
         in_range("blocking_threads_max", self.blocking_threads_max as u64, 1, 1024)?;
@@ -657,6 +658,19 @@ mod tests {
         assert!(
             limits.check().unwrap_err().to_string().starts_with("first_frame_timeout is 0; it must be 17 to")
         );
+        let limits = Limits::default().proxy_header_timeout(Duration::from_secs(2));
+        assert!(
+            limits
+                .check()
+                .unwrap_err()
+                .to_string()
+                .starts_with("proxy_header_timeout is 2000; it must be 3000 to")
+        );
+        let limits = Limits::default().handshake_timeout(Duration::from_secs(4));
+        let text = limits.check().unwrap_err().to_string();
+        assert!(text.starts_with("proxy_header_timeout is 5000 and handshake_timeout is 4000"), "{text}");
+        let limits = ServerLimits { handshakes_max: 0, ..ServerLimits::default() };
+        assert!(limits.check().is_err());
         let limits = ServerLimits { receive_bytes_max: 1, ..ServerLimits::default() };
         assert!(limits.check().is_err());
         let limits = ServerLimits { drain_delay: Duration::MAX, ..ServerLimits::default() };

@@ -36,7 +36,7 @@ impl Peer {
     }
 
     /// The proxy through which it came, where [`addr`](Peer::addr) is what that said in the header of the PROXY protocol. `None` for
-    /// a peer that came directly, and for a proxy that speaks for itself.
+    /// a peer that came directly, for a proxy that speaks for itself, and for one without an address, at a Unix socket.
     pub fn via(&self) -> Option<SocketAddr> {
         self.via
     }

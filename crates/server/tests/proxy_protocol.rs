@@ -157,7 +157,7 @@ fn ends(
             let began = net.now();
             let _ = code(&net, &mut me).await;
             if let Ok(heard) = me.closed().await {
-                assert_eq!(heard, b"", "nothing is said to whom is not let in");
+                assert_eq!(heard, b"", "a peer that is not let in is told something");
             }
             *seen.borrow_mut() = Some(net.now() - began);
             Ok(())

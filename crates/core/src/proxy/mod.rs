@@ -63,7 +63,7 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The connection does not begin with a header: whoever connected is no proxy, or one that was not told to send it.
+    /// The connection does not begin with a header: its peer is no proxy, or one that was not told to send it.
     NotProxy,
     /// The header is, or claims to be, larger than it may be: 107 bytes of version 1, of version 2
     /// [`ProxyProtocol::header_bytes_max`].

@@ -124,7 +124,7 @@ fn block_is_read_whatever_it_is_cut_into() {
         bytes.extend_from_slice(b"hello");
         let header = read_split(&bytes).unwrap().unwrap();
         assert_eq!((header.len, header.ends), (len, Some(ends)));
-        let tlvs = Tlvs::new(&bytes[header.tlvs]);
+        let tlvs = Tlvs::of(&bytes[header.tlvs]);
         assert_eq!(tlvs.iter().take(2).collect::<Vec<_>>(), fields);
     }
 }
@@ -148,7 +148,7 @@ fn proxy_that_speaks_for_itself_or_for_no_address_is_let_through() {
     let unix = [&[b'/'; 216][..], &tlv(UNIQUE_ID, b"seven")].concat();
     let bytes = block(0x21, 0x31, &unix);
     let header = read_split(&bytes).unwrap().unwrap();
-    assert_eq!(Tlvs::new(&bytes[header.tlvs]).unique_id(), Some(&b"seven"[..]));
+    assert_eq!(Tlvs::of(&bytes[header.tlvs]).unique_id(), Some(&b"seven"[..]));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn what_a_proxy_says_of_tls_is_read() {
     let value = [&[1 | 2, 0, 0, 0, 0], &inside[..]].concat();
     let fields: [(u8, &[u8]); 4] = [(0x01, b"h2"), (0x02, b"example.org"), (SSL, &value), (0x30, b"blue")];
     let bytes = v2(CommandV2::Proxy(Some(ends("[::1]:1", "[::1]:2"))), &fields);
-    let tlvs = Tlvs::new(&bytes[read(&bytes, MAX).unwrap().unwrap().tlvs]);
+    let tlvs = Tlvs::of(&bytes[read(&bytes, MAX).unwrap().unwrap().tlvs]);
     assert_eq!((tlvs.alpn(), tlvs.authority()), (Some(&b"h2"[..]), Some("example.org")));
     assert_eq!((tlvs.unique_id(), tlvs.network_namespace()), (None, Some("blue")));
     let ssl = tlvs.ssl().unwrap();
@@ -234,7 +234,7 @@ fn what_a_proxy_says_of_tls_is_read() {
     for (begin, is_verified) in [([1, 0, 0, 0, 0], false), ([7, 0, 0, 0, 1], false), ([5, 0, 0, 0, 0], true)]
     {
         let bytes = tlv(SSL, &begin);
-        assert_eq!(Tlvs::new(&bytes).ssl().unwrap().is_verified(), is_verified, "{begin:?}");
+        assert_eq!(Tlvs::of(&bytes).ssl().unwrap().is_verified(), is_verified, "{begin:?}");
     }
 }
 
@@ -354,7 +354,7 @@ proptest! {
     fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
         let _ = read_split(&bytes);
         let _ = read_split(&block(0x21, 0x11, &bytes));
-        let tlvs = Tlvs::new(&bytes);
+        let tlvs = Tlvs::of(&bytes);
         let _ = (tlvs.iter().count(), tlvs.ssl().map(|ssl| (ssl.is_verified(), ssl.iter().count())));
     }
 }

@@ -50,8 +50,8 @@ pub struct Tlvs {
 }
 
 impl Tlvs {
-    /// Those of a header that was read.
-    pub(crate) fn new(bytes: &[u8]) -> Tlvs {
+    /// Those that lie in these bytes, one behind the other. What goes beyond them is not there.
+    pub fn of(bytes: &[u8]) -> Tlvs {
         Tlvs { bytes: bytes.into() }
     }
 

@@ -98,7 +98,7 @@ impl<O: Observer> Shard<O> {
     fn keep_header(&mut self, id: ConnId, bytes: &[u8], header: Header, expected: Expected) -> bool {
         let Some(conn) = self.conns.get_mut(id) else { return true };
         let Some(shared) = conn.shared.clone() else { return true };
-        let tlvs = (expected.keeps_tlvs && !header.tlvs.is_empty()).then(|| Tlvs::new(&bytes[header.tlvs]));
+        let tlvs = (expected.keeps_tlvs && !header.tlvs.is_empty()).then(|| Tlvs::of(&bytes[header.tlvs]));
         conn.opened = Opened::No;
         conn.since = self.stamp;
         let lane = conn.lane;

@@ -9,6 +9,7 @@ use ringserve_server::testing::{ClientResult, ClientStream, Net};
 
 use super::cover::Cover;
 use super::plan::{ClientPlan, Leave, Verb};
+use super::proxied::introduce;
 use super::service::{BIG_BYTES, request};
 
 /// What a client is owed.
@@ -54,10 +55,13 @@ pub async fn run<F: Framing>(
     plan: ClientPlan,
     in_order: bool,
     cover: Cover,
+    is_proxied: bool,
 ) -> ClientResult {
     net.sleep(plan.starts).await;
+    let mut stream = net.connect(addr).await?;
+    introduce(&net, &mut stream, addr, plan.first, is_proxied).await?;
     let mut me = Talk {
-        stream: net.connect(addr).await?,
+        stream,
         framing,
         bytes: Vec::new(),
         owed: Owed { replies: VecDeque::new(), in_order, pushes: BTreeSet::new(), big_bytes: 0 },

@@ -70,6 +70,10 @@ pub fn expected() -> Vec<(&'static str, String)> {
         "aborted",
         "shutdown",
         "server_aborted",
+        "proxy_untrusted",
+        "proxy_bad_header",
+        "proxy_timeout",
+        "proxy_no_header",
     ] {
         all.push(("close", close.to_owned()));
     }
@@ -91,6 +95,8 @@ pub fn expected() -> Vec<(&'static str, String)> {
         "second server",
         "one of many messages",
         "two services",
+        "client behind a proxy",
+        "proxy itself",
         "the connection has as many tasks as connection_tasks_max allows",
     ] {
         all.push(("did", did.to_owned()));

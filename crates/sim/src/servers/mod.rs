@@ -5,6 +5,7 @@
 //!   plan       what a seed draws
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
+//!   proxied    clients behind proxies, and intruders
 //!   start      what factories wait for
 //!   meshes     what shards ask of each other
 //!   cover      what has to happen in a campaign, and how often it did
@@ -16,6 +17,7 @@ mod client;
 mod cover;
 mod meshes;
 mod plan;
+mod proxied;
 mod service;
 mod start;
 
@@ -30,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
 use ringserve_server::limits::ServerLimits;
-use ringserve_server::listen::tcp;
+use ringserve_server::listen::{endpoints, tcp};
 use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Error, Peer, Server, Several, Shard, Stream, stream};
 
@@ -189,7 +191,9 @@ fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
 }
 
 fn server(plan: &Plan, fate: Option<Fate>) -> Server {
-    Server::bind(SocketAddr::from(ADDR))
+    let server = Server::bind(SocketAddr::from(ADDR));
+    let server = if plan.proxied { server.proxy_protocol(proxied::trusted()) } else { server };
+    server
         .shards(plan.shards)
         .limits(plan.limits.clone())
         .server_limits(server_limits(plan, fate))
@@ -218,12 +222,18 @@ struct Started {
 
 impl Started {
     /// At the end: what each service was told of is what is counted under its name.
-    fn check(&self) {
+    fn check(&self, plan: &Plan, cover: &Cover) {
         let stats = self.server.stats();
+        proxied::check(&stats, plan, self.first.opened.load(Ordering::Relaxed), cover);
         for (common, service) in [&self.first, &self.second].into_iter().zip(&stats.services) {
             let (opened, counters) = (common.opened.load(Ordering::Relaxed), &service.counters);
-            assert_eq!(counters.opened, opened, "the connections of service {}", service.name);
-            assert_eq!(counters.closed, opened, "those of them that ended");
+            // Behind proxies some end before the service is asked.
+            assert!(
+                counters.opened == opened || (plan.proxied && !common.is_second),
+                "the connections of service {}",
+                service.name
+            );
+            assert_eq!(counters.closed, counters.opened, "those of them that ended");
             assert!(counters.accepted >= opened, "{} are counted that came, of {opened}", counters.accepted);
             common.meshes.check_ended();
         }
@@ -258,7 +268,14 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
         let server = match plan.second_limits() {
             None => sim.start(server(plan, fate).admit(accepts).framing(framing.clone()), make(&first)),
             Some(limits) => {
-                let one = tcp(SocketAddr::from(ADDR)).framing(framing.clone()).limits(plan.limits.clone());
+                let one = match plan.proxied {
+                    false => endpoints(tcp(SocketAddr::from(ADDR))),
+                    true => endpoints((
+                        tcp(SocketAddr::from(ADDR)).proxy_protocol(proxied::trusted()),
+                        tcp(SocketAddr::from(proxied::UNTRUSTED)).proxy_protocol(proxied::untrusted()),
+                    )),
+                };
+                let one = one.framing(framing.clone()).limits(plan.limits.clone());
                 let two = tcp(SocketAddr::from(SECOND)).limits(limits);
                 let server = two_services(plan, fate).admit(accepts).service(one, make(&first));
                 sim.start_several(match plan.frames {
@@ -301,15 +318,15 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
     }
     let client = |number: usize, of: &ClientPlan| {
         let (of, framing, cover) = (of.clone(), framing.clone(), cover.clone());
-        let (is_second, frames) = (plan.is_second(of.first), plan.frames);
+        let (is_second, frames, is_proxied) = (plan.is_second(of.first), plan.frames, plan.proxied);
         let limits = if is_second { plan.second_limits() } else { None };
         let in_order = limits.unwrap_or_else(|| plan.limits.clone()).calls_in_flight_max == 1;
         sim.client(format!("c{number}"), async move |net| match (is_second, frames) {
-            (false, _) => client::run(net, ADDR.into(), framing, of, in_order, cover).await,
+            (false, _) => client::run(net, ADDR.into(), framing, of, in_order, cover, is_proxied).await,
             (true, Frames::Planted) => {
-                client::run(net, SECOND.into(), Planted(Lines::default()), of, in_order, cover).await
+                client::run(net, SECOND.into(), Planted(Lines::default()), of, in_order, cover, false).await
             }
-            (true, _) => client::run(net, SECOND.into(), second_framing(), of, in_order, cover).await,
+            (true, _) => client::run(net, SECOND.into(), second_framing(), of, in_order, cover, false).await,
         })
     };
     // A driver may break while factories wait.
@@ -320,7 +337,7 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
         }
     };
     with_deeds(sim, plan, cover, &serves, &client);
-    all.take().iter().for_each(Started::check);
+    all.take().iter().for_each(|started: &Started| started.check(plan, cover));
 }
 
 /// Of the second service: none that the first one may have.
@@ -343,10 +360,10 @@ fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
     };
     let addr = SocketAddr::from(ADDR);
     let client = |number: usize, of: &ClientPlan| {
-        let (of, cover, cuts_none) = (of.clone(), cover.clone(), plan.cuts_none);
+        let (of, cover, cuts_none, is_proxied) = (of.clone(), cover.clone(), plan.cuts_none, plan.proxied);
         sim.client(format!("c{number}"), async move |net| {
             let is_served = Cell::new(false);
-            let talked = talk_to_stream(net, addr, &of, &cover, &is_served).await;
+            let talked = talk_to_stream(net, addr, &of, &cover, &is_served, is_proxied).await;
             match talked {
                 Err(error) if cuts_none && is_served.get() => {
                     panic!("a stream that is served is cut by a drain: {error}")
@@ -365,9 +382,11 @@ async fn talk_to_stream(
     of: &ClientPlan,
     cover: &Cover,
     is_served: &Cell<bool>,
+    is_proxied: bool,
 ) -> ClientResult {
     net.sleep(of.starts).await;
     let mut me = net.connect(addr).await?;
+    proxied::introduce(&net, &mut me, addr, of.first, is_proxied).await?;
     for round in 0..of.requests.len() {
         let bytes: Vec<u8> = (0..of.padding + 1).map(|at| (at + round) as u8).collect();
         for piece in bytes.chunks(of.piece.unwrap_or(bytes.len())) {
@@ -402,6 +421,7 @@ fn with_deeds(
     }
     let (mut server, mut is_broken) = (start(), false);
     let hosts: Vec<IpAddr> = plan.clients.iter().enumerate().map(|(number, of)| client(number, of)).collect();
+    proxied::intrude(sim, plan);
     let pick = |from: usize| (sim.random() % from as u64) as usize;
     for &(at, deed) in &plan.deeds {
         sim.run_for(at.saturating_sub(sim.now()));

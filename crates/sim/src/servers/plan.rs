@@ -256,12 +256,14 @@ pub struct Plan {
     pub mailbox: usize,
     /// Clients come to their end before the servers are drained, so that nothing is forgiven.
     pub waits: bool,
+    /// Proxies connect to the first service: each connection begins with a header.
+    pub proxied: bool,
     /// A reply in many comes twice: seeds must find it.
     pub canary: bool,
 }
 
 /// Numbers of requests that a client may use.
-const CLIENT_NUMBERS: u32 = 1000;
+pub const CLIENT_NUMBERS: u32 = 1000;
 
 /// A drain timeout beyond all that clients do.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
@@ -334,6 +336,7 @@ impl Plan {
             open_waits: Rng::new(rng.clone().below(1 << 32)).pick(&[0, 0, 1, 3]),
             mailbox: rng.pick(&[1, 4, 65_536]),
             canary: false,
+            proxied: Rng::new(seed ^ 0x7072_6F78_7921).one_in(4),
             second: (frames != Frames::Stream && rng.one_in(3)).then(|| if rng.one_in(2) { 1 } else { 8 }),
         }
     }
@@ -414,6 +417,8 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
             .open_timeout(None)
             .handler_timeout(None)
             .write_stall_timeout(None)
+            .proxy_header_timeout(None)
+            .handshake_timeout(None)
             .heartbeat_interval(None)
             .write_bytes_per_second_min(0)
             .read_bytes_per_second_min(0);

@@ -25,6 +25,7 @@ use ringserve_server::{
 use super::cover::Cover;
 use super::meshes::{Deal, Meshes, Order, Question, push_on};
 use super::plan::{Plan, Verb};
+use super::proxied::check_peer;
 
 /// Where an upstream answers, and where nothing does.
 pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
@@ -391,6 +392,8 @@ impl Service for Model {
         let number = number_of(&frame).to_owned();
         let is_second = self.plan.is_second(number.parse().expect("a number"));
         assert!(is_second == self.common.is_second, "request {number} came to the other service");
+        let is_proxied = self.plan.proxied && !self.common.is_second;
+        check_peer(&cx.peer(), number.parse().expect("a number"), is_proxied, &self.cover);
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
         // A slow one finds several pieces there.

@@ -17,7 +17,7 @@ const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 /// [`Server::proxy_protocol`].
 ///
 /// Each connection begins with a header, of version 1 or 2, or it is closed: whether one comes is never guessed from what was
-/// received, since a client that is let in without one could also send one and claim any address. Clients that come directly
+/// received, since a client that is let in without one could as well send one, and claim any address. Clients that come directly
 /// have another listener of the same service. [`Service::open`] and everything behind it see the client:
 /// [`Peer::addr`], [`Peer::local_addr`], and the proxy in [`Peer::via`].
 ///
@@ -73,8 +73,8 @@ pub struct ProxyProtocol {
 }
 
 impl Default for ProxyProtocol {
-    /// Believes those who connect to a Unix socket: its permissions say who may. At a TCP address nobody would be believed, which
-    /// the start refuses.
+    /// Believes every peer of a Unix socket, whose permissions say which may connect. At a TCP address it would believe none, which the
+    /// start refuses.
     fn default() -> ProxyProtocol {
         ProxyProtocol { networks: Vec::new(), unclear: None, header_bytes_max: 4096, keeps_tlvs: false }
     }
