@@ -7,15 +7,31 @@ pub enum Reach {
     Nothing,
     /// Its first argument.
     Key,
-    /// All its arguments, or every other one.
-    Keys {
-        /// 1 or 2.
-        step: usize,
-    },
-    /// Every key there is.
-    Everything,
+    /// Several, each with that many arguments, which are all of one shard.
+    Together(usize),
+    /// Each argument. The reply is the sum of what the shards say of them.
+    Sum,
+    /// Each argument. The reply is an array of the values.
+    Values,
+    /// Each pair of key and value.
+    Pairs,
+    /// All keys, and more that each shard has. The answers become one reply.
+    All(Merge),
     /// Those of the shard that its cursor names.
     Cursor,
+}
+
+/// How the answers of shards become one reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// They are counts, and the reply is their sum.
+    Sum,
+    /// The reply is `OK`.
+    Ok,
+    /// They are elements of one array.
+    Array,
+    /// One of them is the reply, the likelier the more keys its shard has.
+    Any,
 }
 
 /// What is known of a command.
@@ -27,100 +43,64 @@ pub struct Spec {
     pub arity: i64,
     /// Keys it reaches.
     pub reach: Reach,
-    /// As COMMAND tells them.
-    pub flags: &'static [&'static str],
     /// What it is for.
     pub summary: &'static str,
-    /// The version of Redis that had it first.
-    pub since: &'static str,
-    /// The group Redis puts it into.
-    pub group: &'static str,
 }
 
 impl Spec {
     /// True if a request of `args` arguments, the name included, is whole.
     #[inline]
     pub fn fits(&self, args: usize) -> bool {
-        let (args, arity) = (args as i64, self.arity);
-        args == arity || (arity < 0 && args >= -arity)
+        let args = args as i64;
+        args == self.arity || (self.arity < 0 && args >= -self.arity)
     }
 
     /// Its first key, its last one (counted from the end if negative) and the step between, or zeros.
-    pub fn keys(&self) -> (i64, i64, i64) {
+    pub fn keys(&self) -> [i64; 3] {
         match self.reach {
-            Reach::Key => (1, 1, 1),
-            Reach::Keys { step } => (1, -1, step as i64),
-            Reach::Nothing | Reach::Everything | Reach::Cursor => (0, 0, 0),
+            Reach::Key => [1, 1, 1],
+            Reach::Together(2) | Reach::Pairs => [1, -1, 2],
+            Reach::Together(_) => [1, 2, 1],
+            Reach::Sum | Reach::Values => [1, -1, 1],
+            Reach::Nothing | Reach::All(_) | Reach::Cursor => [0, 0, 0],
         }
     }
 }
 
-/// Bytes of a name that fit a word. Longer ones are looked for in the table.
-const WORD_BYTES: usize = 8;
-
-/// Leaves out the bit in which small and capital letters differ.
-const LETTERS: u64 = 0xDFDF_DFDF_DFDF_DFDF;
-
-/// The start of a name as a number, in which small and capital letters are the same.
-const fn word(name: &[u8]) -> u64 {
-    let mut bytes = [0; WORD_BYTES];
-    let mut at = 0;
-    while at < name.len() && at < WORD_BYTES {
-        bytes[at] = name[at];
+/// A name as a number, in which small and capital letters are the same. What is behind 16 bytes is left out.
+#[inline]
+const fn word(name: &[u8]) -> u128 {
+    let (mut word, mut at) = (0, 0);
+    while at < name.len() && at < 16 {
+        word = word << 8 | (name[at] & 0xDF) as u128;
         at += 1;
     }
-    u64::from_le_bytes(bytes) & LETTERS
+    word
 }
 
 macro_rules! commands {
-    ($($command:ident $name:literal $arity:literal $reach:expr, $flags:expr, $group:literal $since:literal $summary:literal;)*) => {
+    ($($command:ident $name:literal $arity:literal $reach:expr, $summary:literal;)*) => {
         /// A command.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Command { $(#[doc = $summary] $command,)* }
 
         /// What is known of each, in the order of [`Command`].
-        pub static SPECS: &[Spec] = &[$(Spec {
-            name: $name,
-            arity: $arity,
-            reach: $reach,
-            flags: &$flags,
-            summary: $summary,
-            since: $since,
-            group: $group,
-        },)*];
+        pub static SPECS: &[Spec] =
+            &[$(Spec { name: $name, arity: $arity, reach: $reach, summary: $summary },)*];
 
-        /// The command of the name that the first `len` bytes of `text` are, in small or capital letters.
+        /// The command of that name, in small or capital letters.
         #[inline]
         #[allow(non_upper_case_globals, reason = "each constant is named for its command")]
-        pub fn find_at(text: &[u8], len: usize) -> Option<Command> {
-            $(const $command: u64 = word($name.as_bytes());)*
-            if !(1..=WORD_BYTES).contains(&len) {
-                return find_long(text.get(..len)?);
-            }
-            let word = match text.first_chunk() {
-                Some(eight) => u64::from_le_bytes(*eight) & LETTERS & u64::MAX >> (64 - 8 * len),
-                None => word(text.get(..len)?),
-            };
-            let command = match word {
+        pub fn find(name: &[u8]) -> Option<Command> {
+            $(const $command: u128 = word($name.as_bytes());)*
+            let command = match word(name) {
                 $($command => Command::$command,)*
                 _ => return None,
             };
-            // A space or a zero behind a shorter name looks the same in a word, and so does the start of a longer name.
-            (command.spec().name.len() == len).then_some(command)
-        }
-
-        /// The command of a name that does not fit a word.
-        #[cold]
-        fn find_long(name: &[u8]) -> Option<Command> {
-            const ALL: &[Command] = &[$(Command::$command),*];
-            ALL.iter().copied().find(|command| command.spec().name.as_bytes().eq_ignore_ascii_case(name))
+            // A space or a zero before a name looks like nothing, and the end of a long one is not seen.
+            (command.spec().name.len() == name.len()).then_some(command)
         }
     };
-}
-
-/// The command of that name.
-pub fn find(name: &[u8]) -> Option<Command> {
-    find_at(name, name.len())
 }
 
 impl Command {
@@ -131,77 +111,71 @@ impl Command {
     }
 }
 
-const READ: [&str; 2] = ["readonly", "fast"];
-const READ_ALL: [&str; 1] = ["readonly"];
-const WRITE: [&str; 2] = ["write", "fast"];
-const STORE: [&str; 3] = ["write", "denyoom", "fast"];
-const REMOVE: [&str; 1] = ["write"];
-const TALK: [&str; 4] = ["noscript", "loading", "stale", "fast"];
-const ASK: [&str; 3] = ["noscript", "loading", "stale"];
-
 commands! {
-    Get "get" 2 Reach::Key, READ, "string" "1.0.0" "Get the value of a key";
-    Set "set" -3 Reach::Key, STORE, "string" "1.0.0" "Set the string value of a key";
-    Incr "incr" 2 Reach::Key, STORE, "string" "1.0.0" "Increment the integer value of a key by one";
-    Decr "decr" 2 Reach::Key, STORE, "string" "1.0.0" "Decrement the integer value of a key by one";
-    IncrBy "incrby" 3 Reach::Key, STORE, "string" "1.0.0" "Increment the integer value of a key by the given amount";
-    DecrBy "decrby" 3 Reach::Key, STORE, "string" "1.0.0" "Decrement the integer value of a key by the given number";
-    Append "append" 3 Reach::Key, STORE, "string" "2.0.0" "Append a value to a key";
-    StrLen "strlen" 2 Reach::Key, READ, "string" "2.2.0" "Get the length of the value stored in a key";
-    MGet "mget" -2 Reach::Keys { step: 1 }, READ, "string" "1.0.0" "Get the values of all the given keys";
-    MSet "mset" -3 Reach::Keys { step: 2 }, STORE, "string" "1.0.1" "Set multiple keys to multiple values";
-    Del "del" -2 Reach::Keys { step: 1 }, REMOVE, "generic" "1.0.0" "Delete a key";
-    Exists "exists" -2 Reach::Keys { step: 1 }, READ, "generic" "1.0.0" "Determine if a key exists";
-    Expire "expire" -3 Reach::Key, WRITE, "generic" "1.0.0" "Set a key's time to live in seconds";
-    PExpire "pexpire" -3 Reach::Key, WRITE, "generic" "2.6.0" "Set a key's time to live in milliseconds";
-    ExpireAt "expireat" -3 Reach::Key, WRITE, "generic" "1.2.0" "Set the expiration for a key as a UNIX timestamp";
-    PExpireAt "pexpireat" -3 Reach::Key, WRITE, "generic" "2.6.0" "Set the expiration for a key as a UNIX timestamp specified in milliseconds";
-    Ttl "ttl" 2 Reach::Key, READ, "generic" "1.0.0" "Get the time to live for a key in seconds";
-    PTtl "pttl" 2 Reach::Key, READ, "generic" "2.6.0" "Get the time to live for a key in milliseconds";
-    Type "type" 2 Reach::Key, READ, "generic" "1.0.0" "Determine the type stored at key";
-    Keys "keys" 2 Reach::Everything, READ_ALL, "generic" "1.0.0" "Find all keys matching the given pattern";
-    Scan "scan" -2 Reach::Cursor, READ_ALL, "generic" "2.8.0" "Incrementally iterate the keys space";
-    DbSize "dbsize" 1 Reach::Everything, READ, "server" "1.0.0" "Return the number of keys in the selected database";
-    FlushAll "flushall" -1 Reach::Everything, REMOVE, "server" "1.0.0" "Remove all keys from all databases";
-    FlushDb "flushdb" -1 Reach::Everything, REMOVE, "server" "1.0.0" "Remove all keys from the current database";
-    Ping "ping" -1 Reach::Nothing, ["fast"], "connection" "1.0.0" "Ping the server";
-    Echo "echo" 2 Reach::Nothing, ["loading", "stale", "fast"], "connection" "1.0.0" "Echo the given string";
-    Hello "hello" -1 Reach::Nothing, TALK, "connection" "6.0.0" "Handshake with Redis";
-    Client "client" -2 Reach::Nothing, ASK, "connection" "2.4.0" "A container for client connection commands";
-    Select "select" 2 Reach::Nothing, ["loading", "stale", "fast"], "connection" "1.0.0" "Change the selected database for the current connection";
-    Quit "quit" -1 Reach::Nothing, TALK, "connection" "1.0.0" "Close the connection";
-    Describe "command" -1 Reach::Nothing, ["loading", "stale"], "server" "2.8.13" "Get array of Redis command details";
-    Config "config" -2 Reach::Nothing, ASK, "server" "2.0.0" "A container for server configuration commands";
-    Info "info" -1 Reach::Nothing, ["loading", "stale"], "server" "1.0.0" "Get information and statistics about the server";
+    Get "get" 2 Reach::Key, "Get the value of a key";
+    Set "set" -3 Reach::Key, "Set the string value of a key";
+    SetNx "setnx" 3 Reach::Key, "Set the value of a key if it does not exist";
+    SetEx "setex" 4 Reach::Key, "Set the value of a key and its time to live in seconds";
+    PSetEx "psetex" 4 Reach::Key, "Set the value of a key and its time to live in milliseconds";
+    GetSet "getset" 3 Reach::Key, "Set the value of a key and return the old one";
+    GetDel "getdel" 2 Reach::Key, "Get the value of a key and delete it";
+    GetEx "getex" -2 Reach::Key, "Get the value of a key and set its time to live";
+    Append "append" 3 Reach::Key, "Append a value to a key";
+    StrLen "strlen" 2 Reach::Key, "Get the length of the value stored in a key";
+    GetRange "getrange" 4 Reach::Key, "Get a part of the value of a key";
+    SubStr "substr" 4 Reach::Key, "Get a part of the value of a key";
+    SetRange "setrange" 4 Reach::Key, "Overwrite a part of the value of a key";
+    Incr "incr" 2 Reach::Key, "Increment the integer value of a key by one";
+    Decr "decr" 2 Reach::Key, "Decrement the integer value of a key by one";
+    IncrBy "incrby" 3 Reach::Key, "Increment the integer value of a key by the given amount";
+    DecrBy "decrby" 3 Reach::Key, "Decrement the integer value of a key by the given number";
+    IncrByFloat "incrbyfloat" 3 Reach::Key, "Increment the float value of a key by the given amount";
+    MGet "mget" -2 Reach::Values, "Get the values of all the given keys";
+    MSet "mset" -3 Reach::Pairs, "Set multiple keys to multiple values";
+    MSetNx "msetnx" -3 Reach::Together(2), "Set multiple keys to multiple values if none of them exists";
+    Del "del" -2 Reach::Sum, "Delete a key";
+    Unlink "unlink" -2 Reach::Sum, "Delete a key";
+    Exists "exists" -2 Reach::Sum, "Determine if a key exists";
+    Touch "touch" -2 Reach::Sum, "Count the keys that exist";
+    Type "type" 2 Reach::Key, "Determine the type stored at key";
+    Rename "rename" 3 Reach::Together(1), "Rename a key";
+    RenameNx "renamenx" 3 Reach::Together(1), "Rename a key if the new one does not exist";
+    Copy "copy" -3 Reach::Together(1), "Copy a key";
+    Expire "expire" -3 Reach::Key, "Set a key's time to live in seconds";
+    PExpire "pexpire" -3 Reach::Key, "Set a key's time to live in milliseconds";
+    ExpireAt "expireat" -3 Reach::Key, "Set the expiration for a key as a UNIX timestamp";
+    PExpireAt "pexpireat" -3 Reach::Key, "Set the expiration for a key as a UNIX timestamp specified in milliseconds";
+    Ttl "ttl" 2 Reach::Key, "Get the time to live for a key in seconds";
+    PTtl "pttl" 2 Reach::Key, "Get the time to live for a key in milliseconds";
+    ExpireTime "expiretime" 2 Reach::Key, "Get the expiration of a key as a UNIX timestamp";
+    PExpireTime "pexpiretime" 2 Reach::Key, "Get the expiration of a key as a UNIX timestamp in milliseconds";
+    Persist "persist" 2 Reach::Key, "Remove the expiration from a key";
+    Keys "keys" 2 Reach::All(Merge::Array), "Find all keys matching the given pattern";
+    Scan "scan" -2 Reach::Cursor, "Incrementally iterate the keys space";
+    RandomKey "randomkey" 1 Reach::All(Merge::Any), "Return a random key";
+    DbSize "dbsize" 1 Reach::All(Merge::Sum), "Return the number of keys in the selected database";
+    FlushAll "flushall" -1 Reach::All(Merge::Ok), "Remove all keys from all databases";
+    FlushDb "flushdb" -1 Reach::All(Merge::Ok), "Remove all keys from the current database";
+    Publish "publish" 3 Reach::All(Merge::Sum), "Post a message to a channel";
+    Subscribe "subscribe" -2 Reach::Nothing, "Listen for messages published to the given channels";
+    Unsubscribe "unsubscribe" -1 Reach::Nothing, "Stop listening for messages posted to the given channels";
+    PSubscribe "psubscribe" -2 Reach::Nothing, "Listen for messages published to channels matching the given patterns";
+    PUnsubscribe "punsubscribe" -1 Reach::Nothing, "Stop listening for messages posted to channels matching the given patterns";
+    PubSub "pubsub" -2 Reach::Nothing, "Tell the channels and patterns that are listened to";
+    Ping "ping" -1 Reach::Nothing, "Ping the server";
+    Echo "echo" 2 Reach::Nothing, "Echo the given string";
+    Hello "hello" -1 Reach::Nothing, "Handshake with Redis";
+    Reset "reset" 1 Reach::Nothing, "Reset the connection";
+    Client "client" -2 Reach::Nothing, "A container for client connection commands";
+    Select "select" 2 Reach::Nothing, "Change the selected database for the current connection";
+    Quit "quit" -1 Reach::Nothing, "Close the connection";
+    Describe "command" -1 Reach::Nothing, "Get array of Redis command details";
+    Config "config" -2 Reach::Nothing, "A container for server configuration commands";
+    Function "function" -2 Reach::Nothing, "A container for function commands, of which there are none";
+    Info "info" -1 Reach::Nothing, "Get information and statistics about the server";
+    Time "time" 1 Reach::Nothing, "Return the current server time";
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn every_command_is_found_by_its_name_in_any_letters() {
-        for (n, spec) in SPECS.iter().enumerate() {
-            for name in [spec.name.to_owned(), spec.name.to_uppercase()] {
-                assert_eq!(find(name.as_bytes()).map(|command| command as usize), Some(n), "{name}");
-            }
-        }
-        assert_eq!(find(b"GeT"), Some(Command::Get));
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_else_is_a_command(name in "pexpirea?t?x?|[gG'\x00 ][eE\x05][tT4 \x00]?[ \x00sS]{0,7}") {
-            let expected = SPECS.iter().position(|spec| spec.name.eq_ignore_ascii_case(&name));
-            prop_assert_eq!(find(name.as_bytes()).map(|command| command as usize), expected);
-        }
-    }
-
-    #[test]
-    fn an_arity_is_a_number_or_a_least_number() {
-        let fits = |command: Command, args| command.spec().fits(args);
-        assert!(fits(Command::Get, 2) && !fits(Command::Get, 1) && !fits(Command::Get, 3));
-        assert!(fits(Command::Set, 3) && fits(Command::Set, 9) && !fits(Command::Set, 2));
-    }
-}
+#[path = "tests/commands.rs"]
+mod tests;

@@ -3,40 +3,21 @@
 //!     cargo run --release -p example-kv
 //!     redis-cli -p 6379 set greeting hello
 //!
-//! Requests are frames ([`resp`]); each shard keeps the keys whose hash leads to it ([`store`], [`route`]); replies are
-//! written straight into the outbox ([`reply`]). Everything is in memory, and nothing is ever evicted.
+//! Requests are frames ([`resp`]), which tell where their arguments lie. Each shard keeps the keys whose hash leads to it ([`store`],
+//! [`data`]). What a connection asks of other shards is in its [`queue`]: one message to each shard for all that was pipelined, and
+//! replies in the order of the requests. Everything is in memory, and nothing is ever evicted.
 //!
-//! # Several shards
-//!
-//! A command on a key of another shard goes there as a message ([`message`]), and its call waits for the answer ([`node`]).
-//! One call of a connection is under way at a time: its replies keep their order, and it sees its own writes. A command on
-//! keys of the connection's own shard alone needs no message.
-//!
-//! * A command on one key is atomic.
-//! * MGET, MSET, DEL and EXISTS are atomic for the keys of one shard, not across shards: another client may see a part of
-//!   an MSET. A long MGET takes its values in pieces, between which they may change, with one shard as well.
-//! * KEYS, DBSIZE, FLUSHALL, FLUSHDB, INFO and CLIENT LIST take the shards one by one.
-//! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The other shards do
-//!   theirs all the same, so an MSET that fails may have set a part of its keys.
-//!
-//! Memory: one call of a connection waits at a time, so the other shards hold one copy of its request at most, and the
-//! answers to it. Requests of connections that were closed meanwhile wait in mailboxes of 65 536 messages.
+//! * A command on one key is atomic. Commands on several are for each key alone; RENAME, RENAMENX, COPY and MSETNX want keys of one
+//!   shard, as those with the same text in `{}` are, and are atomic.
+//! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The others do theirs all the same.
+//! * A message goes to each shard once, and is encoded once there. A subscriber that reads slowly is cut off when 8 MiB wait for it.
 
-mod about;
-mod clock;
+mod client;
 mod commands;
 mod data;
-mod gather;
-mod glob;
-mod inline;
-mod message;
-mod node;
-mod number;
-mod reply;
+mod queue;
 mod resp;
-mod route;
 mod service;
-mod session;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -44,22 +25,18 @@ mod tests;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
-use ringserve::{Driver, Limits, Server, Shard};
+use ringserve::sync::Mesh;
+use ringserve::{Driver, Limits, Server, Shard, WithHeads, with_heads};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::message::Ways;
-use crate::node::Node;
-use crate::reply::OUTBOX_BYTES_HIGH;
 use crate::resp::Resp;
-use crate::service::Kv;
+use crate::service::{Kv, Node, Ways};
 use crate::store::Keyer;
-
-/// The Redis whose commands, errors and replies these are.
-const VERSION: &str = "7.0.0";
 
 /// A key-value server that speaks the Redis protocol.
 #[derive(Parser)]
@@ -84,14 +61,11 @@ impl Args {
         let request = self.request_bytes_max as usize;
         let defaults = Limits::default();
         let outbox = defaults.outbox_bytes_max;
-        defaults
-            .frame_bytes_max(request)
-            .outbox_bytes_high(OUTBOX_BYTES_HIGH)
-            // Room for a value behind what waits already.
-            .outbox_bytes_max(outbox.max(2 * request))
-            // Clients keep connections for hours without a word, and Redis lets them.
-            .first_frame_timeout(None)
-            .idle_timeout(None)
+        let limits = defaults.frame_bytes_max(request).outbox_bytes_max(outbox.max(2 * request));
+        // One call carries the queue, and one may wait for its end.
+        let limits = limits.calls_in_flight_max(2).handler_timeout(None);
+        // Clients keep connections for hours without a word, and Redis lets them.
+        limits.first_frame_timeout(None).idle_timeout(None)
     }
 
     fn server_limits(&self) -> ServerLimits {
@@ -104,10 +78,21 @@ impl Args {
 /// Requests that may wait for a shard.
 const REQUESTS_MAX: usize = 65_536;
 
-/// Makes the service of each shard.
-fn service(keyer: Keyer, value_bytes_max: usize, requests_max: usize) -> impl Fn(&Shard) -> Kv + Send + Sync {
-    let ways = Ways::with_capacity(requests_max);
-    move |shard| Kv::new(Node::new(shard, keyer, value_bytes_max, &ways))
+/// Milliseconds since 1970.
+fn unix_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+}
+
+/// Makes the service of each shard. `epoch` tells the time once: keys end by the clock of their shard, which no change of the system's
+/// moves.
+fn service(
+    keyer: Keyer,
+    value_bytes_max: usize,
+    requests_max: usize,
+    epoch: fn() -> u64,
+) -> impl Fn(&Shard) -> WithHeads<Kv> + Send + Sync {
+    let ways = Ways { work: Mesh::with_capacity(requests_max), about: Mesh::with_capacity(requests_max) };
+    move |shard| with_heads(Kv(Node::new(shard, keyer.clone(), value_bytes_max, &ways, epoch)))
 }
 
 fn main() -> ExitCode {
@@ -116,14 +101,17 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let value_bytes_max = args.request_bytes_max as usize;
-    let mut server = Server::bind(args.listen)
-        .driver(args.driver)
-        .limits(args.limits())
-        .server_limits(args.server_limits());
+    let limits = (args.limits(), args.server_limits());
+    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits.0).server_limits(limits.1);
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    match server.framing(Resp).serve(service(Keyer::default(), value_bytes_max, REQUESTS_MAX)) {
+    match server.framing(Resp { request_bytes_max: value_bytes_max }).serve(service(
+        store::random_keyer(),
+        value_bytes_max,
+        REQUESTS_MAX,
+        unix_millis,
+    )) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

@@ -1,278 +1,480 @@
 //! Connects requests, keys and replies.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
 
 use ringserve::framing::FrameError;
-use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service};
+use ringserve::sync::{Mesh, Notify};
+use ringserve::time::Time;
+use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service, Shard};
 
-use crate::about;
-use crate::commands::{self, Command, Reach};
-use crate::data::Outcome;
-use crate::node::Node;
-use crate::reply::{Out, Protocol, Reply};
-use crate::resp;
-use crate::resp::Args;
-use crate::route::{Owner, Plan};
-use crate::session::{self, Listed, Session};
+use crate::client::{About, Client, Rows};
+use crate::commands::{self, Command, Merge, Reach};
+use crate::data::Task;
+use crate::queue::{Batch, Queue};
+use crate::resp::{Args, Head, Out, Part};
+use crate::store::{Keyer, Store, owner};
 
 /// Long replies go out in pieces of this size, and wait for the peer between them.
 const PIECE_BYTES: usize = 64 << 10;
-
+/// Keys that are removed at once when their time is over, before others are served.
+const EXPIRED_AT_ONCE: usize = 1000;
 /// Bytes of an unknown command, and of its arguments, that are told back.
 const TOLD_BYTES_MAX: usize = 128;
 
-/// The server on one shard.
-pub struct Kv {
-    node: Rc<Node>,
+/// How shards reach each other: with requests about keys, and to tell something of themselves.
+#[derive(Clone)]
+pub struct Ways {
+    pub work: Mesh<Batch, Batch>,
+    pub about: Mesh<About, Rows>,
 }
 
-/// What is left to do of a request that could not be answered in one go.
+pub type Listeners = RefCell<BTreeMap<Vec<u8>, Vec<Rc<Client>>>>;
+
+/// One shard: its keys, its connections, and its ways to the others.
+pub struct Node {
+    pub shard: Shard,
+    pub keyer: Keyer,
+    pub store: RefCell<Store>,
+    pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
+    /// Who listens to each channel, and to each pattern.
+    pub listeners: [Listeners; 2],
+    pub opened: Cell<u64>,
+    pub commands: Cell<u64>,
+    pub started: Time,
+    pub value_bytes_max: usize,
+    pub ways: Ways,
+}
+
+/// A connection, as the framework keeps it.
+pub struct Session {
+    pub client: Rc<Client>,
+    queue: RefCell<Option<Rc<Pending>>>,
+}
+
+impl ringserve::Session for Session {}
+
+/// The replies that a connection waits for.
+struct Pending {
+    queue: RefCell<Queue>,
+    /// Calls behind it, which go on one after the other when nothing is due any more.
+    waiting: Cell<usize>,
+    next: Notify,
+}
+
+/// What is left to do of a call that is not answered at once.
 enum Left {
-    Nothing,
-    /// Ask other shards.
-    Ask(Plan),
-    /// Ask the shards for their figures, and tell these sections of INFO.
-    Info(Vec<Vec<u8>>),
-    /// Ask the shards for their connections, and tell these.
-    Clients(Listed),
-    /// Write this as there is room.
-    Write(Vec<u8>),
-    /// Write the values after this number.
-    Values(usize),
+    /// Carry the queue until it is empty.
+    Carry(Rc<Pending>),
+    /// Wait until it is, and begin then, unless the request is in the queue.
+    Wait(Rc<Pending>, Option<Frame<Head>>),
+    /// Ask all shards about themselves.
+    Ask(Command, Frame<Head>),
 }
 
-impl Service for Kv {
+/// The server on one shard.
+pub struct Kv(pub Rc<Node>);
+
+impl Service<Head> for Kv {
     type Session = Session;
     type Error = Infallible;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
-        let place = self.node.place();
-        let number = up(&self.node.counts().opened);
-        up(&self.node.counts().open);
+        let node = &self.0;
         // Different on all shards.
-        let id = (number - 1) * place.shards as u64 + place.index as u64 + 1;
-        let session = Session::default();
-        self.node.clients().open(&session, id, opening.peer().to_string(), self.node.elapsed());
-        Ok(session)
+        let id = node.opened.get() * node.shard.count() as u64 + node.shard.index() as u64 + 1;
+        node.opened.set(node.opened.get() + 1);
+        let client = Client::new(id, opening);
+        node.clients.borrow_mut().insert(id, client.clone());
+        Ok(Session { client, queue: RefCell::default() })
     }
 
     // Not an async function: what is answered at once is answered before there is a future to carry the frame into.
-    fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> impl Future<Output = Result<(), Infallible>> {
-        let rest = match self.start(cx, &frame) {
-            Left::Nothing => None,
-            left => Some(Box::pin(self.finish(cx, frame, left))),
-        };
+    fn call(&self, cx: &Cx<'_, Session>, frame: Frame<Head>) -> impl Future<Output = Result<(), Infallible>> {
+        let left = self.begin(cx, frame).map(|left| Box::pin(self.finish(cx, left)));
         async move {
-            if let Some(rest) = rest {
-                rest.await;
+            if let Some(left) = left {
+                left.await;
             }
             Ok(())
         }
     }
 
-    fn malformed(&self, cx: &Cx<'_, Session>, error: &FrameError) {
-        let what = match error {
-            FrameError::Malformed(what) => what,
-            // It is too large: Redis knows the length of strings only.
-            _ => "invalid bulk length",
-        };
-        Reply::new(cx, cx.session().protocol()).error(format!("ERR Protocol error: {what}"));
+    fn malformed(&self, cx: &Cx<'_, Session>, _: &FrameError) {
+        // It is too large: Redis knows the length of strings only.
+        say(cx, Part::Error("ERR Protocol error: invalid bulk length".into()));
     }
 
     fn close(&self, closed: &Closed<'_, Session>) {
-        let open = &self.node.counts().open;
-        open.set(open.get() - 1);
-        self.node.clients().close(closed.session());
+        let client = &closed.session().client;
+        self.0.clients.borrow_mut().remove(&client.id);
+        client.leave(&self.0);
+    }
+}
+
+impl Node {
+    /// A shard without keys and connections, which the others can ask.
+    pub fn new(
+        shard: &Shard,
+        keyer: Keyer,
+        value_bytes_max: usize,
+        ways: &Ways,
+        epoch: fn() -> u64,
+    ) -> Rc<Node> {
+        let clock = shard.clone();
+        let started = shard.now();
+        let epoch = epoch();
+        let now = move || epoch + (clock.now() - started).as_millis() as u64;
+        let node = Rc::new(Node {
+            shard: shard.clone(),
+            store: RefCell::new(Store::new(keyer.clone(), now)),
+            keyer,
+            clients: RefCell::default(),
+            listeners: Default::default(),
+            opened: Cell::new(0),
+            commands: Cell::new(0),
+            started,
+            value_bytes_max,
+            ways: ways.clone(),
+        });
+        let here = node.clone();
+        ways.work.register(shard, move |_from, batch| here.answer(batch));
+        let here = node.clone();
+        ways.about.register(shard, move |_from, about| about.rows(&here));
+        shard.spawn(node.clone().expire());
+        node
+    }
+
+    /// Removes keys as their time comes.
+    async fn expire(self: Rc<Node>) {
+        let sooner = self.store.borrow().sooner.clone();
+        loop {
+            let next = self.store.borrow_mut().expire(EXPIRED_AT_ONCE);
+            let left = next.map_or(u64::MAX, |end| end.saturating_sub(self.store.borrow().now()));
+            // No timer lasts longer than a day.
+            let left = Duration::from_millis(left.clamp(1, 86_400_000));
+            match next {
+                Some(_) => drop(self.shard.timeout(left, sooner.notified()).await),
+                None => sooner.notified().await,
+            }
+        }
+    }
+
+    fn owner(&self, key: &[u8]) -> usize {
+        owner(&self.keyer, key, self.shard.count())
+    }
+
+    /// Runs a command on the keys of this shard, and returns what the reply counts, -1 if it is an error. Of a part of a reply that is
+    /// only counted nothing is written.
+    #[inline]
+    fn run(&self, command: Command, args: Args<'_>, out: &mut impl Out, resp3: bool, is_part: bool) -> i64 {
+        let store = &mut *self.store.borrow_mut();
+        let place = (self.shard.index(), self.shard.count());
+        let part = match command {
+            Command::Publish => Ok(Part::Int(self.publish(args.get(1), args.get(2)))),
+            Command::RandomKey => {
+                let from = self.shard.random() as usize % store.figures()[0].max(1);
+                let found = store.keys(from, usize::MAX).next().or(store.keys(0, from).next());
+                Ok(Part::List(found.map(Part::Bytes).into_iter().collect()))
+            }
+            _ => Task { store, args, place, value_bytes_max: self.value_bytes_max }.run(command),
+        };
+        match part.unwrap_or_else(Part::Error) {
+            Part::Int(count) if is_part => return count,
+            Part::Ok if is_part => {}
+            Part::List(parts) if is_part => {
+                let count = parts.len() as i64;
+                parts.into_iter().for_each(|part| out.part(part, resp3));
+                return count;
+            }
+            part @ Part::Error(_) => {
+                out.part(part, resp3);
+                return -1;
+            }
+            part => out.part(part, resp3),
+        }
+        0
+    }
+
+    fn answer(&self, mut batch: Batch) -> Batch {
+        let resp3 = batch.resp3;
+        batch.answer(|command, args, out, is_part| self.run(command, args, out, resp3, is_part));
+        batch
     }
 }
 
 impl Kv {
-    /// The server on the shard of `node`.
-    pub fn new(node: Rc<Node>) -> Kv {
-        Kv { node }
-    }
-
     #[inline]
-    fn start(&self, cx: &Cx<'_, Session>, frame: &Frame) -> Left {
-        match frame.first() {
-            Some(b'*') => self.answer(cx, frame),
-            _ => self.answer(cx, &resp::request_of_line(frame)),
+    fn begin(&self, cx: &Cx<'_, Session>, frame: Frame<Head>) -> Option<Left> {
+        let (frame, head) = frame.into_parts();
+        let args = head.args(&frame);
+        if args.spans.is_empty() && head.bad.is_none() {
+            return None;
         }
+        let (node, client) = (&*self.0, &*cx.session().client);
+        node.commands.set(node.commands.get() + 1);
+        let command = commands::find(args.get(0));
+        if let Some(command) = command
+            && command.spec().reach == Reach::Key
+            && command.spec().fits(args.spans.len())
+            && !client.is_busy.get()
+            && node.owner(args.get(1)) == node.shard.index()
+        {
+            cx.write_with(|out| {
+                node.run(command, args, out, client.resp3.get(), false);
+            });
+            return None;
+        }
+        self.begin_other(cx, frame.with_head(head), command, false)
     }
 
-    /// Answers a request in array form, as far as that goes without waiting.
-    #[inline]
-    fn answer(&self, cx: &Cx<'_, Session>, request: &[u8]) -> Left {
-        let mut args = Args::of(request);
-        let count = args.len();
-        let Some((name, text)) = args.next_with_rest() else { return Left::Nothing };
-        up(&self.node.counts().commands);
-        let protocol = cx.session().protocol();
-        let mut reply = Reply::new(cx, protocol);
-        let Some(command) = commands::find_at(text, name.len()) else {
-            unknown(cx, reply, name, args);
-            return Left::Nothing;
-        };
-        let spec = command.spec();
-        if !spec.fits(count) {
-            reply.wrong_arguments(spec.name, b"");
-            return Left::Nothing;
-        }
-        match spec.reach {
-            Reach::Key => {
-                let key = self.node.keyer().key(args.next().unwrap_or_default());
-                match self.node.place().owner(key) {
-                    Owner::Here => self.node.task(&mut self.node.store(), reply).run_one(command, key, args),
-                    Owner::There(shard) => return Left::Ask(Plan::forward(shard, request)),
-                }
-                Left::Nothing
-            }
-            Reach::Nothing => self.about_the_connection(cx, command, args),
-            _ => match Plan::of(command, request, self.node.place(), self.node.keyer()) {
-                Some(plan) => Left::Ask(plan),
-                None => self.answer_many(cx, command, args, 0),
-            },
-        }
-    }
-
-    fn answer_many(&self, cx: &Cx<'_, Session>, command: Command, args: Args<'_>, skip: usize) -> Left {
-        let mut store = self.node.store();
-        let mut task = self.node.task(&mut store, Reply::new(cx, cx.session().protocol()));
-        match task.run_many(command, args, skip) {
-            Outcome::Done => Left::Nothing,
-            Outcome::Long(text) => Left::Write(text),
-            Outcome::Full(done) => Left::Values(done),
-        }
-    }
-
-    async fn finish(&self, cx: &Cx<'_, Session>, frame: Frame, mut left: Left) {
-        let protocol = cx.session().protocol();
-        loop {
-            left = match left {
-                Left::Nothing => return,
-                Left::Ask(plan) => {
-                    return self.node.ask_all(plan, protocol, async |text| write(cx, text).await).await;
-                }
-                Left::Info(sections) => Left::Write(self.info(protocol, &sections).await),
-                Left::Clients(listed) => Left::Write(self.list_clients(cx.session(), &listed).await),
-                Left::Write(text) => return write(cx, &text).await,
-                Left::Values(done) => {
-                    cx.ready().await;
-                    let line;
-                    let request = match frame.first() {
-                        Some(b'*') => &frame[..],
-                        _ => {
-                            line = resp::request_of_line(&frame);
-                            &line
-                        }
-                    };
-                    let mut args = Args::of(request);
-                    args.next();
-                    self.answer_many(cx, Command::MGet, args, done)
-                }
-            };
-        }
-    }
-
-    async fn info(&self, protocol: Protocol, sections: &[Vec<u8>]) -> Vec<u8> {
-        match self.node.all_figures().await {
-            Ok(figures) => {
-                let mut reply = Reply::new(Vec::new(), protocol);
-                let uptime = self.node.elapsed();
-                about::info(&mut reply, sections, self.node.place(), uptime, &figures);
-                reply.into_inner()
-            }
-            Err(unanswered) => unanswered,
-        }
-    }
-
-    async fn list_clients(&self, session: &Session, listed: &Listed) -> Vec<u8> {
-        match self.node.all_clients(session.id()).await {
-            Ok(lines) => {
-                let mut reply = Reply::new(Vec::new(), session.protocol());
-                reply.text(&listed.text(&lines));
-                reply.into_inner()
-            }
-            Err(unanswered) => unanswered,
-        }
-    }
-
+    /// `in_turn` says that those before it are answered.
     #[inline(never)]
-    fn about_the_connection(&self, cx: &Cx<'_, Session>, command: Command, mut args: Args<'_>) -> Left {
-        let mut reply = Reply::new(cx, cx.session().protocol());
-        match command {
-            Command::Ping => session::ping(&mut reply, args),
-            Command::Echo => reply.string(args.next().unwrap_or_default()),
-            Command::Select => session::select(&mut reply, args),
-            Command::Hello => session::hello(cx, args),
-            Command::Client => {
-                return session::client(cx, args, self.node.elapsed()).map_or(Left::Nothing, Left::Clients);
+    fn begin_other(
+        &self,
+        cx: &Cx<'_, Session>,
+        frame: Frame<Head>,
+        command: Option<Command>,
+        in_turn: bool,
+    ) -> Option<Left> {
+        let (frame, head) = frame.into_parts();
+        let (node, session, args) = (&*self.0, cx.session(), head.args(&frame));
+        let pending = session.queue.borrow().clone();
+        let spec = command.map(Command::spec).filter(|spec| spec.fits(args.spans.len()));
+        let is_queued = spec.is_some_and(|spec| spec.reach != Reach::Nothing);
+        match pending {
+            Some(pending) if !in_turn && (!is_queued || pending.waiting.get() > 0) => {
+                pending.waiting.set(pending.waiting.get() + 1);
+                return Some(Left::Wait(pending, Some(frame.with_head(head))));
             }
-            Command::Quit => {
-                reply.ok();
-                cx.close();
+            _ if spec.is_none() => {
+                refuse(cx, command, &head, args);
+                return None;
             }
-            Command::Describe => about::command(&mut reply, args),
-            Command::Config => about::config(&mut reply, args, self.node.value_bytes_max()),
-            Command::Info => return Left::Info(about::sections(args)),
-            other => unreachable!("{other:?} is about keys"),
+            _ => {}
         }
-        Left::Nothing
+        let (command, spec) = command.zip(spec)?;
+        if session.client.listens()
+            && !matches!(
+                spec.name,
+                "subscribe" | "unsubscribe" | "psubscribe" | "punsubscribe" | "ping" | "quit" | "reset"
+            )
+            && !session.client.resp3.get()
+        {
+            say(
+                cx,
+                Part::Error(format!(
+                    "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in \
+                 this context",
+                    spec.name
+                )),
+            );
+            return None;
+        }
+        if spec.reach == Reach::Nothing {
+            return node
+                .about_the_connection(cx, command, args)
+                .then(|| Left::Ask(command, frame.with_head(head)));
+        }
+        let pending = session.queue.borrow().clone();
+        let is_new = pending.is_none();
+        let pending = pending.unwrap_or_else(|| {
+            let queue = RefCell::new(Queue::new(node.shard.count()));
+            Rc::new(Pending { queue, waiting: Cell::new(0), next: Notify::new() })
+        });
+        pending.queue.borrow_mut().resp3 = session.client.resp3.get();
+        let asked = node.ask(&mut pending.queue.borrow_mut(), command, args);
+        // An error has a place too.
+        asked.unwrap_or_else(|error| pending.queue.borrow_mut().error(error));
+        if is_new {
+            *session.queue.borrow_mut() = Some(pending.clone());
+            session.client.is_busy.set(true);
+            return Some(Left::Carry(pending));
+        }
+        if in_turn || !pending.queue.borrow().is_full() {
+            return None;
+        }
+        pending.waiting.set(pending.waiting.get() + 1);
+        Some(Left::Wait(pending, None))
+    }
+
+    async fn finish(&self, cx: &Cx<'_, Session>, left: Left) {
+        match left {
+            Left::Carry(pending) => {
+                // What else was pipelined goes along.
+                yield_now().await;
+                self.carry(cx, &pending).await;
+            }
+            Left::Wait(pending, frame) => {
+                pending.next.notified().await;
+                pending.waiting.set(pending.waiting.get() - 1);
+                if let Some(frame) = frame
+                    && let Some(left) = self.begin_in_turn(cx, frame)
+                {
+                    Box::pin(self.finish(cx, left)).await;
+                }
+                self.carry(cx, &pending).await;
+            }
+            Left::Ask(command, frame) => {
+                let (frame, head) = frame.into_parts();
+                let part = self.0.about_all(cx, command, head.args(&frame)).await;
+                say(cx, part);
+            }
+        }
+    }
+
+    fn begin_in_turn(&self, cx: &Cx<'_, Session>, frame: Frame<Head>) -> Option<Left> {
+        let (frame, head) = frame.into_parts();
+        let command = commands::find(head.args(&frame).get(0));
+        self.begin_other(cx, frame.with_head(head), command, true)
+    }
+
+    async fn carry(&self, cx: &Cx<'_, Session>, pending: &Pending) {
+        let node = &*self.0;
+        while !pending.queue.borrow().is_done() {
+            let (mut asked, mut own) = (Vec::new(), None);
+            for (shard, batch) in pending.queue.borrow_mut().take() {
+                match shard == node.shard.index() {
+                    true => own = Some(batch),
+                    false => asked.push((shard, batch.left(), batch.resp3, node.ways.work.ask(shard, batch))),
+                }
+            }
+            if let Some(own) = own {
+                pending.queue.borrow_mut().answered(node.shard.index(), node.answer(own));
+            }
+            for (shard, left, resp3, answer) in asked {
+                let batch = answer.await.unwrap_or_else(|why| Batch::fail(left, resp3, shard, why));
+                pending.queue.borrow_mut().answered(shard, batch);
+            }
+            loop {
+                cx.ready().await;
+                let mut rest = None;
+                let random = node.shard.random();
+                cx.write_with(|out| rest = pending.queue.borrow_mut().write(out, random));
+                let Some(rest) = rest else { break };
+                for piece in rest.chunks(PIECE_BYTES) {
+                    cx.ready().await;
+                    cx.write(piece);
+                }
+            }
+        }
+        match pending.waiting.get() {
+            0 => {
+                *cx.session().queue.borrow_mut() = None;
+                cx.session().client.rest();
+            }
+            _ => pending.next.notify_one(),
+        }
     }
 }
 
-/// Writes a long text as there is room.
-async fn write(cx: &Cx<'_, Session>, text: &[u8]) {
-    for piece in text.chunks(PIECE_BYTES) {
-        cx.ready().await;
-        cx.write(piece);
+impl Node {
+    /// Asks the shards that a command is about.
+    fn ask(&self, queue: &mut Queue, command: Command, args: Args<'_>) -> Result<(), String> {
+        let mut keys = args.from(1);
+        match command.spec().reach {
+            Reach::Key | Reach::Nothing => queue.one(self.owner(args.get(1)), command, args.from(0)),
+            Reach::Cursor => {
+                let cursor = crate::resp::number(args.get(1)).unwrap_or_default();
+                queue.one(cursor as usize % self.shard.count(), command, args.from(0));
+            }
+            Reach::Together(step) => {
+                let keys = &args.spans[1..];
+                let keys = if command == Command::MSetNx { keys } else { &keys[..2] };
+                if keys.len() % step != 0 {
+                    return Err(wrong_arguments(command.spec().name));
+                }
+                let mut owners = (1..=keys.len()).step_by(step).map(|n| self.owner(args.get(n)));
+                let first = owners.next().unwrap_or_default();
+                if owners.any(|owner| owner != first) {
+                    return Err("CROSSSLOT Keys in request don't hash to the same slot".into());
+                }
+                queue.one(first, command, args.from(0));
+            }
+            Reach::Values => {
+                queue.array(args.spans.len() - 1);
+                for key in keys {
+                    queue.one(self.owner(key), Command::Get, [b"get", key].into_iter());
+                }
+            }
+            Reach::Sum => {
+                let asked = keys.map(|key| {
+                    let owner = self.owner(key);
+                    queue.ask(owner, command, [b"", key].into_iter(), true);
+                    owner
+                });
+                let asked = asked.collect();
+                queue.merged(Merge::Sum, asked);
+            }
+            Reach::Pairs if !keys.len().is_multiple_of(2) => {
+                return Err(wrong_arguments(command.spec().name));
+            }
+            Reach::Pairs => {
+                let mut asked = Vec::with_capacity(keys.len() / 2);
+                while let (Some(key), Some(value)) = (keys.next(), keys.next()) {
+                    asked.push(self.owner(key));
+                    queue.ask(self.owner(key), Command::Set, [b"set", key, value].into_iter(), true);
+                }
+                queue.merged(Merge::Ok, asked);
+            }
+            Reach::All(merge) => {
+                (0..self.shard.count()).for_each(|shard| queue.ask(shard, command, args.from(0), true));
+                queue.merged(merge, (0..self.shard.count()).collect());
+            }
+        }
+        Ok(())
     }
 }
 
-/// Counts one more.
-#[inline]
-fn up(count: &Cell<u64>) -> u64 {
-    count.set(count.get() + 1);
-    count.get()
+pub fn say(cx: &Cx<'_, Session>, part: Part<'_>) {
+    cx.write_with(|out| out.part(part, cx.session().client.resp3.get()));
+}
+
+pub fn wrong_arguments(command: &str) -> String {
+    format!("ERR wrong number of arguments for '{command}' command")
+}
+
+/// Lets others go first.
+async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|task| match std::mem::replace(&mut yielded, true) {
+        true => Poll::Ready(()),
+        false => {
+            task.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
 }
 
 #[cold]
-fn unknown<S: 'static>(cx: &Cx<'_, S>, mut reply: Reply<&Cx<'_, S>>, name: &[u8], args: Args<'_>) {
+fn refuse(cx: &Cx<'_, Session>, command: Option<Command>, head: &Head, args: Args<'_>) {
+    let name = args.get(0);
+    if let Some(bad) = &head.bad {
+        say(cx, Part::Error(format!("ERR Protocol error: {bad}")));
+        return cx.close();
+    }
+    if let Some(command) = command {
+        return say(cx, Part::Error(wrong_arguments(command.spec().name)));
+    }
     // A browser was made to talk to this port: what follows its headers may be requests of an attacker.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         return cx.close();
     }
-    let mut told = Vec::new();
-    for arg in args {
-        let room = TOLD_BYTES_MAX.saturating_sub(told.len());
-        if room == 0 {
+    let text =
+        |bytes: &[u8], max: usize| String::from_utf8_lossy(&bytes[..bytes.len().min(max)]).into_owned();
+    let mut told = String::new();
+    for arg in args.from(1) {
+        if told.len() >= TOLD_BYTES_MAX {
             break;
         }
-        told.push(b'\'');
-        told.extend_from_slice(&arg[..arg.len().min(room)]);
-        told.extend_from_slice(b"' ");
+        told += &format!("'{}' ", text(arg, TOLD_BYTES_MAX - told.len()));
     }
-    let name = &name[..name.len().min(TOLD_BYTES_MAX)];
-    reply.error([b"ERR unknown command '", name, b"', with args beginning with: ", &told].concat());
-}
-
-impl<O: Out> Reply<O> {
-    /// A command has too few or too many arguments.
-    #[cold]
-    pub fn wrong_arguments(&mut self, command: &str, subcommand: &[u8]) {
-        let bar: &[u8] = if subcommand.is_empty() { b"" } else { b"|" };
-        let text: [&[u8]; 5] =
-            [b"ERR wrong number of arguments for '", command.as_bytes(), bar, subcommand, b"' command"];
-        self.error(text.concat());
-    }
-
-    /// A command has no such subcommand.
-    pub fn unknown_subcommand(&mut self, command: &str, given: &[u8]) {
-        let given = &given[..given.len().min(TOLD_BYTES_MAX)];
-        let text: [&[u8]; 5] =
-            [b"ERR unknown subcommand '", given, b"'. Try ", command.as_bytes(), b" HELP."];
-        self.error(text.concat());
-    }
+    let name = text(name, TOLD_BYTES_MAX);
+    say(cx, Part::Error(format!("ERR unknown command '{name}', with args beginning with: {told}")));
 }

@@ -1,296 +1,260 @@
 //! The keys of one shard, with their values and their ends.
 //!
-//! ```text
-//!   table: hash ──▶ position        entries: ┌ key, value, hash, end ┬ ... ┬ ... ┐
-//!                                             0                       1     2
-//! ```
-//!
-//! Entries lie next to each other, so a position names a key until one before it goes: then the last one moves into the
-//! gap. That is what SCAN and the sweep walk over, from the end to the start.
+//! They lie next to each other, so a position names a key until one before it goes: then the last one moves into the gap. That is
+//! what SCAN walks over, from the end to the start.
 
-use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::rc::Rc;
 
 use foldhash::SharedSeed;
-use foldhash::quality::FoldHasher;
-use hashbrown::HashTable;
-
-use crate::clock::Clock;
+use foldhash::quality::SeedableRandomState;
+use indexmap::IndexMap;
+use ringserve::Frame;
+use ringserve::sync::Notify;
 
 /// The end of a key that has none.
 pub const NEVER: u64 = u64::MAX;
-
-/// Entries looked at for each new key, while any key has an end. Memory grows only by new keys, so they pay: when 4
-/// are looked at for one that comes, at most about a quarter of all are over and not gone yet.
-const SWEPT_PER_INSERT: usize = 4;
-
 /// A value that shrank gives memory back once it would use less than a quarter of it, and this much is at stake.
 const SHRINK_BYTES_MIN: usize = 1024;
+/// From this size on a value that was received in a block of its own stays in it, and leaves without a copy.
+const KEPT_BYTES_MIN: usize = 16 << 10;
 
-/// Hashes keys. It is made once and cloned for each shard, so that all agree who owns a key.
-///
-/// Clients choose the keys, and must not be able to put all of them into one place. So the hash is seeded by the
-/// system at random, and nothing that a client sees depends on it: SCAN and KEYS go by position. The standard
-/// library's hash would be proof even against one who learned hashes, for 120 instructions more in each request.
-#[derive(Clone, Copy)]
-pub struct Keyer {
-    seed: u64,
-    seeds: &'static SharedSeed,
+/// Hashes keys, the same way on all shards. Clients choose the keys, and must not be able to put all of them into one place: so the
+/// hash is seeded by the system at random, and nothing that a client sees depends on it.
+pub type Keyer = SeedableRandomState;
+
+/// One that these two numbers decide.
+pub fn keyer_of(seed: u64, seeds: u64) -> Keyer {
+    SeedableRandomState::with_seed(seed, Box::leak(Box::new(SharedSeed::from_u64(seeds))))
 }
 
-impl Default for Keyer {
-    fn default() -> Keyer {
-        // What the standard library makes of nothing, with keys from the system.
-        let random = || RandomState::new().build_hasher().finish();
-        Keyer::of(random(), random())
-    }
+/// One that nobody can foretell.
+pub fn random_keyer() -> Keyer {
+    // What the standard library makes of nothing, with keys from the system.
+    let random = || RandomState::new().build_hasher().finish();
+    keyer_of(random(), random())
 }
 
-impl Keyer {
-    /// One that these two numbers decide.
-    pub fn of(seed: u64, seeds: u64) -> Keyer {
-        Keyer { seed, seeds: Box::leak(Box::new(SharedSeed::from_u64(seeds))) }
+/// Which of `shards` owns a key. As in a cluster of Redis, keys with the same text in `{}` are together. Bits that tables do not
+/// look at decide.
+pub fn owner(keyer: &Keyer, key: &[u8], shards: usize) -> usize {
+    if shards == 1 {
+        return 0;
     }
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let inside = &key[open + 1..];
+        inside.iter().position(|byte| *byte == b'}').filter(|len| *len > 0).map(|len| &inside[..len])
+    });
+    ((u128::from(keyer.hash_one(tag.unwrap_or(key)) << 16) * shards as u128) >> 64) as usize
+}
 
-    /// A key ready to be looked for.
+/// What a key holds.
+#[derive(Clone)]
+pub enum Value {
+    Own(Vec<u8>),
+    /// The block that it was received in.
+    Kept(Frame),
+}
+
+impl AsRef<[u8]> for Value {
     #[inline]
-    pub fn key<'a>(&self, bytes: &'a [u8]) -> Key<'a> {
-        let mut hasher = FoldHasher::with_seed(self.seed, self.seeds);
-        hasher.write(bytes);
-        Key { bytes, hash: hasher.finish() }
-    }
-}
-
-/// A key and its hash.
-#[derive(Clone, Copy)]
-pub struct Key<'a> {
-    bytes: &'a [u8],
-    hash: u64,
-}
-
-impl Key<'_> {
-    /// Which of `shards` owns it. Bits that the table of the owner does not look at decide.
-    #[inline]
-    pub fn owner(&self, shards: usize) -> usize {
-        ((u128::from(self.hash << 16) * shards as u128) >> 64) as usize
-    }
-}
-
-/// The time of one request, in milliseconds since the shard began. The clock is read when it is first asked for, so a
-/// request that meets no end of a key does not read it.
-pub struct Moment<'a> {
-    clock: &'a Clock,
-    read: Cell<u64>,
-}
-
-impl Moment<'_> {
-    /// Now, on that clock.
-    #[inline]
-    pub fn now(clock: &Clock) -> Moment<'_> {
-        Moment { clock, read: Cell::new(NEVER) }
-    }
-
-    /// A time for tests.
-    #[cfg(test)]
-    pub fn at(millis: u64) -> Moment<'static> {
-        Moment { clock: &Clock::Stopped, read: Cell::new(millis) }
-    }
-
-    /// Milliseconds.
-    pub fn millis(&self) -> u64 {
-        if self.read.get() == NEVER {
-            self.read.set(self.clock.elapsed().as_millis() as u64);
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Value::Own(bytes) => bytes,
+            Value::Kept(frame) => frame,
         }
-        self.read.get()
+    }
+}
+
+impl Value {
+    /// Bytes of a frame, if they are worth keeping the block that they lie in.
+    pub fn kept(frame: &Frame, from: u32, to: u32) -> Option<Value> {
+        let (from, len) = (from as usize, (to - from) as usize);
+        if len < KEPT_BYTES_MIN {
+            return None;
+        }
+        let lease = frame.clone().into_lease();
+        let pays = !lease.is_pooled() && lease.pinned_bytes() <= len + len / 4;
+        pays.then(|| Value::Kept(Frame::new(lease, from, len)))
     }
 
-    /// Milliseconds since 1970, as the system's clock tells them now. Ends are not kept in them, so that setting
-    /// that clock moves no end.
-    pub fn unix_millis(&self) -> i64 {
-        self.clock.unix_millis(self.millis())
+    fn own(&mut self) -> &mut Vec<u8> {
+        if let Value::Kept(frame) = self {
+            *self = Value::Own(frame.to_vec());
+        }
+        let Value::Own(bytes) = self else { unreachable!("it was copied") };
+        bytes
     }
 }
 
 struct Entry {
-    key: Box<[u8]>,
-    value: Vec<u8>,
-    hash: u64,
-    /// In milliseconds of [`Moment`].
+    value: Value,
+    /// In milliseconds since 1970.
     end: u64,
 }
 
 /// Keys and values of one shard, and when they end.
-#[derive(Default)]
 pub struct Store {
-    table: HashTable<u32>,
-    entries: Vec<Entry>,
-    /// Entries that have an end.
-    ending: usize,
-    /// The sweep looks at the entry before this one next.
-    swept: usize,
+    keys: IndexMap<Box<[u8]>, Entry, Keyer>,
+    /// The ends of keys that have one, and where these are.
+    ends: BTreeSet<(u64, u32)>,
+    /// Told when a key comes to be the next one that ends.
+    pub sooner: Rc<Notify>,
+    /// Bytes of keys and values.
+    bytes: usize,
     /// Keys that came to their end so far.
     expired: u64,
+    /// Milliseconds since 1970.
+    clock: Box<dyn Fn() -> u64>,
 }
 
-/// Where a key is. Valid until the store is changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position(usize);
-
 impl Store {
+    /// A store without keys, by a clock that tells milliseconds since 1970.
+    pub fn new(keyer: Keyer, clock: impl Fn() -> u64 + 'static) -> Store {
+        let (ends, sooner, clock) = (BTreeSet::new(), Rc::default(), Box::new(clock));
+        Store { keys: IndexMap::with_hasher(keyer), ends, sooner, bytes: 0, expired: 0, clock }
+    }
+
+    pub fn now(&self) -> u64 {
+        (self.clock)()
+    }
+
     /// Looks for a key. One whose time is over is removed.
     #[inline]
-    pub fn find(&mut self, key: Key<'_>, now: &Moment<'_>) -> Option<Position> {
-        let at = *self.table.find(key.hash, |at| &*self.entries[*at as usize].key == key.bytes)? as usize;
-        if self.entries[at].end != NEVER && self.entries[at].end <= now.millis() {
-            self.expire(at);
+    pub fn find(&mut self, key: &[u8]) -> Option<usize> {
+        let (at, _, entry) = self.keys.get_full(key)?;
+        if entry.end != NEVER && entry.end <= self.now() {
+            self.expired += 1;
+            self.remove(at);
             return None;
         }
-        Some(Position(at))
+        Some(at)
     }
 
-    /// The value there.
     #[inline]
-    pub fn value(&self, at: Position) -> &[u8] {
-        &self.entries[at.0].value
-    }
-
-    /// The value there, to be changed.
-    #[inline]
-    pub fn value_mut(&mut self, at: Position) -> &mut Vec<u8> {
-        &mut self.entries[at.0].value
+    pub fn value(&self, at: usize) -> &Value {
+        &self.keys[at].value
     }
 
     /// When the key there ends, or [`NEVER`].
-    #[inline]
-    pub fn end(&self, at: Position) -> u64 {
-        self.entries[at.0].end
+    pub fn end(&self, at: usize) -> u64 {
+        self.keys[at].end
     }
 
-    /// Sets when the key there ends.
     #[inline]
-    pub fn set_end(&mut self, at: Position, end: u64) {
-        let old = std::mem::replace(&mut self.entries[at.0].end, end);
-        self.ending = self.ending - usize::from(old != NEVER) + usize::from(end != NEVER);
+    pub fn set_end(&mut self, at: usize, end: u64) {
+        let old = std::mem::replace(&mut self.keys[at].end, end);
+        if old != NEVER {
+            self.ends.remove(&(old, at as u32));
+        }
+        if end != NEVER {
+            if self.ends.first().is_none_or(|(first, _)| end < *first) {
+                self.sooner.notify_one();
+            }
+            self.ends.insert((end, at as u32));
+        }
     }
 
-    /// Gives the key there another value. Its end stays.
+    /// Changes the value there in place.
     #[inline]
-    pub fn replace(&mut self, at: Position, value: &[u8]) {
-        let old = &mut self.entries[at.0].value;
-        if old.capacity() >= SHRINK_BYTES_MIN && old.capacity() / 4 > value.len() {
-            *old = value.to_vec();
-        } else {
-            old.clear();
-            old.extend_from_slice(value);
+    pub fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        let value = &mut self.keys[at].value;
+        let before = value.as_ref().len();
+        let bytes = value.own();
+        let result = change(bytes);
+        if bytes.capacity() >= SHRINK_BYTES_MIN && bytes.capacity() / 4 > bytes.len() {
+            bytes.shrink_to_fit();
+        }
+        self.bytes = self.bytes + bytes.len() - before;
+        result
+    }
+
+    /// Gives a key this value, and another end if one is told. A new key without one never ends.
+    #[inline]
+    pub fn put(&mut self, key: &[u8], value: &[u8], kept: Option<Value>, end: Option<u64>) {
+        match (self.find(key), kept) {
+            (None, kept) => {
+                self.insert(key, kept.unwrap_or_else(|| Value::Own(value.to_vec())), end.unwrap_or(NEVER));
+            }
+            (Some(at), kept) => {
+                match kept {
+                    None => self.change(at, |bytes| {
+                        bytes.clear();
+                        bytes.extend_from_slice(value);
+                    }),
+                    Some(kept) => {
+                        self.bytes = self.bytes + value.len() - self.value(at).as_ref().len();
+                        self.keys[at].value = kept;
+                    }
+                }
+                if let Some(end) = end {
+                    self.set_end(at, end);
+                }
+            }
         }
     }
 
     /// Adds a key that is not there.
-    ///
-    /// # Panics
-    /// At 4 billion keys.
-    pub fn insert(&mut self, key: Key<'_>, value: &[u8], end: u64, now: &Moment<'_>) {
-        if self.ending > 0 {
-            self.sweep(now);
-        }
-        let at = u32::try_from(self.entries.len()).expect("a shard holds 4 billion keys at most");
-        let entries = &self.entries;
-        self.table.insert_unique(key.hash, at, |at| entries[*at as usize].hash);
-        self.entries.push(Entry { key: key.bytes.into(), value: value.to_vec(), hash: key.hash, end });
-        self.ending += usize::from(end != NEVER);
+    pub fn insert(&mut self, key: &[u8], value: Value, end: u64) -> usize {
+        self.bytes += key.len() + value.as_ref().len();
+        let (at, _) = self.keys.insert_full(key.into(), Entry { value, end: NEVER });
+        self.set_end(at, end);
+        at
     }
 
-    /// Removes the key there.
-    pub fn remove(&mut self, at: Position) {
-        let last = self.entries.len() - 1;
+    /// Removes the key there. The last one moves to its place.
+    pub fn remove(&mut self, at: usize) -> Option<Value> {
+        let last = self.keys.len() - 1;
+        let end = self.end(last);
         self.set_end(at, NEVER);
-        let removed = self.entries.swap_remove(at.0);
-        if let Ok(found) = self.table.find_entry(removed.hash, |found| *found as usize == at.0) {
-            found.remove();
+        self.set_end(last, NEVER);
+        let (key, entry) = self.keys.swap_remove_index(at)?;
+        if at != last {
+            self.set_end(at, end);
         }
-        if let Some(moved) = self.entries.get(at.0)
-            && let Some(position) = self.table.find_mut(moved.hash, |position| *position as usize == last)
-        {
-            *position = at.0 as u32;
-        }
+        self.bytes -= key.len() + entry.value.as_ref().len();
+        Some(entry.value)
     }
 
-    /// Removes all keys.
     pub fn clear(&mut self) {
-        *self = Store { expired: self.expired, ..Store::default() };
+        (self.keys, self.ends) = (IndexMap::with_hasher(self.keys.hasher().clone()), BTreeSet::new());
+        self.bytes = 0;
     }
 
-    /// Keys, with those that are over and were not come across yet.
-    pub fn len(&self) -> usize {
-        self.entries.len()
+    /// Keys, keys that have an end, keys that came to it so far, and bytes of keys and values.
+    pub fn figures(&self) -> [usize; 4] {
+        [self.keys.len(), self.ends.len(), self.expired as usize, self.bytes]
     }
 
-    /// Keys that have an end.
-    pub fn ending(&self) -> usize {
-        self.ending
-    }
-
-    /// Keys that came to their end so far.
-    pub fn expired(&self) -> u64 {
-        self.expired
-    }
-
-    /// All keys that are not over.
-    pub fn keys(&self, now: &Moment<'_>) -> impl Iterator<Item = &[u8]> {
-        self.entries.iter().filter(|entry| !entry.is_over(now)).map(|entry| &*entry.key)
-    }
-
-    /// A part of all keys: the next `count` before `cursor`, and the cursor to go on with, which is 0 at the end as it
-    /// is at the start. A key that is there from the first call to the last is seen at least once, since a
-    /// key only ever moves to a lower position, and keys are seen from the highest to the lowest.
-    pub fn scan(
-        &self,
-        cursor: usize,
-        count: usize,
-        now: &Moment<'_>,
-    ) -> (usize, impl Iterator<Item = &[u8]>) {
-        let top = if cursor == 0 { self.entries.len() } else { cursor.min(self.entries.len()) };
-        let next = top.saturating_sub(count);
-        let seen = self.entries[next..top].iter().rev();
-        (next, seen.filter(|entry| !entry.is_over(now)).map(|entry| &*entry.key))
-    }
-
-    fn sweep(&mut self, now: &Moment<'_>) {
-        for _ in 0..SWEPT_PER_INSERT.min(self.entries.len()) {
-            if self.swept == 0 || self.swept > self.entries.len() {
-                self.swept = self.entries.len();
-            }
-            self.swept -= 1;
-            if self.entries[self.swept].is_over(now) {
-                self.expire(self.swept);
-            }
+    /// Removes keys whose time is over, that many at most, and tells when the next one ends.
+    pub fn expire(&mut self, max: usize) -> Option<u64> {
+        let now = self.now();
+        for _ in 0..max {
+            let Some(&(_, at)) = self.ends.first().filter(|(end, _)| *end <= now) else { break };
+            self.expired += 1;
+            self.remove(at as usize);
         }
+        self.ends.first().map(|(end, _)| *end)
     }
 
-    fn expire(&mut self, at: usize) {
-        self.expired += 1;
-        self.remove(Position(at));
+    /// Keys whose time is not over from one position to another.
+    pub fn keys(&self, from: usize, to: usize) -> impl DoubleEndedIterator<Item = &[u8]> {
+        let now = if self.ends.is_empty() { 0 } else { self.now() };
+        let entries = self.keys.get_range(from..to.min(self.keys.len())).into_iter().flatten();
+        entries.filter(move |(_, entry)| entry.end > now).map(|(key, _)| &**key)
     }
 
     /// Panics if the parts disagree.
     #[cfg(test)]
     pub fn invariants(&self) {
-        assert_eq!(self.table.len(), self.entries.len());
-        assert_eq!(self.ending, self.entries.iter().filter(|entry| entry.end != NEVER).count());
-        for (at, entry) in self.entries.iter().enumerate() {
-            let found = self.table.find(entry.hash, |found| *found as usize == at);
-            assert!(found.is_some(), "entry {at} is not in the table");
-        }
-    }
-}
-
-impl Entry {
-    #[inline]
-    fn is_over(&self, now: &Moment<'_>) -> bool {
-        self.end != NEVER && self.end <= now.millis()
+        let ends = self.keys.values().enumerate().filter(|(_, entry)| entry.end != NEVER);
+        assert_eq!(self.ends, ends.map(|(at, entry)| (entry.end, at as u32)).collect());
+        let bytes = self.keys.iter().map(|(key, entry)| key.len() + entry.value.as_ref().len());
+        assert_eq!(self.bytes, bytes.sum());
     }
 }
 
 #[cfg(test)]
-#[path = "store_tests.rs"]
+#[path = "tests/store.rs"]
 mod tests;

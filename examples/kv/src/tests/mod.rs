@@ -3,6 +3,7 @@
 mod keys;
 mod model;
 mod protocol;
+mod pubsub;
 mod replies;
 mod shards;
 
@@ -16,17 +17,23 @@ use ringserve::Server;
 use ringserve::testing::{ClientStream, Net, Sim, SimServer};
 
 use super::*;
+use crate::store::keyer_of;
 
 const SECOND: Duration = Duration::from_secs(1);
+
+/// The Unix time in milliseconds at which shards start.
+const UNIX_START: u64 = 1_000_000_000_000;
 
 /// A server on one to four shards. Each seed deals the keys out in another way.
 fn starts(sim: &Sim, args: &[&str]) -> SimServer {
     let args = Args::parse_from([&["kv"], args].concat());
-    let keyer = Keyer::of(sim.random(), sim.random());
-    let server =
-        Server::bind("10.0.0.1:6379").limits(args.limits()).server_limits(args.server_limits()).framing(Resp);
+    let keyer = keyer_of(sim.random(), sim.random());
+    let server = Server::bind("10.0.0.1:6379")
+        .limits(args.limits())
+        .server_limits(args.server_limits())
+        .framing(Resp { request_bytes_max: args.request_bytes_max as usize });
     let server = server.shards(1 + sim.seed() as usize % 4);
-    sim.start(server, service(keyer, args.request_bytes_max as usize, REQUESTS_MAX)).unwrap()
+    sim.start(server, service(keyer, args.request_bytes_max as usize, REQUESTS_MAX, || UNIX_START)).unwrap()
 }
 
 /// A client of the protocol.
@@ -49,7 +56,8 @@ impl Redis {
                     let text = bytes.strip_suffix(b"\r\n").unwrap_or_else(|| panic!("{len} bytes, and more"));
                     format!("\"{}\"", String::from_utf8_lossy(text))
                 }
-                (kind @ ("*" | "%" | "~"), count) => {
+                ("*", "-1") => "nil".to_owned(),
+                (kind @ ("*" | "%" | "~" | ">"), count) => {
                     let count: usize = count.parse().unwrap_or_else(|_| panic!("{line}"));
                     let mut elements = Vec::new();
                     for _ in 0..if kind == "%" { 2 * count } else { count } {
@@ -77,8 +85,14 @@ impl Redis {
 }
 
 /// A request as an array of strings.
-fn array(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
-    resp::request(words.iter().map(AsRef::as_ref))
+pub fn request(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
+    let mut out = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words.iter().map(AsRef::as_ref) {
+        out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        out.extend_from_slice(word);
+        out.extend_from_slice(b"\r\n");
+    }
+    out
 }
 
 /// A request as a line.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use ringserve::testing::Faults;
 
 use super::*;
-use crate::clock::UNIX_START;
+
+const UNIX_START: i64 = super::UNIX_START as i64;
 
 /// No reply takes longer, and no key ends sooner.
 const BATCH_MILLIS: u64 = 60_000;
@@ -338,8 +339,10 @@ fn every_command_answers_as_a_map_whose_keys_end() {
                     let mut batch: Vec<Vec<String>> =
                         (0..1 + chance.of(12)).map(|_| chance.command()).collect();
                     let is_array = chance.of(2) == 0;
-                    let requests: Vec<Vec<u8>> =
-                        batch.iter().map(|words| if is_array { array(words) } else { line(words) }).collect();
+                    let requests: Vec<Vec<u8>> = batch
+                        .iter()
+                        .map(|words| if is_array { request(words) } else { line(words) })
+                        .collect();
                     me.0.send(requests.concat()).await?;
                     let mut replies = Vec::new();
                     for _ in &batch {

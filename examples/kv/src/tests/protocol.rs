@@ -44,16 +44,16 @@ fn requests_are_read_in_both_forms_and_wrong_ones_refused() {
                 ("select 0", "+OK"),
                 ("select 1", "-ERR DB index is out of range"),
                 ("config get databases", "[\"databases\" \"1\"]"),
-                ("command count", ":33"),
+                ("command count", ":62"),
                 ("get k", "\"9223372036854775807\""),
                 ("mget k none k", "[\"9223372036854775807\" nil \"9223372036854775807\"]"),
             ])
             .await?;
             // Bytes of any kind, as key and as value.
             let key: Vec<u8> = (0..=255).collect();
-            me.0.send(array(&[b"set".as_slice(), &key, &key])).await?;
-            me.0.send(array(&[b"get".as_slice(), &key])).await?;
-            me.0.send(array(&[b"strlen".as_slice(), &key])).await?;
+            me.0.send(request(&[b"set".as_slice(), &key, &key])).await?;
+            me.0.send(request(&[b"get".as_slice(), &key])).await?;
+            me.0.send(request(&[b"strlen".as_slice(), &key])).await?;
             assert_eq!(me.reply().await?, "+OK");
             assert_eq!(me.0.exactly(6).await?, b"$256\r\n");
             assert_eq!(me.0.exactly(258).await?, [&key[..], b"\r\n"].concat());
@@ -115,7 +115,7 @@ fn broken_requests_are_told_and_end_the_connection() {
             let (half, error) =
                 ("v".repeat(5000), "-ERR string exceeds maximum allowed size (proto-max-bulk-len)");
             for expected in [":5000", ":10000", error] {
-                me.0.send(array(&["append", "large", &half])).await?;
+                me.0.send(request(&["append", "large", &half])).await?;
                 assert_eq!(me.reply().await?, expected);
             }
             me.check(&[("strlen large", ":10000")]).await?;

@@ -13,7 +13,7 @@ fn long_values_of_all_shards_reach_a_slow_reader_whole() {
         sim.client("me", async move |net| {
             let mut me = Redis::connect(&net, addr).await?;
             for key in 0..10 {
-                me.0.send(array(&["set", &format!("k{key}"), &value(key)])).await?;
+                me.0.send(request(&["set", &format!("k{key}"), &value(key)])).await?;
                 assert_eq!(me.reply().await?, "+OK");
             }
             let order: Vec<usize> = (0..40).map(|_| net.random() as usize % 11).collect();
@@ -46,7 +46,7 @@ fn client_that_never_reads_is_held_back_and_ended() {
         sim.expect_losses();
         sim.client("deaf", async move |net| {
             let mut me = Redis::connect(&net, addr).await?;
-            me.0.send(array(&["set", "k", &"v".repeat(50_000)])).await?;
+            me.0.send(request(&["set", "k", &"v".repeat(50_000)])).await?;
             assert_eq!(me.reply().await?, "+OK");
             // 200 MB of replies, if all were made.
             let asks = async {
@@ -105,7 +105,7 @@ fn drain_answers_what_arrived_and_ends_with_fin() {
                                 reply => reply?,
                             };
                             // The shard of a key may have ended before.
-                            if reply.starts_with("-ERR shard ") {
+                            if reply.contains("-ERR shard ") {
                                 expected += u64::from(place == 0);
                                 continue;
                             }

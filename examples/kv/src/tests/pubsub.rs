@@ -1,0 +1,134 @@
+//! Messages from client to client, over all shards.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ringserve::testing::Faults;
+
+use super::*;
+
+#[test]
+fn subscribers_of_all_shards_hear_each_message_once_in_order() {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        let (count, ready) = (1 + sim.random() % 6, Rc::new(Cell::new(0)));
+        for n in 0..count {
+            let ready = ready.clone();
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = Redis::connect(&net, addr).await?;
+                if n % 2 == 1 {
+                    assert!(me.ask("hello 3").await?.contains("\"proto\" :3"));
+                }
+                me.check(&[
+                    ("subscribe news", "[\"subscribe\" \"news\" :1]"),
+                    ("psubscribe n*s", "[\"psubscribe\" \"n*s\" :2]"),
+                    ("subscribe news", "[\"subscribe\" \"news\" :2]"),
+                ])
+                .await?;
+                ready.set(ready.get() + 1);
+                for message in 0..20 {
+                    assert_eq!(me.reply().await?, format!("[\"message\" \"news\" \"{message}\"]"));
+                    assert_eq!(me.reply().await?, format!("[\"pmessage\" \"n*s\" \"news\" \"{message}\"]"));
+                }
+                me.check(&[
+                    ("unsubscribe", "[\"unsubscribe\" \"news\" :1]"),
+                    ("punsubscribe n*s none", "[\"punsubscribe\" \"n*s\" :0]"),
+                ])
+                .await?;
+                assert_eq!(me.reply().await?, "[\"punsubscribe\" \"none\" :0]");
+                me.check(&[("unsubscribe", "[\"unsubscribe\" nil :0]"), ("ping", "+PONG")]).await?;
+                Ok(())
+            });
+        }
+        sim.client("speaker", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            while ready.get() < count {
+                net.sleep(SECOND).await;
+            }
+            assert_eq!(me.ask("pubsub numsub news none").await?, format!("[\"news\" :{count} \"none\" :0]"));
+            me.check(&[
+                ("pubsub channels n*", "[\"news\"]"),
+                ("pubsub numpat", ":1"),
+                ("pubsub nosuch", "-ERR unknown subcommand 'nosuch'. Try PUBSUB HELP."),
+                ("publish other hello", ":0"),
+            ])
+            .await?;
+            for message in 0..20 {
+                assert_eq!(me.ask(&format!("publish news {message}")).await?, format!(":{}", 2 * count));
+            }
+            net.sleep(60 * SECOND).await;
+            me.check(&[("publish news late", ":0"), ("pubsub channels", "[]"), ("pubsub numpat", ":0")])
+                .await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn subscriber_of_version_2_does_nothing_else() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            let refused = "-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed \
+                           in this context";
+            me.check(&[
+                ("subscribe a", "[\"subscribe\" \"a\" :1]"),
+                ("get k", refused),
+                ("ping", "[\"pong\" \"\"]"),
+                ("ping x", "[\"pong\" \"x\"]"),
+                ("reset", "+RESET"),
+                ("ping", "+PONG"),
+                ("get k", "nil"),
+            ])
+            .await?;
+            assert!(me.ask("hello 3").await?.contains("\"proto\" :3"));
+            me.check(&[("subscribe a", "[\"subscribe\" \"a\" :1]"), ("get k", "nil"), ("ping", "+PONG")])
+            .await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn subscriber_that_never_reads_is_cut_off_and_others_hear() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let server = starts(sim, &[]);
+        let (addr, ready) = (server.addr(), Rc::new(Cell::new(0)));
+        sim.expect_losses();
+        for name in ["deaf", "hears"] {
+            let ready = ready.clone();
+            sim.client(name, async move |net| {
+                let mut me = Redis::connect(&net, addr).await?;
+                me.check(&[("subscribe a", "[\"subscribe\" \"a\" :1]")]).await?;
+                ready.set(ready.get() + 1);
+                if name == "deaf" {
+                    net.sleep(900 * SECOND).await;
+                    return Ok(());
+                }
+                for _ in 0..200 {
+                    assert!(me.reply().await?.len() > 100_000, "a message is whole");
+                }
+                Ok(())
+            });
+        }
+        sim.client("speaker", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            while ready.get() < 2 {
+                net.sleep(SECOND).await;
+            }
+            let message = request(&["publish", "a", &"m".repeat(100_000)]);
+            for n in 0..200 {
+                me.0.send(message.clone()).await?;
+                let heard = me.reply().await?;
+                assert!(matches!(&heard[..], ":1" | ":2"), "{heard}");
+                assert!(n < 150 || heard == ":1", "20 MB wait for who does not read");
+                net.sleep(SECOND).await;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}

@@ -1,0 +1,103 @@
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Set { key: u8, value: Vec<u8>, ends_in: Option<u64> },
+    Remove { key: u8 },
+    Find { key: u8 },
+    Pass { millis: u64 },
+    Clear,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let value = prop::collection::vec(any::<u8>(), 0..6);
+    prop_oneof![
+        10 => (any::<u8>(), value, prop::option::of(1..50u64))
+            .prop_map(|(key, value, ends_in)| Step::Set { key, value, ends_in }),
+        5 => any::<u8>().prop_map(|key| Step::Remove { key }),
+        5 => any::<u8>().prop_map(|key| Step::Find { key }),
+        3 => (0..40u64).prop_map(|millis| Step::Pass { millis }),
+        1 => Just(Step::Clear),
+    ]
+}
+
+/// A store, and its clock.
+fn store() -> (Store, Rc<Cell<u64>>) {
+    let millis = Rc::new(Cell::new(1));
+    let clock = millis.clone();
+    (Store::new(keyer_of(1, 2), move || clock.get()), millis)
+}
+
+proptest! {
+    #[test]
+    fn it_behaves_as_a_map_whose_keys_end(steps in prop::collection::vec(any_step(), 0..300)) {
+        let (mut store, millis) = store();
+        let mut expected: HashMap<u8, (Vec<u8>, u64)> = HashMap::new();
+        for step in steps {
+            let now = millis.get();
+            expected.retain(|_, (_, end)| *end > now);
+            match step {
+                Step::Set { key, value, ends_in } => {
+                    let end = ends_in.map_or(NEVER, |ends_in| now + ends_in);
+                    store.put(&[key], &value, None, Some(end));
+                    expected.insert(key, (value, end));
+                }
+                Step::Remove { key } => {
+                    let at = store.find(&[key]);
+                    prop_assert_eq!(at.is_some(), expected.remove(&key).is_some());
+                    at.into_iter().for_each(|at| drop(store.remove(at)));
+                }
+                Step::Find { key } => {
+                    let at = store.find(&[key]);
+                    let found = at.map(|at| (store.value(at).as_ref().to_vec(), store.end(at)));
+                    prop_assert_eq!(found.as_ref(), expected.get(&key));
+                }
+                Step::Pass { millis: passed } => {
+                    millis.set(now + passed);
+                    if passed % 2 == 0 {
+                        store.expire(3);
+                    }
+                }
+                Step::Clear => {
+                    store.clear();
+                    expected.clear();
+                }
+            }
+            store.invariants();
+        }
+        let now = millis.get();
+        expected.retain(|_, (_, end)| *end > now);
+        let keys: HashSet<u8> = store.keys(0, usize::MAX).map(|key| key[0]).collect();
+        prop_assert_eq!(&keys, &expected.into_keys().collect::<HashSet<u8>>());
+        while store.expire(2).is_some_and(|end| end <= now) {}
+        store.invariants();
+        store.expire(usize::MAX);
+        prop_assert_eq!(store.figures()[0], keys.len());
+    }
+}
+
+#[test]
+fn keys_with_one_tag_have_one_owner() {
+    let keyer = keyer_of(3, 4);
+    for n in 0..100 {
+        let owner_of = |key: String| owner(&keyer, key.as_bytes(), 8);
+        assert_eq!(owner_of(format!("a{{{n}}}b")), owner_of(format!("{n}")));
+        assert_eq!(owner_of(format!("{{}}{n}")), owner_of(format!("{{}}{n}")));
+    }
+}
+
+#[test]
+fn shrunk_value_gives_its_memory_back() {
+    let (mut store, _) = store();
+    store.put(b"k", &[0; 100_000], None, None);
+    store.put(b"k", b"v", None, None);
+    let Value::Own(bytes) = store.value(0) else { panic!("it is small") };
+    assert!(bytes.capacity() < 1000);
+    store.invariants();
+}
