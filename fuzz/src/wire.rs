@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use ringserve_buf::Block;
 use ringserve_core::{Batch, CloseHow, ConnId, Op, Time};
 
 use crate::framings::{Kind, Start};
@@ -57,6 +58,10 @@ pub struct Wire {
     pub connect: Flight,
     /// The receive.
     pub receive: Flight,
+    /// It ends with the first bytes.
+    pub once: bool,
+    /// Where it goes, and how many bytes at most, unless it is into a buffer.
+    pub into: Option<(Box<Block>, usize)>,
     /// The send.
     pub send: Flight,
     /// What is being sent.
@@ -81,6 +86,8 @@ impl Wire {
             peer,
             connect: Flight::default(),
             receive: Flight::default(),
+            once: false,
+            into: None,
             send: Flight::default(),
             batch: None,
             shutdown: false,
@@ -106,9 +113,14 @@ impl Wire {
         let stops = matches!(op, Op::ConnectStop { .. });
         assert!(stops || !self.connect.armed, "{op:?} before it is connected");
         match op {
-            Op::Receive { .. } => {
+            Op::Receive { .. } | Op::ReceiveOnce { .. } | Op::ReceiveInto { .. } => {
                 assert!(!self.read_over, "receive after the end of the stream");
                 self.receive.start("receive");
+                self.once = !matches!(op, Op::Receive { .. });
+                if let Op::ReceiveInto { block, most, .. } = op {
+                    assert!((1..=block.room()).contains(&most), "{most} bytes into {block:?}");
+                    self.into = Some((block, most));
+                }
             }
             Op::ConnectStop { .. } => self.connect.stop(turn, "connect"),
             Op::ReceiveStop { .. } | Op::ShutdownInput { .. } => self.receive.stop(turn, "receive"),

@@ -165,6 +165,8 @@ pub(crate) struct Conn {
     /// Of a connection that the server makes.
     pub connect: Flight,
     pub receive: Flight,
+    /// Receives that still end after what they bring first, since a large frame came not long ago; above 0 in the middle of one.
+    pub bulk: u8,
     /// The receive brought bytes since it was armed, or looked at.
     pub receive_used: bool,
     /// Receiving is held back because the inbox is full.
@@ -225,6 +227,7 @@ impl Conn {
             state: State::Open,
             connect: Flight::None,
             receive: Flight::None,
+            bulk: 0,
             receive_used: false,
             paused: false,
             input_ended: false,

@@ -12,15 +12,17 @@
 //! | [`Op::Connect`] | one [`Completion::Connected`] |
 //! | [`Op::ConnectStop`] | makes the above come soon, if it has not come yet, mostly with `ECANCELED` |
 //! | [`Op::Receive`] | any number of [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
-//! | [`Op::ReceiveStop`] | makes the above end with [`ReceiveEnd::Stopped`], if it has not ended yet |
-//! | [`Op::ShutdownInput`] | makes the above end soon, in any way, if it has not ended yet |
+//! | [`Op::ReceiveOnce`] | at most one [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
+//! | [`Op::ReceiveInto`] | one [`Completion::Filled`], as soon as bytes came, at the end, on an error, or stopped |
+//! | [`Op::ReceiveStop`] | makes one of the above end with [`ReceiveEnd::Stopped`], if it has not ended yet |
+//! | [`Op::ShutdownInput`] | makes one of the above end soon, in any way, if it has not ended yet |
 //! | [`Op::Probe`] | none |
 //! | [`Op::Send`] | one [`Completion::Sent`], when all is sent, on an error, or stopped |
 //! | [`Op::SendStop`] | makes the above come with [`SendEnd::Stopped`], if it has not come yet |
 //! | [`Op::Shutdown`] | one [`Completion::ShutDown`] |
 //! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] or [`Op::Connect`] may come after it |
 //!
-//! Rules for the submitting shard: one receive, one send, one shutdown in flight on a connection, and none of them before it
+//! Rules for the submitting shard: one receive, of whichever kind, one send, one shutdown in flight on a connection, and none of them before it
 //! is connected; a `Stop` only while its operation is in flight, and once; `ShutdownInput` takes the place of a
 //! `ReceiveStop`, and nothing but stops and the close follow it; `Close` only when nothing is in flight;
 //! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is
@@ -33,7 +35,8 @@
 //! are not turned away, and what is queued stays for the other owners, but for what an accept in flight took.
 //!
 //! Rules for a driver: bytes of one connection arrive in order and none is lost, also when a receive is
-//! stopped while bytes are on the way; every buffer and batch comes back exactly once; an empty pool, a full
+//! stopped while bytes are on the way; every buffer, batch and block comes back exactly once, a block not before nothing can
+//! write to it any more, nor is it moved until then, whatever becomes of its connection; an empty pool, a full
 //! queue, an interrupted call or a multishot that ended by itself is the driver's own affair and shows only in
 //! [`DriverStats`].
 
@@ -43,7 +46,7 @@ use core::net::SocketAddr;
 use core::task::Waker;
 use core::time::Duration;
 
-use ringserve_buf::{Lease, Pool};
+use ringserve_buf::{Block, Lease, Pool};
 
 use crate::{Address, Batch, ConnId};
 
@@ -110,6 +113,20 @@ pub enum Op {
     Receive {
         /// The connection.
         id: ConnId,
+    },
+    /// Receive once, what is there or comes first: then the receive ends as if it had been told to stop.
+    ReceiveOnce {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Receive once, behind the bytes of a block. It is the driver's until the completion.
+    ReceiveInto {
+        /// The connection.
+        id: ConnId,
+        /// Where to.
+        block: Box<Block>,
+        /// Bytes at most: no more than the block has room for, and at least 1.
+        most: usize,
     },
     /// Stop receiving. What arrived before is delivered first.
     ReceiveStop {
@@ -195,6 +212,17 @@ pub enum Completion {
         /// The bytes.
         lease: Lease,
     },
+    /// A receive into a block ended.
+    Filled {
+        /// The connection.
+        id: ConnId,
+        /// The block, with the bytes behind those that it had.
+        block: Box<Block>,
+        /// How many came: 0 unless the end is [`ReceiveEnd::Stopped`].
+        bytes: usize,
+        /// Why it ended; [`ReceiveEnd::Stopped`] also where bytes came.
+        end: ReceiveEnd,
+    },
     /// Receiving ended.
     ReceiveEnded {
         /// The connection.
@@ -231,6 +259,7 @@ impl Completion {
             Completion::Accepted { .. } | Completion::AcceptEnded { .. } => None,
             Completion::Connected { id, .. }
             | Completion::Received { id, .. }
+            | Completion::Filled { id, .. }
             | Completion::ReceiveEnded { id, .. }
             | Completion::Sent { id, .. }
             | Completion::ShutDown { id }
@@ -257,7 +286,7 @@ pub enum AcceptEnd {
 /// Why receiving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveEnd {
-    /// It was told to.
+    /// It was told to, or was for once.
     Stopped,
     /// The peer sent FIN.
     Eof,

@@ -8,11 +8,14 @@
 //! ```
 //!
 //! A connection that waits for its peer between two frames has no inbox at all. Frames that lie within one
-//! lease are handed out without a copy; a frame that spans leases is put together in `partial` and copied once.
+//! lease are handed out without a copy; a frame that spans leases is put together in `partial` and copied once. Of a large one
+//! only the start is: the driver has `partial` then, and receives the rest straight into it.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::mem;
 
-use ringserve_buf::{Block, Blocks, Lease};
+use ringserve_buf::{Block, Blocks, Lease, try_box};
 
 use crate::Frame;
 use crate::framing::{Cut, FrameError, FramingState, TypedFraming};
@@ -22,14 +25,23 @@ use crate::stamp::Stamp;
 /// is missing. What turns out to belong to the next frame is given back, so this bounds what is copied in vain.
 const STEP_BYTES: usize = 1024;
 
+/// Room made for a receive straight into a frame, at least: as much as comes by a receive buffer.
+const ROOM_BYTES_MIN: usize = 16 * 1024;
+
+/// Bytes of one receive straight into a frame, at most: what a turn takes from a driver, so that one peer does not hold up others.
+const INTO_BYTES_MAX: usize = 1 << 20;
+
 /// What a connection received and no frame holds yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     partial: Block,
     /// Bytes of `partial` the framing has seen.
     scanned: usize,
-    /// At least as many bytes are missing from the frame in `partial`.
+    /// At least as many bytes are missing from the frame in `partial`; 0 once all of them came straight into it, and no framing
+    /// has looked since.
     missing: usize,
+    /// Bytes of memory of `partial`, and how many are filled, while the driver has it to receive into.
+    away: Option<(usize, usize)>,
     /// Some pieces of a frame were handed out, and not its last.
     in_pieces: bool,
     rest: Lease,
@@ -140,22 +152,36 @@ impl Inbox {
 
     /// True if a frame began and did not end, and nothing else is there.
     pub(crate) fn is_mid_frame(&self) -> bool {
-        self.has_begun() && self.rest.is_empty() && self.backlog.is_empty()
+        self.has_begun() && self.rest.is_empty() && self.backlog.is_empty() && !self.is_ripe()
     }
 
     /// True if a frame began and did not end: bytes of it are there, or were handed out in pieces.
     pub(crate) fn has_begun(&self) -> bool {
-        self.in_pieces || !self.partial.is_empty()
+        self.in_pieces || self.has_partial()
     }
 
     /// Bytes that were not looked at yet.
     pub(crate) fn waiting_bytes(&self) -> usize {
-        self.rest.len() + self.backlog.len()
+        let ripe = if self.is_ripe() { self.partial.len() } else { 0 };
+        ripe + self.rest.len() + self.backlog.len()
+    }
+
+    /// True if the bytes that were missing are there, and the framing has not looked at them.
+    #[inline]
+    pub(crate) fn is_ripe(&self) -> bool {
+        self.missing == 0 && !self.partial.is_empty()
+    }
+
+    /// True while the driver has the start of the frame, to receive into.
+    #[inline]
+    pub(crate) fn is_away(&self) -> bool {
+        self.away.is_some()
     }
 
     /// Bytes of memory this inbox holds.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.partial.held_bytes() + self.backlog.capacity() + self.rest.pinned_bytes()
+        let away = self.away.map_or(0, |(held, _)| held);
+        self.partial.held_bytes() + away + self.backlog.capacity() + self.rest.pinned_bytes()
     }
 
     /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them.
@@ -193,19 +219,48 @@ impl Inbox {
     /// Takes the next bytes to look at. They lie on the heap.
     pub(crate) fn take(&mut self) -> Result<Lease, NoMemory> {
         if !self.rest.is_empty() {
-            return Ok(core::mem::take(&mut self.rest));
+            return Ok(mem::take(&mut self.rest));
         }
-        Lease::try_from_vec(core::mem::take(&mut self.backlog)).ok_or(NoMemory)
+        Lease::try_from_vec(mem::take(&mut self.backlog)).ok_or(NoMemory)
     }
 
     /// True if bytes of a frame are there that was begun.
     pub(crate) fn has_partial(&self) -> bool {
-        !self.partial.is_empty()
+        !self.partial.is_empty() || self.is_away()
     }
 
     /// Bytes of the frame that was begun.
     pub(crate) fn partial_bytes(&self) -> usize {
-        self.partial.len()
+        self.away.map_or(self.partial.len(), |(_, filled)| filled)
+    }
+
+    /// Bytes that are missing from the frame that was begun, as far as is known. `None` where they cannot be received straight
+    /// into it: there is no such frame, or there are bytes behind it.
+    pub(crate) fn lacks(&self) -> Option<usize> {
+        let first = !self.partial.is_empty() && self.rest.is_empty() && self.backlog.is_empty();
+        (first && self.missing > 0).then_some(self.missing)
+    }
+
+    /// Hands out the start of the frame for the driver to receive into, with room for some of what it [lacks](Inbox::lacks): as
+    /// much as is there already, or one receive buffer; and how many bytes may come.
+    pub(crate) fn send_away(&mut self) -> Result<(Box<Block>, usize), NoMemory> {
+        if !self.partial.make_room(self.missing.min(ROOM_BYTES_MIN), self.missing) {
+            return Err(NoMemory);
+        }
+        let away = (self.partial.held_bytes(), self.partial.len());
+        let most = self.partial.room().min(self.missing).min(INTO_BYTES_MAX);
+        let block = try_box(self.partial.take()).ok_or(NoMemory)?;
+        self.away = Some(away);
+        Ok((block, most))
+    }
+
+    /// Takes the start of the frame back, with `bytes` more.
+    pub(crate) fn come_back(&mut self, mut block: Block, bytes: usize) {
+        debug_assert!(self.is_away() && self.partial.is_empty(), "a block came back that was not away");
+        self.away = None;
+        mem::swap(&mut self.partial, &mut block);
+        self.missing -= bytes.min(self.missing);
+        self.window_bytes += bytes;
     }
 
     /// Begins a frame with the bytes that [`cut`] answered [`Found::More`] for.
@@ -235,13 +290,13 @@ impl Inbox {
 
     /// A frame was handed out whole, or its last piece. True if it was that.
     pub(crate) fn end_pieces(&mut self) -> bool {
-        core::mem::take(&mut self.in_pieces)
+        mem::take(&mut self.in_pieces)
     }
 
     /// Gives back the bytes of the frame that was begun, with those behind it: `lease`, or what is the next to be taken. They are to
     /// be looked at from the start.
     pub(crate) fn unbegin(&mut self, lease: Lease) -> Result<Lease, NoMemory> {
-        let behind = if lease.is_empty() { core::mem::take(&mut self.rest) } else { lease };
+        let behind = if lease.is_empty() { mem::take(&mut self.rest) } else { lease };
         let mut bytes = self.partial.take();
         (self.scanned, self.missing) = (0, 0);
         if !bytes.put(&behind, behind.len()) {
@@ -253,7 +308,7 @@ impl Inbox {
     /// The peer has its time for enough bytes from now on. Returns how many came in the time before.
     pub(crate) fn begin_window(&mut self, now: Stamp) -> usize {
         self.window_began = now;
-        core::mem::take(&mut self.window_bytes)
+        mem::take(&mut self.window_bytes)
     }
 
     /// Adds to the frame that was begun from the front of `lease`, until it is whole or the lease is empty.
@@ -264,6 +319,12 @@ impl Inbox {
         lease: &mut Lease,
         frame_bytes_max: usize,
     ) -> Found<F::Head> {
+        if self.is_ripe() {
+            match self.look_at_ripe(framing, state, frame_bytes_max) {
+                Found::More(_) => {}
+                found => return found,
+            }
+        }
         while !lease.is_empty() {
             let before = self.partial.len();
             // The limit may have been lowered since the frame was begun.
@@ -314,6 +375,50 @@ impl Inbox {
             }
         }
         Found::More(self.missing)
+    }
+
+    /// Looks at the frame that was begun, after what was missing came straight into it.
+    #[cold]
+    fn look_at_ripe<F: TypedFraming>(
+        &mut self,
+        framing: &F,
+        state: &FramingState<F::State>,
+        frame_bytes_max: usize,
+    ) -> Found<F::Head> {
+        let seen = self.partial.len();
+        if seen > frame_bytes_max {
+            // The limit was lowered since.
+            return Found::Bad(FrameError::TooLarge { bytes: seen, max: frame_bytes_max });
+        }
+        // A framing that ends it before the bytes that were missing is as unsound as one that ends it behind them.
+        let sound = |skip, len, consumed| is_sound(skip, len, consumed, seen) && consumed == seen;
+        let (skip, len, head, goes_on) = match look(framing, state, &self.partial, self.scanned) {
+            Ok(Cut::Frame { skip, len, consumed, head }) if sound(skip, len, consumed) => {
+                (skip, len, head, false)
+            }
+            Ok(Cut::Piece { skip, len, consumed, head }) if sound(skip, len, consumed) => {
+                (skip, len, head, true)
+            }
+            Ok(Cut::Frame { .. } | Cut::Piece { .. }) => return Found::Bad(UNSOUND),
+            Ok(Cut::More(missing)) => {
+                self.scanned = seen;
+                let found = more(seen, missing, frame_bytes_max);
+                if let Found::More(missing) = found {
+                    self.missing = missing;
+                }
+                return found;
+            }
+            Err(error) => return Found::Bad(error),
+        };
+        if goes_on {
+            // They are counted with the piece.
+            self.window_bytes = self.window_bytes.saturating_sub(seen);
+        }
+        match self.take_partial(seen) {
+            None => Found::NoMemory,
+            Some(wire) if goes_on => Found::Piece(Frame::sound(wire, skip, len, head)),
+            Some(wire) => Found::Frame(Frame::sound(wire, skip, len, head)),
+        }
     }
 
     /// The frame that was begun, of `bytes` bytes. `None` if the system has no memory for it.

@@ -6,7 +6,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use common::{Rig, small};
-use ringserve_core::{CloseHow, Completion, Driver, Op, ReceiveEnd, SendEnd, Wait};
+use ringserve_buf::Block;
+use ringserve_core::{CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Wait};
 
 #[test]
 fn what_a_client_sends_comes_back() {
@@ -247,4 +248,97 @@ fn plain_descriptors_do_the_same() {
     rig.turn(ringserve_core::Wait::No);
     drop(rig);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0, "dropping the driver closes what is left");
+}
+
+fn filled(rig: &mut Rig, id: ConnId) -> (Box<Block>, usize, ReceiveEnd) {
+    let mut found = None;
+    while found.is_none() {
+        rig.turn(Wait::Forever);
+        let place = rig.events.iter().position(|event| matches!(event, Completion::Filled { .. }));
+        found = place.and_then(|place| rig.events.remove(place));
+    }
+    let Some(Completion::Filled { id: of, block, bytes, end }) = found else { unreachable!() };
+    assert_eq!(of, id);
+    (block, bytes, end)
+}
+
+/// What a receive into `block` of at most `most` bytes came to.
+fn fill(rig: &mut Rig, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
+    rig.ring.submit(Op::ReceiveInto { id, block, most });
+    filled(rig, id)
+}
+
+#[test]
+fn receive_into_a_block_takes_what_may_come_and_leaves_the_rest() {
+    let mut rig = Rig::accepting(&small());
+    let (mut client, id) = rig.connect(0);
+    let bytes: Vec<u8> = (0..100_000u32).map(|n| (n * 31 + n / 251) as u8).collect();
+    client.write_all(&bytes).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut block = Box::new(Block::default());
+    assert!(block.make_room(200_000, 200_000));
+    while block.len() < 90_000 {
+        let most = (90_000 - block.len()).min(60_000);
+        let (back, count, end) = fill(&mut rig, id, block, most);
+        assert!((1..=most).contains(&count) && end == ReceiveEnd::Stopped, "{count} {end:?}");
+        block = back;
+    }
+    assert!(**block == bytes[..90_000]);
+    rig.ring.submit(Op::ReceiveOnce { id });
+    assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
+    let once = rig.events.pop_front();
+    let Some(Completion::Received { lease, .. }) = once else { panic!("{once:?}") };
+    let count = lease.len();
+    assert!(*lease == bytes[90_000..][..count], "what is behind");
+    drop(lease);
+    while block.len() + count < bytes.len() {
+        block = fill(&mut rig, id, block, 100_000).0;
+    }
+    assert!(block[90_000..] == bytes[90_000 + count..]);
+    let (_, count, end) = fill(&mut rig, id, block, 1);
+    assert_eq!((count, end), (0, ReceiveEnd::Eof));
+    rig.close(id, CloseHow::Orderly);
+    rig.settled();
+}
+
+#[test]
+fn receive_into_a_block_is_cancelled_and_nothing_is_lost() {
+    let mut rig = Rig::accepting(&small());
+    let (mut client, id) = rig.connect(0);
+    let mut block = Box::new(Block::default());
+    assert!(block.put(b"abc", 3) && block.make_room(10, 10));
+    rig.ring.submit(Op::ReceiveInto { id, block, most: 10 });
+    rig.turn(Wait::No);
+    rig.ring.submit(Op::ReceiveStop { id });
+    let (block, count, end) = filled(&mut rig, id);
+    assert_eq!((&**block, count, end), (&b"abc"[..], 0, ReceiveEnd::Stopped));
+    client.write_all(b"d").unwrap();
+    let (block, count, end) = fill(&mut rig, id, block, 10);
+    assert_eq!((&**block, count, end), (&b"abcd"[..], 1, ReceiveEnd::Stopped));
+    // Of a connection that is closed under it, by the end of its input.
+    rig.ring.submit(Op::ReceiveInto { id, block, most: 9 });
+    rig.turn(Wait::No);
+    rig.ring.submit(Op::ShutdownInput { id });
+    let (_, count, end) = filled(&mut rig, id);
+    assert_eq!((count, end), (0, ReceiveEnd::Eof));
+    rig.close(id, CloseHow::Abort);
+    rig.settled();
+}
+
+#[test]
+fn driver_that_ends_under_a_receive_into_a_block_ends_that_first() {
+    let mut rig = Rig::accepting(&small());
+    let (mut client, id) = rig.connect(0);
+    let mut block = Box::new(Block::default());
+    assert!(block.make_room(100, 100));
+    rig.ring.submit(Op::ReceiveInto { id, block, most: 100 });
+    rig.turn(Wait::No);
+    drop(rig);
+    // The kernel has let go of the socket.
+    let _ = client.write_all(b"late");
+    let ended = match client.read(&mut [0; 1]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    };
+    assert!(ended);
 }

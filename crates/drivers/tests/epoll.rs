@@ -11,8 +11,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-use rig::{Rig, pattern, small};
-use ringserve_buf::Lease;
+use rig::{PATIENCE, Rig, pattern, small};
+use ringserve_buf::{Block, Lease};
 use ringserve_core::{Batch, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait};
 use socket2::SockRef;
 
@@ -249,4 +249,72 @@ fn refused_sockets_and_those_of_a_dropped_driver_are_closed() {
     drop(rig);
     assert_eq!(adopted.read(&mut [0; 4]).unwrap(), 0);
     assert_eq!(waiting.read(&mut [0; 4]).unwrap(), 0);
+}
+
+/// What a receive into `block` of at most `most` bytes came to.
+fn fill(rig: &mut Rig, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
+    rig.driver.submit(Op::ReceiveInto { id, block, most });
+    filled(rig, id)
+}
+
+fn filled(rig: &mut Rig, id: ConnId) -> (Box<Block>, usize, ReceiveEnd) {
+    let mut found = None;
+    while found.is_none() {
+        rig.turn(Wait::For(PATIENCE));
+        let place = rig.events.iter().position(|event| matches!(event, Completion::Filled { .. }));
+        found = place.and_then(|place| rig.events.remove(place));
+    }
+    let Some(Completion::Filled { id: of, block, bytes, end }) = found else { unreachable!() };
+    assert_eq!(of, id);
+    (block, bytes, end)
+}
+
+#[test]
+fn receive_into_a_block_takes_what_may_come_and_leaves_the_rest() {
+    let mut rig = Rig::accepting(&small(4096, 64));
+    let (mut client, id) = rig.connect(0);
+    let bytes = pattern(1, 100_000);
+    client.write_all(&bytes).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut block = Box::new(Block::default());
+    assert!(block.make_room(200_000, 200_000));
+    while block.len() < 90_000 {
+        let most = (90_000 - block.len()).min(60_000);
+        let (back, count, end) = fill(&mut rig, id, block, most);
+        assert!((1..=most).contains(&count) && end == ReceiveEnd::Stopped, "{count} {end:?}");
+        block = back;
+    }
+    assert!(**block == bytes[..90_000]);
+    rig.driver.submit(Op::ReceiveOnce { id });
+    assert_eq!(*rig.received(id), bytes[90_000..94_096], "one buffer");
+    assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
+    while block.len() < 95_904 {
+        block = fill(&mut rig, id, block, 100_000).0;
+    }
+    assert!(block[90_000..] == bytes[94_096..]);
+    let (_, count, end) = fill(&mut rig, id, block, 1);
+    assert_eq!((count, end), (0, ReceiveEnd::Eof));
+    rig.close(id, CloseHow::Orderly);
+    rig.settled();
+}
+
+#[test]
+fn receive_into_a_block_is_stopped_and_ends() {
+    let mut rig = Rig::accepting(&small(4096, 64));
+    let (mut client, id) = rig.connect(0);
+    let mut block = Box::new(Block::default());
+    assert!(block.put(b"abc", 3) && block.make_room(10, 10));
+    rig.driver.submit(Op::ReceiveInto { id, block, most: 10 });
+    rig.driver.submit(Op::ReceiveStop { id });
+    let (block, count, end) = filled(&mut rig, id);
+    assert_eq!((&**block, count, end), (&b"abc"[..], 0, ReceiveEnd::Stopped));
+    client.write_all(b"d").unwrap();
+    let (block, count, end) = fill(&mut rig, id, block, 10);
+    assert_eq!((&**block, count, end), (&b"abcd"[..], 1, ReceiveEnd::Stopped));
+    rig.driver.submit(Op::ReceiveInto { id, block, most: 9 });
+    client.shutdown(Shutdown::Write).unwrap();
+    let (_, count, end) = filled(&mut rig, id);
+    assert_eq!((count, end), (0, ReceiveEnd::Eof));
+    rig.close(id, CloseHow::Orderly);
+    rig.settled();
 }

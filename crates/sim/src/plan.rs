@@ -100,6 +100,8 @@ pub struct Plan {
     pub budget: Budget,
     /// Calls of a turn and the smallest batch of a connection, where they are fewer than what ships.
     pub calls: Option<(u32, u32)>,
+    /// Bytes that a frame lacks to be received straight into, where they are fewer than what ships.
+    pub large_from: Option<usize>,
     /// Turns after which the parts check themselves again.
     pub check_every: u64,
 }
@@ -184,9 +186,13 @@ impl Plan {
         let limits = limits.open_timeout(open_timeout);
         // Of a copy too.
         let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(6);
+        // Of a copy too.
+        let large_frames = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x6C61_7267);
+        let large_from = large_frames.one_in(2).then(|| large_frames.spread(1, 1000) as usize);
         let small_budget = rng.one_in(4);
         let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
+            large_from,
             tight_memory,
             elsewhere,
             connections_max,

@@ -148,7 +148,7 @@ impl Protocol {
                 flight.connect_stop = flight.connect;
             }
             Op::Refuse { socket } => self.socket_leaves(socket.0),
-            Op::Receive { id } => {
+            Op::Receive { id } | Op::ReceiveOnce { id } | Op::ReceiveInto { id, .. } => {
                 let flight = self.flight(*id, "receive");
                 assert!(!flight.receive && !flight.connect && !flight.close, "receive on {id}: {flight:?}");
                 flight.receive = true;
@@ -231,7 +231,7 @@ impl Protocol {
                 let flight = self.flight(*id, "bytes");
                 assert!(flight.receive && !lease.is_empty(), "bytes on {id}: {flight:?}");
             }
-            Completion::ReceiveEnded { id, .. } => {
+            Completion::ReceiveEnded { id, .. } | Completion::Filled { id, .. } => {
                 let flight = self.flight(*id, "end of a receive");
                 assert!(flight.receive, "end of a receive on {id}: {flight:?}");
                 (flight.receive, flight.receive_stop) = (false, false);

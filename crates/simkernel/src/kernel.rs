@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task;
 use std::time::{Duration, Instant};
 
-use ringserve_buf::KernelSide;
-use ringserve_core::{Address, PeerCredentials};
+use ringserve_buf::{Block, KernelSide};
+use ringserve_core::{Address, ConnId, PeerCredentials};
 use ringserve_drivers::UringConfig;
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use rustix::event::Timespec;
@@ -238,6 +238,10 @@ impl Kernel for SimKernel {
             self.waker.seen();
         }
         Some(cqe)
+    }
+
+    fn take_block(&mut self, id: ConnId) -> Option<(Box<Block>, usize)> {
+        self.ring.take_block(id)
     }
 
     fn reap_quiet(&mut self) -> Option<SentQuietly> {

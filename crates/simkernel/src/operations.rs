@@ -43,6 +43,16 @@ impl SimKernel {
                     self.answer(user_data, Err(libc::EBADF));
                 }
             }
+            RawOp::ReceiveOnce { id } => {
+                if !self.ring.arm_single(id, true, None) {
+                    self.answer(user_data, Err(libc::EBADF));
+                }
+            }
+            RawOp::ReceiveInto { id, block, most } => {
+                if !self.ring.arm_single(id, true, Some((block, most))) {
+                    self.answer(user_data, Err(libc::EBADF));
+                }
+            }
             RawOp::Probe { id } => {
                 let file = self.ring.files.get(id).ok_or(libc::EBADF);
                 let found = file.and_then(|file| state.connection(file.connection).peek(file.side, &mut [0]));

@@ -104,7 +104,8 @@ impl SimKernel {
 
     /// Receives what is there. True if the receive is still armed.
     pub(crate) fn receive(&mut self, index: usize, state: &mut State) -> bool {
-        let Operation { id, file: File { connection, side }, .. } = self.ring.receives[index];
+        let Operation { id, file, .. } = self.ring.receives[index];
+        let File { connection, side } = file;
         let connection = state.connection(connection);
         for _ in 0..IN_A_ROW {
             if !connection.is_readable(side) {
@@ -113,6 +114,20 @@ impl SimKernel {
             }
             if self.faults.strike(Fault::Delay) {
                 break;
+            }
+            if let Some((block, most)) = self.ring.block_of(id) {
+                let most = connection.unread(side).min(*most);
+                let short = self.faults.strike(Fault::ReceiveInterrupted);
+                let len = self.faults.shorten(Fault::ReceiveShort, most);
+                let read =
+                    if short { Err(libc::EINTR) } else { connection.read(side, block.spare(len.max(1))) };
+                self.touched.push(file);
+                let bytes = block.spare(read.unwrap_or_default()).to_vec();
+                let kind = self.ring.end_receive(index);
+                let res = read.map_or_else(|errno| -errno, |len| len as i32);
+                self.shared.note_bytes(&[self.number as u64, kind.with(id.bits()), res as u64], &bytes);
+                self.ring.completions.post(RawCqe::new(kind.with(id.bits()), res, 0), Vec::new());
+                return false;
             }
             // The buffer is chosen before anybody looks what there is to receive.
             if self.ring.buffers.is_empty() || self.faults.strike(Fault::NoBuffers) {
@@ -129,12 +144,12 @@ impl SimKernel {
                 Err(errno) => return self.end_receive(id, errno),
                 Ok(_) => {}
             }
-            let ends = self.faults.strike(Fault::ReceiveEnds);
+            let ends = self.faults.strike(Fault::ReceiveEnds) || self.ring.is_single(id);
             let flags = self.ring.buffers.select(bytes.len()) | if ends { 0 } else { F_MORE };
             let cqe = RawCqe::new(Kind::Receive.with(id.bits()), bytes.len() as i32, flags);
             self.post_with(cqe, bytes);
             if ends {
-                self.ring.receives.remove(index);
+                self.ring.end_receive(index);
                 return false;
             }
         }
@@ -145,8 +160,8 @@ impl SimKernel {
     /// The last completion of a receive, without bytes, if it is armed. False: it is not armed any more.
     pub(crate) fn end_receive(&mut self, id: ConnId, errno: i32) -> bool {
         if let Some(index) = find(&self.ring.receives, id) {
-            self.ring.receives.remove(index);
-            self.post(RawCqe::new(Kind::Receive.with(id.bits()), -errno, 0));
+            let kind = self.ring.end_receive(index);
+            self.post(RawCqe::new(kind.with(id.bits()), -errno, 0));
         }
         false
     }

@@ -84,6 +84,17 @@ impl Rig {
         if !wire.receive.armed || wire.unread.is_empty() || bytes_max == 0 {
             return false;
         }
+        if let Some((mut block, most)) = wire.into.take() {
+            let count = bytes_max.min(wire.unread.len()).min(most);
+            let bytes: Vec<u8> = wire.unread.drain(..count).collect();
+            block.spare(count).copy_from_slice(&bytes);
+            block.advance(count);
+            wire.receive.end(self.model.turn);
+            let (id, peer) = (wire.id, wire.peer);
+            self.hear(id, peer, &bytes);
+            self.complete(Completion::Filled { id, block, bytes: count, end: ReceiveEnd::Stopped });
+            return true;
+        }
         let Some(buffer) = self.model.shared_buffer.take().or_else(|| self.model.side.lend()) else {
             return false;
         };
@@ -104,7 +115,7 @@ impl Rig {
     /// Delivers all that a peer sent as one block of the heap.
     pub fn deliver_copy(&mut self, wire: usize) {
         let Some(wire) = self.model.wires.get_mut(wire) else { return };
-        if wire.receive.armed && !wire.unread.is_empty() {
+        if wire.receive.armed && wire.into.is_none() && !wire.unread.is_empty() {
             let bytes: Vec<u8> = wire.unread.drain(..).collect();
             let (id, peer) = (wire.id, wire.peer);
             self.receive(id, peer, &bytes, Lease::copy_of(&bytes));
@@ -112,6 +123,18 @@ impl Rig {
     }
 
     fn receive(&mut self, id: ConnId, peer: usize, bytes: &[u8], lease: Lease) {
+        self.hear(id, peer, bytes);
+        let turn = self.model.turn;
+        let wire = self.model.wires.iter_mut().find(|wire| wire.id == id);
+        let ends = wire.filter(|wire| wire.once).map(|wire| wire.receive.end(turn)).is_some();
+        self.complete(Completion::Received { id, lease });
+        if ends {
+            self.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+        }
+    }
+
+    /// Bytes of a peer reach the shard.
+    fn hear(&mut self, id: ConnId, peer: usize, bytes: &[u8]) {
         let talk = &mut self.model.talks[peer];
         if self.shard.is_cut(id) {
             self.model.thrown_away += bytes.len();
@@ -121,7 +144,6 @@ impl Rig {
         if self.model.live.get(&id).is_some_and(|shared| !shared.is_gone()) {
             talk.heard = self.model.now;
         }
-        self.complete(Completion::Received { id, lease });
     }
 
     /// Receiving ends: with this, after all that the peer sent, or as it was told to.
@@ -134,8 +156,11 @@ impl Rig {
         if wire.receive.armed && !kept && (wire.receive.stopping || end.is_some()) {
             wire.receive.end(self.model.turn);
             wire.read_over |= end.is_some();
-            let id = wire.id;
-            self.complete(Completion::ReceiveEnded { id, end: end.unwrap_or(ReceiveEnd::Stopped) });
+            let (id, end) = (wire.id, end.unwrap_or(ReceiveEnd::Stopped));
+            self.complete(match wire.into.take() {
+                Some((block, _)) => Completion::Filled { id, block, bytes: 0, end },
+                None => Completion::ReceiveEnded { id, end },
+            });
         }
     }
 
@@ -253,6 +278,8 @@ impl Model {
             }
             Op::ConnectStop { id }
             | Op::Receive { id }
+            | Op::ReceiveOnce { id }
+            | Op::ReceiveInto { id, .. }
             | Op::ReceiveStop { id }
             | Op::ShutdownInput { id }
             | Op::Probe { id }

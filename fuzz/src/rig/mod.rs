@@ -199,6 +199,10 @@ impl Rig {
             (),
         );
         let lane = shard.add_outbound(limits, max, framing.encoding());
+        if !plan.incremental {
+            // So that many frames are received straight into.
+            shard.large_from(64);
+        }
         if plan.copy_frames {
             shard.copy_frames();
         }

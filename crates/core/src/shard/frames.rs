@@ -7,7 +7,7 @@ use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing, FramingState, TypedFraming};
 use crate::inbox::{Found, Inbox, cut};
 use crate::outlet::ConnHead;
-use crate::{CloseReason, ConnId, Frame, LaneId, Observer};
+use crate::{CloseReason, ConnId, Frame, LaneId, Observer, Op};
 
 /// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
 const FRAME_BYTES: usize = 96;
@@ -171,6 +171,10 @@ impl<'a, O: Observer> Frames<'a, O> {
                 self.frame_bytes_max = own.frame_bytes_max;
             }
             conn.held_back |= outlet.holds_back();
+            if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
+                // Nothing is behind it, and it is looked at when it comes back.
+                return self.nothing();
+            }
             if !conn.takes_frames() {
                 shard.send_awaited |= conn.held_back && conn.send.is_on();
                 return self.requeue();
@@ -180,7 +184,7 @@ impl<'a, O: Observer> Frames<'a, O> {
             }
             let shard = &mut *self.shard;
             let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
-            if self.lease.is_empty() {
+            if self.lease.is_empty() && !conn.inbox.as_ref().is_some_and(|inbox| inbox.is_ripe()) {
                 if conn.waiting_bytes() == 0 {
                     // What is left has no bytes, and would go on pinning its buffer.
                     self.lease = Lease::empty();
@@ -377,6 +381,9 @@ impl<'a, O: Observer> Frames<'a, O> {
             }
             shard.arm(id);
         }
+        if missing >= shard.large_from {
+            shard.expect_large(id);
+        }
         shard.check_held(id);
     }
 
@@ -412,6 +419,13 @@ impl<O: Observer> Shard<O> {
     #[cold]
     pub(super) fn look_again(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
+        if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
+            // Looked at as soon as the driver gave it back.
+            if conn.receive.stop() {
+                self.ops.push(Op::ReceiveStop { id });
+            }
+            return;
+        }
         if !conn.inbox.as_ref().is_some_and(|inbox| inbox.has_partial()) {
             if let Some(outlet) = conn.outlet() {
                 outlet.take_switched();

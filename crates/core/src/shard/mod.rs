@@ -66,6 +66,8 @@ pub struct Shard<O: Observer = ()> {
     pool: Pool,
     /// Where large frames are put together.
     blocks: Blocks,
+    /// What a frame lacks at least to be received straight into.
+    large_from: usize,
     conns: Slots<Conn>,
     wheel: Wheel,
     now: Time,
@@ -120,6 +122,7 @@ impl<O: Observer> Shard<O> {
             shared,
             pool,
             blocks: Blocks::new(kept_bytes_max(&limits)),
+            large_from: receive::LARGE_BYTES,
             conns: Slots::new(),
             wheel: Wheel::new(),
             now: Time::ZERO,
@@ -153,6 +156,12 @@ impl<O: Observer> Shard<O> {
     /// 4096 and 16. For simulations, where few frames must fill a turn.
     pub fn bound_turn(&mut self, calls: u32, batch: u32) {
         self.work = Work::bounded(calls, batch);
+    }
+
+    /// Frames that lack `bytes` are received straight into, without the driver's buffers. By default 32 KiB. For simulations,
+    /// whose frames are small.
+    pub fn large_from(&mut self, bytes: usize) {
+        self.large_from = bytes.max(1);
     }
 
     /// True if bytes of the connection wait for room in a later turn.

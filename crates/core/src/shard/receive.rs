@@ -1,13 +1,23 @@
 //! Received bytes on their way to the service.
 
-use ringserve_buf::{Lease, try_box};
+use ringserve_buf::{Block, Lease, try_box};
 
 use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
 use crate::conn::{Conn, Flight, Intake, State};
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
+
+/// Bytes that a frame lacks at least to be received straight into.
+pub(super) const LARGE_BYTES: usize = 32 * 1024;
+
+/// Receives that end by themselves after a large frame. What the next one brings is the head of another large frame, or there is
+/// none; a receive that goes on would bring much of such a frame before it ends, and take a cancel.
+const BULK_RECEIVES: u8 = 8;
+
+/// `EIO`, as every Linux has it.
+const EIO: i32 = 5;
 
 impl<O: Observer> Shard<O> {
     #[inline]
@@ -59,9 +69,63 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    /// The driver gives back what it received straight into.
+    #[cold]
+    pub(super) fn filled(&mut self, id: ConnId, block: Block, bytes: usize, end: ReceiveEnd) {
+        self.received += bytes;
+        self.has_received |= bytes > 0;
+        let now = self.stamp;
+        let Some(conn) = expect_conn(&mut self.conns, id) else { return };
+        let lane_shared = match &conn.shared {
+            Some(shared) => shared.lane(),
+            None => &self.lanes[conn.lane].shared,
+        };
+        lane_shared.moved.bytes_received.add(bytes as u64);
+        if bytes > 0 && conn.is_open() {
+            (conn.active_at, conn.heard_at, conn.missed_heartbeats) = (now, now, 0);
+        }
+        if bytes > 0 && conn.state == State::Closing && conn.receive == Flight::Stopping {
+            // As where bytes come by a lease.
+            conn.aborting |= !conn.lingering;
+        }
+        let mut looks = false;
+        match conn.inbox.as_mut().filter(|inbox| inbox.is_away()) {
+            Some(inbox) => {
+                inbox.come_back(block, bytes);
+                looks = inbox.is_ripe() || conn.outlet().is_some_and(Outlet::is_switched);
+            }
+            None => drop(block),
+        }
+        if conn.is_cut() {
+            // Nothing can be behind it.
+            self.drop_input(id);
+            self.close_if_quiet(id);
+        } else if looks {
+            self.events.push_back(Event::Frames(id));
+            self.check_held(id);
+        }
+        self.receive_ended(id, end);
+    }
+
+    /// A frame of the connection began that lacks much: it is received straight into, once the receive that is armed has ended,
+    /// and further receives end by themselves for a while.
+    #[cold]
+    pub(super) fn expect_large(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        // Without that the one that is armed goes on.
+        let goes_on = core::mem::replace(&mut conn.bulk, BULK_RECEIVES) == 0;
+        if goes_on && conn.receive.stop() {
+            self.ops.push(Op::ReceiveStop { id });
+        }
+    }
+
     pub(super) fn receive_ended(&mut self, id: ConnId, end: ReceiveEnd) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.receive = Flight::None;
+        if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) && conn.state != State::Closing {
+            // The driver lost it, with what had come of the frame.
+            return self.abort(id, CloseReason::of_errno(EIO));
+        }
         match end {
             ReceiveEnd::Stopped => {}
             ReceiveEnd::Eof => conn.input_ended = true,
@@ -189,8 +253,35 @@ impl<O: Observer> Shard<O> {
     /// Arms or ends the receive as the state says.
     pub(super) fn sync_receive(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        if let Some(op) = receive_op(conn, id) {
-            self.ops.push(op);
+        match receive_op(conn, id) {
+            Some(Op::ReceiveOnce { .. }) => self.receive_bulk(id),
+            Some(op) => self.ops.push(op),
+            None => {}
+        }
+    }
+
+    /// Receives straight into the frame that was begun, or else once.
+    #[cold]
+    fn receive_bulk(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let fills = conn.takes_frames() && !conn.is_cut();
+        let Some(inbox) = conn.inbox.as_mut().filter(|inbox| fills && inbox.lacks().is_some()) else {
+            conn.bulk -= 1;
+            return self.ops.push(Op::ReceiveOnce { id });
+        };
+        let before = inbox.held_bytes();
+        let away = inbox.send_away();
+        self.shared.release(before);
+        self.shared.hold(inbox.held_bytes());
+        match away {
+            Ok((block, most)) => {
+                self.ops.push(Op::ReceiveInto { id, block, most });
+                self.check_held(id);
+            }
+            Err(NoMemory) => {
+                conn.receive = Flight::None;
+                self.abort(id, CloseReason::MemoryLimit);
+            }
         }
     }
 }
@@ -200,7 +291,7 @@ fn receive_op(conn: &mut Conn, id: ConnId) -> Option<Op> {
     if wanted && conn.receive == Flight::None {
         conn.receive = Flight::Armed;
         conn.receive_used = false;
-        return Some(Op::Receive { id });
+        return Some(if conn.bulk > 0 { Op::ReceiveOnce { id } } else { Op::Receive { id } });
     }
     if !wanted && conn.receive.stop() {
         // Nothing is received after it: then the end of the input ends the receive, whatever else the driver waits for.

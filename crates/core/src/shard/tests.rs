@@ -4,6 +4,7 @@ mod connect;
 mod drain;
 mod held;
 mod lanes;
+mod large;
 mod opening;
 mod rate;
 mod starting;

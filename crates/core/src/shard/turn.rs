@@ -279,6 +279,7 @@ impl<O: Observer> Shard<O> {
             Completion::AcceptEnded { listener, end } => self.accept_ended(listener, end),
             Completion::Connected { id, result } => self.connected(id, result),
             Completion::ReceiveEnded { id, end } => self.receive_ended(id, end),
+            Completion::Filled { id, block, bytes, end } => self.filled(id, *block, bytes, end),
             Completion::ShutDown { id } => self.shut_down(id),
             Completion::Closed { id } => self.closed(id),
         }

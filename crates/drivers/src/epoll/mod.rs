@@ -14,7 +14,8 @@
 //! nothing costs one call and does no harm, and none can be missed.
 //!
 //! A request costs one receive and one send, and a share of an `epoll_wait`: a receive that does not fill its
-//! buffer emptied the socket, so no further one is tried before the next edge. Long waits end by a timerfd, which is
+//! buffer emptied the socket, so no further one is tried before the next edge. In the middle of a large frame as much as waits
+//! is received in one call, straight into the frame. Long waits end by a timerfd, which is
 //! set once for many of them.
 
 mod accept;
@@ -26,7 +27,7 @@ mod receive;
 mod send;
 mod table;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,6 +49,7 @@ use crate::shared::report::log;
 use crate::shared::socket_options::peer_credentials;
 use crate::shared::wait::{Bound, SET_FROM, Timer, Waker};
 use accept::{Accepted, Listening};
+use receive::Filling;
 use table::Ports;
 
 pub use config::EpollConfig;
@@ -85,6 +87,10 @@ pub struct Epoll {
     side: KernelSide,
     pool: Pool,
     ports: Ports,
+    /// Of receives into blocks.
+    blocks: HashMap<ConnId, Filling>,
+    /// The receive that was for once and has just brought bytes.
+    once_over: Option<ConnId>,
     listeners: Vec<Listening>,
     /// How many of them are being emptied, to be closed.
     emptying: usize,
@@ -160,6 +166,8 @@ impl Epoll {
             side,
             pool,
             ports: Ports::new(),
+            blocks: HashMap::new(),
+            once_over: None,
             listeners: listeners
                 .map_err(|error| SetupError::from_epoll("O_NONBLOCK on a listener", error))?,
             emptying: 0,
@@ -321,6 +329,8 @@ impl Driver for Epoll {
             Op::Connect { id, address } => self.connect(id, &address),
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
+            Op::ReceiveOnce { id } => self.receive_once(id),
+            Op::ReceiveInto { id, block, most } => self.receive_into(id, block, most),
             Op::ReceiveStop { id } => self.receive_stop(id),
             Op::ShutdownInput { id } => self.receive_stop(id),
             // No edge is lost.

@@ -1,16 +1,37 @@
-//! Receiving: one buffer at a time for each connection in the queue, going round.
+//! Receiving: one buffer at a time for each connection in the queue, going round; or straight into the block of a large frame.
 
+use ringserve_buf::Block;
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use super::{Epoll, Room};
 
+/// Where a receive goes, and how many bytes of it at most.
+pub(super) struct Filling {
+    block: Box<Block>,
+    most: usize,
+}
+
 impl Epoll {
     pub(super) fn receive(&mut self, id: ConnId) {
+        self.begin_receive(id, false);
+    }
+
+    pub(super) fn receive_once(&mut self, id: ConnId) {
+        self.begin_receive(id, true);
+    }
+
+    pub(super) fn receive_into(&mut self, id: ConnId, block: Box<Block>, most: usize) {
+        debug_assert!((1..=block.room()).contains(&most), "{most} bytes into {block:?}");
+        self.blocks.insert(id, Filling { block, most });
+        self.begin_receive(id, true);
+    }
+
+    fn begin_receive(&mut self, id: ConnId, once: bool) {
         match self.ports.find(id) {
             Some(port) if !port.receiving => {
-                port.receiving = true;
+                (port.receiving, port.once) = (true, once);
                 self.stats.receives_armed += 1;
                 self.ports.sync_queue(id.slot());
             }
@@ -23,7 +44,19 @@ impl Epoll {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a receive") };
         if std::mem::replace(&mut port.receiving, false) {
             self.ports.sync_queue(id.slot());
-            self.ready.push_back(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+            let end = self.end_of(id, 0, ReceiveEnd::Stopped);
+            self.ready.push_back(end);
+        }
+    }
+
+    /// The last completion of a receive, which brought `bytes` if it was one into a block.
+    fn end_of(&mut self, id: ConnId, bytes: usize, end: ReceiveEnd) -> Completion {
+        match self.blocks.is_empty() {
+            true => Completion::ReceiveEnded { id, end },
+            false => match self.blocks.remove(&id) {
+                Some(Filling { block, .. }) => Completion::Filled { id, block, bytes, end },
+                None => Completion::ReceiveEnded { id, end },
+            },
         }
     }
 
@@ -39,6 +72,9 @@ impl Epoll {
     /// Receives from the connections in the queue, one buffer each and going round, within the budget.
     pub(super) fn read(&mut self, room: &mut Room, completions: &mut Vec<Completion>) {
         while room.is_left(completions) && self.ports.has_queued() {
+            if !self.blocks.is_empty() && self.read_into(room, completions) {
+                continue;
+            }
             let Some(buffer) = self.side.lend() else {
                 self.dry = true;
                 self.stats.receives_parked += self.ports.park_all();
@@ -49,8 +85,48 @@ impl Epoll {
                     room.bytes = room.bytes.saturating_sub(lease.len());
                 }
                 completions.push(completion);
+                if let Some(id) = self.once_over.take() {
+                    let end = Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped };
+                    if room.is_left(completions) { completions.push(end) } else { self.ready.push_back(end) }
+                }
             }
         }
+    }
+
+    /// Receives from the head of the queue into its block. False if it has none.
+    #[cold]
+    fn read_into(&mut self, room: &mut Room, completions: &mut Vec<Completion>) -> bool {
+        let Some(port) = self.ports.front() else { return false };
+        let id = port.id();
+        let Some(Filling { block, most }) = self.blocks.get_mut(&id) else { return false };
+        let result = match &port.socket {
+            Some(socket) if port.unregistered == 0 => {
+                self.stats.calls += 1;
+                recv(socket, block.spare(*most), RecvFlags::empty()).map(|(count, _)| count)
+            }
+            _ => Err(Errno::from_raw_os_error(port.unregistered.into())),
+        };
+        let (bytes, end) = match result {
+            Ok(count) if count > 0 => {
+                block.advance(count);
+                port.readable = count == *most || port.hung_up;
+                (count, ReceiveEnd::Stopped)
+            }
+            Ok(_) if port.failed != 0 => (0, ReceiveEnd::Error(port.failed.into())),
+            Ok(_) => (0, ReceiveEnd::Eof),
+            Err(Errno::INTR) => return true,
+            Err(Errno::AGAIN) => {
+                (port.readable, port.hung_up) = (false, false);
+                self.ports.sync_queue(id.slot());
+                return true;
+            }
+            Err(errno) => (0, ReceiveEnd::Error(errno.raw_os_error())),
+        };
+        (port.receiving, port.once) = (false, false);
+        self.ports.sync_queue(id.slot());
+        room.bytes = room.bytes.saturating_sub(bytes);
+        completions.push(self.end_of(id, bytes, end));
+        true
     }
 
     /// Receives from the head of the queue, which goes to its tail or leaves it.
@@ -72,7 +148,11 @@ impl Epoll {
                 // A short receive emptied the socket: what comes later makes an edge. Not so the peer's end, if
                 // its edge was seen already.
                 port.readable = count == bytes || port.hung_up;
-                if port.readable {
+                if port.once {
+                    (port.receiving, port.once) = (false, false);
+                    self.once_over = Some(id);
+                }
+                if port.readable && port.receiving {
                     self.ports.rotate();
                 } else {
                     self.ports.leave(id.slot());

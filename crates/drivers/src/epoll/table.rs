@@ -23,6 +23,8 @@ pub(super) struct Port {
     pub(super) connecting: bool,
     /// A receive is in flight.
     pub(super) receiving: bool,
+    /// It ends with the first bytes.
+    pub(super) once: bool,
     /// False only if the socket was found empty and there was no edge since.
     pub(super) readable: bool,
     /// False only if the socket was found full and there was no edge since.

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::task::Waker;
 use std::time::Duration;
 
-use ringserve_buf::KernelSide;
+use ringserve_buf::{Block, KernelSide};
 use ringserve_core::{Address, Batch, CloseHow, ConnId, PeerCredentials};
 
 /// The multishot operation goes on: more completions follow.
@@ -28,13 +28,13 @@ pub const F_BUF_MORE: u32 = 1 << 4;
 /// Where the buffer id starts in the flags.
 pub const BUFFER_SHIFT: u32 = 16;
 
-/// What an operation is: the upper 4 bits of a `user_data`. Operations on a connection have 1 to 10 there, and 11 to 15 are
+/// What an operation is: the upper 4 bits of a `user_data`. Operations on a connection have 1 to 11 there, and 12 to 15 are
 /// free; the other 60 bits are the connection's [`ConnId::bits`]. All others share 0, and are told apart by the 8 bits below,
 /// of which 5 to 255 are free; the lowest 16 bits are the number of a listener, where there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// Multishot receive.
+    /// Receive into provided buffers.
     Receive = 1,
     /// Send.
     Send = 2,
@@ -54,6 +54,8 @@ pub enum Kind {
     CancelSend = 9,
     /// Cancel of a connect.
     CancelConnect = 10,
+    /// Receive into a block.
+    ReceiveInto = 11,
     /// Nothing waits for it; it posts a completion only when it failed.
     Ignored = CONTROL,
     /// Multishot accept.
@@ -95,6 +97,7 @@ impl Kind {
             8 => Kind::CancelReceive,
             9 => Kind::CancelSend,
             10 => Kind::CancelConnect,
+            11 => Kind::ReceiveInto,
             _ => return None,
         })
     }
@@ -165,6 +168,21 @@ pub enum RawOp {
         /// The connection.
         id: ConnId,
     },
+    /// Receive into one provided buffer. One completion: as the last one above.
+    ReceiveOnce {
+        /// The connection.
+        id: ConnId,
+    },
+    /// Receive behind the bytes of a block. One completion, once there are some: how many, 0 at the end of the stream, or an
+    /// error. The block is the kernel half's until then; [`Kernel::take_block`] gives it back.
+    ReceiveInto {
+        /// The connection.
+        id: ConnId,
+        /// Where to.
+        block: Box<Block>,
+        /// Bytes at most: at least 1, and the block has room for them.
+        most: usize,
+    },
     /// Looks at what a receive would find, and leaves it there (`MSG_PEEK | MSG_DONTWAIT`). One completion, within the
     /// [`Kernel::enter`] that submits it: 1 if there are bytes, 0 at the end of the stream, `EAGAIN` if there is nothing,
     /// or the error, which the socket then has forgotten.
@@ -203,7 +221,7 @@ pub enum RawOp {
         /// Index of the listener.
         listener: u16,
     },
-    /// Cancels a receive; completions as above.
+    /// Cancels a receive of any kind; completions as above.
     CancelReceive {
         /// The connection.
         id: ConnId,
@@ -226,7 +244,8 @@ impl RawOp {
             RawOp::CloseFd { .. } => Kind::Ignored.with(0),
             RawOp::Connect { id, .. } => Kind::Connect.with(id.bits()),
             RawOp::CancelConnect { id } => Kind::CancelConnect.with(id.bits()),
-            RawOp::Receive { id } => Kind::Receive.with(id.bits()),
+            RawOp::Receive { id } | RawOp::ReceiveOnce { id } => Kind::Receive.with(id.bits()),
+            RawOp::ReceiveInto { id, .. } => Kind::ReceiveInto.with(id.bits()),
             RawOp::Probe { id } => Kind::Probe.with(id.bits()),
             RawOp::Send { id, .. } => Kind::Send.with(id.bits()),
             RawOp::Shutdown { id } | RawOp::ShutdownInput { id } => Kind::Shutdown.with(id.bits()),
@@ -327,6 +346,12 @@ pub trait Kernel {
     /// Takes the oldest completion.
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe>;
 
+    /// Takes what a [`RawOp::ReceiveInto`] was given, right after its completion was reaped: as many bytes as that says were written
+    /// behind those that the block counts. Once for each.
+    fn take_block(&mut self, _id: ConnId) -> Option<(Box<Block>, usize)> {
+        None
+    }
+
     /// Takes the oldest send that fitted and has no completion of its own. None is told of before every completion
     /// was reaped.
     fn reap_quiet(&mut self) -> Option<SentQuietly>;
@@ -419,7 +444,7 @@ pub trait Kernel {
 mod tests {
     use super::*;
 
-    const OF_CONNECTIONS: [Kind; 10] = [
+    const OF_CONNECTIONS: [Kind; 11] = [
         Kind::Receive,
         Kind::Send,
         Kind::Shutdown,
@@ -430,6 +455,7 @@ mod tests {
         Kind::CancelReceive,
         Kind::CancelSend,
         Kind::CancelConnect,
+        Kind::ReceiveInto,
     ];
     const OF_NONE: [Kind; 5] = [Kind::Ignored, Kind::Accept, Kind::CancelAccept, Kind::Wake, Kind::Timer];
 
@@ -444,6 +470,6 @@ mod tests {
             let user_data = kind.with(u64::from(u16::MAX));
             assert_eq!((Kind::of(user_data), user_data as u16), (Some(kind), u16::MAX));
         }
-        assert_eq!([5 << 52, 255 << 52, 11 << 60, 15 << 60].map(Kind::of), [None; 4]);
+        assert_eq!([5 << 52, 255 << 52, 12 << 60, 15 << 60].map(Kind::of), [None; 4]);
     }
 }

@@ -31,7 +31,7 @@ use std::net::SocketAddr;
 use std::task::Waker;
 use std::time::Duration;
 
-use ringserve_buf::{KernelSide, Pool};
+use ringserve_buf::{Block, KernelSide, Pool};
 use ringserve_core::{
     Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, PeerCredentials, Socket, Wait,
 };
@@ -66,6 +66,8 @@ pub struct Uring<K: Kernel> {
     later: Later,
     /// Receives to be looked at.
     probes: VecDeque<ConnId>,
+    /// Of receives into blocks that were not handed to the kernel, since buffers rest: where to, and how many bytes at most.
+    blocks: HashMap<ConnId, (Box<Block>, usize)>,
     /// Errors of sockets that told a probe and will tell no receive, as the `errno`.
     failed: HashMap<ConnId, i32>,
     rest: Rest,
@@ -144,6 +146,7 @@ impl<K: Kernel> Uring<K> {
             emptying: 0,
             later: Later::new(),
             probes: VecDeque::new(),
+            blocks: HashMap::new(),
             failed: HashMap::new(),
             rest: Rest::No,
             queue: vec![RawOp::ReadWake],
@@ -235,7 +238,7 @@ impl<K: Kernel> Uring<K> {
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
         let cancel = match op {
             RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
-            RawOp::Receive { .. } => {
+            RawOp::Receive { .. } | RawOp::ReceiveOnce { .. } | RawOp::ReceiveInto { .. } => {
                 self.stats.receives_armed += 1;
                 return Some(op);
             }
@@ -258,7 +261,9 @@ impl<K: Kernel> Uring<K> {
     #[cold]
     fn unprepare(&mut self, op: &RawOp) {
         match op {
-            RawOp::Receive { .. } => self.stats.receives_armed -= 1,
+            RawOp::Receive { .. } | RawOp::ReceiveOnce { .. } | RawOp::ReceiveInto { .. } => {
+                self.stats.receives_armed -= 1;
+            }
             RawOp::Probe { .. } => self.stats.probes -= 1,
             RawOp::CancelSend { .. }
             | RawOp::CancelReceive { .. }
@@ -284,7 +289,9 @@ impl<K: Kernel> Uring<K> {
             Op::Refuse { socket } => self.queue.push(RawOp::CloseFd { fd: socket.0 as i32 }),
             Op::Connect { id, address } => self.connect(id, address),
             Op::ConnectStop { id } => self.connect_stop(id),
-            Op::Receive { id } => self.receive(id),
+            Op::Receive { id } => self.begin_receive(id, false, None),
+            Op::ReceiveOnce { id } => self.begin_receive(id, true, None),
+            Op::ReceiveInto { id, block, most } => self.begin_receive(id, true, Some((block, most))),
             Op::ReceiveStop { id } => self.receive_stop(id),
             Op::ShutdownInput { id } => self.shutdown_input(id),
             Op::Probe { id } => self.probe(id),
@@ -367,6 +374,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Close) => self.on_close(cqe, sink),
             Some(Kind::CancelReceive) => self.on_cancel_receive(cqe, sink),
             Some(Kind::Probe) => self.on_probe(cqe),
+            Some(Kind::ReceiveInto) => self.on_filled(cqe, sink),
             Some(Kind::Connect) => self.on_connect(cqe, sink),
             Some(Kind::CancelSend) => self.on_cancel_send(cqe),
             Some(Kind::CancelAccept) => self.on_cancel_accept(cqe),

@@ -17,7 +17,7 @@
 //!
 //! One that is stopped and cannot be found is `Doubtful` from then on: it ended for the core, and may live in the kernel.
 
-use ringserve_buf::{KernelSide, Lease};
+use ringserve_buf::{Block, KernelSide, Lease};
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 
 use super::buffers::Buffers;
@@ -62,24 +62,57 @@ impl Buffers {
 }
 
 impl<K: Kernel> Uring<K> {
-    pub(super) fn receive(&mut self, id: ConnId) {
-        let rests = self.is_resting();
+    /// A receive that goes on, one for once, or one into a block.
+    pub(super) fn begin_receive(&mut self, id: ConnId, once: bool, into: Option<(Box<Block>, usize)>) {
+        let is_into = into.is_some();
         match self.ports.find(id) {
-            Some(port) if port.receiving == Receiving::No && rests => {
-                port.hears();
-                self.ports.park(id);
-            }
             Some(port) if port.receiving == Receiving::No => {
-                port.receiving = Receiving::Armed;
-                self.queue.push(RawOp::Receive { id });
+                port.receives(once, is_into);
+                if let Some(into) = into {
+                    self.blocks.insert(id, into);
+                }
+                self.receive(id);
             }
             // A second one beside the first, should that live, could not be told from it.
             Some(port) if port.receiving == Receiving::Doubtful => {
                 let end = ReceiveEnd::Error(libc::EIO);
-                self.ready.push_back(Completion::ReceiveEnded { id, end });
+                self.ready.push_back(match into {
+                    Some((block, _)) => Completion::Filled { id, block, bytes: 0, end },
+                    None => Completion::ReceiveEnded { id, end },
+                });
             }
             _ => Self::unknown(id, "receive"),
         }
+    }
+
+    /// Arms the receive that was asked for, or has it wait while buffers rest.
+    fn receive(&mut self, id: ConnId) {
+        let rests = self.is_resting();
+        match self.ports.find(id) {
+            Some(port) if rests => {
+                port.hears();
+                self.ports.park(id);
+            }
+            Some(port) => {
+                port.receiving = Receiving::Armed;
+                self.queue_receive(id);
+            }
+            None => {}
+        }
+    }
+
+    /// Queues what is armed for the kernel.
+    fn queue_receive(&mut self, id: ConnId) {
+        let Some(port) = self.ports.find(id) else { return };
+        let op = match port.is_once() {
+            false => RawOp::Receive { id },
+            true if !port.is_into() => RawOp::ReceiveOnce { id },
+            true => {
+                let Some((block, most)) = self.blocks.remove(&id) else { return };
+                RawOp::ReceiveInto { id, block, most }
+            }
+        };
+        self.queue.push(op);
     }
 
     pub(super) fn receive_stop(&mut self, id: ConnId) {
@@ -95,7 +128,11 @@ impl<K: Kernel> Uring<K> {
             }
             Receiving::Parked => {
                 self.ports.unpark(id);
-                self.ready.push_back(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+                let end = ReceiveEnd::Stopped;
+                self.ready.push_back(match self.blocks.remove(&id) {
+                    Some((block, _)) => Completion::Filled { id, block, bytes: 0, end },
+                    None => Completion::ReceiveEnded { id, end },
+                });
             }
         }
     }
@@ -198,10 +235,11 @@ impl<K: Kernel> Uring<K> {
     #[inline(never)]
     fn on_receive_over(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
-        let Some(port) = self.ports.find(id).filter(|port| port.receiving == Receiving::Armed) else {
+        let armed = |port: &&mut Port| port.receiving == Receiving::Armed && !port.is_into();
+        let Some(port) = self.ports.find(id).filter(armed) else {
             return self.on_late_receive(cqe);
         };
-        let stop = port.receive_stop;
+        let (stop, once) = (port.receive_stop, port.is_once());
         if cqe.res > 0 {
             port.hears();
         }
@@ -209,6 +247,7 @@ impl<K: Kernel> Uring<K> {
         let after = match -cqe.res {
             _ if cqe.res > 0 && lease.is_none() => After::End(ReceiveEnd::Error(libc::EIO)),
             0 => After::End(ReceiveEnd::Eof),
+            _ if cqe.res > 0 && once => After::End(ReceiveEnd::Stopped),
             _ if cqe.res > 0 => After::Again,
             libc::ENOBUFS => After::Park,
             libc::ECANCELED | libc::EINTR | libc::EAGAIN => After::Again,
@@ -227,7 +266,7 @@ impl<K: Kernel> Uring<K> {
             }
             After::Again => {
                 self.believe(id);
-                self.queue.push(RawOp::Receive { id });
+                self.queue_receive(id);
             }
             After::Park => {
                 self.believe(id);
@@ -239,6 +278,48 @@ impl<K: Kernel> Uring<K> {
         }
         // Whatever its flag says, it does not go on.
         self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
+    }
+
+    /// A receive into a block is over.
+    #[cold]
+    pub(super) fn on_filled(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
+        let (id, block) = (cqe.id(), self.kernel.take_block(cqe.id()));
+        let armed = |port: &&mut Port| port.receiving == Receiving::Armed && port.is_into();
+        let Some(port) = self.ports.find(id).filter(armed) else {
+            return self.on_late_receive(cqe);
+        };
+        let Some((mut block, most)) = block else {
+            // Nothing is known of what came.
+            return self.receive_ended(id, ReceiveEnd::Error(libc::EIO), sink);
+        };
+        let stops = port.receive_stop == Stop::Stops;
+        let bytes = usize::try_from(cqe.res).unwrap_or_default();
+        let mut end = match -cqe.res {
+            0 => ReceiveEnd::Eof,
+            _ if bytes > 0 => ReceiveEnd::Stopped,
+            libc::ECANCELED | libc::EINTR | libc::EAGAIN | libc::ENOBUFS if stops => ReceiveEnd::Stopped,
+            libc::ECANCELED | libc::EINTR | libc::EAGAIN | libc::ENOBUFS => {
+                self.believe(id);
+                self.blocks.insert(id, (block, most));
+                if self.is_resting() {
+                    self.ports.park(id)
+                } else {
+                    self.queue_receive(id)
+                }
+                return;
+            }
+            errno => ReceiveEnd::Error(errno),
+        };
+        block.advance(bytes);
+        port.believe();
+        port.hears();
+        (port.receiving, port.receive_stop) = (Receiving::No, Stop::No);
+        if end == ReceiveEnd::Eof
+            && let Some(errno) = self.take_failed(id)
+        {
+            end = ReceiveEnd::Error(errno);
+        }
+        self.tell(Completion::Filled { id, block, bytes, end }, sink);
     }
 
     /// The receive ended, and is armed again some time.

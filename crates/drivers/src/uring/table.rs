@@ -68,7 +68,7 @@ pub(super) struct Port {
     /// True exactly when the send in flight was told to stop and has not ended.
     pub(super) send_stop: bool,
     pub(super) life: Life,
-    /// What the receive has not brought: bits that the next bytes clear, all of them.
+    /// What the receive has not brought: bits that the next bytes clear; and of what kind it is.
     unheard: u8,
     /// Cancels of receives that have not completed.
     pub(super) receive_cancels: u8,
@@ -109,6 +109,10 @@ impl Port {
     const UNFED: u8 = 1;
     /// Nothing of what a probe found.
     const DOUBTED: u8 = 2;
+    /// It ends with the first bytes.
+    const ONCE: u8 = 4;
+    /// It goes into a block.
+    const INTO: u8 = 8;
 
     /// A cancel is to find that the kernel has no receive of it.
     pub(super) fn is_clearing(&self) -> bool {
@@ -118,7 +122,21 @@ impl Port {
     /// The receive brought bytes.
     #[inline]
     pub(super) fn hears(&mut self) {
-        self.unheard = 0;
+        self.unheard &= Port::ONCE | Port::INTO;
+    }
+
+    /// Of what kind the receive is that begins.
+    pub(super) fn receives(&mut self, once: bool, into: bool) {
+        self.unheard &= !(Port::ONCE | Port::INTO);
+        self.unheard |= if once { Port::ONCE } else { 0 } | if into { Port::INTO } else { 0 };
+    }
+
+    pub(super) fn is_once(&self) -> bool {
+        self.unheard & Port::ONCE != 0
+    }
+
+    pub(super) fn is_into(&self) -> bool {
+        self.unheard & Port::INTO != 0
     }
 
     /// A probe found what the receive should tell.

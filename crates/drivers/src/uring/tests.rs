@@ -25,6 +25,7 @@ struct Script {
     submitted: Vec<RawOp>,
     queued: usize,
     batches: HashMap<u64, Box<Batch>>,
+    blocks: HashMap<u64, (Box<Block>, usize)>,
     provided: VecDeque<u16>,
     completions: VecDeque<RawCqe>,
     overflowing: bool,
@@ -57,6 +58,10 @@ impl Kernel for Script {
             RawOp::Send { id, batch, mode } => {
                 assert!(self.batches.insert(id.bits(), batch).is_none());
                 RawOp::Send { id, batch: Box::default(), mode }
+            }
+            RawOp::ReceiveInto { id, block, most } => {
+                assert!(self.blocks.insert(id.bits(), (block, most)).is_none());
+                RawOp::ReceiveInto { id, block: Box::default(), most }
             }
             op => op,
         });
@@ -92,6 +97,10 @@ impl Kernel for Script {
         let mut cqe = self.completions.pop_front()?;
         match Kind::of(cqe.user_data) {
             Some(Kind::Send) => cqe.batch = self.batches.remove(&cqe.id().bits()),
+            Some(Kind::ReceiveInto) if cqe.res > 0 => {
+                let (block, _) = self.blocks.get_mut(&cqe.id().bits()).unwrap();
+                block.spare(cqe.res as usize).fill(cqe.id().slot() as u8);
+            }
             Some(Kind::Receive) if cqe.res > 0 => {
                 let buffer = cqe.buffer().unwrap();
                 side.spare(buffer)[..cqe.res as usize].fill(cqe.id().slot() as u8);
@@ -99,6 +108,10 @@ impl Kernel for Script {
             _ => {}
         }
         Some(cqe)
+    }
+
+    fn take_block(&mut self, id: ConnId) -> Option<(Box<Block>, usize)> {
+        self.blocks.remove(&id.bits())
     }
 
     fn reap_quiet(&mut self) -> Option<SentQuietly> {
@@ -179,6 +192,7 @@ impl Rig {
             submitted: Vec::new(),
             queued: 0,
             batches: HashMap::new(),
+            blocks: HashMap::new(),
             provided: VecDeque::new(),
             completions: VecDeque::new(),
             overflowing: false,
@@ -219,6 +233,9 @@ impl Rig {
                     format!("{id} got {}", lease.len())
                 }
                 Completion::ReceiveEnded { id, end } => format!("{id} {end:?}"),
+                Completion::Filled { id, block, bytes, end } => {
+                    format!("{id} filled {bytes} to {} {end:?}", block.len())
+                }
                 Completion::Sent { id, batch, end } => format!("{id} sent {end:?} left {}", batch.len()),
                 Completion::Closed { id } => format!("{id} closed"),
                 other => format!("{other:?}"),

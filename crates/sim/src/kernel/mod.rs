@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use ringserve_buf::{KernelSide, Pool};
+use ringserve_buf::{Block, KernelSide, Pool};
 use ringserve_core::{Address, ConnId, Socket};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use ringserve_simkernel::ring::{Descriptors, Posted, Ring, Sizes};
@@ -292,6 +292,10 @@ impl Kernel for SimKernel {
 
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
         self.state.borrow_mut().reap(side)
+    }
+
+    fn take_block(&mut self, id: ConnId) -> Option<(Box<Block>, usize)> {
+        self.state.borrow_mut().ring.take_block(id)
     }
 
     fn reap_quiet(&mut self) -> Option<SentQuietly> {

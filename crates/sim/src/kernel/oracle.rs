@@ -97,8 +97,9 @@ impl State {
         }
         let receiving = self.is_receiving(tag);
         let dry = self.ring.buffers.is_empty() && self.pool.available() == 0;
+        // A peer that has sent FIN may still reset.
         assert!(
-            receiving || !sock.is_readable() || dry || self.rests,
+            receiving || sock.fin_read || !sock.is_readable() || dry || self.rests,
             "connection {tag}: bytes wait, nothing receives them, all sleep"
         );
         if dry || self.rests {

@@ -54,6 +54,8 @@ impl State {
             RawOp::CloseFd { fd } => self.close_descriptor(fd),
             RawOp::Connect { id, address } => self.connect_to(id, &address),
             RawOp::Receive { id } => self.arm_receive(id),
+            RawOp::ReceiveOnce { id } => self.arm_single(id, None),
+            RawOp::ReceiveInto { id, block, most } => self.arm_single(id, Some((block, most))),
             RawOp::Probe { id } => self.probe(id),
             RawOp::Send { id, batch, mode } => self.start_send(id, batch, mode),
             RawOp::Shutdown { id } => self.shutdown(id),

@@ -1,11 +1,12 @@
-//! Receiving: multishot into provided buffers, classic and incremental.
+//! Receiving: multishot into provided buffers, classic and incremental, once into one of them, or into a block.
 
+use ringserve_buf::Block;
 use ringserve_core::ConnId;
 use ringserve_drivers::kernel::{F_BUF_MORE, F_MORE, Kind, RawCqe};
 use ringserve_simkernel::ring::{Cancels, Operation, Posted, find};
 
 use super::{Note, State};
-use crate::faults::{Arm, Fault};
+use crate::faults::{Arm, Canary, Fault};
 use crate::sock::excuse;
 
 /// Completions of one receive in one go; Linux stops at 32.
@@ -23,11 +24,22 @@ type Receive = Operation<usize, Hearing>;
 
 impl State {
     pub(super) fn arm_receive(&mut self, id: ConnId) {
-        if !self.ring.arm_receive(id, Hearing::default()) {
-            let cqe = RawCqe::new(Kind::Receive.with(id.bits()), -libc::EBADF, 0);
+        let armed = self.ring.arm_receive(id, Hearing::default());
+        self.begin_receive(id, armed, Kind::Receive);
+    }
+
+    pub(super) fn arm_single(&mut self, id: ConnId, into: Option<(Box<Block>, usize)>) {
+        let kind = if into.is_some() { Kind::ReceiveInto } else { Kind::Receive };
+        let armed = self.ring.arm_single(id, Hearing::default(), into);
+        self.begin_receive(id, armed, kind);
+    }
+
+    fn begin_receive(&mut self, id: ConnId, armed: bool, kind: Kind) {
+        if !armed {
+            let cqe = RawCqe::new(kind.with(id.bits()), -libc::EBADF, 0);
             return self.post(cqe, Arm::ReceiveNoSocket);
         }
-        if self.ring.buffers.is_empty() && self.strikes(Fault::NoBufferEarly) {
+        if kind == Kind::Receive && self.ring.buffers.is_empty() && self.strikes(Fault::NoBufferEarly) {
             self.end_receive(self.ring.receives.len() - 1, libc::ENOBUFS);
         }
     }
@@ -50,12 +62,13 @@ impl State {
     pub(super) fn race_cancel(&mut self, id: ConnId) -> bool {
         let Some(index) = find(&self.ring.receives, id) else { return false };
         let tag = self.ring.receives[index].file;
+        let into = self.ring.block_of(id).is_some();
         match self.rng.below(12) {
-            0..=3 if self.socks[tag].unread() > 0 && !self.ring.buffers.is_empty() => {
+            0..=3 if self.socks[tag].unread() > 0 && (into || !self.ring.buffers.is_empty()) => {
                 self.receive_bytes(index, true);
                 false
             }
-            4 | 5 => {
+            4 | 5 if !into => {
                 self.end_receive(index, libc::ENOBUFS);
                 false
             }
@@ -118,8 +131,11 @@ impl State {
 
     /// Posts the last completion of a receive, without bytes.
     fn end_receive(&mut self, index: usize, errno: i32) {
-        let Receive { id, cancels: Cancels { found: cancelled, .. }, .. } =
-            self.ring.receives.swap_remove(index);
+        let Receive { id, cancels: Cancels { found: cancelled, .. }, .. } = self.ring.receives[index];
+        if self.ring.end_receive(index) == Kind::ReceiveInto {
+            let arm = if cancelled { Arm::FillEndedStopped } else { Arm::FillEnded };
+            return self.post(RawCqe::new(Kind::ReceiveInto.with(id.bits()), -errno, 0), arm);
+        }
         let lie = if cancelled { Fault::CancelLies } else { Fault::ReceiveLies };
         let lies = errno == libc::ECANCELED && self.strikes(lie);
         let mut flags = if lies { F_MORE } else { 0 };
@@ -162,7 +178,9 @@ impl State {
                 continue;
             }
             if !self.finds_something(&self.ring.receives[index]) {
-                if self.ring.buffers.is_empty() && self.strikes(Fault::NoBufferEarly) {
+                let id = self.ring.receives[index].id;
+                let into = self.ring.block_of(id).is_some();
+                if !into && self.ring.buffers.is_empty() && self.strikes(Fault::NoBufferEarly) {
                     self.end_receive(index, libc::ENOBUFS);
                 }
                 continue;
@@ -185,7 +203,9 @@ impl State {
                 self.end_receive(index, errno);
                 return false;
             }
-            if self.ring.buffers.is_empty() || self.strikes(Fault::NoBufferLie) {
+            let id = self.ring.receives[index].id;
+            let into = self.ring.block_of(id).is_some();
+            if !into && (self.ring.buffers.is_empty() || self.strikes(Fault::NoBufferLie)) {
                 self.dry();
                 self.end_receive(index, libc::ENOBUFS);
                 return false;
@@ -246,6 +266,10 @@ impl State {
     fn receive_bytes(&mut self, index: usize, ends: bool) -> bool {
         let Receive { id, file: tag, cancels: Cancels { found: cancelled, .. }, .. } =
             self.ring.receives[index];
+        if self.ring.block_of(id).is_some() {
+            self.fill(index);
+            return false;
+        }
         let mut len = self.socks[tag].unread().min(self.ring.buffers.room());
         if self.strikes(Fault::ReceiveShort) {
             len = self.rng.range(1, len as u64) as usize;
@@ -254,8 +278,10 @@ impl State {
         if flags & F_BUF_MORE != 0 {
             self.cover.arm(Arm::BufferGoesOn);
         }
-        let last = ends || self.ring.completions.is_full() || self.strikes(Fault::ReceiveEnds);
+        let once = self.ring.is_single(id);
+        let last = ends || once || self.ring.completions.is_full() || self.strikes(Fault::ReceiveEnds);
         let arm = match (last, cancelled) {
+            _ if once => Arm::ReceivedOnce,
             (false, _) => Arm::ReceivedMore,
             (true, false) => Arm::ReceivedLast,
             (true, true) => Arm::ReceivedLastStopped,
@@ -269,13 +295,13 @@ impl State {
         self.post_with(cqe, Note { bytes: Some((tag, read..read + len)), arm });
         self.kick(tag);
         if last {
-            self.ring.receives.swap_remove(index);
+            self.ring.end_receive(index);
             return false;
         }
         if !cancelled && self.strikes(Fault::ReceiveSilent) {
             self.log(|| format!("connection {tag}: receive ends in silence"));
             self.socks[tag].excuses |= excuse::SILENT | excuse::SYSTEM;
-            self.ring.receives.swap_remove(index);
+            self.ring.end_receive(index);
             return false;
         }
         let sock = &self.socks[tag];
@@ -289,6 +315,32 @@ impl State {
             self.ring.receives[index].of.deaf = true;
         }
         true
+    }
+
+    /// The completion of a receive into a block, with bytes, which are there from now on.
+    fn fill(&mut self, index: usize) {
+        let Receive { id, file: tag, cancels: Cancels { found: cancelled, .. }, .. } =
+            self.ring.receives[index];
+        let (unread, short) = (self.socks[tag].unread(), self.strikes(Fault::ReceiveShort));
+        let Some((block, most)) = self.ring.block_of(id) else { return };
+        let full = unread.min(*most);
+        let len = if short { self.rng.range(1, full as u64) as usize } else { full };
+        let arm = match len == *most {
+            _ if cancelled => Arm::FilledStopped,
+            true => Arm::Filled,
+            false => Arm::FilledPart,
+        };
+        let sock = &mut self.socks[tag];
+        let range = sock.read..sock.read + len;
+        block.spare(len).copy_from_slice(&sock.wire[range.clone()]);
+        sock.read = range.end;
+        if self.canary == Some(Canary::Byte) && self.rng.one_in(20) {
+            self.canary = None;
+            block.spare(1)[0] ^= 1;
+        }
+        self.ring.end_receive(index);
+        self.post(RawCqe::new(Kind::ReceiveInto.with(id.bits()), len as i32, 0), arm);
+        self.kick(tag);
     }
 
     /// True if this receive would complete now.

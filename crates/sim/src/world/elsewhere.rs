@@ -143,7 +143,7 @@ impl Elsewhere {
                 state.close_passed(socket);
                 None
             }
-            Op::Receive { .. } => None,
+            Op::Receive { .. } | Op::ReceiveOnce { .. } => None,
             Op::ReceiveStop { id } | Op::ShutdownInput { id } => {
                 Some(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped })
             }

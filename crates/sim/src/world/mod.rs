@@ -182,6 +182,9 @@ impl World {
         if let Some((calls, batch)) = plan.calls {
             core.bound_turn(calls, batch);
         }
+        if let Some(bytes) = plan.large_from {
+            core.large_from(bytes);
+        }
         if !driver.may_lend_beyond_turn() {
             core.copy_frames();
         }
@@ -442,13 +445,15 @@ impl Above {
     fn note(&mut self, completion: &Completion) {
         self.protocol.completed(completion);
         let (id, bytes) = match completion {
-            Completion::ReceiveEnded { id, end: ReceiveEnd::Eof } => {
+            Completion::ReceiveEnded { id, end: ReceiveEnd::Eof }
+            | Completion::Filled { id, end: ReceiveEnd::Eof, .. } => {
                 if let Some(tag) = self.block_of(*id) {
                     self.state.borrow_mut().socks[tag].fin_heard = true;
                 }
                 return;
             }
             Completion::Received { id, lease } => (*id, lease.len()),
+            Completion::Filled { id, bytes, .. } if *bytes > 0 => (*id, *bytes),
             Completion::Sent { id, .. } => (*id, 0),
             _ => return,
         };

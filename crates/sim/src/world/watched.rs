@@ -82,10 +82,15 @@ impl Above {
 
     /// A completion comes.
     pub(super) fn tally_completion(&mut self, core: &Core, completion: &Completion) {
-        let (Completion::Received { id, .. } | Completion::Closed { id }) = completion else { return };
+        let (Completion::Received { id, .. } | Completion::Filled { id, .. } | Completion::Closed { id }) =
+            completion
+        else {
+            return;
+        };
         let Some(lane) = core.lane_of(*id) else { return };
         match completion {
             Completion::Received { lease, .. } => self.tally(lane).received += lease.len() as u64,
+            Completion::Filled { bytes, .. } => self.tally(lane).received += *bytes as u64,
             _ => self.tally(lane).closed += 1,
         }
     }

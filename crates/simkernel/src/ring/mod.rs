@@ -21,7 +21,9 @@ pub use files::{Descriptors, Files};
 pub use operations::{Cancels, Operation, Operations, Sending, find};
 pub use queues::{Completions, Posted, Submissions};
 
-use ringserve_buf::KernelSide;
+use std::collections::HashMap;
+
+use ringserve_buf::{Block, KernelSide};
 use ringserve_core::{Batch, ConnId};
 use ringserve_drivers::kernel::{Kind, RawOp};
 
@@ -59,6 +61,10 @@ pub struct Ring<F, N, R, C> {
     pub files: Files<F>,
     /// Receives that are armed.
     pub receives: Operations<F, R>,
+    /// Those of them that are for once: where each goes, and how many bytes at most, unless it is into a buffer.
+    singles: HashMap<ConnId, Option<(Box<Block>, usize)>>,
+    /// Blocks of those whose completion was posted, and not taken.
+    blocks: HashMap<ConnId, (Box<Block>, usize)>,
     /// Sends that wait for room.
     pub sends: Operations<F, Sending>,
     /// Connects that wait for their peer.
@@ -79,6 +85,8 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
             buffers: Buffers::new(sizes.buffers, sizes.buffer_bytes, sizes.incremental),
             files: Files::new(sizes.slots),
             receives: Vec::new(),
+            singles: HashMap::new(),
+            blocks: HashMap::new(),
             sends: Vec::new(),
             connects: Vec::new(),
             accepts: vec![None; sizes.listeners],
@@ -102,6 +110,47 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         assert!(find(&self.receives, id).is_none(), "two receives on {id}");
         let file = self.files.get(id);
         file.inspect(|file| self.receives.push(Operation::new(id, *file, of))).is_some()
+    }
+
+    /// As [`arm_receive`](Ring::arm_receive), for once, into a block if there is one: at most as many bytes.
+    pub fn arm_single(&mut self, id: ConnId, of: R, into: Option<(Box<Block>, usize)>) -> bool {
+        assert!(!self.blocks.contains_key(&id), "the block of {id} was not taken");
+        if let Some((block, most)) = &into {
+            assert!((1..=block.room()).contains(most), "{most} bytes into {block:?}");
+        }
+        if self.arm_receive(id, of) {
+            self.singles.insert(id, into);
+            return true;
+        }
+        self.blocks.extend(into.map(|into| (id, into)));
+        false
+    }
+
+    /// True if the receive of a connection is for once.
+    pub fn is_single(&self, id: ConnId) -> bool {
+        self.singles.contains_key(&id)
+    }
+
+    /// The block that the receive of a connection goes into, and how many bytes may.
+    pub fn block_of(&mut self, id: ConnId) -> Option<&mut (Box<Block>, usize)> {
+        self.singles.get_mut(&id)?.as_mut()
+    }
+
+    /// The receive at this place of the list ends. What its last completion is.
+    pub fn end_receive(&mut self, index: usize) -> Kind {
+        let id = self.receives.remove(index).id;
+        match self.singles.remove(&id).flatten() {
+            Some(into) => {
+                self.blocks.insert(id, into);
+                Kind::ReceiveInto
+            }
+            None => Kind::Receive,
+        }
+    }
+
+    /// Gives back the block of a receive that ended.
+    pub fn take_block(&mut self, id: ConnId) -> Option<(Box<Block>, usize)> {
+        self.blocks.remove(&id)
     }
 
     /// The file that a send goes to. `None` for a connection that has none: `EBADF`.
@@ -150,8 +199,9 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
     /// Checks that the buffer ring may be replaced: no receive is armed or submitted, and no completion with a buffer waits to
     /// be reaped.
     pub fn check_renewable(&self) {
-        let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. });
-        let armed = !self.receives.is_empty() || self.submissions.iter().any(is_receive);
+        let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. } | RawOp::ReceiveOnce { .. });
+        let selects = |receive: &Operation<F, R>| !matches!(self.singles.get(&receive.id), Some(Some(_)));
+        let armed = self.receives.iter().any(selects) || self.submissions.iter().any(is_receive);
         assert!(!armed, "the buffer ring is replaced while a receive is in flight");
         let used = self.completions.iter().any(|posted| posted.cqe.buffer().is_some());
         assert!(!used, "the buffer ring is replaced before what it brought was reaped");
@@ -164,6 +214,7 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         [
             of("the descriptors", self.files.iter().map(|(id, _)| id).collect()),
             of("receives", self.receives.iter().map(|receive| receive.id).collect()),
+            of("blocks", self.blocks.keys().copied().collect()),
             of("sends", self.sends.iter().map(|send| send.id).collect()),
             of("connects", self.connects.iter().map(|connect| connect.id).collect()),
             (accepts > 0).then(|| format!("{accepts} accepts in flight")),

@@ -171,6 +171,18 @@ pub(super) fn receive(on: On, group: u16) -> Entry {
     on.mark(opcode::RecvMulti::new(on.fd(), group).build())
 }
 
+/// Into one buffer of the group.
+pub(super) fn receive_once(on: On, group: u16) -> Entry {
+    let receive = opcode::Recv::new(on.fd(), ptr::null_mut(), 0).buf_group(group);
+    on.mark(receive.build().flags(Flags::BUFFER_SELECT))
+}
+
+/// `into` stays valid, and is touched by nothing else, until the completion.
+pub(super) fn receive_into(on: On, into: &mut [u8]) -> Entry {
+    let len = into.len().min(i32::MAX as usize) as u32;
+    on.mark(opcode::Recv::new(on.fd(), into.as_mut_ptr(), len).build())
+}
+
 /// `byte` stays valid until the completion.
 pub(super) fn peek(on: On, byte: *mut u8) -> Entry {
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;

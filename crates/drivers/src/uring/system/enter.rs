@@ -92,6 +92,10 @@ impl SystemKernel {
                     self.quiet.retain(|quiet| quiet.id != id);
                 }
             }
+            Kind::ReceiveInto => {
+                let id = cqe.id();
+                self.block = self.blocks.remove(&id.slot()).map(|(block, most)| (id, block, most));
+            }
             Kind::Accept if cqe.res >= 0 => self.owned.insert(cqe.res),
             Kind::Wake => self.waker.seen(),
             Kind::Timer => self.timer.went_off(),

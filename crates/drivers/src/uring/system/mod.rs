@@ -14,7 +14,10 @@
 //!    only when nothing is in flight.
 //! 5. The time that entries of the timeout operation name is boxed, and read by the kernel in the call that consumes
 //!    them alone.
-//! 6. A descriptor in [`Owned`] is open and has no other owner; it leaves the set when a close of it is pushed.
+//! 6. A block is owned by [`SystemKernel::blocks`] from before its entry is pushed until its completion, which no other operation
+//!    shares its name with, was reaped, and is not touched in between; its memory stays where it is. If a completion never comes
+//!    it is leaked.
+//! 7. A descriptor in [`Owned`] is open and has no other owner; it leaves the set when a close of it is pushed.
 
 mod buffer_ring;
 mod encode;
@@ -25,7 +28,7 @@ mod setup;
 mod teardown;
 
 use std::cell::UnsafeCell;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
@@ -35,7 +38,7 @@ use std::time::Duration;
 use io_uring::IoUring;
 use io_uring::squeue::Entry;
 use io_uring::types::Timespec;
-use ringserve_buf::{KernelSide, Pool};
+use ringserve_buf::{Block, KernelSide, Pool};
 use ringserve_core::{Address, Batch, CloseHow, ConnId, PeerCredentials};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -71,6 +74,10 @@ pub struct SystemKernel {
     staging: Staging,
     /// Batches with the kernel, by slot.
     sends: Chunked<Option<Box<Batch>>>,
+    /// Blocks with the kernel, and how many bytes of each it may write at most, by slot.
+    blocks: HashMap<u32, (Box<Block>, usize)>,
+    /// That of the completion that was reaped last.
+    block: Option<(ConnId, Box<Block>, usize)>,
     /// Quiet sends that were pushed and are not known to have ended, in the order of their places.
     quiet: VecDeque<Quiet>,
     /// Entries pushed, and those of them that were consumed, since the start; they wrap around.
@@ -143,6 +150,8 @@ impl SystemKernel {
             buffers,
             group: GROUPS[0],
             sends: Chunked::new(),
+            blocks: HashMap::new(),
+            block: None,
             quiet: VecDeque::new(),
             pushed: 0,
             consumed: 0,
@@ -196,7 +205,7 @@ impl SystemKernel {
     fn push(&mut self, entry: Entry, user_data: u64) {
         let entry = entry.user_data(user_data);
         // SAFETY: each constructor in `encode` names what its pointers need; `submit` with what it calls, `is_bound` and
-        // `finish_all` give it, by invariants 1, 2, 4 and 5 of this module.
+        // `finish_all` give it, by invariants 1, 2, 4, 5 and 6 of this module.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the submission queue had room");
         self.pushed = self.pushed.wrapping_add(1);
@@ -248,6 +257,17 @@ impl SystemKernel {
         self.push_awaited(entry, Kind::Close.with(id.bits()));
     }
 
+    #[cold]
+    fn receive_into(&mut self, id: ConnId, mut block: Box<Block>, most: usize) {
+        let entry = encode::receive_into(self.on(id), block.spare(most));
+        if let Some(old) = self.blocks.insert(id.slot(), (block, most)) {
+            // Not dropped: the kernel may still write there.
+            std::mem::forget(old);
+            panic!("two receives in flight on {id}");
+        }
+        self.push_awaited(entry, Kind::ReceiveInto.with(id.bits()));
+    }
+
     fn send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) {
         let (on, place) = (self.on(id), self.place());
         let (entry, bytes) = encode::send(on, &batch, mode, &mut self.staging, place);
@@ -279,6 +299,10 @@ impl Kernel for SystemKernel {
         let user_data = op.user_data();
         match op {
             RawOp::Receive { id } => self.push_awaited(encode::receive(self.on(id), self.group), user_data),
+            RawOp::ReceiveOnce { id } => {
+                self.push_awaited(encode::receive_once(self.on(id), self.group), user_data);
+            }
+            RawOp::ReceiveInto { id, block, most } => self.receive_into(id, block, most),
             RawOp::Probe { id } => self.push_awaited(encode::peek(self.on(id), self.peeked.get()), user_data),
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
@@ -311,7 +335,9 @@ impl Kernel for SystemKernel {
                 self.push_awaited(encode::cancel(Kind::Accept.with(u64::from(listener))), user_data);
             }
             RawOp::CancelReceive { id } => {
-                self.push_awaited(encode::cancel(Kind::Receive.with(id.bits())), user_data);
+                let into = !self.blocks.is_empty() && self.blocks.contains_key(&id.slot());
+                let kind = if into { Kind::ReceiveInto } else { Kind::Receive };
+                self.push_awaited(encode::cancel(kind.with(id.bits())), user_data);
             }
             RawOp::CancelSend { id } => {
                 self.push_awaited(encode::cancel(Kind::Send.with(id.bits())), user_data);
@@ -360,6 +386,11 @@ impl Kernel for SystemKernel {
     #[inline(always)]
     fn reap(&mut self, _side: &mut KernelSide) -> Option<RawCqe> {
         self.next_completion()
+    }
+
+    fn take_block(&mut self, id: ConnId) -> Option<(Box<Block>, usize)> {
+        let (of, block, most) = self.block.take()?;
+        (of == id).then_some((block, most))
     }
 
     #[inline]

@@ -82,7 +82,8 @@ impl SystemKernel {
 impl Drop for SystemKernel {
     fn drop(&mut self) {
         if self.in_flight > 0 {
-            // Not finished: the kernel may still read what it was to send, and write the wake-up count.
+            // Not finished: the kernel may still read what it was to send, write what it was to receive, and the wake-up count.
+            mem::forget(mem::take(&mut self.blocks));
             self.sends.iter_mut().for_each(|batch| mem::forget(batch.take()));
             mem::forget(mem::take(&mut self.wake_count));
             mem::forget(mem::take(&mut self.peeked));

@@ -269,3 +269,98 @@ fn the_ring_gets_more_buffers_when_it_ran_dry_and_fewer_after_a_quiet_time() {
     rig.turn();
     assert_eq!(rig.kernel().provided.len(), 32);
 }
+
+/// A connection that receives into a block, which has 3 bytes and room for 100, of which 50 may come.
+fn filling(rig: &mut Rig, generation: u64) -> ConnId {
+    let id = rig.adopted(1, generation);
+    rig.ring.submit(Op::ReceiveInto { id, block: block(), most: 50 });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [.., RawOp::ReceiveInto { most: 50, .. }]));
+    id
+}
+
+fn block() -> Box<Block> {
+    let mut block = Box::new(Block::default());
+    assert!(block.put(&[1; 3], 3) && block.make_room(100, 100));
+    block
+}
+
+#[test]
+fn receive_into_a_block_ends_with_what_came() {
+    let mut rig = Rig::new(8);
+    for (generation, res, says) in [
+        (1, 20, "filled 20 to 23 Stopped"),
+        (2, 0, "filled 0 to 3 Eof"),
+        (3, -libc::ECONNRESET, "filled 0 to 3 Error(104)"),
+    ] {
+        let id = filling(&mut rig, generation);
+        rig.says(Kind::ReceiveInto, id.bits(), res, 0);
+        rig.turn();
+        assert_eq!(rig.seen(), [format!("{id} {says}")]);
+        rig.ring.submit(Op::Close { id, how: CloseHow::Orderly });
+        rig.turn();
+        rig.ops();
+        rig.says(Kind::Close, id.bits(), 0, 0);
+        rig.turn();
+        rig.seen();
+    }
+    assert_eq!(rig.ring.anomalies(), Anomalies::default());
+}
+
+#[test]
+fn receive_into_a_block_that_is_interrupted_takes_as_many_bytes_again() {
+    let mut rig = Rig::new(8);
+    let id = filling(&mut rig, 1);
+    for errno in [libc::EINTR, libc::ECANCELED, libc::EAGAIN] {
+        rig.says(Kind::ReceiveInto, id.bits(), -errno, 0);
+        rig.turn();
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::ReceiveInto { most: 50, .. }]));
+    }
+    assert_eq!(rig.seen(), [""; 0]);
+    rig.says(Kind::ReceiveInto, id.bits(), 50, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 filled 50 to 53 Stopped"]);
+}
+
+#[test]
+fn receive_into_a_block_that_is_stopped_gives_it_back_once() {
+    let mut rig = Rig::new(8);
+    for (generation, res, says) in
+        [(1, -libc::ECANCELED, "filled 0 to 3 Stopped"), (2, 7, "filled 7 to 10 Stopped")]
+    {
+        let id = filling(&mut rig, generation);
+        rig.ring.submit(Op::ReceiveStop { id });
+        rig.turn();
+        assert!(matches!(rig.ops()[..], [RawOp::CancelReceive { .. }]));
+        assert_eq!(rig.seen(), [""; 0], "not before the kernel is done with it");
+        rig.says(Kind::CancelReceive, id.bits(), 0, 0);
+        rig.says(Kind::ReceiveInto, id.bits(), res, 0);
+        rig.turn();
+        assert_eq!(rig.seen(), [format!("{id} {says}")]);
+        rig.ring.submit(Op::Close { id, how: CloseHow::Orderly });
+        rig.turn();
+        rig.says(Kind::Close, id.bits(), 0, 0);
+        rig.turn();
+        rig.ops();
+        rig.seen();
+    }
+}
+
+#[test]
+fn receive_for_once_ends_behind_its_bytes() {
+    let mut rig = Rig::new(8);
+    let id = rig.adopted(1, 1);
+    rig.ring.submit(Op::ReceiveOnce { id });
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [.., RawOp::ReceiveOnce { .. }]));
+    rig.says(Kind::Receive, id.bits(), -libc::EINTR, 0);
+    rig.turn();
+    rig.turn();
+    assert!(matches!(rig.ops()[..], [RawOp::ReceiveOnce { .. }]), "nothing came yet");
+    rig.says_bytes(id, 5, 0);
+    rig.turn();
+    assert_eq!(rig.seen(), ["1.1 got 5", "1.1 Stopped"]);
+    rig.turn();
+    assert_eq!(rig.ops().len(), 0);
+}
