@@ -13,6 +13,7 @@ mod firehose;
 mod five_thousand;
 mod frame_allocations;
 mod idle;
+mod large_bodies;
 mod large_frames;
 mod log_lines;
 mod middleware_allocations;

@@ -10,6 +10,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use ringserve::net::SocketOptions;
 use ringserve::{Driver, Server, http};
 
 use super::product::wait;
@@ -25,16 +26,26 @@ async fn hello(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infa
 
 /// On io_uring.
 pub(super) fn ringserve(address: SocketAddr) -> io::Result<()> {
-    serve(address, Driver::IoUring)
+    serve(address, Driver::IoUring, SocketOptions::default())
+}
+
+/// The same, whose sockets take as much as their send buffers hold, as tokio's do.
+pub(super) fn ringserve_fills_buffers(address: SocketAddr) -> io::Result<()> {
+    serve(address, Driver::IoUring, SocketOptions::default().not_sent_bytes_max(None))
 }
 
 /// The same on epoll.
 pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, Driver::Epoll)
+    serve(address, Driver::Epoll, SocketOptions::default())
 }
 
-fn serve(address: SocketAddr, driver: Driver) -> io::Result<()> {
-    let server = Server::bind(address).driver(driver).shards(1).pin(false);
+/// That on epoll.
+pub(super) fn ringserve_on_epoll_fills_buffers(address: SocketAddr) -> io::Result<()> {
+    serve(address, Driver::Epoll, SocketOptions::default().not_sent_bytes_max(None))
+}
+
+fn serve(address: SocketAddr, driver: Driver, sockets: SocketOptions) -> io::Result<()> {
+    let server = Server::bind(address).driver(driver).sockets(sockets).shards(1).pin(false);
     wait(server.start(|_shard| http(service_fn(hello))).map_err(io::Error::other)?)
 }
 

@@ -124,6 +124,16 @@ pub(crate) const FANOUT_SERVERS: &[Server] = &[
 pub(crate) const HTTP_SERVERS: &[Server] = &[
     Server { name: "ringserve-http", speaks: Speaks::Http, run: Run::Itself(http::ringserve) },
     Server { name: "ringserve-epoll-http", speaks: Speaks::Http, run: Run::Itself(http::ringserve_on_epoll) },
+    Server {
+        name: "ringserve-http-full-buffers",
+        speaks: Speaks::Http,
+        run: Run::Itself(http::ringserve_fills_buffers),
+    },
+    Server {
+        name: "ringserve-epoll-http-full-buffers",
+        speaks: Speaks::Http,
+        run: Run::Itself(http::ringserve_on_epoll_fills_buffers),
+    },
     Server { name: "tokio-http", speaks: Speaks::Http, run: Run::On(http::tokio) },
     Server { name: "tokio-http-flush", speaks: Speaks::Http, run: Run::On(http::tokio_flushes_together) },
     Server { name: "tokio-http-timer", speaks: Speaks::Http, run: Run::On(http::tokio_with_timer) },

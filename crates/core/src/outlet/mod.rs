@@ -11,6 +11,7 @@ use alloc::rc::Rc;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::net::SocketAddr;
+use core::time::Duration;
 
 use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 
@@ -19,6 +20,7 @@ use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
 use crate::shared_payload::SharedPayload;
+use crate::wheel::steps_for;
 use crate::{Batch, CloseReason, ConnId};
 
 pub use extra::Asked;
@@ -60,6 +62,10 @@ const HEARS_END: u16 = 32768;
 
 /// What changes nothing about how its replies are sent.
 const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | HEARS_END;
+
+/// An owned piece may be this many times the high mark of the outbox. A body of 1 MiB in sends of 256 KiB costs up to half as much
+/// again as in one; of a larger piece it would be hidden for longer how much the peer took.
+const OWNED_PIECE_MARKS: usize = 4;
 
 /// What became of a reply in an outbox.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -394,6 +400,20 @@ impl Outlet {
     /// Bytes that can be queued until the outbox is over its high mark, 0 once it is.
     pub fn outbox_room(&self) -> usize {
         (self.lane.outbox_bytes_high() + 1).saturating_sub(self.outbox_bytes())
+    }
+
+    /// Bytes of one owned piece that can be queued while the outbox is below its high mark: four times that mark, so that a piece of
+    /// 1 MiB leaves in one send by default. It is what is left below the mark where the outbox may hold less, and where what the
+    /// peer took of a send is looked at less often than once in `window`: a slow peer would seem to take nothing for longer.
+    pub fn owned_room(&self, window: Duration) -> usize {
+        let own = if self.is_limited() { self.own_limits() } else { None };
+        let look = own.map_or(self.lane.write_look, |own| own.times.write_look);
+        let piece = self.lane.outbox_bytes_high().saturating_mul(OWNED_PIECE_MARKS);
+        let most = self.lane.outbox_bytes_high().saturating_add(piece);
+        if look > steps_for(window) || most > self.lane.outbox_bytes_max() {
+            return self.outbox_room();
+        }
+        piece
     }
 
     /// Bytes queued or with the kernel.

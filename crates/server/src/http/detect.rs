@@ -145,7 +145,8 @@ impl Write for Replayed {
     ) -> Poll<io::Result<usize>> {
         let watch = &self.watch;
         let share = |piece: &[u8]| if piece.len() < OWNED_BYTES_MIN { None } else { watch.shared(piece) };
-        let polled = self.stream.poll_put_all(task, pieces, share);
+        let room = self.stream.owned_room(watch.rate_window());
+        let polled = self.stream.poll_put_all(task, pieces, room, share);
         self.count(&polled);
         polled
     }

@@ -37,7 +37,8 @@ const COUNT_STEP: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) tick: Duration,
-    /// Ticks of a window.
+    /// The time over which a rate is measured, and its ticks.
+    rate_window: Duration,
     window: u32,
     /// Bytes that have to pass in a window; 0 is no bound.
     window_bytes: u64,
@@ -64,6 +65,7 @@ impl Bounds {
         let bytes = |time: Duration| (options.body_bytes_per_second_min as f64 * time.as_secs_f64()) as u64;
         Bounds {
             tick,
+            rate_window: window,
             window: ticks(window),
             window_bytes: bytes(window),
             tick_bytes: bytes(tick).max(1),
@@ -252,6 +254,11 @@ impl Watch {
             let from = written.as_ptr().addr().checked_sub(piece.as_ptr().addr())?;
             (from + written.len() <= piece.len()).then(|| piece.slice(from..from + written.len()))
         })
+    }
+
+    /// The time in which progress of a send has to show.
+    pub(super) fn rate_window(&self) -> Duration {
+        self.bounds.rate_window
     }
 
     /// hyper read `bytes`, and waits for more if it found nothing.

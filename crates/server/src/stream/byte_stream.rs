@@ -145,29 +145,39 @@ impl Stream {
         })
     }
 
-    /// The same with several pieces. Those that `share` finds the owner of are not copied.
+    /// The same with several pieces. Those that `share` finds the owner of are not copied, and may end beyond the high mark if they
+    /// begin below it, each with up to `owned_room` bytes: their memory is held anyway.
     #[cfg(any(feature = "http", feature = "tokio"))]
     pub(crate) fn poll_put_all(
         &self,
         task: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
+        owned_room: usize,
         share: impl Fn(&[u8]) -> Option<Bytes>,
     ) -> Poll<io::Result<usize>> {
         self.poll_room(task).map_ok(|room| {
-            let mut left = room;
+            let mut taken = 0;
             for piece in pieces {
-                let len = piece.len().min(left);
-                let piece = &piece[..len];
-                match share(piece) {
-                    Some(bytes) => self.shared.write_payload(bytes.into()),
-                    None => self.shared.write(piece),
-                }
-                left -= len;
-                if left == 0 {
+                let left = room - taken;
+                let len = match share(piece) {
+                    Some(mut bytes) => {
+                        bytes.truncate(owned_room.max(left));
+                        let len = bytes.len();
+                        self.shared.write_payload(bytes.into());
+                        len
+                    }
+                    None => {
+                        let len = piece.len().min(left);
+                        self.shared.write(&piece[..len]);
+                        len
+                    }
+                };
+                taken += len;
+                if len < piece.len() || taken >= room {
                     break;
                 }
             }
-            room - left
+            taken
         })
     }
 

@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use ringserve_core::ConnShared;
@@ -38,6 +39,11 @@ impl Stream {
         session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| session.read_with(look))
     }
 
+    /// Bytes of one owned piece that may be queued; see `Outlet::owned_room`.
+    pub(crate) fn owned_room(&self, window: Duration) -> usize {
+        self.shared.owned_room(window)
+    }
+
     /// What becomes of the connection, for code that gives the stream away.
     pub(crate) fn fate(&self) -> Fate {
         Fate { shared: self.shared.clone() }
@@ -54,7 +60,7 @@ impl Write for Stream {
         task: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_put_all(task, pieces, |_| None)
+        self.poll_put_all(task, pieces, 0, |_| None)
     }
 
     fn is_write_vectored(&self) -> bool {
