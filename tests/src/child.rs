@@ -4,6 +4,7 @@ use std::any::type_name;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
 use ringserve::{Error, ServerHandle};
@@ -25,13 +26,40 @@ pub struct Process {
 /// Tells a test that it has its process to itself.
 const ALONE: &str = "RINGSERVE_TEST_ALONE";
 
-/// Has a test run in a process of which it is the only test: what it counts is its own. True in that process. False in the process of `cargo test`, once the test has passed there.
+/// Most processes of [`alone`] at once: each loads a core or two, or counts what a loaded machine would change.
+const ALONE_MAX: usize = 2;
+
+static ALONE_NOW: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// One of the [`ALONE_MAX`] places.
+struct Place;
+
+impl Place {
+    fn wait() -> Place {
+        let (taken, freed) = &ALONE_NOW;
+        let taken = taken.lock().unwrap_or_else(PoisonError::into_inner);
+        *freed.wait_while(taken, |taken| *taken == ALONE_MAX).unwrap_or_else(PoisonError::into_inner) += 1;
+        Place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let (taken, freed) = &ALONE_NOW;
+        *taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        freed.notify_one();
+    }
+}
+
+/// Has a test run in a process of which it is the only test: what it counts is its own. True in that process. False in the
+/// process of `cargo test`, once the test has passed there.
 #[track_caller]
 pub fn alone<F: Fn()>(test: F) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;
     }
     let name = test_name(&test);
+    let _place = Place::wait();
     let done = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env(ALONE, "1")

@@ -240,3 +240,50 @@ fn proxy_ends_each_upstream_once_whatever_happens_to_them() {
         assert!(count.get() > seeds / 4, "{what}: {}", count.get());
     }
 }
+
+const PIECES: usize = 20;
+
+/// Writes to an upstream that sent FIN at once, piece by piece, while the server drains.
+async fn write_on(client: Stream) -> io::Result<()> {
+    let mut upstream = client.shard().connect(SocketAddr::from(UPSTREAM)).await?;
+    assert!(upstream.read_frame().await?.is_none(), "it says nothing");
+    for _ in 0..PIECES {
+        client.shard().sleep(millis(50)).await;
+        upstream.write_all(&[7; 1000]).await?;
+    }
+    upstream.end_writing();
+    client.queue(b"done");
+    Ok(())
+}
+
+#[test]
+fn upstream_that_ended_its_half_takes_every_byte() {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+        let heard: Rc<Cell<usize>> = Rc::default();
+        let of_upstream = heard.clone();
+        sim.background("upstream", async move |net| {
+            let mut listener = net.listen(SocketAddr::from(UPSTREAM))?;
+            loop {
+                let (mut stream, heard) = (listener.accept().await, of_upstream.clone());
+                net.spawn(async move {
+                    let _ = stream.finish();
+                    heard.set(heard.get() + stream.closed().await.map_or(0, |bytes| bytes.len()));
+                });
+            }
+        });
+        let server = sim.start(Server::bind("10.0.0.1:7000"), |_shard| stream(write_on)).expect("it starts");
+        let addr = server.addr();
+        sim.client("one", async move |net: Net| -> ClientResult {
+            // By then the upstream listens.
+            net.sleep(millis(1000)).await;
+            let mut me = net.connect(addr).await?;
+            assert_eq!(me.closed().await?, b"done");
+            Ok(())
+        });
+        sim.run_for(millis(1500));
+        server.drain();
+        sim.run_until_done();
+        let all = || heard.get() == 1000 * PIECES;
+        assert!(sim.run_until(millis(10_000), all), "it hears {} bytes", heard.get());
+    });
+}

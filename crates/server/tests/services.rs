@@ -9,11 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ringserve_server::framing::Lines;
+use ringserve_server::limits::ConnLimits;
 use ringserve_server::listen::{adopt, endpoints, tcp};
 use ringserve_server::stats::Account;
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, TestConn};
-use ringserve_server::{Closed, Cx, Frame, Opening, Refusal, Server, Service, Session, Several, Shard};
+use ringserve_server::{
+    Closed, Cx, Frame, Limits, Opening, Refusal, Server, Service, Session, Several, Shard,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -443,6 +446,47 @@ fn goodbye_comes_before_the_first_answer_of_a_late_open() {
         });
         sim.run_for(SECOND);
         sim.drain();
+        sim.run_until_done();
+    });
+}
+
+/// Bounds a connection as its line says.
+struct Bounds;
+
+impl Service for Bounds {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        let limits = match &frame[..] {
+            b"brief" => ConnLimits::default().idle_timeout(2 * SECOND),
+            b"patient" => ConnLimits::default().idle_timeout(None),
+            _ => return Ok(cx.reply(frame)),
+        };
+        cx.set_limits(&limits).expect("they are in range");
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+#[test]
+fn time_limits_of_one_connection_hold_from_its_call_on() {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+        let limits = Limits::default().idle_timeout(20 * SECOND);
+        let addr = sim.serve(lines().limits(limits), |_shard| Bounds);
+        for (line, least, most) in [("brief", 1, 10), ("hello", 15, 30), ("patient", 60, 60)] {
+            sim.client(line, async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send(format!("{line}\n")).await?;
+                assert_eq!(me.line().await?.as_deref(), Some(line));
+                let began = net.now();
+                // Patience ends first where the limit is none.
+                let _ = net.timeout(60 * SECOND, me.closed()).await;
+                let took = net.now() - began;
+                assert!((least * SECOND..=most * SECOND).contains(&took), "{line}: closed after {took:?}");
+                Ok(())
+            });
+        }
         sim.run_until_done();
     });
 }
