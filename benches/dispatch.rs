@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ringserve::framing::{Decode, Framing, Lines, Raw};
-use ringserve::{Cx, Frame, Service};
+use ringserve::{Cx, Frame, Limits, Service};
 
 use echo::Echo;
 use loopback::run;
@@ -90,22 +90,22 @@ fn dispatch(criterion: &mut Criterion) {
             });
         });
         group.bench_function(format!("sink {count} lines"), |bencher| {
-            bencher.iter_custom(|times| run(Sink, Lines::default(), &received, times));
+            bencher.iter_custom(|times| run(Sink, Lines::default(), Limits::default(), &received, times));
         });
         group.bench_function(format!("sink {count} lines, each with a deadline"), |bencher| {
-            bencher.iter_custom(|times| run(Limited, Lines::default(), &received, times));
+            bencher.iter_custom(|times| run(Limited, Lines::default(), Limits::default(), &received, times));
         });
         group.bench_function(format!("echo {count} lines"), |bencher| {
-            bencher.iter_custom(|times| run(Echo, Lines::default(), &received, times));
+            bencher.iter_custom(|times| run(Echo, Lines::default(), Limits::default(), &received, times));
         });
     }
     group.throughput(Throughput::Elements(1));
     // Against "sink 1 lines": parking, the waker, and being polled again in the next turn.
     group.bench_function("park and wake 1 lines", |bencher| {
-        bencher.iter_custom(|times| run(Parked, Lines::default(), &lines(1), times));
+        bencher.iter_custom(|times| run(Parked, Lines::default(), Limits::default(), &lines(1), times));
     });
     group.bench_function("echo 64 raw bytes", |bencher| {
-        bencher.iter_custom(|times| run(Echo, Raw, &[b'x'; 64], times));
+        bencher.iter_custom(|times| run(Echo, Raw, Limits::default(), &[b'x'; 64], times));
     });
     group.finish();
 }

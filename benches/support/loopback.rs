@@ -94,7 +94,13 @@ impl Driver for Loopback<'_> {
 }
 
 /// Runs `turns` turns, each bringing `received`, and returns how long they took.
-pub fn run<S: Service, F: Framing>(service: S, framing: F, received: &[u8], turns: u64) -> Duration {
+pub fn run<S: Service, F: Framing>(
+    service: S,
+    framing: F,
+    limits: Limits,
+    received: &[u8],
+    turns: u64,
+) -> Duration {
     let mut started = None;
     let (pool, side) = Pool::new(PoolConfig::default()).expect("the default sizes are sound");
     let driver = Loopback {
@@ -108,7 +114,7 @@ pub fn run<S: Service, F: Framing>(service: S, framing: F, received: &[u8], turn
         completions: Vec::new(),
         started: &mut started,
     };
-    let ended = ringserve_server::internals::run_on(driver, service, framing, Limits::default());
+    let ended = ringserve_server::internals::run_on(driver, service, framing, limits);
     assert_eq!(ended.err(), Some(DONE));
     started.map_or(Duration::ZERO, |started| started.elapsed())
 }

@@ -58,9 +58,15 @@ impl<E> Written for Result<(), E> {
 
 impl<'a> InPlace<'a> {
     /// Leaves `room` bytes for a header at the end of `batch`.
+    #[inline]
     pub(crate) fn begin(batch: &'a mut Batch, room: usize) -> InPlace<'a> {
         let (from, lent_from) = (batch.copied.len(), batch.lent.len());
-        batch.put(&[0; HEADER_ROOM_MAX][..room.min(HEADER_ROOM_MAX)]);
+        match room {
+            0 => {}
+            // That of most headers apart, so that the compiler knows how much it writes.
+            4 => batch.put(&[0; 4]),
+            _ => batch.put(&[0; HEADER_ROOM_MAX][..room.min(HEADER_ROOM_MAX)]),
+        }
         let header = batch.copied.len() - from;
         InPlace { batch, from, lent_from, header, payload_len: 0, is_headed: false }
     }
@@ -106,6 +112,7 @@ impl<'a> InPlace<'a> {
     }
 
     /// Writes what stands before the payload: into the room that was left for it, or else by moving the payload.
+    #[inline]
     pub fn set_header(&mut self, header: &[u8]) {
         self.is_headed = true;
         let (old, new) = (self.header, header.len());

@@ -204,7 +204,15 @@ impl Payload<'_> {
     }
 
     /// Writes it as a part of a reply, as [`Outbox::payload`] does.
+    #[inline]
     pub(crate) fn write_to(self, out: &mut ReplyWriter<'_>, lend: bool) {
+        match self {
+            Payload::Bytes(bytes) => out.put_slice(bytes),
+            payload => payload.write_kept_to(out, lend),
+        }
+    }
+
+    fn write_kept_to(self, out: &mut ReplyWriter<'_>, lend: bool) {
         match self {
             Payload::Bytes(bytes) => out.put_slice(bytes),
             Payload::Frame(frame) => match lendable(frame, lend) {

@@ -263,6 +263,10 @@ impl Service<Part> for Late {
     fn malformed(&self, cx: &Cx<'_, Session>, error: &FrameError) {
         self.0.malformed(cx, error);
     }
+
+    fn close(&self, closed: &Closed<'_, Session>) {
+        self.0.close(closed);
+    }
 }
 
 #[test]
@@ -287,6 +291,36 @@ fn half_a_frame_is_cut_again_by_the_rule_switched_to() {
         });
         sim.run_until_done();
         sim.finish();
+    });
+}
+
+#[test]
+fn switch_in_a_hook_right_before_fin_is_heeded() {
+    Sim::seeds(50).faults(Faults::none()).run(|sim| {
+        let store = Store::default();
+        let limits = Limits::default().heartbeat_interval(Some(Duration::from_secs(1)));
+        let server = sim.start(server(limits).shards(1), {
+            let store = store.clone();
+            move |_shard| with_heads(Late(store.clone()))
+        });
+        let server = server.expect("it starts");
+        let addr = server.addr();
+        sim.client("a", async move |net| {
+            let mut me = net.connect(addr).await?;
+            // No line, and a whole frame once a heartbeat has switched.
+            me.send(b"\0\0\0\x05hello").await?;
+            net.sleep(Duration::from_millis(1500)).await;
+            me.finish()?;
+            assert_eq!(me.line().await?, Some(format!("a frame of 5 bytes, {}", sum_of(b"hello"))));
+            assert_eq!(me.closed().await?, b"");
+            Ok(())
+        });
+        sim.run_for(Duration::from_millis(500));
+        // The heartbeat and the end of the input come in one turn.
+        server.stall(0, Duration::from_secs(2));
+        sim.run_until_done();
+        sim.finish();
+        assert_eq!(*store.ends.borrow(), [CloseReason::PeerClosed]);
     });
 }
 

@@ -93,21 +93,26 @@ impl LengthPrefix {
     #[inline(always)]
     pub(super) fn write(self, length: u64, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         self.fits(length)?;
-        match self.order {
-            ByteOrder::Big => out.put(&length.to_be_bytes()[8 - self.width()..]),
-            ByteOrder::Little => out.put(&length.to_le_bytes()[..self.width()]),
-        }
+        self.with_bytes(length, |bytes| out.put(bytes));
         Ok(())
     }
 
     /// The same before a payload that is there already.
+    #[inline]
     pub(super) fn write_before(self, length: u64, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
         self.fits(length)?;
-        match self.order {
-            ByteOrder::Big => written.set_header(&length.to_be_bytes()[8 - self.width()..]),
-            ByteOrder::Little => written.set_header(&length.to_le_bytes()[..self.width()]),
-        }
+        self.with_bytes(length, |bytes| written.set_header(bytes));
         Ok(())
+    }
+
+    #[inline(always)]
+    fn with_bytes(self, length: u64, put: impl FnOnce(&[u8])) {
+        match (self.order, self.width) {
+            // The usual one apart, so that the compiler knows how much it copies.
+            (ByteOrder::Big, 4) => put(&(length as u32).to_be_bytes()),
+            (ByteOrder::Big, _) => put(&length.to_be_bytes()[8 - self.width()..]),
+            (ByteOrder::Little, _) => put(&length.to_le_bytes()[..self.width()]),
+        }
     }
 
     #[inline(always)]

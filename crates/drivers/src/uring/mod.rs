@@ -188,7 +188,8 @@ impl<K: Kernel> Uring<K> {
         if ops.len() > 0 {
             self.delayed.extend(ops);
         } else {
-            drop(ops);
+            // As in `Shard::turn`.
+            std::mem::forget(ops);
         }
         std::mem::swap(&mut self.queue, &mut queue);
         if !queue.is_empty() || !self.delayed.is_empty() {

@@ -423,7 +423,7 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
         S::Codec: Encoder<I>,
     {
         let encode = |bytes: &mut BytesMut| self.with_codec(|codec| codec.encode(item, bytes));
-        self.with.spare_out.encoded(encode, |bytes| self.cx.write(bytes))
+        self.with.spare_out.encoded(encode, |bytes| self.cx.head().write(bytes))
     }
 
     /// Reaches the connection's codec, to change how it goes on.

@@ -16,9 +16,14 @@ pub(super) struct Spare(Cell<BytesMut>);
 
 impl Spare {
     /// An empty buffer with room for `bytes` bytes.
+    #[inline]
     pub(super) fn take(&self, bytes: usize) -> BytesMut {
         let (mut buffer, room) = (self.0.take(), bytes.max(ROOM_BYTES));
-        if buffer.try_reclaim(room) { buffer } else { BytesMut::with_capacity(room) }
+        if buffer.capacity() >= room || buffer.try_reclaim(room) {
+            buffer
+        } else {
+            BytesMut::with_capacity(room)
+        }
     }
 
     /// Keeps a buffer, unless it grew large or parts of it are still used by items.
@@ -32,6 +37,7 @@ impl Spare {
     }
 
     /// Hands what `encode` wrote to `write`.
+    #[inline]
     pub(super) fn encoded<T, E>(
         &self,
         encode: impl FnOnce(&mut BytesMut) -> Result<(), E>,
@@ -39,7 +45,13 @@ impl Spare {
     ) -> Result<T, E> {
         let mut bytes = self.take(0);
         let written = encode(&mut bytes).map(|()| write(&bytes));
-        self.keep(bytes);
+        // An encoder appends: what it may have split off is asked for only if little is left.
+        if (ROOM_BYTES..=KEPT_BYTES_MAX).contains(&bytes.capacity()) {
+            bytes.clear();
+            self.0.set(bytes);
+        } else {
+            self.keep(bytes);
+        }
         written
     }
 }

@@ -145,9 +145,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     pub(super) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
         core.turn(lane.common.now, completions, lane);
-        for op in core.take_ops() {
+        let mut ops = core.take_ops();
+        for op in ops.by_ref() {
             lane.driver.submit(op);
         }
+        // As in `Shard::turn`.
+        std::mem::forget(ops);
         if !core.take_send_awaited() {
             lane.driver.defer_sent();
         }
