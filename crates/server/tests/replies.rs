@@ -197,7 +197,7 @@ fn large_bodies_arrive_whole_at_slow_peers() {
                 let Ok(mut me) = net.connect(addr).await else { return Ok(()) };
                 let draw = |below: u64| net.random() % below;
                 for _ in 0..1 + draw(3) {
-                    let len = [0, 100, 32_767, 32_768, 100_000, 700_001, 2_200_003][draw(7) as usize];
+                    let len = [0, 100, 32_767, 32_768, 100_000, 700_001, 1_200_003][draw(7) as usize];
                     if me.send(format!("GET /{len} HTTP/1.1\r\nHost: a\r\n\r\n")).await.is_err() {
                         return Ok(());
                     }

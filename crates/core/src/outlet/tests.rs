@@ -26,9 +26,12 @@ impl Wake for Woken {
 }
 
 fn outlet(encoding: Encoding, woken: &Arc<Woken>) -> (Rc<ShardShared>, Outlet) {
-    let limits = Limits::default();
+    outlet_with(encoding, woken, &Limits::default())
+}
+
+fn outlet_with(encoding: Encoding, woken: &Arc<Woken>, limits: &Limits) -> (Rc<ShardShared>, Outlet) {
     let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
-    let lane = Rc::new(LaneShared::new(shard.clone(), encoding, &limits, &Times::new(&limits, None)));
+    let lane = Rc::new(LaneShared::new(shard.clone(), encoding, limits, &Times::new(limits, None)));
     shard.wake_when_dirty(Waker::from(woken.clone()));
     (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0))
 }
@@ -37,6 +40,24 @@ fn queued(outlet: &Outlet) -> Vec<u8> {
     let bytes = outlet.take_pending().map_or(Vec::new(), |batch| batch.into_bytes());
     outlet.all_sent();
     bytes
+}
+
+#[test]
+fn owned_piece_is_bounded_where_a_slow_peer_would_not_show() {
+    const MARK: usize = 1000;
+    let room = |limits: Limits, window: u64| {
+        let limits = limits.outbox_bytes_low(0).outbox_bytes_high(MARK);
+        let (_, outlet) = outlet_with(Rc::new(Raw).encoding(), &Arc::default(), &limits);
+        outlet.write(&[0; 400]);
+        outlet.owned_room(Duration::from_secs(window))
+    };
+    assert_eq!(room(Limits::default(), 10), 4 * MARK);
+    assert_eq!(room(Limits::default().outbox_bytes_max(5 * MARK), 10), 4 * MARK);
+    let below_the_mark = MARK + 1 - 400;
+    assert_eq!(room(Limits::default().outbox_bytes_max(5 * MARK - 1), 10), below_the_mark);
+    assert_eq!(room(Limits::default(), 9), below_the_mark, "a send is looked at each 10 s");
+    let never_looked_at = Limits::default().write_stall_timeout(None).write_bytes_per_second_min(0);
+    assert_eq!(room(never_looked_at, 3600), below_the_mark);
 }
 
 #[test]
