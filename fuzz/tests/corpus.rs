@@ -65,11 +65,6 @@ fn proxy_corpus() {
 }
 
 #[test]
-fn proxy_corpus() {
-    replay("proxy", ringserve_fuzz::proxy::run);
-}
-
-#[test]
 fn switching_corpus() {
     replay("switching", ringserve_fuzz::switching::run);
 }

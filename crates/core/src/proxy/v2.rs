@@ -103,20 +103,35 @@ pub(super) fn crc32c_without(block: &[u8], at: usize) -> u32 {
 }
 
 pub(super) fn crc32c(begin: u32, bytes: &[u8]) -> u32 {
-    bytes.iter().fold(begin, |crc, byte| (crc >> 8) ^ CRC32C_OF[usize::from((crc as u8) ^ byte)])
+    let (eights, rest) = bytes.as_chunks::<8>();
+    let crc = eights.iter().fold(begin, |crc, eight| {
+        let mixed = u64::from_le_bytes(*eight) ^ u64::from(crc);
+        (0..8).fold(0, |crc, at| crc ^ CRC32C_OF[7 - at][usize::from((mixed >> (8 * at)) as u8)])
+    });
+    rest.iter().fold(crc, |crc, byte| (crc >> 8) ^ CRC32C_OF[0][usize::from((crc as u8) ^ byte)])
 }
 
-/// By byte. 1 KiB, since a bit at a time a block of 4 KiB would take 20 us.
-const CRC32C_OF: [u32; 256] = {
-    let (mut of, mut byte) = ([0; 256], 0);
+/// By byte, and by how many bytes follow it. 8 KiB: a byte at a time a block of 100 bytes took 0.7 us, eight at a time 0.1.
+static CRC32C_OF: [[u32; 256]; 8] = {
+    let (mut of, mut byte) = ([[0; 256]; 8], 0);
     while byte < 256 {
         let (mut crc, mut bit) = (byte as u32, 0);
         while bit < 8 {
             crc = (crc >> 1) ^ if crc & 1 == 1 { 0x82F6_3B78 } else { 0 };
             bit += 1;
         }
-        of[byte] = crc;
+        of[0][byte] = crc;
         byte += 1;
+    }
+    let mut behind = 1;
+    while behind < 8 {
+        byte = 0;
+        while byte < 256 {
+            let crc = of[behind - 1][byte];
+            of[behind][byte] = (crc >> 8) ^ of[0][(crc & 0xFF) as usize];
+            byte += 1;
+        }
+        behind += 1;
     }
     of
 };

@@ -164,7 +164,7 @@ impl<S: Serves> Prepared<S> {
 
     /// What the shards are made from.
     pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
-        let proxies = Proxies::of(self.binds());
+        let proxies = Proxies::of(self.binds().map(|bind| (&bind.addr, bind.proxy.as_ref())));
         let mut addrs = listening.addrs.iter();
         let names = ServiceNames::new(self.services.iter().map(|service| {
             let count = service.binds.len();

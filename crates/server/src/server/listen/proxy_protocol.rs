@@ -8,8 +8,6 @@ use ipnet::IpNet;
 use ringserve_core::Address;
 use ringserve_core::proxy::Expected;
 
-use super::addr::Bind;
-
 /// Bytes of a header of version 2 that may be allowed: what every receiver has to take, and all that the length in it can say.
 const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 
@@ -170,13 +168,15 @@ impl Trust {
 pub(crate) struct Proxies(Arc<[Option<Trust>]>);
 
 impl Proxies {
-    /// Of the listeners in their order.
-    pub(crate) fn of<'a>(binds: impl Iterator<Item = &'a Bind>) -> Proxies {
-        let trust = |bind: &Bind| {
-            let is_unix = bind.addr.as_unix().is_some();
-            bind.proxy.clone().map(|protocol| Trust { protocol, is_unix })
+    /// Of the listeners in their order, each with what it expects of proxies, if it does.
+    pub(crate) fn of<'a>(
+        listeners: impl Iterator<Item = (&'a Address, Option<&'a ProxyProtocol>)>,
+    ) -> Proxies {
+        let trust = |(addr, protocol): (&Address, Option<&ProxyProtocol>)| {
+            let is_unix = addr.as_unix().is_some();
+            protocol.cloned().map(|protocol| Trust { protocol, is_unix })
         };
-        let all: Arc<[_]> = binds.map(trust).collect();
+        let all: Arc<[_]> = listeners.map(trust).collect();
         if all.iter().any(Option::is_some) { Proxies(all) } else { Proxies::default() }
     }
 
