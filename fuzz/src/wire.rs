@@ -118,6 +118,7 @@ impl Wire {
                 self.receive.start("receive");
                 self.once = !matches!(op, Op::Receive { .. });
                 if let Op::ReceiveInto { block, most, .. } = op {
+                    let most = most as usize;
                     assert!((1..=block.room()).contains(&most), "{most} bytes into {block:?}");
                     self.into = Some((block, most));
                 }

@@ -126,7 +126,7 @@ pub enum Op {
         /// Where to.
         block: Box<Block>,
         /// Bytes at most: no more than the block has room for, and at least 1.
-        most: usize,
+        most: u32,
     },
     /// Stop receiving. What arrived before is delivered first.
     ReceiveStop {

@@ -21,7 +21,8 @@ use crate::wheel::STEP;
 #[non_exhaustive]
 pub struct Limits {
     /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A connection can make the server hold this
-    /// much before its first frame is whole.
+    /// much before its first frame is whole. The memory doubles as bytes come; a block that is used again for a frame, of
+    /// which 32 KiB came, may be twice as large as the frame.
     pub frame_bytes_max: usize,
     /// Bytes queued and not yet taken by the kernel, for one connection, at which its frames are no longer
     /// handed to the service. Default 256 KiB.
@@ -127,7 +128,8 @@ pub struct ServerLimits {
     /// received from. At least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`. Default 1 GiB.
     ///
     /// A call that waits counts with the size of its future, about 300 bytes, and with its frame if that is on the heap.
-    /// What a handler allocates is not counted, nor are receive buffers, which have `receive_bytes_max`.
+    /// What a handler allocates is not counted, nor are receive buffers, which have `receive_bytes_max`. Memory of large frames and
+    /// replies that is kept for the next ones comes on top: a sixteenth of this for each, and 32 and 16 MiB at most.
     pub held_bytes_max: usize,
     /// Receive buffers of one shard together, at least one buffer and at most 32768 of them. They are taken in
     /// steps of 1 MiB as they are needed. Default 64 MiB. When frames kept by handlers pin half of it, frames

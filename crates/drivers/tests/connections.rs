@@ -264,7 +264,7 @@ fn filled(rig: &mut Rig, id: ConnId) -> (Box<Block>, usize, ReceiveEnd) {
 
 /// What a receive into `block` of at most `most` bytes came to.
 fn fill(rig: &mut Rig, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
-    rig.ring.submit(Op::ReceiveInto { id, block, most });
+    rig.ring.submit(Op::ReceiveInto { id, block, most: most as u32 });
     filled(rig, id)
 }
 

@@ -253,7 +253,7 @@ fn refused_sockets_and_those_of_a_dropped_driver_are_closed() {
 
 /// What a receive into `block` of at most `most` bytes came to.
 fn fill(rig: &mut Rig, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
-    rig.driver.submit(Op::ReceiveInto { id, block, most });
+    rig.driver.submit(Op::ReceiveInto { id, block, most: most as u32 });
     filled(rig, id)
 }
 

@@ -49,7 +49,7 @@ impl SimKernel {
                 }
             }
             RawOp::ReceiveInto { id, block, most } => {
-                if !self.ring.arm_single(id, true, Some((block, most))) {
+                if !self.ring.arm_single(id, true, Some((block, most as usize))) {
                     self.answer(user_data, Err(libc::EBADF));
                 }
             }

@@ -157,10 +157,11 @@ impl Rig {
             wire.receive.end(self.model.turn);
             wire.read_over |= end.is_some();
             let (id, end) = (wire.id, end.unwrap_or(ReceiveEnd::Stopped));
-            self.complete(match wire.into.take() {
+            let over = match wire.into.take() {
                 Some((block, _)) => Completion::Filled { id, block, bytes: 0, end },
                 None => Completion::ReceiveEnded { id, end },
-            });
+            };
+            self.complete(over);
         }
     }
 

@@ -275,7 +275,8 @@ impl<O: Observer> Shard<O> {
         self.shared.hold(inbox.held_bytes());
         match away {
             Ok((block, most)) => {
-                self.ops.push(Op::ReceiveInto { id, block, most });
+                // At most 1 MiB.
+                self.ops.push(Op::ReceiveInto { id, block, most: most as u32 });
                 self.check_held(id);
             }
             Err(NoMemory) => {

@@ -330,7 +330,7 @@ impl Driver for Epoll {
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
             Op::ReceiveOnce { id } => self.receive_once(id),
-            Op::ReceiveInto { id, block, most } => self.receive_into(id, block, most),
+            Op::ReceiveInto { id, block, most } => self.receive_into(id, block, most as usize),
             Op::ReceiveStop { id } => self.receive_stop(id),
             Op::ShutdownInput { id } => self.receive_stop(id),
             // No edge is lost.

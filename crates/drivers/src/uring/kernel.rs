@@ -181,7 +181,7 @@ pub enum RawOp {
         /// Where to.
         block: Box<Block>,
         /// Bytes at most: at least 1, and the block has room for them.
-        most: usize,
+        most: u32,
     },
     /// Looks at what a receive would find, and leaves it there (`MSG_PEEK | MSG_DONTWAIT`). One completion, within the
     /// [`Kernel::enter`] that submits it: 1 if there are bytes, 0 at the end of the stream, `EAGAIN` if there is nothing,

@@ -292,7 +292,9 @@ impl<K: Kernel> Uring<K> {
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.begin_receive(id, false, None),
             Op::ReceiveOnce { id } => self.begin_receive(id, true, None),
-            Op::ReceiveInto { id, block, most } => self.begin_receive(id, true, Some((block, most))),
+            Op::ReceiveInto { id, block, most } => {
+                self.begin_receive(id, true, Some((block, most as usize)));
+            }
             Op::ReceiveStop { id } => self.receive_stop(id),
             Op::ShutdownInput { id } => self.shutdown_input(id),
             Op::Probe { id } => self.probe(id),

@@ -109,7 +109,7 @@ impl<K: Kernel> Uring<K> {
             true if !port.is_into() => RawOp::ReceiveOnce { id },
             true => {
                 let Some((block, most)) = self.blocks.remove(&id) else { return };
-                RawOp::ReceiveInto { id, block, most }
+                RawOp::ReceiveInto { id, block, most: most as u32 }
             }
         };
         self.queue.push(op);

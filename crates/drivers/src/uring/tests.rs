@@ -60,7 +60,7 @@ impl Kernel for Script {
                 RawOp::Send { id, batch: Box::default(), mode }
             }
             RawOp::ReceiveInto { id, block, most } => {
-                assert!(self.blocks.insert(id.bits(), (block, most)).is_none());
+                assert!(self.blocks.insert(id.bits(), (block, most as usize)).is_none());
                 RawOp::ReceiveInto { id, block: Box::default(), most }
             }
             op => op,

@@ -55,7 +55,7 @@ impl State {
             RawOp::Connect { id, address } => self.connect_to(id, &address),
             RawOp::Receive { id } => self.arm_receive(id),
             RawOp::ReceiveOnce { id } => self.arm_single(id, None),
-            RawOp::ReceiveInto { id, block, most } => self.arm_single(id, Some((block, most))),
+            RawOp::ReceiveInto { id, block, most } => self.arm_single(id, Some((block, most as usize))),
             RawOp::Probe { id } => self.probe(id),
             RawOp::Send { id, batch, mode } => self.start_send(id, batch, mode),
             RawOp::Shutdown { id } => self.shutdown(id),

@@ -23,7 +23,7 @@ fn wire(bytes: usize) -> Vec<u8> {
 #[track_caller]
 fn into_block(ops: Vec<Op>) -> (Box<Block>, usize) {
     let into = ops.into_iter().find_map(|op| match op {
-        Op::ReceiveInto { block, most, .. } => Some((block, most)),
+        Op::ReceiveInto { block, most, .. } => Some((block, most as usize)),
         _ => None,
     });
     into.expect("a receive into a block")
@@ -118,4 +118,12 @@ fn block_that_the_driver_lost_ends_its_connection() {
     let heard = shard.heard();
     assert!(matches!(heard[..], [Heard::Ended { reason: CloseReason::System(5), .. }]), "{heard:?}");
     assert_eq!(shard.held_bytes(), 0);
+}
+
+#[test]
+fn operations_and_completions_are_no_larger_for_their_blocks() {
+    // They are moved with each reply and each frame.
+    assert!(size_of::<Op>() <= 24, "{}", size_of::<Op>());
+    let lease = size_of::<(ConnId, Lease)>();
+    assert!(size_of::<(ConnId, Box<Block>, usize, ReceiveEnd)>() <= lease);
 }

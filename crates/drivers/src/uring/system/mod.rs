@@ -302,7 +302,7 @@ impl Kernel for SystemKernel {
             RawOp::ReceiveOnce { id } => {
                 self.push_awaited(encode::receive_once(self.on(id), self.group), user_data);
             }
-            RawOp::ReceiveInto { id, block, most } => self.receive_into(id, block, most),
+            RawOp::ReceiveInto { id, block, most } => self.receive_into(id, block, most as usize),
             RawOp::Probe { id } => self.push_awaited(encode::peek(self.on(id), self.peeked.get()), user_data),
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
