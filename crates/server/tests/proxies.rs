@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{ClientResult, ClientStream, Faults, Net, Sim};
-use ringserve_server::{CloseReason, Limits, Server, Shard, Stream, stream};
+use ringserve_server::{CloseReason, Cx, Frame, Limits, Server, Service, Shard, Stream, stream};
 
 const UPSTREAM: ([u8; 4], u16) = ([10, 0, 0, 2], 9000);
 const NO_UPSTREAM: ([u8; 4], u16) = ([10, 0, 0, 2], 9999);
@@ -285,5 +285,46 @@ fn upstream_that_ended_its_half_takes_every_byte() {
         sim.run_until_done();
         let all = || heard.get() == 1000 * PIECES;
         assert!(sim.run_until(millis(10_000), all), "it hears {} bytes", heard.get());
+    });
+}
+
+/// Hears from a call that an upstream ended.
+struct Asks;
+
+impl Service for Asks {
+    type Session = ();
+    type Error = io::Error;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> io::Result<()> {
+        let mut upstream = cx.shard().connect(SocketAddr::from(UPSTREAM)).await?;
+        assert!(upstream.read_frame().await?.is_none(), "it says nothing");
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+#[test]
+fn end_of_an_upstream_is_heard_in_a_service_of_frames() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        sim.background("upstream", async |net| {
+            let mut listener = net.listen(SocketAddr::from(UPSTREAM))?;
+            loop {
+                let mut stream = listener.accept().await;
+                net.spawn(async move {
+                    let _ = stream.finish();
+                    let _ = stream.closed().await;
+                });
+            }
+        });
+        let addr = sim.serve(Server::bind("10.0.0.1:7000"), |_shard| Asks);
+        sim.client("one", async move |net: Net| -> ClientResult {
+            // By then the upstream listens.
+            net.sleep(millis(1000)).await;
+            let mut me = net.connect(addr).await?;
+            me.send("x").await?;
+            assert_eq!(me.exactly(1).await?, b"x");
+            Ok(())
+        });
+        sim.run_until_done();
     });
 }
