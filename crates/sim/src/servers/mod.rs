@@ -5,6 +5,7 @@
 //!   plan       what a seed draws
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
+//!   rules      rules of framing that are switched, frames in pieces, codecs: a service and a client of its own for each
 //!   start      what factories wait for
 //!   meshes     what shards ask of each other
 //!   cover      what has to happen in a campaign, and how often it did
@@ -16,6 +17,7 @@ mod client;
 mod cover;
 mod meshes;
 mod plan;
+mod rules;
 mod service;
 mod start;
 
@@ -185,6 +187,8 @@ fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
         Frames::Delimited => play_framed(sim, plan, cover, Delimiter::new(b"\r\n--\r\n")),
         Frames::Planted => play_framed(sim, plan, cover, Planted(Lines::default())),
         Frames::Stream => play_streams(sim, plan, cover),
+        Frames::Switched => rules::play_switching(sim, plan, cover),
+        Frames::Codec => rules::play_codec(sim, plan, cover),
     }
 }
 
