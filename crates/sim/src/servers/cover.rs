@@ -52,7 +52,15 @@ pub fn expected() -> Vec<(&'static str, String)> {
         all.push(("leave", format!("{leave:?}")));
     }
     all.extend(Deed::ALL.iter().map(|deed| ("deed", format!("{deed:?}"))));
-    for frames in [Frames::Lines, Frames::Lengths, Frames::Delimited, Frames::Planted, Frames::Stream] {
+    for frames in [
+        Frames::Lines,
+        Frames::Lengths,
+        Frames::Delimited,
+        Frames::Planted,
+        Frames::Stream,
+        Frames::Switched,
+        Frames::Codec,
+    ] {
         all.push(("frames", format!("{frames:?}")));
     }
     let kernel = Fault::ALL.iter().filter(|fault| !matches!(fault, Fault::RingBreaks | Fault::ShardStalls));
@@ -113,6 +121,18 @@ pub fn expected() -> Vec<(&'static str, String)> {
     for send in ["had room", "to a shard that ended", "given up"] {
         all.push(("send", send.to_owned()));
     }
+    for rule in [
+        "switch to a body",
+        "switch to lengths",
+        "switch to lines",
+        "switch in a hook",
+        "switch after a wait",
+        "piece",
+        "client heard all",
+    ] {
+        all.push(("rule", rule.to_owned()));
+    }
+    all.extend(["last line without its end", "client heard all"].map(|name| ("codec", name.to_owned())));
     all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
     all.push(("crowd", "beyond a turn".to_owned()));
     all.push(("watch", "saw the end".to_owned()));

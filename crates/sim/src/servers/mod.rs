@@ -6,6 +6,7 @@
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
 //!   proxied    clients behind proxies, and intruders
+//!   rules      rules of framing that are switched, frames in pieces, codecs: a service and a client of its own for each
 //!   start      what factories wait for
 //!   meshes     what shards ask of each other
 //!   cover      what has to happen in a campaign, and how often it did
@@ -18,6 +19,7 @@ mod cover;
 mod meshes;
 mod plan;
 mod proxied;
+mod rules;
 mod service;
 mod start;
 
@@ -187,6 +189,8 @@ fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
         Frames::Delimited => play_framed(sim, plan, cover, Delimiter::new(b"\r\n--\r\n")),
         Frames::Planted => play_framed(sim, plan, cover, Planted(Lines::default())),
         Frames::Stream => play_streams(sim, plan, cover),
+        Frames::Switched => rules::play_switching(sim, plan, cover),
+        Frames::Codec => rules::play_codec(sim, plan, cover),
     }
 }
 

@@ -18,6 +18,10 @@ pub enum Frames {
     Planted,
     /// None: a stream of bytes.
     Stream,
+    /// By a rule that calls and hooks switch.
+    Switched,
+    /// By a codec of tokio-util.
+    Codec,
 }
 
 /// What a client asks a service to do before it replies.
@@ -339,6 +343,21 @@ impl Plan {
             proxied: Rng::new(seed ^ 0x7072_6F78_7921).one_in(4),
             second: (frames != Frames::Stream && rng.one_in(3)).then(|| if rng.one_in(2) { 1 } else { 8 }),
         }
+        .with_rules(seed)
+    }
+
+    /// Half of those that are for streams are for what else has no verbs.
+    fn with_rules(self, seed: u64) -> Plan {
+        let frames = match self.frames {
+            Frames::Stream => Rng::new(seed ^ 0x7275_6c65_7321).pick(&[
+                Frames::Stream,
+                Frames::Stream,
+                Frames::Switched,
+                Frames::Codec,
+            ]),
+            frames => frames,
+        };
+        Plan { frames, ..self }
     }
 
     /// The limits of the second service.
