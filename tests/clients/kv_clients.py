@@ -227,6 +227,23 @@ def publishing(protocol):
         reader.close()
 
 
+def slow_reader(protocol):
+    """A subscriber that does not read is cut off, and another one misses nothing."""
+    deaf, reader = connect(protocol).pubsub(), connect(protocol).pubsub()
+    for one in deaf, reader:
+        one.subscribe("flood")
+        hears(one, "subscribe")
+    with connect(protocol) as publisher:
+        for n in range(200):
+            count = publisher.publish("flood", str(n).encode() * 300_000)
+            same(hears(reader, "message")["data"], str(n).encode() * 300_000)
+            if count == 1:
+                break
+        same(count, 1, "the deaf subscriber is cut off")
+    deaf.close()
+    reader.close()
+
+
 def subscribed(protocol):
     """What a connection may do while it is subscribed."""
     with connect(protocol, health_check_interval=0) as client:
@@ -276,5 +293,6 @@ for protocol in 2, 3:
         scans(client)
         errors(client)
     publishing(protocol)
+    slow_reader(protocol)
     subscribed(protocol)
 print(f"redis-py {redis.__version__}: {checks} checks, as expected")

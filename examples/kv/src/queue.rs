@@ -18,6 +18,9 @@ const QUEUE_BYTES_MAX: usize = 256 << 10;
 /// these are written, so this is what a connection of a slow reader keeps in memory for each shard.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
 
+/// Bytes of a batch that are kept for the next one.
+const SPARE_BYTES_MAX: usize = 16 << 10;
+
 /// Requests to one shard, and its replies.
 #[derive(Default)]
 pub struct Batch {
@@ -34,13 +37,31 @@ pub struct Batch {
 }
 
 impl Batch {
-    fn ask<'a>(&mut self, command: Command, args: impl Iterator<Item = &'a [u8]>, is_part: bool) {
-        for arg in args {
+    fn ask(&mut self, command: Command, args: Args<'_>, is_part: bool) {
+        for arg in args.from(0) {
             let from = self.bytes.len() as u32;
             self.bytes.extend_from_slice(arg);
             self.spans.push((from, self.bytes.len() as u32));
         }
         self.asked.push((command, self.spans.len(), is_part));
+    }
+
+    /// Has `run` answer a request at once, as it answers others.
+    pub fn tell(&mut self, is_part: bool, run: impl FnOnce(&mut Vec<u8>) -> i64) {
+        let count = run(&mut self.replies);
+        self.asked.push((Command::Get, self.spans.len(), is_part));
+        self.told.push((self.replies.len(), count));
+    }
+
+    /// Forgets all, and keeps its memory unless that is large.
+    fn clear(mut self) -> Option<Batch> {
+        self.bytes.clear();
+        self.spans.clear();
+        self.asked.clear();
+        self.replies.clear();
+        self.told.clear();
+        self.read = (0, 0);
+        (self.bytes.capacity() + self.replies.capacity() < SPARE_BYTES_MAX).then_some(self)
     }
 
     /// Has `run` answer as many requests as one answer holds: it appends a reply, and returns what that counts.
@@ -96,6 +117,7 @@ enum Due {
 struct Way {
     asked: Option<Batch>,
     answered: Option<Batch>,
+    spare: Option<Batch>,
 }
 
 /// The replies that a connection waits for.
@@ -121,9 +143,8 @@ impl Queue {
         self.bytes > QUEUE_BYTES_MAX
     }
 
-    /// Asks one shard for a reply.
-    pub fn one<'a>(&mut self, shard: usize, command: Command, args: impl Iterator<Item = &'a [u8]>) {
-        self.ask(shard, command, args, false);
+    /// A reply of that shard, which was asked.
+    pub fn one(&mut self, shard: usize) {
         self.due.push_back(Due::One(shard));
     }
 
@@ -141,37 +162,45 @@ impl Queue {
         self.due.push_back(Due::Merged(merge, shards.into_iter(), 0, Vec::new()));
     }
 
-    pub fn ask<'a>(
-        &mut self,
-        shard: usize,
-        command: Command,
-        args: impl Iterator<Item = &'a [u8]>,
-        is_part: bool,
-    ) {
-        let resp3 = self.resp3;
-        let batch = self.ways[shard].asked.get_or_insert_with(|| Batch { resp3, ..Batch::default() });
+    pub fn ask(&mut self, shard: usize, command: Command, args: Args<'_>, is_part: bool) {
+        let (resp3, way) = (self.resp3, &mut self.ways[shard]);
+        let batch = way.asked.get_or_insert_with(|| way.spare.take().unwrap_or_default());
         let before = batch.bytes.len();
+        batch.resp3 = resp3;
         batch.ask(command, args, is_part);
         self.bytes += batch.bytes.len() - before;
     }
 
+    /// The answers of a shard, if nothing is asked of it that comes first, and there is room for one more.
+    pub fn answers(&mut self, shard: usize) -> Option<&mut Batch> {
+        let way = &mut self.ways[shard];
+        let batch = way.answered.get_or_insert_with(|| way.spare.take().unwrap_or_default());
+        (way.asked.is_none() && batch.left() == 0 && batch.replies.len() <= ANSWER_BYTES_MAX).then_some(batch)
+    }
+
+    /// Forgets what was read.
+    pub fn tidy(&mut self) {
+        for way in &mut self.ways {
+            let is_read = |batch: &mut Batch| batch.read.0 == batch.told.len() && batch.left() == 0;
+            way.spare = way.answered.take_if(is_read).and_then(Batch::clear).or(way.spare.take());
+        }
+    }
+
     /// What is to be asked now, each with its shard.
     pub fn take(&mut self) -> Vec<(usize, Batch)> {
+        self.tidy();
         let mut batches = Vec::new();
         for (shard, way) in self.ways.iter_mut().enumerate() {
-            match way.answered.take_if(|batch| batch.read.0 == batch.told.len()) {
-                // What did not fit into the answer comes first.
-                Some(mut batch) if batch.left() > 0 => {
-                    batch.replies.clear();
-                    batch.read.1 = 0;
-                    batches.push((shard, batch));
-                }
-                _ if way.answered.is_none() => {
-                    let batch = way.asked.take();
-                    self.bytes -= batch.as_ref().map_or(0, |batch| batch.bytes.len());
-                    batches.extend(batch.map(|batch| (shard, batch)));
-                }
-                _ => {}
+            // What did not fit into the answer comes first.
+            if let Some(mut batch) = way.answered.take_if(|batch| batch.read.0 == batch.told.len()) {
+                batch.replies.clear();
+                batch.read.1 = 0;
+                batches.push((shard, batch));
+            } else if way.answered.is_none()
+                && let Some(batch) = way.asked.take()
+            {
+                self.bytes -= batch.bytes.len();
+                batches.push((shard, batch));
             }
         }
         batches

@@ -17,13 +17,15 @@ use crate::client::{About, Client, Rows};
 use crate::commands::{self, Command, Merge, Reach};
 use crate::data::Task;
 use crate::queue::{Batch, Queue};
-use crate::resp::{Args, Head, Out, Part};
+use crate::resp::{self, Args, Head, Out, Part};
 use crate::store::{Keyer, Store, owner};
 
 /// Long replies go out in pieces of this size, and wait for the peer between them.
 const PIECE_BYTES: usize = 64 << 10;
 /// Keys that are removed at once when their time is over, before others are served.
 const EXPIRED_AT_ONCE: usize = 1000;
+/// Queues that are kept while no connection needs them.
+const SPARE_MAX: usize = 64;
 /// Bytes of an unknown command, and of its arguments, that are told back.
 const TOLD_BYTES_MAX: usize = 128;
 
@@ -49,6 +51,8 @@ pub struct Node {
     pub started: Time,
     pub value_bytes_max: usize,
     pub ways: Ways,
+    /// Queues without anything in them.
+    spare: RefCell<Vec<Rc<Pending>>>,
 }
 
 /// A connection, as the framework keeps it.
@@ -141,6 +145,7 @@ impl Node {
             started,
             value_bytes_max,
             ways: ways.clone(),
+            spare: RefCell::default(),
         });
         let here = node.clone();
         ways.work.register(shard, move |_from, batch| here.answer(batch));
@@ -283,7 +288,7 @@ impl Kv {
         }
         let pending = session.queue.borrow().clone();
         let is_new = pending.is_none();
-        let pending = pending.unwrap_or_else(|| {
+        let pending = pending.or_else(|| node.spare.borrow_mut().pop()).unwrap_or_else(|| {
             let queue = RefCell::new(Queue::new(node.shard.count()));
             Rc::new(Pending { queue, waiting: Cell::new(0), next: Notify::new() })
         });
@@ -365,8 +370,12 @@ impl Kv {
         }
         match pending.waiting.get() {
             0 => {
-                *cx.session().queue.borrow_mut() = None;
                 cx.session().client.rest();
+                pending.queue.borrow_mut().tidy();
+                let mut spare = node.spare.borrow_mut();
+                let pending = cx.session().queue.borrow_mut().take();
+                let has_room = spare.len() < SPARE_MAX;
+                spare.extend(pending.filter(|_| has_room));
             }
             _ => pending.next.notify_one(),
         }
@@ -376,58 +385,85 @@ impl Kv {
 impl Node {
     /// Asks the shards that a command is about.
     fn ask(&self, queue: &mut Queue, command: Command, args: Args<'_>) -> Result<(), String> {
-        let mut keys = args.from(1);
+        let (name, count, shards) = (command.spec().name, args.spans.len(), self.shard.count());
         match command.spec().reach {
-            Reach::Key | Reach::Nothing => queue.one(self.owner(args.get(1)), command, args.from(0)),
+            Reach::Key | Reach::Nothing => {
+                let owner = self.owner(args.get(1));
+                self.ask_one(queue, owner, command, args, false);
+                queue.one(owner);
+            }
             Reach::Cursor => {
-                let cursor = crate::resp::number(args.get(1)).unwrap_or_default();
-                queue.one(cursor as usize % self.shard.count(), command, args.from(0));
+                let owner = resp::number(args.get(1)).unwrap_or_default() as usize % shards;
+                self.ask_one(queue, owner, command, args, false);
+                queue.one(owner);
             }
             Reach::Together(step) => {
-                let keys = &args.spans[1..];
-                let keys = if command == Command::MSetNx { keys } else { &keys[..2] };
-                if keys.len() % step != 0 {
-                    return Err(wrong_arguments(command.spec().name));
+                let keys = if command == Command::MSetNx { count - 1 } else { 2 };
+                if keys % step != 0 {
+                    return Err(wrong_arguments(name));
                 }
-                let mut owners = (1..=keys.len()).step_by(step).map(|n| self.owner(args.get(n)));
-                let first = owners.next().unwrap_or_default();
-                if owners.any(|owner| owner != first) {
+                let owner = self.owner(args.get(1));
+                if (1..=keys).step_by(step).any(|n| self.owner(args.get(n)) != owner) {
                     return Err("CROSSSLOT Keys in request don't hash to the same slot".into());
                 }
-                queue.one(first, command, args.from(0));
+                self.ask_one(queue, owner, command, args, false);
+                queue.one(owner);
             }
             Reach::Values => {
-                queue.array(args.spans.len() - 1);
-                for key in keys {
-                    queue.one(self.owner(key), Command::Get, [b"get", key].into_iter());
+                queue.array(count - 1);
+                for n in 1..count {
+                    let owner = self.owner(args.get(n));
+                    self.ask_one(
+                        queue,
+                        owner,
+                        Command::Get,
+                        Args { spans: &[(0, 0), args.spans[n]], ..args },
+                        false,
+                    );
+                    queue.one(owner);
                 }
             }
             Reach::Sum => {
-                let asked = keys.map(|key| {
-                    let owner = self.owner(key);
-                    queue.ask(owner, command, [b"", key].into_iter(), true);
+                let asked = (1..count).map(|n| {
+                    let owner = self.owner(args.get(n));
+                    self.ask_one(
+                        queue,
+                        owner,
+                        command,
+                        Args { spans: &[(0, 0), args.spans[n]], ..args },
+                        true,
+                    );
                     owner
                 });
                 let asked = asked.collect();
                 queue.merged(Merge::Sum, asked);
             }
-            Reach::Pairs if !keys.len().is_multiple_of(2) => {
-                return Err(wrong_arguments(command.spec().name));
-            }
+            Reach::Pairs if count % 2 == 0 => return Err(wrong_arguments(name)),
             Reach::Pairs => {
-                let mut asked = Vec::with_capacity(keys.len() / 2);
-                while let (Some(key), Some(value)) = (keys.next(), keys.next()) {
-                    asked.push(self.owner(key));
-                    queue.ask(self.owner(key), Command::Set, [b"set", key, value].into_iter(), true);
-                }
+                let asked = (1..count).step_by(2).map(|n| {
+                    let (owner, spans) =
+                        (self.owner(args.get(n)), [(0, 0), args.spans[n], args.spans[n + 1]]);
+                    self.ask_one(queue, owner, Command::Set, Args { spans: &spans, ..args }, true);
+                    owner
+                });
+                let asked = asked.collect();
                 queue.merged(Merge::Ok, asked);
             }
             Reach::All(merge) => {
-                (0..self.shard.count()).for_each(|shard| queue.ask(shard, command, args.from(0), true));
-                queue.merged(merge, (0..self.shard.count()).collect());
+                (0..shards).for_each(|shard| self.ask_one(queue, shard, command, args, true));
+                queue.merged(merge, (0..shards).collect());
             }
         }
         Ok(())
+    }
+
+    /// Asks one shard. This one answers at once, if it can.
+    fn ask_one(&self, queue: &mut Queue, shard: usize, command: Command, args: Args<'_>, is_part: bool) {
+        let resp3 = queue.resp3;
+        match (shard == self.shard.index()).then(|| queue.answers(shard)).flatten() {
+            Some(batch) => batch.tell(is_part, |out| self.run(command, args, out, resp3, is_part)),
+            None => queue.ask(shard, command, args, is_part),
+        }
     }
 }
 
