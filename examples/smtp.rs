@@ -153,7 +153,8 @@ impl Receiver {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         let verb = verb.to_ascii_uppercase();
         if matches!(&*verb, "HELO" | "EHLO" | "RSET") {
-            (sender.take(), recipients.take());
+            sender.take();
+            recipients.take();
         }
         Ok(match &*verb {
             "HELO" | "EHLO" if rest.is_empty() => "501 who are you?",

@@ -25,7 +25,8 @@ fn child_starts() {
     }
     let words = std::io::stdin().lines().next().unwrap().unwrap();
     let [limit, driver, shards] = words.split(' ').collect::<Vec<_>>()[..] else { panic!("{words:?}") };
-    let (limit, driver, shards) = (limit.parse().ok(), driver.parse().unwrap(), shards.parse::<usize>().unwrap());
+    let (limit, driver, shards) =
+        (limit.parse().ok(), driver.parse().unwrap(), shards.parse::<usize>().unwrap());
     setrlimit(Resource::Memlock, Rlimit { current: limit, maximum: limit }).unwrap();
     drop_privileges();
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();

@@ -461,7 +461,7 @@ impl Service for Bounds {
         let limits = match &frame[..] {
             b"brief" => ConnLimits::default().idle_timeout(2 * SECOND),
             b"patient" => ConnLimits::default().idle_timeout(None),
-            _ => return Ok(cx.reply(frame)),
+            _ => ConnLimits::default(),
         };
         cx.set_limits(&limits).expect("they are in range");
         cx.reply(frame);

@@ -2,10 +2,10 @@
 //!
 //!     cargo run --release -p example-chat
 //!     nc 127.0.0.1 7000                      and once more in another terminal
-//!     curl http://127.0.0.1:9000/metrics
+//!     curl http://127.0.0.1:9000
 //!
-//! A line is a command, or goes to each other member of the room. Commands are `/name X`, `/join ROOM`, `/leave` (back to the
-//! lobby, where a member begins), `/who` and `/quit`. However a connection ends, its room hears that the member left.
+//! A line is a command, or goes to each other member of the room. A member begins in the lobby, and `/leave` leads back to it.
+//! However a connection ends, its room hears that the member left.
 //!
 //! Each shard keeps the members that it serves and knows nothing of the others. A line goes to each shard once, as a question
 //! through a [`Mesh`], is encoded once there for all its members, and then its speaker may say the next one. A member whose
@@ -13,21 +13,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
-use std::convert::Infallible;
-use std::io::IsTerminal;
-use std::net::SocketAddr;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Duration;
+use std::io::{IsTerminal, stdout};
+use std::{convert::Infallible, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
 
 use clap::Parser;
 use ringserve::framing::Lines;
-use ringserve::http::hyper::{Request, Response, body::Incoming, http::Error, service::service_fn};
+use ringserve::http::hyper::{Response, http::Error, service::service_fn};
 use ringserve::listen::tcp;
 use ringserve::sync::{AskError, Mesh, OnAll};
 use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
 use ringserve::{Service, Session, Several, Shard, SharedPayload, http};
-use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 /// A chat server.
 #[derive(Parser)]
@@ -35,7 +30,7 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Where /metrics and /healthz are.
+    /// Where the metrics are.
     #[arg(long, default_value = "127.0.0.1:9000", value_name = "ADDR:PORT")]
     http: SocketAddr,
     /// Shards; by default one for each CPU.
@@ -46,11 +41,13 @@ struct Args {
 const MISSED_MAX: u64 = 1000;
 const HELP: &str = "/name X, /join ROOM, /leave, /who, /quit";
 
+/// A room, and a member there.
+type Place = (Arc<str>, ConnId);
+
 struct Member {
     handle: LocalHandle,
     name: RefCell<Arc<str>>,
-    /// Its room, and its id there.
-    place: RefCell<(Arc<str>, ConnId)>,
+    place: RefCell<Place>,
     /// Lines that were dropped, and of which it was not told.
     missed: Cell<u64>,
 }
@@ -58,11 +55,11 @@ struct Member {
 impl Member {
     /// Tells the member what it missed, once it reads again. Until then it misses each further line.
     async fn catch_up(self: Rc<Member>) {
-        let notice = || format!("* you read too slowly and missed {} lines", self.missed.get());
-        self.handle.ready().await;
+        let mut told = Err(PushError::Full);
         // A reply may have filled the outbox again.
-        while self.handle.push(notice()) == Err(PushError::Full) {
+        while told == Err(PushError::Full) {
             self.handle.ready().await;
+            told = self.handle.push(format!("* you read too slowly and missed {} lines", self.missed.get()));
         }
         self.missed.set(0);
     }
@@ -78,14 +75,14 @@ struct Meshes {
     /// A line for a room: hand it to each member but the one of the asking shard that said it.
     said: Mesh<(Arc<str>, Arc<str>, ConnId)>,
     names: Mesh<Arc<str>, Vec<Arc<str>>>,
-    /// Rooms, and how many lines were heard and missed there.
+    /// The room of each member, and how many lines were heard and missed.
     figures: Mesh<(), (Vec<Arc<str>>, u64, u64)>,
 }
 
 /// What one shard keeps, and what its members heard and missed.
 #[derive(Default)]
 struct Rooms {
-    members: RefCell<BTreeMap<(Arc<str>, ConnId), Rc<Member>>>,
+    members: RefCell<BTreeMap<Place, Rc<Member>>>,
     heard: Cell<u64>,
     missed: Cell<u64>,
 }
@@ -134,8 +131,8 @@ impl Chat {
         let name = |member: &Rc<Member>| member.name.borrow().clone();
         meshes.names.register(shard, move |_from, room| named.see(&room, name));
         meshes.figures.register(shard, move |_from, ()| {
-            let rooms = counted.members.borrow().keys().map(|(room, _)| room.clone()).collect();
-            (rooms, counted.heard.get(), counted.missed.get())
+            let places = counted.members.borrow().keys().map(|(room, _)| room.clone()).collect();
+            (places, counted.heard.get(), counted.missed.get())
         });
         Chat { shard: shard.clone(), meshes, rooms }
     }
@@ -229,30 +226,19 @@ impl Service for Chat {
     }
 }
 
-/// The HTTP service, for Prometheus and a load balancer.
-async fn page(shard: Shard, meshes: Meshes, request: Request<Incoming>) -> Result<Response<String>, Error> {
-    let page = Response::builder().header("content-type", "text/plain; version=0.0.4");
-    match request.uri().path() {
-        "/healthz" => page.body("ok\n".to_owned()),
-        "/metrics" => page.body(metrics(&shard, &meshes).await),
-        _ => page.status(404).body("/metrics or /healthz\n".to_owned()),
-    }
-}
-
-async fn metrics(shard: &Shard, meshes: &Meshes) -> String {
-    // Asks for the server's figures, which are there once the shards answered: a shard is never made to wait for them.
-    shard.server().stats();
+/// The HTTP service: what all shards count, for Prometheus.
+async fn metrics(meshes: Meshes) -> Result<Response<String>, Error> {
     let figures: Vec<_> = meshes.figures.on_all(|_shard| ()).await.into_iter().flatten().collect();
-    let rooms: HashSet<_> = figures.iter().flat_map(|(rooms, ..)| rooms).collect();
-    let stats = shard.server().stats();
+    let places: Vec<_> = figures.iter().flat_map(|(places, ..)| places).collect();
+    let rooms: HashSet<_> = places.iter().collect();
     let values = [
         ("chat_rooms", "gauge", rooms.len() as u64),
-        ("chat_members", "gauge", stats.service("chat").map_or(0, |chat| chat.connections as u64)),
+        ("chat_members", "gauge", places.len() as u64),
         ("chat_lines_out_total", "counter", figures.iter().map(|(_, heard, _)| heard).sum()),
         ("chat_lines_missed_total", "counter", figures.iter().map(|(.., missed)| missed).sum()),
-        ("server_connections", "gauge", stats.connections as u64),
     ];
-    values.map(|(name, kind, value)| format!("# TYPE {name} {kind}\n{name} {value}\n")).concat()
+    let text = values.map(|(name, kind, value)| format!("# TYPE {name} {kind}\n{name} {value}\n")).concat();
+    Response::builder().header("content-type", "text/plain; version=0.0.4").body(text)
 }
 
 fn server(args: &Args) -> Server<Several> {
@@ -262,17 +248,15 @@ fn server(args: &Args) -> Server<Several> {
     let meshes = Meshes::default();
     let asked = meshes.clone();
     let server = Server::new().service(chat, move |shard| Chat::new(shard, meshes.clone()));
-    let server = server.service(tcp(args.http).name("http"), move |shard| {
-        let (shard, meshes) = (shard.clone(), asked.clone());
-        http(service_fn(move |request| page(shard.clone(), meshes.clone(), request)))
+    let server = server.service(tcp(args.http).name("http"), move |_shard| {
+        let meshes = asked.clone();
+        http(service_fn(move |_request| metrics(meshes.clone())))
     });
     server.shards(args.shards)
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    tracing_subscriber::fmt().with_target(false).with_ansi(stdout().is_terminal()).init();
     server(&Args::parse()).serve()
 }
 
