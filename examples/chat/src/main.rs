@@ -4,8 +4,7 @@
 //!     nc 127.0.0.1 7000                      and once more in another terminal
 //!     curl http://127.0.0.1:9000
 //!
-//! A line is a command, or goes to each other member of the room. A member begins in the lobby, and `/leave` leads back to it.
-//! However a connection ends, its room hears that the member left.
+//! A line is a command, or goes to each other member of the room. However a connection ends, its room hears that the member left.
 //!
 //! Each shard keeps the members that it serves and knows nothing of the others. A line goes to each shard once, as a question
 //! through a [`Mesh`], is encoded once there for all its members, and then its speaker may say the next one. A member whose
@@ -20,7 +19,7 @@ use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::http::hyper::{Response, http::Error, service::service_fn};
 use ringserve::listen::tcp;
-use ringserve::sync::{AskError, Mesh, OnAll};
+use ringserve::sync::{Mesh, OnAll};
 use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
 use ringserve::{Service, Session, Several, Shard, SharedPayload, http};
 
@@ -41,7 +40,6 @@ struct Args {
 const MISSED_MAX: u64 = 1000;
 const HELP: &str = "/name X, /join ROOM, /leave, /who, /quit";
 
-/// A room, and a member there.
 type Place = (Arc<str>, ConnId);
 
 struct Member {
@@ -56,7 +54,6 @@ impl Member {
     /// Tells the member what it missed, once it reads again. Until then it misses each further line.
     async fn catch_up(self: Rc<Member>) {
         let mut told = Err(PushError::Full);
-        // A reply may have filled the outbox again.
         while told == Err(PushError::Full) {
             self.handle.ready().await;
             told = self.handle.push(format!("* you read too slowly and missed {} lines", self.missed.get()));
@@ -66,7 +63,6 @@ impl Member {
 }
 
 struct Seat(Rc<Member>);
-
 impl Session for Seat {}
 
 /// What shards ask each other.
@@ -75,29 +71,28 @@ struct Meshes {
     /// A line for a room: hand it to each member but the one of the asking shard that said it.
     said: Mesh<(Arc<str>, Arc<str>, ConnId)>,
     names: Mesh<Arc<str>, Vec<Arc<str>>>,
-    /// The room of each member, and how many lines were heard and missed.
-    figures: Mesh<(), (Vec<Arc<str>>, u64, u64)>,
+    /// The room of each member, and how many lines members missed.
+    figures: Mesh<(), (Vec<Arc<str>>, u64)>,
 }
 
-/// What one shard keeps, and what its members heard and missed.
+/// What one shard keeps, and how many lines its members missed.
 #[derive(Default)]
 struct Rooms {
     members: RefCell<BTreeMap<Place, Rc<Member>>>,
-    heard: Cell<u64>,
     missed: Cell<u64>,
 }
 
 impl Rooms {
-    fn see<T>(&self, room: &Arc<str>, see: impl Fn(&Rc<Member>) -> T) -> Vec<T> {
+    fn members_of(&self, room: &Arc<str>) -> Vec<Rc<Member>> {
         let (members, first) = (self.members.borrow(), (room.clone(), ConnId::from_bits(0)));
         let here = members.range(first..).take_while(|((of, _), _)| of == room);
-        here.map(|(_, member)| see(member)).collect()
+        here.map(|(_, member)| member.clone()).collect()
     }
 
     fn tell(&self, shard: &Shard, member: &Rc<Member>, line: &SharedPayload) {
         let missed = member.missed.get();
         if missed == 0 && member.handle.push_shared(line) != Err(PushError::Full) {
-            return self.heard.update(|heard| heard + 1);
+            return;
         }
         self.missed.update(|missed| missed + 1);
         member.missed.set(missed + 1);
@@ -117,24 +112,23 @@ struct Chat {
 }
 
 impl Chat {
-    fn new(shard: &Shard, meshes: Meshes) -> Chat {
+    fn new(shard: &Shard, meshes: &Meshes) -> Chat {
         let (rooms, here) = (Rc::new(Rooms::default()), shard.clone());
         let [heard, named, counted] = [rooms.clone(), rooms.clone(), rooms.clone()];
         meshes.said.register(shard, move |from, (room, line, by)| {
             let line = SharedPayload::new(line.to_string());
-            heard.see(&room, |member| {
+            for member in heard.members_of(&room) {
                 if (from, member.handle.id()) != (Some(here.index()), by) {
-                    heard.tell(&here, member, &line);
+                    heard.tell(&here, &member, &line);
                 }
-            });
+            }
         });
-        let name = |member: &Rc<Member>| member.name.borrow().clone();
-        meshes.names.register(shard, move |_from, room| named.see(&room, name));
+        let name = |member: Rc<Member>| member.name.borrow().clone();
+        meshes.names.register(shard, move |_, room| named.members_of(&room).into_iter().map(name).collect());
         meshes.figures.register(shard, move |_from, ()| {
-            let places = counted.members.borrow().keys().map(|(room, _)| room.clone()).collect();
-            (places, counted.heard.get(), counted.missed.get())
+            (counted.members.borrow().keys().map(|(room, _)| room.clone()).collect(), counted.missed.get())
         });
-        Chat { shard: shard.clone(), meshes, rooms }
+        Chat { shard: shard.clone(), meshes: meshes.clone(), rooms }
     }
 
     /// Brings a line to each shard. It is on its way when this returns, and the answers say that it was handed out.
@@ -183,11 +177,9 @@ impl Service for Chat {
         let command = if line.trim_end() == "/leave" { "/join lobby" } else { line.trim_end() };
         match command.split_once(' ').unwrap_or((command, "")) {
             _ if line.is_empty() => {}
+            // A shard that is asked too much misses the line.
             _ if !line.starts_with('/') => {
-                let said = self.say(member, format!("{}: {line}", member.name.borrow()));
-                if said.await.contains(&Err(AskError::Full)) {
-                    cx.reply("* too much is being said, not all heard you");
-                }
+                drop(self.say(member, format!("{}: {line}", member.name.borrow())).await);
             }
             ("/name", name) if is_name(name) => {
                 self.announce(member, &format!("is called {name} now"));
@@ -228,16 +220,11 @@ impl Service for Chat {
 
 /// The HTTP service: what all shards count, for Prometheus.
 async fn metrics(meshes: Meshes) -> Result<Response<String>, Error> {
-    let figures: Vec<_> = meshes.figures.on_all(|_shard| ()).await.into_iter().flatten().collect();
-    let places: Vec<_> = figures.iter().flat_map(|(places, ..)| places).collect();
-    let rooms: HashSet<_> = places.iter().collect();
-    let values = [
-        ("chat_rooms", "gauge", rooms.len() as u64),
-        ("chat_members", "gauge", places.len() as u64),
-        ("chat_lines_out_total", "counter", figures.iter().map(|(_, heard, _)| heard).sum()),
-        ("chat_lines_missed_total", "counter", figures.iter().map(|(.., missed)| missed).sum()),
-    ];
-    let text = values.map(|(name, kind, value)| format!("# TYPE {name} {kind}\n{name} {value}\n")).concat();
+    let answers = meshes.figures.on_all(|_shard| ()).await.into_iter().flatten();
+    let (places, missed): (Vec<_>, Vec<u64>) = answers.unzip();
+    let (places, missed) = (places.concat(), missed.iter().sum::<u64>());
+    let (members, rooms) = (places.len(), places.into_iter().collect::<HashSet<_>>().len());
+    let text = format!("chat_rooms {rooms}\nchat_members {members}\nchat_lines_missed_total {missed}\n");
     Response::builder().header("content-type", "text/plain; version=0.0.4").body(text)
 }
 
@@ -247,12 +234,11 @@ fn server(args: &Args) -> Server<Several> {
     let chat = tcp(args.listen).framing(Lines::default()).limits(limits.frame_bytes_max(4096)).name("chat");
     let meshes = Meshes::default();
     let asked = meshes.clone();
-    let server = Server::new().service(chat, move |shard| Chat::new(shard, meshes.clone()));
-    let server = server.service(tcp(args.http).name("http"), move |_shard| {
+    let server = Server::new().shards(args.shards).service(chat, move |shard| Chat::new(shard, &meshes));
+    server.service(tcp(args.http).name("http"), move |_shard| {
         let meshes = asked.clone();
         http(service_fn(move |_request| metrics(meshes.clone())))
-    });
-    server.shards(args.shards)
+    })
 }
 
 fn main() -> Result<(), ringserve::Error> {

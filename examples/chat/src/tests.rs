@@ -644,7 +644,7 @@ fn member_that_misses_too_many_lines_is_reset() {
             while let Err(_elapsed) = net.timeout(SECOND / 200, awaits(&mut me, "* mute left")).await {
                 me.send(format!("{text}\n")).await?;
                 said += 1;
-                assert!(said < 4000, "mute stays");
+                assert!(said < MISSED_MAX + 500, "mute stays");
             }
             assert!(said > MISSED_MAX, "mute left after {said} lines");
             Ok(())
@@ -680,20 +680,11 @@ fn metrics_are_those_of_all_shards() {
         }
         sim.client("prometheus", async move |net| {
             Meeting::new(&entered).all(&net).await;
-            for (path, status, expected) in [
-                ("/healthz", "200", "ok"),
-                ("/none", "404", "/metrics or /healthz"),
-                ("/metrics", "200", "chat_rooms 2\n"),
-                ("/metrics", "200", "chat_members 4\n"),
-                ("/metrics", "200", "chat_lines_missed_total 0\n"),
-                ("/metrics", "200", "# TYPE chat_lines_out_total counter\nchat_lines_out_total "),
-                ("/metrics", "200", "server_connections 5\n"),
-            ] {
+            for expected in ["chat_rooms 2\n", "chat_members 4\n", "chat_lines_missed_total 0\n"] {
                 let mut me = net.connect(http).await?;
-                let head = "HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-                me.send(format!("GET {path} {head}")).await?;
+                me.send("GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
                 let page = String::from_utf8(me.closed().await?)?;
-                assert!(page.starts_with(&format!("HTTP/1.1 {status} ")), "{page}");
+                assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
                 assert!(page.contains(expected), "{expected} is not in {page}");
                 drop(me);
                 // The server hears of the end.
