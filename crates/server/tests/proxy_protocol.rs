@@ -191,11 +191,11 @@ fn what_is_no_header_is_closed() {
         });
     };
     of(b"GET / HTTP/1.1\r\n\r\n", HeaderError::NotProxy);
-    of(b"PROXY TCP4 1.2.3.4\r\n", HeaderError::Malformed("a PROXY line has two addresses and two ports"));
+    of(b"PROXY TCP4 1.2.3.4\r\n", HeaderError::Malformed(&"a PROXY line has two addresses and two ports"));
     let wrong_sum = block(0x21, b"\x03\0\x04none").leak();
     of(wrong_sum, HeaderError::Checksum);
     let other_version = block(0x11, b"").leak();
-    of(other_version, HeaderError::Malformed("a PROXY block of another version or command"));
+    of(other_version, HeaderError::Malformed(&"a PROXY block of another version or command"));
 }
 
 #[test]

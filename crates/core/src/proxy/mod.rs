@@ -71,16 +71,23 @@ pub enum HeaderError {
     /// [`ProxyProtocol::header_bytes_max`]: https://docs.rs/ringserve/latest/ringserve/listen/struct.ProxyProtocol.html
     TooLarge {
         /// Bytes it has at least, or claims.
-        bytes: usize,
+        bytes: u32,
         /// The limit.
-        max: usize,
+        max: u32,
     },
-    /// It breaks the rules of the protocol.
-    Malformed(&'static str),
+    /// It breaks this rule of the protocol. A reference to the text, since each connection keeps room for a reason.
+    Malformed(&'static &'static str),
     /// It is not what its checksum was made of.
     Checksum,
     /// The proxy sent FIN in the middle of it.
     Unfinished,
+}
+
+impl HeaderError {
+    fn too_large(bytes: usize, max: usize) -> HeaderError {
+        let bounded = |bytes| u32::try_from(bytes).unwrap_or(u32::MAX);
+        HeaderError::TooLarge { bytes: bounded(bytes), max: bounded(max) }
+    }
 }
 
 impl fmt::Display for HeaderError {

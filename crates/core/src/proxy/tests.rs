@@ -81,7 +81,7 @@ fn longest_line_is_read_and_a_longer_one_is_not() {
     assert_eq!(line.len(), LINE_MAX);
     assert_eq!(read_split(line.as_bytes()).unwrap().unwrap().len, LINE_MAX);
     let longer = line.replace("\r\n", "0\r\n");
-    assert_eq!(refusal(longer.as_bytes()), HeaderError::TooLarge { bytes: 108, max: 107 });
+    assert_eq!(refusal(longer.as_bytes()), HeaderError::too_large(108, 107));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn block_of_another_version_command_or_family_is_refused() {
 fn block_over_the_limit_is_refused_before_its_bytes_come() {
     let bytes = block(0x20, 0, &[0; 48]);
     assert_eq!(read(&bytes, 64).unwrap().unwrap().len, 64);
-    assert_eq!(read(&bytes[..16], 63), Err(HeaderError::TooLarge { bytes: 64, max: 63 }));
+    assert_eq!(read(&bytes[..16], 63), Err(HeaderError::too_large(64, 63)));
 }
 
 #[test]

@@ -12,12 +12,12 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Header>, HeaderError> {
     let seen = &bytes[..bytes.len().min(LINE_MAX)];
     let Some(end) = memchr::memchr(b'\n', seen) else {
         return match seen.len() {
-            LINE_MAX => Err(HeaderError::TooLarge { bytes: LINE_MAX + 1, max: LINE_MAX }),
+            LINE_MAX => Err(HeaderError::too_large(LINE_MAX + 1, LINE_MAX)),
             _ => Ok(None),
         };
     };
     let line = seen[..end].strip_suffix(b"\r").and_then(|line| line.strip_prefix(LINE_BEGIN));
-    let line = line.ok_or(HeaderError::Malformed("a PROXY line ends with CR LF"))?;
+    let line = line.ok_or(HeaderError::Malformed(&"a PROXY line ends with CR LF"))?;
     Ok(Some(Header { len: end + 1, ends: ends(line)?, tlvs: 0..0 }))
 }
 
@@ -26,16 +26,16 @@ fn ends(line: &[u8]) -> Result<Option<Ends>, HeaderError> {
     if line == b"UNKNOWN" || line.starts_with(b"UNKNOWN ") {
         return Ok(None);
     }
-    let text = core::str::from_utf8(line).map_err(|_| HeaderError::Malformed("a PROXY line is ASCII"))?;
+    let text = core::str::from_utf8(line).map_err(|_| HeaderError::Malformed(&"a PROXY line is ASCII"))?;
     let mut words = text.split(' ');
     let ends = match words.next() {
         Some("TCP4") => both(&mut words, |word| word.parse::<Ipv4Addr>().ok()),
         Some("TCP6") => both(&mut words, |word| word.parse::<Ipv6Addr>().ok()),
-        _ => return Err(HeaderError::Malformed("a PROXY line is of TCP4, TCP6 or UNKNOWN")),
+        _ => return Err(HeaderError::Malformed(&"a PROXY line is of TCP4, TCP6 or UNKNOWN")),
     };
     match (ends, words.next()) {
         (Some(ends), None) => Ok(Some(ends)),
-        _ => Err(HeaderError::Malformed("a PROXY line has two addresses and two ports")),
+        _ => Err(HeaderError::Malformed(&"a PROXY line has two addresses and two ports")),
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, Hea
     let is_local = match bytes.get(12) {
         None | Some(0x21) => false,
         Some(0x20) => true,
-        Some(_) => return Err(HeaderError::Malformed("a PROXY block of another version or command")),
+        Some(_) => return Err(HeaderError::Malformed(&"a PROXY block of another version or command")),
     };
     let family = bytes.get(13).copied();
     let addrs = match family {
@@ -29,16 +29,16 @@ pub(super) fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, Hea
         Some(0x11) => 12,
         Some(0x21) => 36,
         Some(0x31) => 216,
-        Some(0x12 | 0x22 | 0x32) => return Err(HeaderError::Malformed("a PROXY block of datagrams")),
-        Some(_) => return Err(HeaderError::Malformed("a PROXY block of another family")),
+        Some(0x12 | 0x22 | 0x32) => return Err(HeaderError::Malformed(&"a PROXY block of datagrams")),
+        Some(_) => return Err(HeaderError::Malformed(&"a PROXY block of another family")),
     };
     let Some(length) = bytes.get(14..FIXED) else { return Ok(None) };
     let len = FIXED + usize::from(u16::from_be_bytes([length[0], length[1]]));
     if len > bytes_max {
-        return Err(HeaderError::TooLarge { bytes: len, max: bytes_max });
+        return Err(HeaderError::too_large(len, bytes_max));
     }
     if len < FIXED + addrs {
-        return Err(HeaderError::Malformed("a PROXY block shorter than its addresses"));
+        return Err(HeaderError::Malformed(&"a PROXY block shorter than its addresses"));
     }
     let Some(block) = bytes.get(..len) else { return Ok(None) };
     if is_local || family == Some(0x00) {
@@ -71,23 +71,23 @@ fn check(block: &[u8], from: usize) -> Result<(), HeaderError> {
     let mut at = from;
     for field in fields(&block[from..]) {
         let Some((kind, value)) = field else {
-            return Err(HeaderError::Malformed("a field of a PROXY block goes beyond it"));
+            return Err(HeaderError::Malformed(&"a field of a PROXY block goes beyond it"));
         };
         at += 3;
         match kind {
             CRC32C => {
                 let Ok(sum) = <[u8; 4]>::try_from(value) else {
-                    return Err(HeaderError::Malformed("a checksum in a PROXY block has 4 bytes"));
+                    return Err(HeaderError::Malformed(&"a checksum in a PROXY block has 4 bytes"));
                 };
                 if crc32c_without(block, at) != u32::from_be_bytes(sum) {
                     return Err(HeaderError::Checksum);
                 }
             }
             UNIQUE_ID if value.len() > UNIQUE_ID_MAX => {
-                return Err(HeaderError::Malformed("a unique id in a PROXY block has at most 128 bytes"));
+                return Err(HeaderError::Malformed(&"a unique id in a PROXY block has at most 128 bytes"));
             }
             SSL if !tlvs::is_ssl(value) => {
-                return Err(HeaderError::Malformed("an SSL field of a PROXY block goes beyond it"));
+                return Err(HeaderError::Malformed(&"an SSL field of a PROXY block goes beyond it"));
             }
             _ => {}
         }

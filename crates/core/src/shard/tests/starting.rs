@@ -143,7 +143,7 @@ fn what_is_no_header_ends_its_connection() {
     let large = block(CommandV2::Proxy(None), &[(0xEA, &[0; BYTES_MAX])]);
     for (bytes, error) in [
         (&b"GET / HTTP/1.1\r\n"[..], HeaderError::NotProxy),
-        (&large[..16], HeaderError::TooLarge { bytes: large.len(), max: BYTES_MAX }),
+        (&large[..16], HeaderError::TooLarge { bytes: large.len() as u32, max: BYTES_MAX as u32 }),
     ] {
         let (mut shard, id) = starting(Limits::default());
         shard.begin(at(1), 2);
