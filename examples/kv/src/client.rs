@@ -1,17 +1,16 @@
 //! Connections, the commands about them and about the server, and what clients publish to each other.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use ringserve::time::Time;
-use ringserve::{Cx, LocalHandle, Opening, PushError, SharedPayload};
+use ringserve::{Cx, PushError, SharedPayload};
 
 use crate::commands::{self, Command, SPECS, Spec};
 use crate::data::{NOT_A_NUMBER, SYNTAX, matches};
+use crate::node::{About, Client, Node, Rows, Session, say, wrong_arguments};
 use crate::queue::unanswered;
 use crate::resp::{self, Args, Out, Part};
-use crate::service::{Node, Session, say, wrong_arguments};
 use crate::store::Value;
 
 /// The Redis whose commands, errors and replies these are.
@@ -19,34 +18,6 @@ const VERSION: &str = "7.0.0";
 /// Bytes of messages that wait for a slow subscriber, beyond which it is cut off.
 const MAIL_BYTES_MAX: usize = 8 << 20;
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
-
-/// What shards tell of themselves: connections with their numbers, channels and patterns with the count of who listens, figures.
-#[derive(Clone, Copy)]
-pub enum About {
-    Clients(u64),
-    Listeners(usize),
-    Figures,
-}
-
-pub type Rows = Vec<(Vec<u8>, i64)>;
-
-/// A connection.
-pub struct Client {
-    pub id: u64,
-    addr: String,
-    opened: Time,
-    handle: LocalHandle,
-    pub resp3: Cell<bool>,
-    /// True while replies wait in its queue, or it listens and may not do everything.
-    pub is_busy: Cell<bool>,
-    /// Its name, and name and version of its library.
-    names: RefCell<[Vec<u8>; 3]>,
-    /// Channels and patterns that it listens to.
-    listens: RefCell<[BTreeSet<Vec<u8>>; 2]>,
-    /// Messages that wait until it has read others.
-    mail: RefCell<VecDeque<Rc<SharedPayload>>>,
-    mail_bytes: Cell<usize>,
-}
 
 impl About {
     pub fn rows(self, node: &Node) -> Rows {
@@ -81,13 +52,6 @@ impl About {
 }
 
 impl Client {
-    pub fn new(id: u64, opening: &Opening<'_>) -> Rc<Client> {
-        let (resp3, is_busy, names, listens, mail, mail_bytes) = Default::default();
-        let (addr, opened, handle) =
-            (opening.peer().to_string(), opening.shard().now(), opening.local_handle());
-        Rc::new(Client { id, addr, opened, handle, resp3, is_busy, names, listens, mail, mail_bytes })
-    }
-
     /// Sets its name, or that of its library.
     fn rename(&self, n: usize, name: &[u8]) -> Result<Part<'static>, String> {
         if !name.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
@@ -95,15 +59,6 @@ impl Client {
         }
         self.names.borrow_mut()[n] = name.to_vec();
         Ok(Part::Ok)
-    }
-
-    pub fn listens(&self) -> bool {
-        self.listens.borrow().iter().any(|names| !names.is_empty())
-    }
-
-    /// Nothing waits in its queue any more.
-    pub fn rest(&self) {
-        self.is_busy.set(self.listens() && !self.resp3.get());
     }
 
     fn name(&self, n: usize) -> String {

@@ -15,6 +15,7 @@
 mod client;
 mod commands;
 mod data;
+mod node;
 mod queue;
 mod resp;
 mod service;
@@ -25,7 +26,7 @@ mod tests;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
@@ -34,8 +35,9 @@ use ringserve::{Driver, Limits, Server, Shard, WithHeads, with_heads};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::node::{Node, Ways};
 use crate::resp::Resp;
-use crate::service::{Kv, Node, Ways};
+use crate::service::Kv;
 use crate::store::Keyer;
 
 /// A key-value server that speaks the Redis protocol.
@@ -78,9 +80,9 @@ impl Args {
 /// Requests that may wait for a shard.
 const REQUESTS_MAX: usize = 65_536;
 
-/// Milliseconds since 1970.
-fn unix_millis() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+/// Time since 1970.
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Makes the service of each shard. `epoch` tells the time once: keys end by the clock of their shard, which no change of the system's
@@ -89,7 +91,7 @@ fn service(
     keyer: Keyer,
     value_bytes_max: usize,
     requests_max: usize,
-    epoch: fn() -> u64,
+    epoch: fn() -> Duration,
 ) -> impl Fn(&Shard) -> WithHeads<Kv> + Send + Sync {
     let ways = Ways { work: Mesh::with_capacity(requests_max), about: Mesh::with_capacity(requests_max) };
     move |shard| with_heads(Kv(Node::new(shard, keyer.clone(), value_bytes_max, &ways, epoch)))
@@ -110,7 +112,7 @@ fn main() -> ExitCode {
         store::random_keyer(),
         value_bytes_max,
         REQUESTS_MAX,
-        unix_millis,
+        unix_time,
     )) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

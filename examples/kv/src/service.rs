@@ -1,7 +1,6 @@
 //! Connects requests, keys and replies.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -9,13 +8,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringserve::framing::FrameError;
-use ringserve::sync::{Mesh, Notify};
-use ringserve::time::Time;
+use ringserve::sync::Notify;
 use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service, Shard};
 
-use crate::client::{About, Client, Rows};
 use crate::commands::{self, Command, Merge, Reach};
 use crate::data::Task;
+use crate::node::{Client, Node, Pending, Session, Ways, say, wrong_arguments};
 use crate::queue::{Batch, Queue};
 use crate::resp::{self, Args, Head, Out, Part};
 use crate::store::{Keyer, Store, owner};
@@ -28,48 +26,6 @@ const EXPIRED_AT_ONCE: usize = 1000;
 const SPARE_MAX: usize = 64;
 /// Bytes of an unknown command, and of its arguments, that are told back.
 const TOLD_BYTES_MAX: usize = 128;
-
-/// How shards reach each other: with requests about keys, and to tell something of themselves.
-#[derive(Clone)]
-pub struct Ways {
-    pub work: Mesh<Batch, Batch>,
-    pub about: Mesh<About, Rows>,
-}
-
-pub type Listeners = RefCell<BTreeMap<Vec<u8>, Vec<Rc<Client>>>>;
-
-/// One shard: its keys, its connections, and its ways to the others.
-pub struct Node {
-    pub shard: Shard,
-    pub keyer: Keyer,
-    pub store: RefCell<Store>,
-    pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
-    /// Who listens to each channel, and to each pattern.
-    pub listeners: [Listeners; 2],
-    pub opened: Cell<u64>,
-    pub commands: Cell<u64>,
-    pub started: Time,
-    pub value_bytes_max: usize,
-    pub ways: Ways,
-    /// Queues without anything in them.
-    spare: RefCell<Vec<Rc<Pending>>>,
-}
-
-/// A connection, as the framework keeps it.
-pub struct Session {
-    pub client: Rc<Client>,
-    queue: RefCell<Option<Rc<Pending>>>,
-}
-
-impl ringserve::Session for Session {}
-
-/// The replies that a connection waits for.
-struct Pending {
-    queue: RefCell<Queue>,
-    /// Calls behind it, which go on one after the other when nothing is due any more.
-    waiting: Cell<usize>,
-    next: Notify,
-}
 
 /// What is left to do of a call that is not answered at once.
 enum Left {
@@ -128,12 +84,13 @@ impl Node {
         keyer: Keyer,
         value_bytes_max: usize,
         ways: &Ways,
-        epoch: fn() -> u64,
+        epoch: fn() -> Duration,
     ) -> Rc<Node> {
         let clock = shard.clone();
         let started = shard.now();
+        // Read behind the clock, and cut to milliseconds once: a key lives as long as the clock of a peer says, and no longer.
         let epoch = epoch();
-        let now = move || epoch + (clock.now() - started).as_millis() as u64;
+        let now = move || (epoch + (clock.now() - started)).as_millis() as u64;
         let node = Rc::new(Node {
             shard: shard.clone(),
             store: RefCell::new(Store::new(keyer.clone(), now)),
@@ -465,14 +422,6 @@ impl Node {
             None => queue.ask(shard, command, args, is_part),
         }
     }
-}
-
-pub fn say(cx: &Cx<'_, Session>, part: Part<'_>) {
-    cx.write_with(|out| out.part(part, cx.session().client.resp3.get()));
-}
-
-pub fn wrong_arguments(command: &str) -> String {
-    format!("ERR wrong number of arguments for '{command}' command")
 }
 
 /// Lets others go first.

@@ -124,6 +124,27 @@ fn keys_that_end_give_their_memory_back_as_others_come() {
 }
 
 #[test]
+fn ends_are_told_by_a_clock_that_is_cut_to_milliseconds_once() {
+    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            let end = UNIX_START.as_millis() + 3_600_000;
+            me.check(&[(&format!("set k v pxat {end}"), "+OK")]).await?;
+            for _ in 0..20 {
+                net.sleep(Duration::from_micros(net.random() % 10_000)).await;
+                let sent = (UNIX_START + net.now()).as_millis();
+                let left: u128 = me.ask("pttl k").await?[1..].parse()?;
+                let told = sent..=(UNIX_START + net.now()).as_millis();
+                assert!(told.contains(&(end - left)), "{} of {told:?}", end - left);
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn increments_of_all_connections_count_once() {
     Sim::seeds(150).faults(Faults::all()).run(|sim| {
         let addr = starts(sim, &[]).addr();
