@@ -1,18 +1,13 @@
-//! Connections, the commands about them and about the server, and what clients publish to each other.
+//! Connections, the commands about them, and what clients publish to each other.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use ringserve::time::Time;
-use ringserve::{Cx, LocalHandle, Opening, PushError, SharedPayload};
+use ringserve::{LocalHandle, PushError, Shard, SharedPayload};
 
-use crate::commands::{self, Command, SPECS, Spec};
-use crate::data::{NOT_A_NUMBER, SYNTAX, matches};
-use crate::queue::unanswered;
-use crate::resp::{self, Args, Out, Part};
-use crate::service::{Node, Session, say, wrong_arguments};
-use crate::store::Value;
+use crate::keys::{matches, number};
+use crate::resp::{self, Args, Bad, Done, Out};
 
 /// The Redis whose commands, errors and replies these are.
 const VERSION: &str = "7.0.0";
@@ -20,113 +15,37 @@ const VERSION: &str = "7.0.0";
 const MAIL_BYTES_MAX: usize = 8 << 20;
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
-/// What shards tell of themselves: connections with their numbers, channels and patterns with the count of who listens, figures.
-#[derive(Clone, Copy)]
-pub enum About {
-    Clients(u64),
-    Listeners(usize),
-    Figures,
-}
+/// A pattern, if it is true, or a channel.
+type Topic = (bool, Vec<u8>);
 
-pub type Rows = Vec<(Vec<u8>, i64)>;
+/// The subscribers of one shard.
+pub type Topics = RefCell<BTreeMap<Topic, Vec<Rc<Client>>>>;
 
 /// A connection.
 pub struct Client {
     pub id: u64,
-    addr: String,
-    opened: Time,
     handle: LocalHandle,
+    shard: Shard,
+    topics: Rc<Topics>,
     pub resp3: Cell<bool>,
-    /// True while replies wait in its queue, or it listens and may not do everything.
-    pub is_busy: Cell<bool>,
-    /// Its name, and name and version of its library.
-    names: RefCell<[Vec<u8>; 3]>,
-    /// Channels and patterns that it listens to.
-    listens: RefCell<[BTreeSet<Vec<u8>>; 2]>,
+    name: RefCell<Vec<u8>>,
+    listens: RefCell<BTreeSet<Topic>>,
+    /// True while it listens and may not do everything, as in version 2 of the protocol.
+    pub only_listens: Cell<bool>,
     /// Messages that wait until it has read others.
     mail: RefCell<VecDeque<Rc<SharedPayload>>>,
     mail_bytes: Cell<usize>,
 }
 
-impl About {
-    pub fn rows(self, node: &Node) -> Rows {
-        match self {
-            About::Clients(asks) => node
-                .clients
-                .borrow()
-                .values()
-                .map(|client| (client.line(asks, node).into(), client.id as i64))
-                .collect(),
-            About::Listeners(kind) => {
-                let listeners = node.listeners[kind].borrow();
-                listeners.iter().map(|(name, clients)| (name.clone(), clients.len() as i64)).collect()
-            }
-            About::Figures => {
-                let [keys, ending, expired, bytes] =
-                    node.store.borrow().figures().map(|figure| figure as i64);
-                let (open, opened) = (node.clients.borrow().len() as i64, node.opened.get() as i64);
-                let commands = node.commands.get() as i64;
-                let all = [
-                    ("keys", keys),
-                    ("ending", ending),
-                    ("expired", expired),
-                    ("bytes", bytes),
-                    ("open", open),
-                ];
-                let all = all.into_iter().chain([("opened", opened), ("commands", commands)]);
-                all.map(|(name, figure)| (name.into(), figure)).collect()
-            }
-        }
-    }
-}
-
 impl Client {
-    pub fn new(id: u64, opening: &Opening<'_>) -> Rc<Client> {
-        let (resp3, is_busy, names, listens, mail, mail_bytes) = Default::default();
-        let (addr, opened, handle) =
-            (opening.peer().to_string(), opening.shard().now(), opening.local_handle());
-        Rc::new(Client { id, addr, opened, handle, resp3, is_busy, names, listens, mail, mail_bytes })
+    pub fn new(id: u64, handle: LocalHandle, shard: &Shard, topics: &Rc<Topics>) -> Rc<Client> {
+        let (resp3, name, listens, only_listens, mail, mail_bytes) = Default::default();
+        let (shard, topics) = (shard.clone(), topics.clone());
+        Rc::new(Client { id, handle, shard, topics, resp3, name, listens, only_listens, mail, mail_bytes })
     }
 
-    /// Sets its name, or that of its library.
-    fn rename(&self, n: usize, name: &[u8]) -> Result<Part<'static>, String> {
-        if !name.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
-            return Err(BAD_NAME.into());
-        }
-        self.names.borrow_mut()[n] = name.to_vec();
-        Ok(Part::Ok)
-    }
-
-    pub fn listens(&self) -> bool {
-        self.listens.borrow().iter().any(|names| !names.is_empty())
-    }
-
-    /// Nothing waits in its queue any more.
-    pub fn rest(&self) {
-        self.is_busy.set(self.listens() && !self.resp3.get());
-    }
-
-    fn name(&self, n: usize) -> String {
-        String::from_utf8_lossy(&self.names.borrow()[n]).into_owned()
-    }
-
-    /// The last command is known of the one that asks, and not kept of the others.
-    fn line(&self, asks: u64, node: &Node) -> String {
-        let (id, addr, resp) = (self.id, &self.addr, 2 + u8::from(self.resp3.get()));
-        let age = (node.shard.now() - self.opened).as_secs();
-        let [name, lib, version] = [0, 1, 2].map(|n| self.name(n));
-        let command = if asks == id { " cmd=client" } else { "" };
-        format!(
-            "id={id} addr={addr} name={name} age={age} flags=N db=0 resp={resp} lib-name={lib} lib-ver={version}{command} \
-             user=default\n"
-        )
-    }
-}
-
-/// Messages from client to client.
-impl Client {
     /// Sends a message, after those that wait until this client has read others.
-    fn send(self: &Rc<Self>, message: &Rc<SharedPayload>, node: &Node) {
+    fn send(self: &Rc<Self>, message: &Rc<SharedPayload>) {
         let mut mail = self.mail.borrow_mut();
         if mail.is_empty() && self.handle.push_shared(message) != Err(PushError::Full) {
             return;
@@ -139,7 +58,7 @@ impl Client {
         mail.push_back(message.clone());
         if mail.len() == 1 {
             let client = self.clone();
-            node.shard.spawn(async move {
+            self.shard.spawn(async move {
                 while !client.mail.borrow().is_empty() {
                     client.handle.ready().await;
                     let Some(message) = client.mail.borrow_mut().pop_front() else { return };
@@ -150,363 +69,191 @@ impl Client {
         }
     }
 
-    /// Listens to nothing any more.
-    pub fn leave(&self, node: &Node) {
-        for kind in 0..2 {
-            for name in std::mem::take(&mut self.listens.borrow_mut()[kind]) {
-                node.forget(self, kind, &name);
-            }
+    fn listen(self: &Rc<Self>, topic: Topic) {
+        if self.listens.borrow_mut().insert(topic.clone()) {
+            self.topics.borrow_mut().entry(topic).or_default().push(self.clone());
         }
-        self.rest();
     }
-}
 
-impl Node {
-    fn forget(&self, client: &Client, kind: usize, name: &[u8]) {
-        let mut listeners = self.listeners[kind].borrow_mut();
-        if let Some(clients) = listeners.get_mut(name) {
-            clients.retain(|other| other.id != client.id);
+    fn forget(&self, topic: &Topic) {
+        self.listens.borrow_mut().remove(topic);
+        let mut topics = self.topics.borrow_mut();
+        if let Some(clients) = topics.get_mut(topic) {
+            clients.retain(|other| other.id != self.id);
             if clients.is_empty() {
-                listeners.remove(name);
+                topics.remove(topic);
             }
         }
     }
 
-    /// Sends a message to who listens on this shard. Each kind is encoded once.
-    pub fn publish(&self, channel: &[u8], message: &[u8]) -> i64 {
-        let told = Cell::new(0);
-        let tell = |clients: &[Rc<Client>], parts: &[&[u8]]| {
-            for resp3 in [false, true] {
-                let mut listeners = clients.iter().filter(|client| client.resp3.get() == resp3).peekable();
-                if listeners.peek().is_none() {
-                    continue;
-                }
+    /// Listens to nothing any more.
+    pub fn leave(&self) {
+        let all = self.listens.borrow().clone();
+        all.iter().for_each(|topic| self.forget(topic));
+        self.only_listens.set(false);
+    }
+}
+
+/// Sends a message to the subscribers of this shard, and tells how many there are. It is encoded once for each version.
+pub fn publish(topics: &Topics, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let (channel, message, topics, mut told) = (args.get(1), args.get(2), topics.borrow(), 0);
+    let exact = topics.get_key_value(&(false, channel.to_vec()));
+    let patterns = topics.range((true, Vec::new())..).filter(|((_, name), _)| matches(name, channel));
+    for ((is_pattern, name), clients) in exact.into_iter().chain(patterns) {
+        let texts = [const { OnceCell::new() }; 2];
+        for client in clients {
+            let resp3 = client.resp3.get();
+            client.send(texts[usize::from(resp3)].get_or_init(|| {
                 let mut text = Vec::new();
-                text.part(Part::Push(parts.len()), resp3);
-                parts.iter().for_each(|part| text.part(Part::Bytes(part), resp3));
-                let message = Rc::new(SharedPayload::new(text));
-                listeners.for_each(|client| {
-                    client.send(&message, self);
-                    told.set(told.get() + 1);
-                });
-            }
-        };
-        if let Some(clients) = self.listeners[0].borrow().get(channel) {
-            tell(clients, &[b"message", channel, message]);
-        }
-        for (pattern, clients) in self.listeners[1].borrow().iter().filter(|(name, _)| matches(name, channel))
-        {
-            tell(clients, &[b"pmessage", pattern, channel, message]);
-        }
-        told.get()
-    }
-
-    /// SUBSCRIBE and its like: a message about each channel or pattern.
-    fn subscribe(&self, cx: &Cx<'_, Session>, command: Command, args: Args<'_>) {
-        let client = &cx.session().client;
-        let kind = usize::from(matches!(command, Command::PSubscribe | Command::PUnsubscribe));
-        let adds = matches!(command, Command::Subscribe | Command::PSubscribe);
-        let mut names: Vec<Option<Vec<u8>>> = args.from(1).map(|name| Some(name.to_vec())).collect();
-        if names.is_empty() {
-            names.extend(client.listens.borrow()[kind].iter().cloned().map(Some));
-        }
-        if names.is_empty() {
-            names.push(None);
-        }
-        for name in names {
-            if let Some(name) = &name {
-                let is_other = match adds {
-                    true => client.listens.borrow_mut()[kind].insert(name.clone()),
-                    false => client.listens.borrow_mut()[kind].remove(name),
+                let parts: &[&[u8]] = match is_pattern {
+                    true => &[b"pmessage", name, channel, message],
+                    false => &[b"message", channel, message],
                 };
-                match adds {
-                    true if is_other => {
-                        self.listeners[kind]
-                            .borrow_mut()
-                            .entry(name.clone())
-                            .or_default()
-                            .push(client.clone());
-                    }
-                    _ if is_other => self.forget(client, kind, name),
-                    _ => {}
-                }
-            }
-            let count = client.listens.borrow().iter().map(BTreeSet::len).sum::<usize>();
-            say(cx, Part::Push(3));
-            say(cx, Part::Bytes(command.spec().name.as_bytes()));
-            say(cx, name.as_deref().map_or(Part::Null, Part::Bytes));
-            say(cx, Part::Int(count as i64));
+                let mut out = Out::text(&mut text, resp3);
+                let written = out.push(parts.len()).and(parts.iter().try_for_each(|part| out.bytes(part)));
+                debug_assert!(written.is_ok());
+                Rc::new(SharedPayload::new(text))
+            }));
+            told += 1;
         }
-        client.rest();
     }
+    out.int(told)
+}
 
-    /// Runs a command that is not about keys. True if all shards are to be asked for it.
-    pub fn about_the_connection(&self, cx: &Cx<'_, Session>, command: Command, args: Args<'_>) -> bool {
-        match self.about(cx, command, args) {
-            Ok(Some(part)) => say(cx, part),
-            Ok(None) => {}
-            Err(error) if error.is_empty() => return true,
-            Err(error) => say(cx, Part::Error(error)),
+/// SUBSCRIBE and its like: a message about each channel or pattern.
+pub fn subscribe(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let command = args.word(0);
+    let is_pattern = command.starts_with('p');
+    let mut names: Vec<Option<Vec<u8>>> = args.from(1).map(|name| Some(name.to_vec())).collect();
+    if names.is_empty() {
+        let all = client.listens.borrow();
+        names.extend(all.iter().filter(|topic| topic.0 == is_pattern).map(|topic| Some(topic.1.clone())));
+    }
+    if names.is_empty() {
+        names.push(None);
+    }
+    for name in names {
+        out.push(3)?;
+        out.bytes(command.as_bytes())?;
+        match &name {
+            Some(name) => out.bytes(name)?,
+            None => out.null()?,
         }
-        false
+        match name {
+            Some(name) if command.contains("unsub") => client.forget(&(is_pattern, name)),
+            Some(name) => client.listen((is_pattern, name)),
+            None => {}
+        }
+        out.int(client.listens.borrow().len() as i64)?;
     }
+    client.only_listens.set(!client.resp3.get() && !client.listens.borrow().is_empty());
+    Ok(())
+}
 
-    fn about<'a>(
-        &self,
-        cx: &Cx<'_, Session>,
-        command: Command,
-        args: Args<'a>,
-    ) -> Result<Option<Part<'a>>, String> {
-        let (session, count) = (cx.session(), args.spans.len());
-        let client = &*session.client;
-        let subcommand = args.get(1).to_ascii_lowercase();
-        Ok(Some(match command {
-            Command::Ping if count > 2 => return Err(wrong_arguments("ping")),
-            Command::Ping if client.listens() && !client.resp3.get() => {
-                Part::List(vec![Part::Bytes(b"pong"), Part::Bytes(args.get(1))])
-            }
-            Command::Ping if count == 1 => Part::Word("PONG"),
-            Command::Ping | Command::Echo => Part::Bytes(args.get(1)),
-            Command::Select => match resp::number(args.get(1)).ok_or(NOT_A_NUMBER)? {
-                0 => Part::Ok,
-                _ => return Err("ERR DB index is out of range".into()),
-            },
-            Command::Hello => return self.hello(cx, args),
-            Command::Reset => {
-                client.resp3.set(false);
-                client.names.borrow_mut()[0].clear();
-                client.leave(self);
-                Part::Word("RESET")
-            }
-            Command::Quit => {
-                say(cx, Part::Ok);
-                cx.close();
-                return Ok(None);
-            }
-            Command::Time => {
-                let now = self.store.borrow().now() as i64;
-                Part::List([now / 1000, now % 1000 * 1000].map(|n| owned(resp::digits(n).to_vec())).into())
-            }
-            Command::Function if subcommand == b"flush" => Part::Ok,
-            Command::Client => match (&subcommand[..], count) {
-                (b"id", 2) => Part::Int(client.id as i64),
-                (b"getname", 2) if client.names.borrow()[0].is_empty() => Part::Null,
-                (b"getname", 2) => owned(client.name(0)),
-                (b"info", 2) => Part::Text(client.line(client.id, self)),
-                (b"list", _) => return Err(String::new()),
-                (b"setname", 3) => return client.rename(0, args.get(2)).map(Some),
-                (b"setinfo", 4) => match &args.get(2).to_ascii_lowercase()[..] {
-                    b"lib-name" => return client.rename(1, args.get(3)).map(Some),
-                    b"lib-ver" => return client.rename(2, args.get(3)).map(Some),
-                    _ => return Err(SYNTAX.into()),
-                },
-                (b"id" | b"getname" | b"info" | b"setname" | b"setinfo", _) => {
-                    return Err(unknown(command, args, true));
-                }
-                _ => return Err(unknown(command, args, false)),
-            },
-            Command::Config => match &subcommand[..] {
-                b"get" if count > 2 => self.config(args),
-                b"set" if count > 3 => {
-                    let name = String::from_utf8_lossy(args.get(2));
-                    return Err(format!(
-                        "ERR CONFIG SET failed (possibly related to argument '{name}') - can't set immutable config"
-                    ));
-                }
-                b"get" | b"set" => return Err(unknown(command, args, true)),
-                _ => return Err(unknown(command, args, false)),
-            },
-            Command::Describe => match (&subcommand[..], count) {
-                (b"count", 2) => Part::Int(SPECS.len() as i64),
-                (b"", _) => Part::List(SPECS.iter().map(info).collect()),
-                (b"info", _) => {
-                    let specs = args.from(2).map(|name| commands::find(name).map(Command::spec));
-                    Part::List(specs.map(|spec| spec.map_or(Part::NullArray, info)).collect())
-                }
-                (b"docs", _) => {
-                    let all = SPECS.iter().filter(|spec| {
-                        count == 2 || args.from(2).any(|name| name.eq_ignore_ascii_case(spec.name.as_bytes()))
-                    });
-                    Part::Pairs(
-                        all.map(|spec| (spec.name, Part::Pairs(vec![("summary", word(spec.summary))])))
-                            .collect(),
-                    )
-                }
-                (b"count", _) => return Err(unknown(command, args, true)),
-                _ => return Err(unknown(command, args, false)),
-            },
-            Command::PubSub | Command::Info => return Err(String::new()),
-            Command::Function => return Err(unknown(command, args, false)),
-            _ => {
-                self.subscribe(cx, command, args);
-                return Ok(None);
-            }
-        }))
+pub fn ping(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    match args.len() {
+        3.. => Err("ERR wrong number of arguments for 'ping' command".into()),
+        _ if client.only_listens.get() => {
+            out.array(2)?;
+            out.bytes(b"pong")?;
+            out.bytes(args.get(1))
+        }
+        1 => out.word("PONG"),
+        _ => out.bytes(args.get(1)),
     }
 }
 
-impl Node {
-    /// HELLO: which version of the protocol to speak, who the client is, and who the server.
-    fn hello<'a>(&self, cx: &Cx<'_, Session>, args: Args<'a>) -> Result<Option<Part<'a>>, String> {
-        let client = &*cx.session().client;
-        let resp3 = match (args.spans.len(), resp::number(args.get(1))) {
-            (1, _) => client.resp3.get(),
-            (_, Some(version @ 2..=3)) => version == 3,
-            (_, Some(_)) => return Err("NOPROTO unsupported protocol version".into()),
-            (_, None) => return Err("ERR Protocol version is not an integer or out of range".into()),
-        };
-        let (mut options, mut name) = (args.from(2), None);
-        while let Some(option) = options.next() {
-            match &option.to_ascii_lowercase()[..] {
-                // Without a password set, Redis takes any for the default user.
-                b"auth" if options.len() >= 2 => match (options.next(), options.next()) {
-                    (Some(b"default"), _) => {}
-                    _ => return Err("WRONGPASS invalid username-password pair or user is disabled.".into()),
-                },
-                b"setname" if options.len() >= 1 => name = options.next(),
-                _ => {
-                    let option = String::from_utf8_lossy(option);
-                    return Err(format!("ERR Syntax error in HELLO option '{option}'"));
-                }
-            }
-        }
-        if let Some(name) = name {
-            client.rename(0, name)?;
-        }
-        client.resp3.set(resp3);
-        client.rest();
-        let (version, id) = (Part::Int(2 + i64::from(resp3)), Part::Int(client.id as i64));
-        Ok(Some(Part::Pairs(vec![
-            ("server", word("redis")),
-            ("version", word(VERSION)),
-            ("proto", version),
-            ("id", id),
-            ("mode", word("standalone")),
-            ("role", word("master")),
-            ("modules", Part::List(Vec::new())),
-        ])))
-    }
-
-    /// CONFIG GET: what clients and redis-benchmark ask about. Nothing can be set.
-    fn config<'a>(&self, args: Args<'a>) -> Part<'a> {
-        let bulk_max = owned(resp::digits(self.value_bytes_max as i64).to_vec());
-        let words =
-            [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory", "0"), ("timeout", "0")];
-        let all = words.into_iter().map(|(name, value)| (name, word(value)));
-        let asked =
-            |name: &str| args.from(2).any(|glob| matches(&glob.to_ascii_lowercase(), name.as_bytes()));
-        let all = all.chain([("maxmemory-policy", word("noeviction")), ("proto-max-bulk-len", bulk_max)]);
-        Part::Pairs(all.filter(|(name, _)| asked(name)).collect())
-    }
-
-    /// Commands that ask all shards about themselves: INFO, CLIENT LIST, PUBSUB.
-    pub async fn about_all(&self, cx: &Cx<'_, Session>, command: Command, args: Args<'_>) -> Part<'static> {
-        let kind = args.get(1).to_ascii_lowercase();
-        let about = match command {
-            Command::Info => About::Figures,
-            Command::Client => About::Clients(cx.session().client.id),
-            _ => match &kind[..] {
-                b"channels" | b"numsub" => About::Listeners(0),
-                b"numpat" => About::Listeners(1),
-                _ => return Part::Error(unknown(command, args, false)),
-            },
-        };
-        let mut rows = BTreeMap::new();
-        for (shard, answer) in self.ways.about.on_all(|_| about).await.into_iter().enumerate() {
-            match answer {
-                Ok(told) => {
-                    told.into_iter().for_each(|(name, count)| *rows.entry(name).or_default() += count)
-                }
-                Err(why) => return Part::Error(unanswered(shard, why)),
-            }
-        }
-        match (about, &kind[..]) {
-            (About::Figures, _) => Part::Text(self.info(&rows, args)),
-            (About::Clients(_), _) => {
-                let mut lines: Vec<(i64, Vec<u8>)> = rows.into_iter().map(|(line, id)| (id, line)).collect();
-                lines.sort_unstable();
-                let lines = lines.into_iter().map(|(_, line)| String::from_utf8_lossy(&line).into_owned());
-                Part::Text(lines.collect())
-            }
-            (_, b"numpat") => Part::Int(rows.len() as i64),
-            (_, b"numsub") => {
-                let count = |name: &[u8]| Part::Int(rows.get(name).copied().unwrap_or_default());
-                let parts = args.from(2).flat_map(|name| [owned(name), count(name)]);
-                Part::List(parts.collect())
-            }
-            _ => {
-                let asked = |name: &Vec<u8>| args.spans.len() < 3 || matches(args.get(2), name);
-                Part::List(rows.into_keys().filter(asked).map(owned).collect())
-            }
-        }
-    }
-
-    /// INFO: the figures of all shards together, and the number of the one that the connection is on.
-    fn info(&self, rows: &BTreeMap<Vec<u8>, i64>, args: Args<'_>) -> String {
-        let figure = |name: &str| rows.get(name.as_bytes()).copied().unwrap_or_default();
-        let keys = match figure("keys") {
-            0 => String::new(),
-            keys => format!("db0:keys={keys},expires={},avg_ttl=0\r\n", figure("ending")),
-        };
-        let sections = [
-            (
-                "Server",
-                format!(
-                    "redis_version:{VERSION}\r\nredis_mode:standalone\r\nos:Linux\r\narch_bits:64\r\nprocess_id:{}\r\n\
-                 uptime_in_seconds:{}\r\nshard:{}\r\nshards:{}\r\n",
-                    std::process::id(),
-                    (self.shard.now() - self.started).as_secs(),
-                    self.shard.index(),
-                    self.shard.count(),
-                ),
-            ),
-            ("Clients", format!("connected_clients:{}\r\n", figure("open"))),
-            ("Memory", format!("used_memory:{}\r\n", figure("bytes"))),
-            (
-                "Stats",
-                format!(
-                    "total_connections_received:{}\r\ntotal_commands_processed:{}\r\nexpired_keys:{}\r\n",
-                    figure("opened"),
-                    figure("commands"),
-                    figure("expired"),
-                ),
-            ),
-            ("Replication", "role:master\r\nconnected_slaves:0\r\n".to_owned()),
-            ("Cluster", "cluster_enabled:0\r\n".to_owned()),
-            ("Keyspace", keys),
-        ];
-        let asked = |name: &str| {
-            let is = |arg: &[u8]| {
-                [name, "default", "all", "everything"].iter().any(|n| arg.eq_ignore_ascii_case(n.as_bytes()))
-            };
-            args.spans.len() < 2 || args.from(1).any(is)
-        };
-        let sections = sections.into_iter().filter(|(name, _)| asked(name));
-        sections.map(|(name, lines)| format!("# {name}\r\n{lines}")).collect::<Vec<_>>().join("\r\n")
+pub fn select(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    match number(args, 1)? {
+        0 => out.ok(),
+        _ => Err("ERR DB index is out of range".into()),
     }
 }
 
-fn owned(bytes: impl Into<Vec<u8>>) -> Part<'static> {
-    Part::Old(Value::Own(bytes.into()))
+pub fn reset(client: &Rc<Client>, _: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    client.resp3.set(false);
+    client.name.borrow_mut().clear();
+    client.leave();
+    out.word("RESET")
 }
 
-fn word(word: &'static str) -> Part<'static> {
-    Part::Bytes(word.as_bytes())
-}
-
-/// What COMMAND tells of one: flags, access categories, tips, key specifications and subcommands are left out.
-fn info(spec: &'static Spec) -> Part<'static> {
-    let [first, last, step] = spec.keys().map(Part::Int);
-    let sets = [(); 4].map(|()| Part::Set(0));
-    let facts = [word(spec.name), Part::Int(spec.arity), Part::Set(0), first, last, step];
-    Part::List(facts.into_iter().chain(sets).collect())
-}
-
-/// A command has no such subcommand, or too few or too many arguments.
-fn unknown(command: Command, args: Args<'_>, is_known: bool) -> String {
-    let (name, given) = (command.spec().name, String::from_utf8_lossy(args.get(1)).into_owned());
-    match is_known {
-        true => wrong_arguments(&format!("{name}|{}", given.to_ascii_lowercase())),
-        false => format!("ERR unknown subcommand '{given}'. Try {} HELP.", name.to_ascii_uppercase()),
+/// HELLO: which version of the protocol to speak, who the client is, and who the server.
+pub fn hello(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let resp3 = match (args.len(), resp::number(args.get(1))) {
+        (1, _) => client.resp3.get(),
+        (_, Some(version @ 2..=3)) => version == 3,
+        (_, Some(_)) => return Err("NOPROTO unsupported protocol version".into()),
+        (_, None) => return Err("ERR Protocol version is not an integer or out of range".into()),
+    };
+    let mut at = 2;
+    while at < args.len() {
+        match &*args.word(at) {
+            // Without a password set, Redis takes any for the default user.
+            "auth" if at + 2 < args.len() && args.get(at + 1) == b"default" => at += 3,
+            "setname" if at + 1 < args.len() => {
+                rename(client, args.get(at + 1))?;
+                at += 2;
+            }
+            option => return Err(format!("ERR Syntax error in HELLO option '{option}'").into()),
+        }
     }
+    client.resp3.set(resp3);
+    client.only_listens.set(!resp3 && !client.listens.borrow().is_empty());
+    out.resp3 = resp3;
+    out.map(5)?;
+    for (name, text) in [("server", "redis"), ("version", VERSION), ("mode", "standalone")] {
+        out.bytes(name.as_bytes())?;
+        out.bytes(text.as_bytes())?;
+    }
+    out.bytes(b"proto")?;
+    out.int(2 + i64::from(resp3))?;
+    out.bytes(b"id")?;
+    out.int(client.id as i64)
+}
+
+fn rename(client: &Client, name: &[u8]) -> Done {
+    if !name.iter().all(u8::is_ascii_graphic) {
+        return Err(BAD_NAME.into());
+    }
+    *client.name.borrow_mut() = name.to_vec();
+    Ok(())
+}
+
+pub fn client(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    match (&*args.word(1), args.len()) {
+        ("id", 2) => out.int(client.id as i64),
+        ("getname", 2) if client.name.borrow().is_empty() => out.null(),
+        ("getname", 2) => out.bytes(&client.name.borrow()),
+        ("setname", 3) => rename(client, args.get(2)).and_then(|()| out.ok()),
+        // What library it uses is no matter here.
+        ("setinfo", 4) => out.ok(),
+        _ => Err(unknown(args)),
+    }
+}
+
+/// CONFIG GET: what clients and redis-benchmark ask about. Nothing can be set.
+pub fn config(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    if args.word(1) != "get" || args.len() < 3 {
+        return Err(unknown(args));
+    }
+    let all = [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory", "0")];
+    let asked = |name: &str| (2..args.len()).any(|n| matches(args.word(n).as_bytes(), name.as_bytes()));
+    let told: Vec<_> = all.into_iter().filter(|(name, _)| asked(name)).collect();
+    out.map(told.len())?;
+    told.into_iter().flat_map(|(name, value)| [name, value]).try_for_each(|text| out.bytes(text.as_bytes()))
+}
+
+/// INFO: what clients look for, and which shard the connection is on.
+pub fn info(client: &Rc<Client>, _: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let (shard, shards) = (client.shard.index(), client.shard.count());
+    out.bytes(
+        format!("# Server\r\nredis_version:{VERSION}\r\nloading:0\r\nshard:{shard}\r\nshards:{shards}\r\n")
+            .as_bytes(),
+    )
+}
+
+/// A command has no such subcommand, or not with that many arguments.
+pub fn unknown(args: Args<'_>) -> Bad {
+    let (name, given) = (args.word(0).to_uppercase(), String::from_utf8_lossy(args.get(1)));
+    format!("ERR unknown subcommand '{given}'. Try {name} HELP.").into()
 }

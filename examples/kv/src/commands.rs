@@ -1,180 +1,188 @@
-//! The commands there are.
+//! The commands there are: their names, how many arguments they take, which keys they reach, and what they do.
 
-/// Which keys a command reaches, and so which shards.
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::LazyLock;
+
+use crate::client::{self, Client, Topics, unknown};
+use crate::keys::{self, EX, EXAT, PX, PXAT, number};
+use crate::resp::{Args, Done, Out};
+use crate::store::Store;
+
+/// Which shards a command asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// None: it is about the connection or the server.
-    Nothing,
-    /// Its first argument.
+pub enum To {
+    /// None: it is about the connection.
+    Client,
+    /// That of the key in its first argument.
     Key,
-    /// Several, each with that many arguments, which are all of one shard.
-    Together(usize),
-    /// Each argument. The reply is the sum of what the shards say of them.
-    Sum,
-    /// Each argument. The reply is an array of the values.
+    /// Those of all keys, with that many arguments for each. What they say becomes one reply.
+    Each(usize),
+    /// Those of all keys. What they say becomes the elements of an array.
     Values,
-    /// Each pair of key and value.
-    Pairs,
-    /// All keys, and more that each shard has. The answers become one reply.
-    All(Merge),
-    /// Those of the shard that its cursor names.
+    /// All shards. What they say becomes one reply.
+    All,
+    /// That which its cursor names.
     Cursor,
 }
 
-/// How the answers of shards become one reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Merge {
-    /// They are counts, and the reply is their sum.
-    Sum,
-    /// The reply is `OK`.
-    Ok,
-    /// They are elements of one array.
-    Array,
-    /// One of them is the reply, the likelier the more keys its shard has.
-    Any,
+type OnClient = fn(&Rc<Client>, Args<'_>, &mut Out<'_, '_>) -> Done;
+type OnStore = fn(&mut Store, Args<'_>, &mut Out<'_, '_>) -> Done;
+
+/// What a command does. One that reaches several keys does it for each, where that key is.
+#[derive(Clone, Copy)]
+pub enum Run {
+    Client(OnClient),
+    Store(OnStore),
+    Topics(fn(&Topics, Args<'_>, &mut Out<'_, '_>) -> Done),
 }
 
-/// What is known of a command.
-#[derive(Debug)]
-pub struct Spec {
-    /// Its name in small letters.
+pub struct Command {
+    /// In small letters.
     pub name: &'static str,
     /// Arguments with the name; negative for a least number.
-    pub arity: i64,
-    /// Keys it reaches.
-    pub reach: Reach,
-    /// What it is for.
-    pub summary: &'static str,
+    arity: i64,
+    pub to: To,
+    pub run: Run,
 }
 
-impl Spec {
-    /// True if a request of `args` arguments, the name included, is whole.
+impl Command {
+    /// True if a request of so many arguments, the name included, is whole.
     #[inline]
     pub fn fits(&self, args: usize) -> bool {
-        let args = args as i64;
-        args == self.arity || (self.arity < 0 && args >= -self.arity)
+        let is_whole = if self.arity < 0 { args as i64 >= -self.arity } else { args as i64 == self.arity };
+        is_whole && !matches!(self.to, To::Each(step) if !(args - 1).is_multiple_of(step))
     }
 
-    /// Its first key, its last one (counted from the end if negative) and the step between, or zeros.
-    pub fn keys(&self) -> [i64; 3] {
-        match self.reach {
-            Reach::Key => [1, 1, 1],
-            Reach::Together(2) | Reach::Pairs => [1, -1, 2],
-            Reach::Together(_) => [1, 2, 1],
-            Reach::Sum | Reach::Values => [1, -1, 1],
-            Reach::Nothing | Reach::All(_) | Reach::Cursor => [0, 0, 0],
-        }
+    /// What COMMAND tells: name, arity, flags, first key, last key (counted from the end if negative) and the step between.
+    fn tell(&self, out: &mut Out<'_, '_>) -> Done {
+        let [first, last, step] = match self.to {
+            To::Key => [1, 1, 1],
+            To::Each(step) => [1, -1, step as i64],
+            To::Values => [1, -1, 1],
+            To::Client | To::All | To::Cursor => [0, 0, 0],
+        };
+        out.array(6)?;
+        out.bytes(self.name.as_bytes())?;
+        out.int(self.arity)?;
+        out.array(0)?;
+        [first, last, step].into_iter().try_for_each(|number| out.int(number))
     }
+}
+
+/// The command of that name, in small or capital letters.
+#[inline]
+pub fn find(name: &[u8]) -> Option<&'static Command> {
+    static BY_WORD: LazyLock<HashMap<u128, &'static Command, foldhash::fast::FixedState>> =
+        LazyLock::new(|| COMMANDS.iter().map(|command| (word(command.name.as_bytes()), command)).collect());
+    // A space or a zero before a name looks like nothing in a word, and the end of a long one is not seen.
+    BY_WORD.get(&word(name)).copied().filter(|command| command.name.len() == name.len())
 }
 
 /// A name as a number, in which small and capital letters are the same. What is behind 16 bytes is left out.
 #[inline]
-const fn word(name: &[u8]) -> u128 {
-    let (mut word, mut at) = (0, 0);
-    while at < name.len() && at < 16 {
-        word = word << 8 | (name[at] & 0xDF) as u128;
-        at += 1;
-    }
-    word
+fn word(name: &[u8]) -> u128 {
+    name.iter().take(16).fold(0, |word, byte| word << 8 | u128::from(byte & 0xDF))
 }
 
-macro_rules! commands {
-    ($($command:ident $name:literal $arity:literal $reach:expr, $summary:literal;)*) => {
-        /// A command.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Command { $(#[doc = $summary] $command,)* }
-
-        /// What is known of each, in the order of [`Command`].
-        pub static SPECS: &[Spec] =
-            &[$(Spec { name: $name, arity: $arity, reach: $reach, summary: $summary },)*];
-
-        /// The command of that name, in small or capital letters.
-        #[inline]
-        #[allow(non_upper_case_globals, reason = "each constant is named for its command")]
-        pub fn find(name: &[u8]) -> Option<Command> {
-            $(const $command: u128 = word($name.as_bytes());)*
-            let command = match word(name) {
-                $($command => Command::$command,)*
-                _ => return None,
-            };
-            // A space or a zero before a name looks like nothing, and the end of a long one is not seen.
-            (command.spec().name.len() == name.len()).then_some(command)
+/// COMMAND: what there is to know of all commands, or of some.
+fn describe(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    match (&*args.word(1), args.len()) {
+        ("count", 2) => out.int(COMMANDS.len() as i64),
+        ("", _) => {
+            out.array(COMMANDS.len())?;
+            COMMANDS.iter().try_for_each(|command| command.tell(out))
         }
-    };
-}
-
-impl Command {
-    /// What is known of it.
-    #[inline]
-    pub fn spec(self) -> &'static Spec {
-        &SPECS[self as usize]
+        ("info", _) => {
+            out.array(args.len() - 2)?;
+            args.from(2).try_for_each(|name| match find(name) {
+                Some(command) => command.tell(out),
+                None => out.null(),
+            })
+        }
+        // redis-cli asks at its start.
+        ("docs", _) => out.map(0),
+        _ => Err(unknown(args)),
     }
 }
 
-commands! {
-    Get "get" 2 Reach::Key, "Get the value of a key";
-    Set "set" -3 Reach::Key, "Set the string value of a key";
-    SetNx "setnx" 3 Reach::Key, "Set the value of a key if it does not exist";
-    SetEx "setex" 4 Reach::Key, "Set the value of a key and its time to live in seconds";
-    PSetEx "psetex" 4 Reach::Key, "Set the value of a key and its time to live in milliseconds";
-    GetSet "getset" 3 Reach::Key, "Set the value of a key and return the old one";
-    GetDel "getdel" 2 Reach::Key, "Get the value of a key and delete it";
-    GetEx "getex" -2 Reach::Key, "Get the value of a key and set its time to live";
-    Append "append" 3 Reach::Key, "Append a value to a key";
-    StrLen "strlen" 2 Reach::Key, "Get the length of the value stored in a key";
-    GetRange "getrange" 4 Reach::Key, "Get a part of the value of a key";
-    SubStr "substr" 4 Reach::Key, "Get a part of the value of a key";
-    SetRange "setrange" 4 Reach::Key, "Overwrite a part of the value of a key";
-    Incr "incr" 2 Reach::Key, "Increment the integer value of a key by one";
-    Decr "decr" 2 Reach::Key, "Decrement the integer value of a key by one";
-    IncrBy "incrby" 3 Reach::Key, "Increment the integer value of a key by the given amount";
-    DecrBy "decrby" 3 Reach::Key, "Decrement the integer value of a key by the given number";
-    IncrByFloat "incrbyfloat" 3 Reach::Key, "Increment the float value of a key by the given amount";
-    MGet "mget" -2 Reach::Values, "Get the values of all the given keys";
-    MSet "mset" -3 Reach::Pairs, "Set multiple keys to multiple values";
-    MSetNx "msetnx" -3 Reach::Together(2), "Set multiple keys to multiple values if none of them exists";
-    Del "del" -2 Reach::Sum, "Delete a key";
-    Unlink "unlink" -2 Reach::Sum, "Delete a key";
-    Exists "exists" -2 Reach::Sum, "Determine if a key exists";
-    Touch "touch" -2 Reach::Sum, "Count the keys that exist";
-    Type "type" 2 Reach::Key, "Determine the type stored at key";
-    Rename "rename" 3 Reach::Together(1), "Rename a key";
-    RenameNx "renamenx" 3 Reach::Together(1), "Rename a key if the new one does not exist";
-    Copy "copy" -3 Reach::Together(1), "Copy a key";
-    Expire "expire" -3 Reach::Key, "Set a key's time to live in seconds";
-    PExpire "pexpire" -3 Reach::Key, "Set a key's time to live in milliseconds";
-    ExpireAt "expireat" -3 Reach::Key, "Set the expiration for a key as a UNIX timestamp";
-    PExpireAt "pexpireat" -3 Reach::Key, "Set the expiration for a key as a UNIX timestamp specified in milliseconds";
-    Ttl "ttl" 2 Reach::Key, "Get the time to live for a key in seconds";
-    PTtl "pttl" 2 Reach::Key, "Get the time to live for a key in milliseconds";
-    ExpireTime "expiretime" 2 Reach::Key, "Get the expiration of a key as a UNIX timestamp";
-    PExpireTime "pexpiretime" 2 Reach::Key, "Get the expiration of a key as a UNIX timestamp in milliseconds";
-    Persist "persist" 2 Reach::Key, "Remove the expiration from a key";
-    Keys "keys" 2 Reach::All(Merge::Array), "Find all keys matching the given pattern";
-    Scan "scan" -2 Reach::Cursor, "Incrementally iterate the keys space";
-    RandomKey "randomkey" 1 Reach::All(Merge::Any), "Return a random key";
-    DbSize "dbsize" 1 Reach::All(Merge::Sum), "Return the number of keys in the selected database";
-    FlushAll "flushall" -1 Reach::All(Merge::Ok), "Remove all keys from all databases";
-    FlushDb "flushdb" -1 Reach::All(Merge::Ok), "Remove all keys from the current database";
-    Publish "publish" 3 Reach::All(Merge::Sum), "Post a message to a channel";
-    Subscribe "subscribe" -2 Reach::Nothing, "Listen for messages published to the given channels";
-    Unsubscribe "unsubscribe" -1 Reach::Nothing, "Stop listening for messages posted to the given channels";
-    PSubscribe "psubscribe" -2 Reach::Nothing, "Listen for messages published to channels matching the given patterns";
-    PUnsubscribe "punsubscribe" -1 Reach::Nothing, "Stop listening for messages posted to channels matching the given patterns";
-    PubSub "pubsub" -2 Reach::Nothing, "Tell the channels and patterns that are listened to";
-    Ping "ping" -1 Reach::Nothing, "Ping the server";
-    Echo "echo" 2 Reach::Nothing, "Echo the given string";
-    Hello "hello" -1 Reach::Nothing, "Handshake with Redis";
-    Reset "reset" 1 Reach::Nothing, "Reset the connection";
-    Client "client" -2 Reach::Nothing, "A container for client connection commands";
-    Select "select" 2 Reach::Nothing, "Change the selected database for the current connection";
-    Quit "quit" -1 Reach::Nothing, "Close the connection";
-    Describe "command" -1 Reach::Nothing, "Get array of Redis command details";
-    Config "config" -2 Reach::Nothing, "A container for server configuration commands";
-    Function "function" -2 Reach::Nothing, "A container for function commands, of which there are none";
-    Info "info" -1 Reach::Nothing, "Get information and statistics about the server";
-    Time "time" 1 Reach::Nothing, "Return the current server time";
+const fn on_key(name: &'static str, arity: i64, run: OnStore) -> Command {
+    on_keys(name, arity, To::Key, run)
 }
+
+const fn on_keys(name: &'static str, arity: i64, to: To, run: OnStore) -> Command {
+    Command { name, arity, to, run: Run::Store(run) }
+}
+
+const fn on_client(name: &'static str, arity: i64, run: OnClient) -> Command {
+    Command { name, arity, to: To::Client, run: Run::Client(run) }
+}
+
+static COMMANDS: &[Command] = &[
+    on_key("get", 2, keys::get),
+    on_key("set", -3, keys::set),
+    on_key("setnx", 3, |store, args, out| {
+        let is_new = store.find(args.get(1)).is_none();
+        is_new.then(|| store.put(args.get(1), args, 2, None));
+        out.int(is_new.into())
+    }),
+    on_key("setex", 4, |store, args, out| keys::set_with_end(store, args, out, EX)),
+    on_key("psetex", 4, |store, args, out| keys::set_with_end(store, args, out, PX)),
+    on_key("getset", 3, keys::get_and_set),
+    on_key("getdel", 2, keys::get_and_delete),
+    on_key("getex", -2, keys::get_and_end),
+    on_key("append", 3, keys::append),
+    on_key("strlen", 2, keys::strlen),
+    on_key("getrange", 4, keys::get_range),
+    on_key("setrange", 4, keys::set_range),
+    on_key("incr", 2, |store, args, out| keys::add(store, args, out, 1)),
+    on_key("decr", 2, |store, args, out| keys::add(store, args, out, -1)),
+    on_key("incrby", 3, |store, args, out| keys::add(store, args, out, number(args, 2)?)),
+    on_key("decrby", 3, |store, args, out| {
+        let amount = number(args, 2)?.checked_neg().ok_or("ERR decrement would overflow")?;
+        keys::add(store, args, out, amount)
+    }),
+    on_key("type", 2, |store, args, out| {
+        out.word(if store.find(args.get(1)).is_some() { "string" } else { "none" })
+    }),
+    on_key("expire", -3, |store, args, out| keys::expire(store, args, out, EX)),
+    on_key("pexpire", -3, |store, args, out| keys::expire(store, args, out, PX)),
+    on_key("expireat", -3, |store, args, out| keys::expire(store, args, out, EXAT)),
+    on_key("pexpireat", -3, |store, args, out| keys::expire(store, args, out, PXAT)),
+    on_key("ttl", 2, |store, args, out| keys::ttl(store, args, out, EX)),
+    on_key("pttl", 2, |store, args, out| keys::ttl(store, args, out, PX)),
+    on_key("expiretime", 2, |store, args, out| keys::ttl(store, args, out, EXAT)),
+    on_key("pexpiretime", 2, |store, args, out| keys::ttl(store, args, out, PXAT)),
+    on_key("persist", 2, keys::persist),
+    on_keys("mget", -2, To::Values, keys::get),
+    on_keys("mset", -3, To::Each(2), keys::set),
+    on_keys("del", -2, To::Each(1), |store, args, out| out.int(store.delete(args.get(1)).into())),
+    on_keys("unlink", -2, To::Each(1), |store, args, out| out.int(store.delete(args.get(1)).into())),
+    on_keys("exists", -2, To::Each(1), |store, args, out| out.int(store.find(args.get(1)).is_some().into())),
+    on_keys("touch", -2, To::Each(1), |store, args, out| out.int(store.find(args.get(1)).is_some().into())),
+    on_keys("keys", 2, To::All, keys::keys),
+    on_keys("scan", -2, To::Cursor, keys::scan),
+    on_keys("dbsize", 1, To::All, |store, _, out| out.int(store.len() as i64)),
+    on_keys("flushall", -1, To::All, keys::flush),
+    on_keys("flushdb", -1, To::All, keys::flush),
+    Command { name: "publish", arity: 3, to: To::All, run: Run::Topics(client::publish) },
+    on_client("subscribe", -2, client::subscribe),
+    on_client("unsubscribe", -1, client::subscribe),
+    on_client("psubscribe", -2, client::subscribe),
+    on_client("punsubscribe", -1, client::subscribe),
+    on_client("ping", -1, client::ping),
+    on_client("echo", 2, |_, args, out| out.bytes(args.get(1))),
+    on_client("select", 2, client::select),
+    on_client("hello", -1, client::hello),
+    on_client("reset", 1, client::reset),
+    on_client("quit", -1, |_, _, out| out.ok()),
+    on_client("client", -2, client::client),
+    on_client("config", -2, client::config),
+    on_client("command", -1, describe),
+    on_client("info", -1, client::info),
+    // There are no functions to remove.
+    on_client("function", -2, |_, _, out| out.ok()),
+];
 
 #[cfg(test)]
 #[path = "tests/commands.rs"]

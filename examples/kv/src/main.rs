@@ -4,17 +4,16 @@
 //!     redis-cli -p 6379 set greeting hello
 //!
 //! Requests are frames ([`resp`]), which tell where their arguments lie. Each shard keeps the keys whose hash leads to it ([`store`],
-//! [`data`]). What a connection asks of other shards is in its [`queue`]: one message to each shard for all that was pipelined, and
+//! [`keys`]). What a connection asks of other shards is in its [`queue`]: one message to each shard for all that was pipelined, and
 //! replies in the order of the requests. Everything is in memory, and nothing is ever evicted.
 //!
-//! * A command on one key is atomic. Commands on several are for each key alone; RENAME, RENAMENX, COPY and MSETNX want keys of one
-//!   shard, as those with the same text in `{}` are, and are atomic.
+//! * A command on one key is atomic. One on several is done for each key alone.
 //! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The others do theirs all the same.
 //! * A message goes to each shard once, and is encoded once there. A subscriber that reads slowly is cut off when 8 MiB wait for it.
 
 mod client;
 mod commands;
-mod data;
+mod keys;
 mod queue;
 mod resp;
 mod service;
@@ -25,7 +24,7 @@ mod tests;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
@@ -35,7 +34,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::resp::Resp;
-use crate::service::{Kv, Node, Ways};
+use crate::service::{Kv, Node};
 use crate::store::Keyer;
 
 /// A key-value server that speaks the Redis protocol.
@@ -78,9 +77,9 @@ impl Args {
 /// Requests that may wait for a shard.
 const REQUESTS_MAX: usize = 65_536;
 
-/// Milliseconds since 1970.
-fn unix_millis() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+/// Time since 1970.
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Makes the service of each shard. `epoch` tells the time once: keys end by the clock of their shard, which no change of the system's
@@ -89,10 +88,10 @@ fn service(
     keyer: Keyer,
     value_bytes_max: usize,
     requests_max: usize,
-    epoch: fn() -> u64,
+    epoch: fn() -> Duration,
 ) -> impl Fn(&Shard) -> WithHeads<Kv> + Send + Sync {
-    let ways = Ways { work: Mesh::with_capacity(requests_max), about: Mesh::with_capacity(requests_max) };
-    move |shard| with_heads(Kv(Node::new(shard, keyer.clone(), value_bytes_max, &ways, epoch)))
+    let work = Mesh::with_capacity(requests_max);
+    move |shard| with_heads(Kv(Node::new(shard, keyer.clone(), value_bytes_max, &work, epoch)))
 }
 
 fn main() -> ExitCode {
@@ -107,10 +106,10 @@ fn main() -> ExitCode {
         server = server.shards(shards);
     }
     match server.framing(Resp { request_bytes_max: value_bytes_max }).serve(service(
-        store::random_keyer(),
+        Keyer::random(),
         value_bytes_max,
         REQUESTS_MAX,
-        unix_millis,
+        unix_time,
     )) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -15,12 +15,8 @@ use ringserve::framing::{
 use ringserve::{Frame, ReplyWriter};
 use smallvec::SmallVec;
 
-use crate::store::Value;
-
 /// Arguments of one request at most, as in Redis until 7.
-const ARGS_MAX: i64 = 1 << 20;
-/// Bytes of one argument at most, as `proto-max-bulk-len` of Redis. Usually `Limits::frame_bytes_max` bounds it first.
-const ARG_BYTES_MAX: i64 = 512 << 20;
+const ARGS_MAX: usize = 1 << 20;
 /// Bytes of a line at most, as `PROTO_INLINE_MAX_SIZE` of Redis.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of the shortest argument, `$0\r\n\r\n`.
@@ -36,7 +32,13 @@ const BAD_LENGTH: &str = "invalid bulk length";
 /// Where an argument begins and ends.
 pub type Span = (u32, u32);
 
-/// Requests of the Redis protocol, and where their arguments lie. Replies are written as they leave.
+/// What a client is told of a request that fails.
+pub type Bad = Cow<'static, str>;
+
+/// A reply was written, or the error that is one is to be.
+pub type Done = Result<(), Bad>;
+
+/// Requests of the Redis protocol, and where their arguments lie.
 #[derive(Clone, Copy, Debug)]
 pub struct Resp {
     pub request_bytes_max: usize,
@@ -48,7 +50,7 @@ pub struct Head {
     spans: SmallVec<[Span; 4]>,
     words: Option<Box<[u8]>>,
     /// What follows is no request, for this reason. It is told behind the replies to those before.
-    pub bad: Option<Cow<'static, str>>,
+    pub bad: Option<Bad>,
 }
 
 impl Head {
@@ -71,6 +73,10 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
     /// One of them, empty if it is not there.
     #[inline]
     pub fn get(&self, n: usize) -> &'a [u8] {
@@ -79,11 +85,13 @@ impl<'a> Args<'a> {
     }
 
     /// Those from one on.
-    pub fn from(&self, n: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
-        let bytes = self.bytes;
-        self.spans[n.min(self.spans.len())..]
-            .iter()
-            .map(move |(from, to)| &bytes[*from as usize..*to as usize])
+    pub fn from(self, n: usize) -> impl ExactSizeIterator<Item = &'a [u8]> {
+        (n.min(self.len())..self.len()).map(move |n| self.get(n))
+    }
+
+    /// One of them in small letters, to be told or compared.
+    pub fn word(&self, n: usize) -> String {
+        String::from_utf8_lossy(self.get(n)).to_ascii_lowercase()
     }
 }
 
@@ -113,87 +121,56 @@ impl TypedFraming for Resp {
     }
 }
 
-/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind one.
+/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind one, and less than none for none.
 #[inline]
-fn array(bytes: &[u8], max: usize) -> Result<Cut<Head>, Cow<'static, str>> {
-    let (count, mut at) = match short(bytes) {
-        Some(found) => found,
-        None => match length(&bytes[1..], BAD_COUNT)? {
-            Some((count @ ..=ARGS_MAX, len)) => (count.max(0) as usize, 1 + len),
-            Some(_) => return Err(BAD_COUNT.into()),
-            None => return Ok(Cut::More(1)),
-        },
+fn array(bytes: &[u8], max: usize) -> Result<Cut<Head>, Bad> {
+    // What is missing to judge further, and how many arguments come then.
+    let more = |missing, left: usize| {
+        let patience = if bytes.len() < PATIENT_FROM_BYTES { 0 } else { bytes.len() / GROWTH };
+        Ok(Cut::More(missing + patience.min(left * ARG_BYTES_MIN)))
     };
-    let mut spans = SmallVec::new();
-    for left in (0..count).rev() {
+    let sign = usize::from(bytes.get(1) == Some(&b'-'));
+    let Some((count, header)) = length(&bytes[sign..], ARGS_MAX, BAD_COUNT)? else { return more(1, 0) };
+    let (mut at, mut spans) = (sign + header, SmallVec::new());
+    for left in (0..if sign == 0 { count } else { 0 }).rev() {
         let rest = bytes.get(at..).unwrap_or_default();
-        let (len, header) = match short(rest) {
-            Some(found) if rest[0] == b'$' => found,
-            _ => match header(rest)? {
-                Some(found) => found,
-                None => return Ok(more(bytes, 1, left)),
-            },
+        let found = match rest.first() {
+            Some(b'$') => length(rest, max, BAD_LENGTH)?,
+            Some(other) => return Err(format!("expected '$', got '{}'", char::from(*other)).into()),
+            None => None,
         };
+        let Some((len, header)) = found else { return more(1, left) };
         spans.push(((at + header) as u32, (at + header + len) as u32));
         at += header + len + 2;
         if at > max {
             return Err(BAD_LENGTH.into());
         }
         if at > bytes.len() {
-            return Ok(more(bytes, at - bytes.len(), left));
+            return more(at - bytes.len(), left);
         }
     }
     Ok(Cut::Frame { skip: 0, len: at, consumed: at, head: Head { spans, ..Head::default() } })
 }
 
-/// The length of an argument, and that of the line that tells it; `None` if the line is not whole.
-#[cold]
-fn header(rest: &[u8]) -> Result<Option<(usize, usize)>, Cow<'static, str>> {
-    match rest.split_first() {
-        Some((b'$', line)) => match length(line, BAD_LENGTH)? {
-            Some((len @ 0..=ARG_BYTES_MAX, header)) => Ok(Some((len as usize, 1 + header))),
-            Some(_) => Err(BAD_LENGTH.into()),
-            None => Ok(None),
-        },
-        Some((other, _)) => Err(format!("expected '$', got '{}'", char::from(*other)).into()),
-        None => Ok(None),
-    }
-}
-
-/// `missing` bytes are needed to judge further, and then `left` arguments.
-#[cold]
-fn more(bytes: &[u8], missing: usize, left: usize) -> Cut<Head> {
-    let patience = if bytes.len() < PATIENT_FROM_BYTES { 0 } else { bytes.len() / GROWTH };
-    Cut::More(missing + patience.min(left * ARG_BYTES_MIN))
-}
-
-/// The number in a line of one or two digits behind its first byte, and the length of that line: nearly all that there are.
-#[inline(always)]
-fn short(line: &[u8]) -> Option<(usize, usize)> {
-    let digit = |byte: u8| byte.wrapping_sub(b'0');
-    match line {
-        [_, ones, b'\r', _, ..] if digit(*ones) < 10 => Some((usize::from(digit(*ones)), 4)),
-        [_, tens, ones, b'\r', _, ..] if digit(*tens).wrapping_sub(1) < 9 && digit(*ones) < 10 => {
-            Some((usize::from(digit(*tens) * 10 + digit(*ones)), 5))
+/// The number in a line behind its first byte, and the bytes of that line; `None` if it is not whole. A byte that has no place in a
+/// number is refused as soon as it is seen.
+#[inline]
+fn length(line: &[u8], max: usize, refused: &'static str) -> Result<Option<(usize, usize)>, Bad> {
+    let mut value = 0;
+    for (at, byte) in line.iter().enumerate().skip(1) {
+        match byte {
+            b'0'..=b'9' if value > 0 || at == 1 => value = 10 * value + usize::from(byte - b'0'),
+            b'\r' if at > 1 => return Ok((at + 1 < line.len()).then_some((value, at + 2))),
+            _ => return Err(refused.into()),
         }
-        _ => None,
+        if value > max {
+            return Err(refused.into());
+        }
     }
+    Ok(None)
 }
 
-/// The number in a line, and the length of that with its end; `None` if it may still become one. A byte that has no place in a number
-/// is refused as soon as it is seen.
-fn length(line: &[u8], refused: &'static str) -> Result<Option<(i64, usize)>, Cow<'static, str>> {
-    match line.iter().skip(1).position(|byte| !byte.is_ascii_digit()).map(|found| found + 1) {
-        Some(end) if line[end] == b'\r' => match number(&line[..end]) {
-            Some(value) => Ok((line.len() > end + 1).then_some((value, end + 2))),
-            None => Err(refused.into()),
-        },
-        None if line.is_empty() || line == b"-" || number(line).is_some() => Ok(None),
-        _ => Err(refused.into()),
-    }
-}
-
-fn line(bytes: &[u8], scanned: usize) -> Result<Cut<Head>, Cow<'static, str>> {
+fn line(bytes: &[u8], scanned: usize) -> Result<Cut<Head>, Bad> {
     match bytes[scanned..].iter().position(|byte| *byte == b'\n').map(|found| scanned + found) {
         Some(end) if end <= LINE_BYTES_MAX => {
             let head = words(&bytes[..end]).ok_or("unbalanced quotes in request")?;
@@ -205,182 +182,180 @@ fn line(bytes: &[u8], scanned: usize) -> Result<Cut<Head>, Cow<'static, str>> {
 }
 
 /// The words of a line, with quotes as in a shell. `None` if a quote is not closed, or a word goes on right behind it.
-fn words(mut line: &[u8]) -> Option<Head> {
-    let (mut words, mut spans) = (Vec::new(), SmallVec::new());
-    while let [_, ..] = line.trim_ascii_start() {
-        line = line.trim_ascii_start();
+fn words(line: &[u8]) -> Option<Head> {
+    let (mut words, mut spans, mut bytes) = (Vec::new(), SmallVec::new(), line.iter().copied().peekable());
+    loop {
+        while bytes.next_if(u8::is_ascii_whitespace).is_some() {}
+        if bytes.peek().is_none() {
+            return Some(Head { spans, words: Some(words.into()), bad: None });
+        }
         let start = words.len() as u32;
-        while let Some((byte, rest)) = line.split_first().filter(|(byte, _)| !byte.is_ascii_whitespace()) {
-            line = rest;
-            if let b'"' | b'\'' = byte {
-                line = quoted(rest, *byte, &mut words)?;
-                if line.first().is_some_and(|byte| !byte.is_ascii_whitespace()) {
-                    return None;
+        while let Some(quote) = bytes.next_if(|byte| !byte.is_ascii_whitespace()) {
+            if quote != b'"' && quote != b'\'' {
+                words.push(quote);
+                continue;
+            }
+            loop {
+                match bytes.next()? {
+                    byte if byte == quote => break,
+                    b'\\' if quote == b'"' => words.push(escaped(&mut bytes)?),
+                    b'\\' if bytes.next_if_eq(&quote).is_some() => words.push(quote),
+                    byte => words.push(byte),
                 }
-            } else {
-                words.push(*byte);
+            }
+            if bytes.peek().is_some_and(|byte| !byte.is_ascii_whitespace()) {
+                return None;
             }
         }
         spans.push((start, words.len() as u32));
     }
-    Some(Head { spans, words: Some(words.into()), bad: None })
 }
 
-/// What is behind the quote that closes this one.
-fn quoted<'a>(mut line: &'a [u8], quote: u8, word: &mut Vec<u8>) -> Option<&'a [u8]> {
-    let hex = |digit: &u8| (*digit as char).to_digit(16);
-    loop {
-        let (byte, rest) = match line {
-            [b'\\', b'x', high, low, rest @ ..]
-                if quote == b'"' && hex(high).is_some() && hex(low).is_some() =>
-            {
-                ((hex(high)? << 4 | hex(low)?) as u8, rest)
-            }
-            [b'\\', escaped, rest @ ..] if quote == b'"' => {
-                let special = b"nrtba".iter().position(|special| special == escaped);
-                (special.map_or(*escaped, |n| b"\n\r\t\x08\x07"[n]), rest)
-            }
-            [b'\\', b'\'', rest @ ..] if quote == b'\'' => (b'\'', rest),
-            [byte, rest @ ..] if *byte == quote => return Some(rest),
-            [byte, rest @ ..] => (*byte, rest),
-            [] => return None,
-        };
-        word.push(byte);
-        line = rest;
+/// What stands behind a backslash: `\x41` is an A, `\n` a line feed, and most bytes are themselves.
+fn escaped(bytes: &mut (impl Iterator<Item = u8> + Clone)) -> Option<u8> {
+    let escape = bytes.next()?;
+    let mut ahead = bytes.clone();
+    let mut hex = || ahead.next().and_then(|digit| char::from(digit).to_digit(16));
+    if let (b'x', Some(high), Some(low)) = (escape, hex(), hex()) {
+        *bytes = ahead;
+        return Some((high << 4 | low) as u8);
     }
+    let special = b"nrtba".iter().position(|special| *special == escape);
+    Some(special.map_or(escape, |n| b"\n\r\t\x08\x07"[n]))
 }
 
 /// Reads a number the way Redis does: only as it would be written.
 pub fn number(text: &[u8]) -> Option<i64> {
     let value = std::str::from_utf8(text).ok()?.parse().ok()?;
-    (digits(value).as_slice() == text).then_some(value)
+    (itoa::Buffer::new().format(value).as_bytes() == text).then_some(value)
 }
 
-/// A number as text.
-pub fn digits(value: i64) -> SmallVec<[u8; 24]> {
-    itoa::Buffer::new().format(value).as_bytes().into()
+/// Where a reply goes.
+pub enum To<'a, 'b> {
+    /// To a client of this shard.
+    Peer(&'a mut ReplyWriter<'b>),
+    /// To another shard, or to several clients.
+    Text(&'a mut Vec<u8>),
 }
 
-/// A number with a fraction as text: as short as tells it from others, and without an exponent.
-pub fn decimal(value: f64) -> String {
-    // There is no negative zero.
-    (value + 0.0).to_string()
+/// Writes a reply, in the second version of the protocol or the third one.
+pub struct Out<'a, 'b> {
+    pub to: To<'a, 'b>,
+    pub resp3: bool,
 }
 
-/// Reads one, which may be infinite.
-pub fn float(text: &[u8]) -> Option<f64> {
-    std::str::from_utf8(text).ok()?.parse().ok().filter(|value: &f64| !value.is_nan())
-}
+impl<'a, 'b> Out<'a, 'b> {
+    pub fn text(to: &'a mut Vec<u8>, resp3: bool) -> Out<'a, 'b> {
+        Out { to: To::Text(to), resp3 }
+    }
 
-/// A reply, or a part of one.
-pub enum Part<'a> {
-    Ok,
-    Null,
-    NullArray,
-    Int(i64),
-    Bytes(&'a [u8]),
-    Text(String),
-    /// What a key holds, or held.
-    Value(&'a Value),
-    Old(Value),
-    Word(&'static str),
-    Error(String),
-    /// The start of that many elements in order, without an order, of pairs, and of a message that no request asked for.
-    Array(usize),
-    Set(usize),
-    Push(usize),
-    /// Elements, with their start.
-    List(Vec<Part<'a>>),
-    Pairs(Vec<(&'static str, Part<'a>)>),
-}
-
-/// Where a reply goes: to a client of this shard, or to another shard.
-pub trait Out: BufMut {
-    fn put_frame(&mut self, frame: &Frame);
-
-    /// Writes it, in the third version of the protocol or the second one.
     #[inline]
-    fn part(&mut self, part: Part<'_>, resp3: bool)
-    where
-        Self: Sized,
-    {
-        match part {
-            Part::Ok => self.put_slice(b"+OK\r\n"),
-            Part::Null => self.put_slice(if resp3 { b"_\r\n" } else { b"$-1\r\n" }),
-            Part::Int(value) => line_of(self, b':', value),
-            Part::Bytes(bytes) => string(self, bytes),
-            Part::Value(Value::Own(bytes)) => string(self, bytes),
-            other => rare(self, other, resp3),
+    fn put(&mut self, bytes: &[u8]) {
+        match &mut self.to {
+            To::Peer(to) => to.put_slice(bytes),
+            To::Text(to) => to.extend_from_slice(bytes),
         }
+    }
+
+    #[inline]
+    fn line(&mut self, kind: &[u8], text: &[u8]) -> Done {
+        [kind, text, b"\r\n"].into_iter().for_each(|piece| self.put(piece));
+        Ok(())
+    }
+
+    #[inline]
+    fn count(&mut self, kind: &[u8], count: usize) -> Done {
+        self.line(kind, itoa::Buffer::new().format(count).as_bytes())
+    }
+
+    pub fn ok(&mut self) -> Done {
+        self.word("OK")
+    }
+
+    pub fn word(&mut self, word: &str) -> Done {
+        self.line(b"+", word.as_bytes())
+    }
+
+    /// It stays one line, whatever the client sent.
+    pub fn error(&mut self, text: &str) -> Done {
+        self.line(b"-", text.replace(['\r', '\n'], " ").as_bytes())
+    }
+
+    pub fn int(&mut self, value: i64) -> Done {
+        self.line(b":", itoa::Buffer::new().format(value).as_bytes())
+    }
+
+    pub fn null(&mut self) -> Done {
+        if self.resp3 { self.line(b"_", b"") } else { self.line(b"$", b"-1") }
+    }
+
+    #[inline]
+    pub fn bytes(&mut self, bytes: &[u8]) -> Done {
+        self.count(b"$", bytes.len())?;
+        self.line(bytes, b"")
+    }
+
+    /// A number as a string.
+    pub fn digits(&mut self, value: usize) -> Done {
+        self.bytes(itoa::Buffer::new().format(value).as_bytes())
+    }
+
+    /// As [`bytes`](Out::bytes), without a copy if it goes to a client.
+    pub fn frame(&mut self, frame: &Frame) -> Done {
+        self.count(b"$", frame.len())?;
+        match &mut self.to {
+            To::Peer(to) => to.lend(frame.clone().into_lease()),
+            To::Text(to) => to.extend_from_slice(frame),
+        }
+        self.line(b"", b"")
+    }
+
+    /// The start of that many elements.
+    pub fn array(&mut self, len: usize) -> Done {
+        self.count(b"*", len)
+    }
+
+    /// The start of that many pairs.
+    pub fn map(&mut self, len: usize) -> Done {
+        if self.resp3 { self.count(b"%", len) } else { self.count(b"*", 2 * len) }
+    }
+
+    /// The start of a message of that many elements which no request asked for.
+    pub fn push(&mut self, len: usize) -> Done {
+        self.count(if self.resp3 { b">" } else { b"*" }, len)
     }
 }
 
-fn line_of(out: &mut impl Out, kind: u8, number: i64) {
-    out.put_u8(kind);
-    out.put_slice(itoa::Buffer::new().format(number).as_bytes());
-    out.put_slice(b"\r\n");
+/// One reply made of several: the sum of numbers, an array of all elements, `OK`, or the first error.
+#[derive(Default)]
+pub struct Merged {
+    kind: u8,
+    sum: i64,
+    text: Vec<u8>,
 }
 
-fn string(out: &mut impl Out, bytes: &[u8]) {
-    line_of(out, b'$', bytes.len() as i64);
-    out.put_slice(bytes);
-    out.put_slice(b"\r\n");
-}
-
-fn rare(out: &mut impl Out, part: Part<'_>, resp3: bool) {
-    let mut start = |three, two, len: usize| line_of(out, if resp3 { three } else { two }, len as i64);
-    match part {
-        Part::Array(len) => start(b'*', b'*', len),
-        Part::Set(len) => start(b'~', b'*', len),
-        Part::Push(len) => start(b'>', b'*', len),
-        Part::List(parts) => {
-            start(b'*', b'*', parts.len());
-            parts.into_iter().for_each(|part| out.part(part, resp3));
-        }
-        Part::Pairs(pairs) => {
-            start(b'%', b'*', if resp3 { pairs.len() } else { 2 * pairs.len() });
-            for (name, part) in pairs {
-                string(out, name.as_bytes());
-                out.part(part, resp3);
+impl Merged {
+    pub fn add(&mut self, reply: &[u8]) {
+        let end = reply.iter().position(|byte| *byte == b'\r').unwrap_or(reply.len());
+        match reply.first() {
+            _ if self.kind == b'-' => {}
+            Some(kind @ (b':' | b'*')) => {
+                self.kind = *kind;
+                self.sum += number(&reply[1..end]).unwrap_or_default();
+                self.text.extend_from_slice(&reply[end + 2..]);
             }
+            kind => (self.kind, self.text) = (kind.copied().unwrap_or_default(), reply.to_vec()),
         }
-        Part::NullArray => out.put_slice(if resp3 { b"_\r\n" } else { b"*-1\r\n" }),
-        Part::Value(Value::Kept(frame)) => {
-            line_of(out, b'$', frame.len() as i64);
-            out.put_frame(frame);
-            out.put_slice(b"\r\n");
-        }
-        Part::Old(value) => out.part(Part::Value(&value), resp3),
-        Part::Text(text) if resp3 => {
-            line_of(out, b'=', text.len() as i64 + 4);
-            out.put_slice(b"txt:");
-            out.put_slice(text.as_bytes());
-            out.put_slice(b"\r\n");
-        }
-        Part::Text(text) => string(out, text.as_bytes()),
-        Part::Word(word) => {
-            [b"+", word.as_bytes(), b"\r\n"].into_iter().for_each(|piece| out.put_slice(piece))
-        }
-        // It stays one line, whatever the client sent.
-        Part::Error(text) => {
-            out.put_slice(b"-");
-            out.put_slice(text.replace(['\r', '\n'], " ").as_bytes());
-            out.put_slice(b"\r\n");
-        }
-        common => out.part(common, resp3),
     }
-}
 
-/// Without a copy of what is kept.
-impl Out for ReplyWriter<'_> {
-    fn put_frame(&mut self, frame: &Frame) {
-        self.lend(frame.clone().into_lease());
-    }
-}
-
-impl Out for Vec<u8> {
-    fn put_frame(&mut self, frame: &Frame) {
-        self.extend_from_slice(frame);
+    pub fn write(&self, to: &mut Vec<u8>) -> Done {
+        match self.kind {
+            b':' => Out::text(to, false).int(self.sum)?,
+            b'*' => Out::text(to, false).array(self.sum as usize)?,
+            _ => {}
+        }
+        to.extend_from_slice(&self.text);
+        Ok(())
     }
 }
 

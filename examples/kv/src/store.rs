@@ -4,87 +4,59 @@
 //! what SCAN walks over, from the end to the start.
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::BuildHasher;
 use std::rc::Rc;
 
-use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use indexmap::IndexMap;
 use ringserve::Frame;
 use ringserve::sync::Notify;
 
+use crate::resp::{Args, Done, Out};
+
 /// The end of a key that has none.
 pub const NEVER: u64 = u64::MAX;
-/// A value that shrank gives memory back once it would use less than a quarter of it, and this much is at stake.
-const SHRINK_BYTES_MIN: usize = 1024;
 /// From this size on a value that was received in a block of its own stays in it, and leaves without a copy.
 const KEPT_BYTES_MIN: usize = 16 << 10;
 
-/// Hashes keys, the same way on all shards. Clients choose the keys, and must not be able to put all of them into one place: so the
-/// hash is seeded by the system at random, and nothing that a client sees depends on it.
+/// Hashes keys, the same way on all shards, and in a way that clients do not know: they must not put all keys into one place.
 pub type Keyer = SeedableRandomState;
 
-/// One that these two numbers decide.
-pub fn keyer_of(seed: u64, seeds: u64) -> Keyer {
-    SeedableRandomState::with_seed(seed, Box::leak(Box::new(SharedSeed::from_u64(seeds))))
-}
-
-/// One that nobody can foretell.
-pub fn random_keyer() -> Keyer {
-    // What the standard library makes of nothing, with keys from the system.
-    let random = || RandomState::new().build_hasher().finish();
-    keyer_of(random(), random())
-}
-
-/// Which of `shards` owns a key. As in a cluster of Redis, keys with the same text in `{}` are together. Bits that tables do not
-/// look at decide.
-pub fn owner(keyer: &Keyer, key: &[u8], shards: usize) -> usize {
-    if shards == 1 {
-        return 0;
-    }
-    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
-        let inside = &key[open + 1..];
-        inside.iter().position(|byte| *byte == b'}').filter(|len| *len > 0).map(|len| &inside[..len])
-    });
-    ((u128::from(keyer.hash_one(tag.unwrap_or(key)) << 16) * shards as u128) >> 64) as usize
-}
-
 /// What a key holds.
-#[derive(Clone)]
 pub enum Value {
     Own(Vec<u8>),
     /// The block that it was received in.
     Kept(Frame),
 }
 
-impl AsRef<[u8]> for Value {
+impl Value {
+    /// An argument, in the block that it lies in if that pays.
     #[inline]
-    fn as_ref(&self) -> &[u8] {
+    pub fn of(args: Args<'_>, n: usize) -> Value {
+        let (bytes, len) = (args.get(n), args.get(n).len());
+        if let Some(frame) = args.frame.filter(|_| len >= KEPT_BYTES_MIN) {
+            let lease = frame.clone().into_lease();
+            if !lease.is_pooled() && lease.pinned_bytes() <= len + len / 4 {
+                return Value::Kept(Frame::new(lease, args.spans[n].0 as usize, len));
+            }
+        }
+        Value::Own(bytes.to_vec())
+    }
+
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Value::Own(bytes) => bytes,
             Value::Kept(frame) => frame,
         }
     }
-}
 
-impl Value {
-    /// Bytes of a frame, if they are worth keeping the block that they lie in.
-    pub fn kept(frame: &Frame, from: u32, to: u32) -> Option<Value> {
-        let (from, len) = (from as usize, (to - from) as usize);
-        if len < KEPT_BYTES_MIN {
-            return None;
+    #[inline]
+    pub fn write(&self, out: &mut Out<'_, '_>) -> Done {
+        match self {
+            Value::Own(bytes) => out.bytes(bytes),
+            Value::Kept(frame) => out.frame(frame),
         }
-        let lease = frame.clone().into_lease();
-        let pays = !lease.is_pooled() && lease.pinned_bytes() <= len + len / 4;
-        pays.then(|| Value::Kept(Frame::new(lease, from, len)))
-    }
-
-    fn own(&mut self) -> &mut Vec<u8> {
-        if let Value::Kept(frame) = self {
-            *self = Value::Own(frame.to_vec());
-        }
-        let Value::Own(bytes) = self else { unreachable!("it was copied") };
-        bytes
     }
 }
 
@@ -101,23 +73,42 @@ pub struct Store {
     ends: BTreeSet<(u64, u32)>,
     /// Told when a key comes to be the next one that ends.
     pub sooner: Rc<Notify>,
-    /// Bytes of keys and values.
-    bytes: usize,
-    /// Keys that came to their end so far.
-    expired: u64,
     /// Milliseconds since 1970.
     clock: Box<dyn Fn() -> u64>,
+    /// This shard, and how many there are.
+    pub place: (usize, usize),
+    /// Bytes a value may grow to: no longer than what a request could bring.
+    pub value_bytes_max: usize,
 }
 
 impl Store {
-    /// A store without keys, by a clock that tells milliseconds since 1970.
-    pub fn new(keyer: Keyer, clock: impl Fn() -> u64 + 'static) -> Store {
-        let (ends, sooner, clock) = (BTreeSet::new(), Rc::default(), Box::new(clock));
-        Store { keys: IndexMap::with_hasher(keyer), ends, sooner, bytes: 0, expired: 0, clock }
+    pub fn new(
+        keyer: Keyer,
+        clock: impl Fn() -> u64 + 'static,
+        place: (usize, usize),
+        value_bytes_max: usize,
+    ) -> Store {
+        let (keys, clock) = (IndexMap::with_hasher(keyer), Box::new(clock));
+        Store { keys, ends: BTreeSet::new(), sooner: Rc::default(), clock, place, value_bytes_max }
     }
 
     pub fn now(&self) -> u64 {
         (self.clock)()
+    }
+
+    /// Which shard owns a key. As in a cluster of Redis, keys with the same text in `{}` are together. Bits that tables do not look
+    /// at decide.
+    #[inline]
+    pub fn owner(&self, key: &[u8]) -> usize {
+        if self.place.1 == 1 {
+            return 0;
+        }
+        let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+            let inside = &key[open + 1..];
+            inside.iter().position(|byte| *byte == b'}').filter(|len| *len > 0).map(|len| &inside[..len])
+        });
+        let hash = self.keys.hasher().hash_one(tag.unwrap_or(key)) << 16;
+        ((u128::from(hash) * self.place.1 as u128) >> 64) as usize
     }
 
     /// Looks for a key. One whose time is over is removed.
@@ -125,7 +116,6 @@ impl Store {
     pub fn find(&mut self, key: &[u8]) -> Option<usize> {
         let (at, _, entry) = self.keys.get_full(key)?;
         if entry.end != NEVER && entry.end <= self.now() {
-            self.expired += 1;
             self.remove(at);
             return None;
         }
@@ -156,75 +146,64 @@ impl Store {
         }
     }
 
-    /// Changes the value there in place.
+    /// Changes a value in place. A new key is empty before, and never ends.
     #[inline]
-    pub fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    pub fn change<R>(&mut self, key: &[u8], change: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        let at = match self.find(key) {
+            Some(at) => at,
+            None => self.insert(key, Value::Own(Vec::new())),
+        };
         let value = &mut self.keys[at].value;
-        let before = value.as_ref().len();
-        let bytes = value.own();
-        let result = change(bytes);
-        if bytes.capacity() >= SHRINK_BYTES_MIN && bytes.capacity() / 4 > bytes.len() {
-            bytes.shrink_to_fit();
+        if let Value::Kept(frame) = value {
+            *value = Value::Own(frame.to_vec());
         }
-        self.bytes = self.bytes + bytes.len() - before;
-        result
+        let Value::Own(bytes) = value else { unreachable!("it was copied") };
+        change(bytes)
     }
 
-    /// Gives a key this value, and another end if one is told. A new key without one never ends.
+    /// Gives a key an argument as its value, and another end if one is told. A new key without one never ends.
     #[inline]
-    pub fn put(&mut self, key: &[u8], value: &[u8], kept: Option<Value>, end: Option<u64>) {
-        match (self.find(key), kept) {
-            (None, kept) => {
-                self.insert(key, kept.unwrap_or_else(|| Value::Own(value.to_vec())), end.unwrap_or(NEVER));
+    pub fn put(&mut self, key: &[u8], args: Args<'_>, n: usize, end: Option<u64>) {
+        let at = match self.find(key) {
+            None => self.insert(key, Value::of(args, n)),
+            Some(at) => {
+                self.keys[at].value = Value::of(args, n);
+                at
             }
-            (Some(at), kept) => {
-                match kept {
-                    None => self.change(at, |bytes| {
-                        bytes.clear();
-                        bytes.extend_from_slice(value);
-                    }),
-                    Some(kept) => {
-                        self.bytes = self.bytes + value.len() - self.value(at).as_ref().len();
-                        self.keys[at].value = kept;
-                    }
-                }
-                if let Some(end) = end {
-                    self.set_end(at, end);
-                }
-            }
+        };
+        if let Some(end) = end {
+            self.set_end(at, end);
         }
     }
 
     /// Adds a key that is not there.
-    pub fn insert(&mut self, key: &[u8], value: Value, end: u64) -> usize {
-        self.bytes += key.len() + value.as_ref().len();
-        let (at, _) = self.keys.insert_full(key.into(), Entry { value, end: NEVER });
-        self.set_end(at, end);
-        at
+    fn insert(&mut self, key: &[u8], value: Value) -> usize {
+        self.keys.insert_full(key.into(), Entry { value, end: NEVER }).0
     }
 
     /// Removes the key there. The last one moves to its place.
-    pub fn remove(&mut self, at: usize) -> Option<Value> {
+    pub fn remove(&mut self, at: usize) {
         let last = self.keys.len() - 1;
         let end = self.end(last);
         self.set_end(at, NEVER);
         self.set_end(last, NEVER);
-        let (key, entry) = self.keys.swap_remove_index(at)?;
+        self.keys.swap_remove_index(at);
         if at != last {
             self.set_end(at, end);
         }
-        self.bytes -= key.len() + entry.value.as_ref().len();
-        Some(entry.value)
+    }
+
+    /// True if the key was there.
+    pub fn delete(&mut self, key: &[u8]) -> bool {
+        self.find(key).map(|at| self.remove(at)).is_some()
     }
 
     pub fn clear(&mut self) {
         (self.keys, self.ends) = (IndexMap::with_hasher(self.keys.hasher().clone()), BTreeSet::new());
-        self.bytes = 0;
     }
 
-    /// Keys, keys that have an end, keys that came to it so far, and bytes of keys and values.
-    pub fn figures(&self) -> [usize; 4] {
-        [self.keys.len(), self.ends.len(), self.expired as usize, self.bytes]
+    pub fn len(&self) -> usize {
+        self.keys.len()
     }
 
     /// Removes keys whose time is over, that many at most, and tells when the next one ends.
@@ -232,7 +211,6 @@ impl Store {
         let now = self.now();
         for _ in 0..max {
             let Some(&(_, at)) = self.ends.first().filter(|(end, _)| *end <= now) else { break };
-            self.expired += 1;
             self.remove(at as usize);
         }
         self.ends.first().map(|(end, _)| *end)
@@ -250,8 +228,6 @@ impl Store {
     pub fn invariants(&self) {
         let ends = self.keys.values().enumerate().filter(|(_, entry)| entry.end != NEVER);
         assert_eq!(self.ends, ends.map(|(at, entry)| (entry.end, at as u32)).collect());
-        let bytes = self.keys.iter().map(|(key, entry)| key.len() + entry.value.as_ref().len());
-        assert_eq!(self.bytes, bytes.sum());
     }
 }
 

@@ -13,16 +13,21 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use clap::Parser;
+use foldhash::SharedSeed;
 use ringserve::Server;
 use ringserve::testing::{ClientStream, Net, Sim, SimServer};
 
 use super::*;
-use crate::store::keyer_of;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The Unix time in milliseconds at which shards start.
-const UNIX_START: u64 = 1_000_000_000_000;
+/// The Unix time at which shards start: within a millisecond, as it is for most.
+const UNIX_START: Duration = Duration::from_micros(1_000_000_000_000_900);
+
+/// One that these two numbers decide.
+pub fn keyer_of(seed: u64, seeds: u64) -> Keyer {
+    Keyer::with_seed(seed, Box::leak(Box::new(SharedSeed::from_u64(seeds))))
+}
 
 /// A server on one to four shards. Each seed deals the keys out in another way.
 fn starts(sim: &Sim, args: &[&str]) -> SimServer {

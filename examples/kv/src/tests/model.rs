@@ -6,7 +6,7 @@ use ringserve::testing::Faults;
 
 use super::*;
 
-const UNIX_START: i64 = super::UNIX_START as i64;
+const UNIX_START: i64 = super::UNIX_START.as_millis() as i64;
 
 /// No reply takes longer, and no key ends sooner.
 const BATCH_MILLIS: u64 = 60_000;

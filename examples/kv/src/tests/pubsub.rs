@@ -45,20 +45,12 @@ fn subscribers_of_all_shards_hear_each_message_once_in_order() {
             while ready.get() < count {
                 net.sleep(SECOND).await;
             }
-            assert_eq!(me.ask("pubsub numsub news none").await?, format!("[\"news\" :{count} \"none\" :0]"));
-            me.check(&[
-                ("pubsub channels n*", "[\"news\"]"),
-                ("pubsub numpat", ":1"),
-                ("pubsub nosuch", "-ERR unknown subcommand 'nosuch'. Try PUBSUB HELP."),
-                ("publish other hello", ":0"),
-            ])
-            .await?;
+            me.check(&[("publish other hello", ":0")]).await?;
             for message in 0..20 {
                 assert_eq!(me.ask(&format!("publish news {message}")).await?, format!(":{}", 2 * count));
             }
             net.sleep(60 * SECOND).await;
-            me.check(&[("publish news late", ":0"), ("pubsub channels", "[]"), ("pubsub numpat", ":0")])
-                .await?;
+            me.check(&[("publish news late", ":0")]).await?;
             Ok(())
         });
         sim.run_until_done();

@@ -198,38 +198,47 @@ fn words_and_quotes_are_read_as_in_redis() {
     }
 }
 
-fn written(resp3: bool, part: Part<'_>) -> String {
-    let mut out = Vec::new();
-    out.part(part, resp3);
-    String::from_utf8(out).unwrap()
+fn written(resp3: bool, write: impl Fn(&mut Out<'_, '_>) -> Done) -> String {
+    let mut text = Vec::new();
+    write(&mut Out::text(&mut text, resp3)).unwrap();
+    String::from_utf8(text).unwrap()
 }
 
 #[test]
 fn each_version_has_its_types() {
-    let both = |part: fn() -> Part<'static>| [false, true].map(|resp3| written(resp3, part()));
-    assert_eq!(both(|| Part::Null), ["$-1\r\n", "_\r\n"]);
-    assert_eq!(both(|| Part::NullArray), ["*-1\r\n", "_\r\n"]);
-    assert_eq!(
-        both(|| Part::Pairs(vec![("a", Part::Int(1))])),
-        ["*2\r\n$1\r\na\r\n:1\r\n", "%1\r\n$1\r\na\r\n:1\r\n"]
-    );
-    assert_eq!(both(|| Part::Set(2)), ["*2\r\n", "~2\r\n"]);
-    assert_eq!(both(|| Part::Push(2)), ["*2\r\n", ">2\r\n"]);
-    assert_eq!(both(|| Part::Text("ab".into())), ["$2\r\nab\r\n", "=6\r\ntxt:ab\r\n"]);
-    assert_eq!(both(|| Part::List(vec![Part::Ok])), ["*1\r\n+OK\r\n", "*1\r\n+OK\r\n"]);
-    assert_eq!(both(|| Part::Word("string")), ["+string\r\n", "+string\r\n"]);
+    let both = |write: fn(&mut Out<'_, '_>) -> Done| [false, true].map(|resp3| written(resp3, write));
+    assert_eq!(both(|out| out.null()), ["$-1\r\n", "_\r\n"]);
+    assert_eq!(both(|out| out.map(2)), ["*4\r\n", "%2\r\n"]);
+    assert_eq!(both(|out| out.push(2)), ["*2\r\n", ">2\r\n"]);
+    assert_eq!(both(|out| out.array(1)), ["*1\r\n", "*1\r\n"]);
+    assert_eq!(both(|out| out.word("string")), ["+string\r\n", "+string\r\n"]);
+    assert_eq!(both(|out| out.digits(70)), ["$2\r\n70\r\n", "$2\r\n70\r\n"]);
+}
+
+#[test]
+fn replies_of_several_shards_become_one() {
+    let merged = |replies: &[&str]| {
+        let (mut merged, mut text) = (Merged::default(), Vec::new());
+        replies.iter().for_each(|reply| merged.add(reply.as_bytes()));
+        merged.write(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    };
+    assert_eq!(merged(&[":1\r\n", ":0\r\n", ":12\r\n"]), ":13\r\n");
+    assert_eq!(merged(&["+OK\r\n", "+OK\r\n"]), "+OK\r\n");
+    assert_eq!(merged(&["*1\r\n$1\r\na\r\n", "*0\r\n", "*1\r\n$1\r\nb\r\n"]), "*2\r\n$1\r\na\r\n$1\r\nb\r\n");
+    assert_eq!(merged(&[":1\r\n", "-ERR a\r\n", ":1\r\n", "-ERR b\r\n"]), "-ERR a\r\n");
 }
 
 #[test]
 fn error_is_one_line_whatever_the_client_sent() {
-    assert_eq!(written(false, Part::Error("ERR a\r\n+OK".into())), "-ERR a  +OK\r\n");
+    assert_eq!(written(false, |out| out.error("ERR a\r\n+OK")), "-ERR a  +OK\r\n");
 }
 
 #[test]
 fn strings_of_every_length_are_whole() {
     for len in (0..300).chain([4095, 70_000]) {
         let bytes = vec![b'x'; len];
-        assert_eq!(written(true, Part::Bytes(&bytes)), format!("${len}\r\n{}\r\n", "x".repeat(len)));
+        assert_eq!(written(true, |out| out.bytes(&bytes)), format!("${len}\r\n{}\r\n", "x".repeat(len)));
     }
 }
 
@@ -237,9 +246,9 @@ proptest! {
     #[test]
     fn a_number_is_read_back(value in any::<i64>(), shift in 0..64u32) {
         let value = value >> shift;
-        let (digits, expected) = (digits(value), value.to_string());
-        prop_assert_eq!(digits.as_slice(), expected.as_bytes());
-        prop_assert_eq!(number(digits.as_slice()), Some(value));
+        let reply = written(false, |out| out.int(value));
+        prop_assert_eq!(&reply, &format!(":{value}\r\n"));
+        prop_assert_eq!(number(&reply.as_bytes()[1..reply.len() - 2]), Some(value));
     }
 
     #[test]

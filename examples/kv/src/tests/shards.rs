@@ -19,9 +19,10 @@ fn two_shards(sim: &Sim, requests_max: usize) -> (SimServer, [String; 2]) {
     let server = sim
         .start(server, service(keyer.clone(), args.request_bytes_max as usize, requests_max, || UNIX_START))
         .unwrap();
+    let store = store::Store::new(keyer, || 0, (0, 2), 0);
     let key_of = |shard| {
         let mut names = (0..).map(|n| format!("key:{n}"));
-        names.find(|name| store::owner(&keyer, name.as_bytes(), 2) == shard).unwrap()
+        names.find(|name| store.owner(name.as_bytes()) == shard).unwrap()
     };
     (server, [key_of(0), key_of(1)])
 }
@@ -76,7 +77,7 @@ fn questions_to_a_shard_that_ends_get_an_error() {
             let mut me = connect_to(0, &net, other.addr()).await?;
             me.check(&[(&format!("set {far} 1"), "+OK")]).await?;
             other.stall(1, 40 * SECOND);
-            let lines = [format!("get {far}"), format!("mget {far}"), "keys *".into(), "info".into()];
+            let lines = [format!("get {far}"), format!("mget {far}"), "keys *".into(), "dbsize".into()];
             me.0.send(lines.join("\r\n") + "\r\n").await?;
             // The first one waits in the mailbox by then, and the shard ends with it.
             net.sleep(5 * SECOND).await;

@@ -1,0 +1,326 @@
+//! Commands that read or change keys of one shard.
+
+use crate::resp::{self, Args, Bad, Done, Out};
+use crate::store::{NEVER, Store};
+
+const SYNTAX: Bad = Bad::Borrowed("ERR syntax error");
+const NOT_A_NUMBER: Bad = Bad::Borrowed("ERR value is not an integer or out of range");
+const OVERFLOW: Bad = Bad::Borrowed("ERR increment or decrement would overflow");
+const TOO_LONG: Bad = Bad::Borrowed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
+/// Keys SCAN looks at if it is not told how many, as in Redis.
+const SCAN_COUNT: i64 = 10;
+
+/// How a client tells the end of a key: in units of that many milliseconds, and since 1970 or from now on.
+#[derive(Clone, Copy)]
+pub struct Unit(i64, bool);
+
+pub const EX: Unit = Unit(1000, false);
+pub const PX: Unit = Unit(1, false);
+pub const EXAT: Unit = Unit(1000, true);
+pub const PXAT: Unit = Unit(1, true);
+
+/// Words that tell the end of a key, of which a request has one at most. A time follows the first four.
+const ENDS: [(&str, Option<Unit>); 6] = [
+    ("ex", Some(EX)),
+    ("px", Some(PX)),
+    ("exat", Some(EXAT)),
+    ("pxat", Some(PXAT)),
+    ("keepttl", None),
+    ("persist", None),
+];
+
+/// A number among the arguments.
+pub fn number(args: Args<'_>, n: usize) -> Result<i64, Bad> {
+    resp::number(args.get(n)).ok_or(NOT_A_NUMBER)
+}
+
+/// The options of SET, GETEX and EXPIRE that a request has.
+struct Options<'a> {
+    words: Vec<&'static str>,
+    /// What follows the unit of the end.
+    time: Option<(Unit, &'a [u8])>,
+}
+
+impl<'a> Options<'a> {
+    /// Reads those that the command knows, from an argument on. The error is one that it does not.
+    fn parse(args: Args<'a>, from: usize, known: &[&'static str]) -> Result<Options<'a>, &'a [u8]> {
+        let mut found = Options { words: Vec::new(), time: None };
+        let mut args = args.from(from);
+        while let Some(arg) = args.next() {
+            let is_it = |word: &&&str| arg.eq_ignore_ascii_case(word.as_bytes());
+            let word = *known.iter().find(is_it).ok_or(arg)?;
+            if let Some((_, Some(unit))) = ENDS.iter().find(|(end, _)| *end == word) {
+                found.time = Some((*unit, args.next().ok_or(arg)?));
+            }
+            if !found.has(word) {
+                found.words.push(word);
+            }
+        }
+        Ok(found)
+    }
+
+    fn has(&self, word: &str) -> bool {
+        self.words.contains(&word)
+    }
+
+    /// The end that SET or GETEX is told.
+    fn end(&self, store: &Store, command: &str) -> Result<Option<u64>, Bad> {
+        if ENDS.iter().filter(|(word, _)| self.has(word)).count() > 1 || self.has("nx") && self.has("xx") {
+            return Err(SYNTAX);
+        }
+        self.time.map(|(unit, time)| end_to_be(store, unit, resp::number(time), command)).transpose()
+    }
+}
+
+fn invalid(command: &str) -> Bad {
+    format!("ERR invalid expire time in '{command}' command").into()
+}
+
+/// The end that a time names. `None` if Redis could not count up to it.
+fn end_of(store: &Store, unit: Unit, time: i64) -> Option<u64> {
+    let millis = time.checked_mul(unit.0)?;
+    let end = if unit.1 { millis } else { millis.checked_add(store.now() as i64)? };
+    Some(end.max(0) as u64)
+}
+
+fn end_to_be(store: &Store, unit: Unit, time: Option<i64>, command: &str) -> Result<u64, Bad> {
+    let time = time.ok_or(NOT_A_NUMBER)?;
+    end_of(store, unit, time).filter(|_| time > 0).ok_or_else(|| invalid(command))
+}
+
+pub fn get(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    match store.find(args.get(1)) {
+        Some(at) => store.value(at).write(out),
+        None => out.null(),
+    }
+}
+
+pub fn set(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    if args.len() <= 3 {
+        store.put(args.get(1), args, 2, Some(NEVER));
+        return out.ok();
+    }
+    let known = ["nx", "xx", "get", "keepttl", "ex", "px", "exat", "pxat"];
+    let options = Options::parse(args, 3, &known).map_err(|_| SYNTAX)?;
+    let end = options.end(store, "set")?.or((!options.has("keepttl")).then_some(NEVER));
+    let found = store.find(args.get(1));
+    let is_set = if found.is_some() { !options.has("nx") } else { !options.has("xx") };
+    match (options.has("get"), is_set) {
+        (true, _) => get(store, args, out)?,
+        (false, true) => out.ok()?,
+        (false, false) => out.null()?,
+    }
+    if is_set && end.is_some_and(|end| end <= store.now()) {
+        // The past deletes.
+        store.delete(args.get(1));
+    } else if is_set {
+        store.put(args.get(1), args, 2, end);
+    }
+    Ok(())
+}
+
+/// SETEX and PSETEX.
+pub fn set_with_end(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, unit: Unit) -> Done {
+    let end = end_to_be(store, unit, resp::number(args.get(2)), &args.word(0))?;
+    store.put(args.get(1), args, 3, Some(end));
+    out.ok()
+}
+
+pub fn get_and_set(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    get(store, args, out)?;
+    store.put(args.get(1), args, 2, Some(NEVER));
+    Ok(())
+}
+
+pub fn get_and_delete(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    get(store, args, out)?;
+    store.delete(args.get(1));
+    Ok(())
+}
+
+pub fn get_and_end(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let known = ["persist", "ex", "px", "exat", "pxat"];
+    let options = Options::parse(args, 2, &known).map_err(|_| SYNTAX)?;
+    let end = options.end(store, "getex")?.or(options.has("persist").then_some(NEVER));
+    get(store, args, out)?;
+    store.find(args.get(1)).zip(end).into_iter().for_each(|(at, end)| store.set_end(at, end));
+    Ok(())
+}
+
+pub fn append(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).bytes().len());
+    overwrite(store, args, out, len, args.get(2))
+}
+
+pub fn set_range(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let from = usize::try_from(number(args, 2)?).map_err(|_| "ERR offset is out of range")?;
+    match args.get(3) {
+        b"" => strlen(store, args, out),
+        bytes => overwrite(store, args, out, from, bytes),
+    }
+}
+
+fn overwrite(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, from: usize, bytes: &[u8]) -> Done {
+    let to = from.saturating_add(bytes.len());
+    if to > store.value_bytes_max && !bytes.is_empty() {
+        return Err(TOO_LONG);
+    }
+    let len = store.change(args.get(1), |value| {
+        value.resize(value.len().max(to), 0);
+        value[from..to].copy_from_slice(bytes);
+        value.len()
+    });
+    out.int(len as i64)
+}
+
+pub fn strlen(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).bytes().len());
+    out.int(len as i64)
+}
+
+pub fn get_range(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let (from, to) = (number(args, 2)?, number(args, 3)?);
+    let value = store.find(args.get(1)).map_or(&[][..], |at| store.value(at).bytes());
+    let place = |n: i64| if n < 0 { n.saturating_add(value.len() as i64).max(0) } else { n } as usize;
+    out.bytes(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
+}
+
+pub fn add(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, amount: i64) -> Done {
+    let before = store.find(args.get(1)).map_or(Some(0), |at| resp::number(store.value(at).bytes()));
+    let after = before.ok_or(NOT_A_NUMBER)?.checked_add(amount).ok_or(OVERFLOW)?;
+    store.change(args.get(1), |value| {
+        value.clear();
+        value.extend_from_slice(itoa::Buffer::new().format(after).as_bytes());
+    });
+    out.int(after)
+}
+
+/// EXPIRE, PEXPIRE, EXPIREAT and PEXPIREAT.
+pub fn expire(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, unit: Unit) -> Done {
+    let options = Options::parse(args, 3, &["nx", "xx", "gt", "lt"])
+        .map_err(|word| format!("ERR Unsupported option {}", String::from_utf8_lossy(word)))?;
+    let [nx, xx, gt, lt] = ["nx", "xx", "gt", "lt"].map(|word| options.has(word));
+    if nx && (xx || gt || lt) {
+        return Err("ERR NX and XX, GT or LT options at the same time are not compatible".into());
+    }
+    if gt && lt {
+        return Err("ERR GT and LT options at the same time are not compatible".into());
+    }
+    let end = end_of(store, unit, number(args, 2)?).ok_or_else(|| invalid(&args.word(0)))?;
+    let found = store.find(args.get(1)).filter(|at| {
+        let (old, has_end) = (store.end(*at), store.end(*at) != NEVER);
+        !(nx && has_end || xx && !has_end || gt && end <= old || lt && end >= old)
+    });
+    match found {
+        Some(at) if end > store.now() => store.set_end(at, end),
+        found => found.into_iter().for_each(|at| store.remove(at)),
+    }
+    out.int(found.is_some().into())
+}
+
+/// TTL, PTTL, EXPIRETIME and PEXPIRETIME. Redis rounds to the nearest second.
+pub fn ttl(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, unit: Unit) -> Done {
+    out.int(match store.find(args.get(1)).map(|at| store.end(at)) {
+        None => -2,
+        Some(NEVER) => -1,
+        Some(end) => (end as i64 - if unit.1 { 0 } else { store.now() as i64 } + unit.0 / 2) / unit.0,
+    })
+}
+
+pub fn persist(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let found = store.find(args.get(1)).filter(|at| store.end(*at) != NEVER);
+    found.into_iter().for_each(|at| store.set_end(at, NEVER));
+    out.int(found.is_some().into())
+}
+
+pub fn flush(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    if args.len() > 2 || !["", "sync", "async"].contains(&&*args.word(1)) {
+        return Err(SYNTAX);
+    }
+    store.clear();
+    out.ok()
+}
+
+pub fn keys(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let keys = store.keys(0, usize::MAX).filter(|key| matches(args.get(1), key));
+    list(keys.collect(), out)
+}
+
+fn list(keys: Vec<&[u8]>, out: &mut Out<'_, '_>) -> Done {
+    out.array(keys.len())?;
+    keys.into_iter().try_for_each(|key| out.bytes(key))
+}
+
+/// A cursor names a shard and a position there. Shards are scanned one after the other. A key that is there from the first call to the
+/// last is seen, since keys only move to lower positions, and are seen from the highest to the lowest.
+pub fn scan(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+    let (shard, shards) = store.place;
+    let cursor = resp::number(args.get(1)).and_then(|cursor| usize::try_from(cursor).ok());
+    let cursor = cursor.ok_or("ERR invalid cursor")?;
+    let (mut count, mut pattern, mut strings) = (SCAN_COUNT, None, true);
+    for n in (2..args.len()).step_by(2) {
+        match &*args.word(n) {
+            _ if n + 1 == args.len() => return Err(SYNTAX),
+            "match" => pattern = Some(args.get(n + 1)),
+            "type" => strings = args.word(n + 1) == "string",
+            "count" => count = number(args, n + 1)?,
+            _ => return Err(SYNTAX),
+        }
+    }
+    if count < 1 {
+        return Err(SYNTAX);
+    }
+    let top = if cursor < shards { store.len() } else { store.len().min(cursor / shards) };
+    let from = top.saturating_sub(count as usize);
+    let wanted = |key: &&[u8]| strings && pattern.is_none_or(|pattern| matches(pattern, key));
+    out.array(2)?;
+    out.digits(if from == 0 { (shard + 1) % shards } else { from * shards + shard })?;
+    list(store.keys(from, top).rev().filter(wanted).collect(), out)
+}
+
+/// True if `text` matches `pattern` as Redis reads it: `*` is any text, `?` any byte, `[abc]`, `[^abc]` and `[a-z]` a byte of a set,
+/// and `\` takes the next byte as it is. Only the last `*` is ever tried again.
+pub fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
+    // Where to go on after the last `*`, and the text that it has not taken.
+    let mut star = None;
+    loop {
+        let rest = match (pattern, text) {
+            ([b'*', rest @ ..], _) => {
+                (pattern, star) = (rest, Some((rest, text)));
+                continue;
+            }
+            (rest, []) => return rest.is_empty(),
+            ([b'?', rest @ ..], _) => Some(rest),
+            ([b'[', set @ ..], [byte, ..]) => behind_set(set, *byte),
+            ([b'\\', escaped, rest @ ..] | [escaped, rest @ ..], [byte, ..]) => {
+                (escaped == byte).then_some(rest)
+            }
+            ([], _) => None,
+        };
+        match (rest, star) {
+            (Some(rest), _) => (pattern, text) = (rest, &text[1..]),
+            (None, Some((after, [_, left @ ..]))) => {
+                (pattern, text, star) = (after, left, Some((after, left)));
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// What follows a set, given from behind its `[` on, if `byte` is in it. A set may lack the `]` at the end.
+fn behind_set(set: &[u8], byte: u8) -> Option<&[u8]> {
+    let (negated, mut set) = set.strip_prefix(b"^").map_or((false, set), |set| (true, set));
+    let mut found = false;
+    loop {
+        (found, set) = match set {
+            [] | [b']', ..] => return (found != negated).then(|| set.get(1..).unwrap_or_default()),
+            [b'\\', escaped, rest @ ..] => (found | (*escaped == byte), rest),
+            [low, b'-', high, rest @ ..] => (found | (*low.min(high)..=*low.max(high)).contains(&byte), rest),
+            [literal, rest @ ..] => (found | (*literal == byte), rest),
+        };
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/keys_of_one.rs"]
+mod tests;
