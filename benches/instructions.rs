@@ -47,7 +47,7 @@ fn main() {
             loopback::run(service, LengthPrefix::default(), in_flight, &request.repeat(TOGETHER), turns)
         }
         "codec" => loopback::run(WithCodec::new(EchoItems), Raw, limits, &lines, turns),
-        "codec_alone" => return codec_alone(&lines, turns),
+        "codec_alone" => codec_alone(&lines, turns),
         other => panic!("there is no case {other}"),
     };
 }

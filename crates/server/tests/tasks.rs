@@ -504,3 +504,55 @@ fn channels_and_locks_work_between_tasks_of_a_shard() {
         assert_eq!((sum, log.lock().await.iter().sum::<u64>()), (210, 210));
     });
 }
+
+/// Gives its handle to all, or pushes to the last one that did.
+#[derive(Clone, Default)]
+struct Pusher(std::sync::Arc<std::sync::Mutex<Option<ConnHandle>>>);
+
+/// More than a shard carries out in two turns.
+const BURST: usize = 10_000;
+
+impl Service for Pusher {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        let mut heard = self.0.lock().unwrap();
+        match heard.as_ref() {
+            Some(handle) if &frame[..] == b"push" => {
+                for _ in 0..BURST {
+                    handle.push("x").expect("it is far below the high mark");
+                }
+            }
+            _ => *heard = Some(cx.handle()),
+        }
+        cx.reply("done");
+        Ok(())
+    }
+}
+
+#[test]
+fn pushes_beyond_what_a_turn_carries_out_need_no_other_call() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let pusher = Pusher::default();
+        let limits = Limits::default().first_frame_timeout(None).idle_timeout(None);
+        let limits = limits.outbox_bytes_high(8 << 20).outbox_bytes_max(16 << 20);
+        let addr = sim.serve(lines().limits(limits).shards(2), move |_shard| pusher.clone());
+        sim.client("hearer and pusher", async move |net| {
+            let mut hearer = net.connect(addr).await?;
+            hearer.send("hear\n").await?;
+            assert_eq!(hearer.line().await?.as_deref(), Some("done"));
+            let mut pusher = net.connect(addr).await?;
+            pusher.send("push\n").await?;
+            assert_eq!(pusher.line().await?.as_deref(), Some("done"));
+            let began = net.now();
+            for _ in 0..BURST {
+                assert_eq!(hearer.line().await?.as_deref(), Some("x"));
+            }
+            let took = net.now() - began;
+            assert!(took < SECOND / 4, "the last one came after {took:?}");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
