@@ -66,6 +66,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         // Not handed on as it is: what leaves by an indirect call must lie in memory, and is copied for each completion.
         match completion {
             Completion::Received { id, lease } => self.services.received(core, *id, lease.len()),
+            Completion::Filled { id, bytes, .. } => self.services.received(core, *id, *bytes),
             Completion::Sent { id, batch, .. } => self.services.sent(core, *id, batch.len()),
             _ => {}
         }
