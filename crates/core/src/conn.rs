@@ -309,6 +309,7 @@ impl Conn {
     }
 
     /// True if the service is to be called once more, for the end of the input.
+    #[inline]
     pub(crate) fn owes_end(&self) -> bool {
         self.input_ended
             && !self.has_handler()

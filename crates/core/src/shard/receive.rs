@@ -4,7 +4,7 @@ use ringserve_buf::{Block, Lease, try_box};
 
 use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
-use crate::conn::{Conn, Flight, Intake, State};
+use crate::conn::{Conn, Flight, State};
 use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
@@ -42,10 +42,9 @@ impl<O: Observer> Shard<O> {
         conn.heard_at = now;
         conn.missed_heartbeats = 0;
         let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
-        let is_cut = conn.intake == Intake::Cut && conn.is_cut();
         if conn.takes_frames()
             && conn.waiting_bytes() == 0
-            && !is_cut
+            && !conn.is_cut()
             && let Some(shared) = &conn.shared
         {
             let plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
@@ -56,10 +55,23 @@ impl<O: Observer> Shard<O> {
             self.begin_batch();
             return hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
         }
+        self.received_aside(id, lease, first_since_armed, lane);
+    }
+
+    /// Bytes came that are not handed out now.
+    #[inline(never)]
+    fn received_aside(
+        &mut self,
+        id: ConnId,
+        lease: Lease,
+        first_since_armed: bool,
+        lane: &mut (impl Lane<O> + ?Sized),
+    ) {
+        let Some(conn) = self.conns.get(id) else { return };
         if conn.is_starting() {
             return self.start(id, lease, lane);
         }
-        if is_cut {
+        if conn.is_cut() {
             drop(lease);
         } else {
             self.hold(id, lease, false);

@@ -372,6 +372,14 @@ impl<K: Kernel> Uring<K> {
         match Kind::of(cqe.user_data) {
             Some(Kind::Receive) => self.on_receive(cqe, sink),
             Some(Kind::Send) => self.on_send(cqe, sink),
+            kind => self.complete_seldom(kind, cqe, sink),
+        }
+    }
+
+    /// All completions but those of frames and replies.
+    #[inline(never)]
+    fn complete_seldom(&mut self, kind: Option<Kind>, cqe: RawCqe, sink: &mut Sink<'_>) {
+        match kind {
             Some(Kind::Accept) => self.on_accept(cqe, sink),
             Some(Kind::Shutdown) => self.on_shutdown(cqe, sink),
             Some(Kind::Close) => self.on_close(cqe, sink),
@@ -386,7 +394,7 @@ impl<K: Kernel> Uring<K> {
             Some(Kind::Wake) => self.queue.push(RawOp::ReadWake),
             Some(Kind::Install) => self.on_install_failed(cqe),
             Some(Kind::Ignored) => log::debug!(errno = -cqe.res, "an operation without a completion failed"),
-            None => self.stale(cqe),
+            Some(Kind::Receive | Kind::Send) | None => self.stale(cqe),
         }
     }
 

@@ -20,6 +20,7 @@ use tokio_util::codec::{LinesCodec, LinesCodecError};
 
 use super::cover::Cover;
 use super::plan::{ClientPlan, Leave, Plan};
+use super::proxied::introduce;
 use super::{ADDR, server, with_deeds};
 
 /// What comes between two heartbeats of a silent peer, where limits end none.
@@ -217,6 +218,7 @@ struct Switcher {
     cover: Cover,
     place: Place,
     shards: usize,
+    is_proxied: bool,
     owed: VecDeque<String>,
 }
 
@@ -264,6 +266,7 @@ impl Switcher {
     async fn run(mut self) -> ClientResult {
         self.net.sleep(self.of.starts).await;
         let mut me = self.net.connect(SocketAddr::from(ADDR)).await?;
+        introduce(&self.net, &mut me, ADDR.into(), self.of.first, self.is_proxied).await?;
         let mut left = self.of.requests.len();
         while left > 0 {
             let (mut bytes, mut is_armed) = (Vec::new(), false);
@@ -337,9 +340,10 @@ impl CodecService for Codec {
 }
 
 /// A client of [`Codec`].
-async fn lines(net: Net, of: &ClientPlan, in_order: bool, cover: &Cover) -> ClientResult {
+async fn lines(net: Net, of: &ClientPlan, in_order: bool, is_proxied: bool, cover: &Cover) -> ClientResult {
     net.sleep(of.starts).await;
     let mut me = net.connect(SocketAddr::from(ADDR)).await?;
+    introduce(&net, &mut me, ADDR.into(), of.first, is_proxied).await?;
     let (mut owed, mut left) = (VecDeque::new(), of.requests.len());
     while left > 0 {
         let mut bytes = Vec::new();
@@ -392,8 +396,8 @@ pub fn play_switching(sim: &Sim, plan: &Plan, cover: &Cover) {
     };
     let client = |number: usize, of: &ClientPlan| {
         let (of, cover, place, shards) = (of.clone(), cover.clone(), place.clone(), plan.shards);
-        let owed = VecDeque::new();
-        let run = async move |net| Switcher { net, of, cover, place, shards, owed }.run().await;
+        let (is_proxied, owed) = (plan.proxied, VecDeque::new());
+        let run = async move |net| Switcher { net, of, cover, place, shards, is_proxied, owed }.run().await;
         sim.client(format!("c{number}"), run)
     };
     with_deeds(sim, plan, cover, &start, &client);
@@ -407,8 +411,9 @@ pub fn play_codec(sim: &Sim, plan: &Plan, cover: &Cover) {
         sim.start(server, move |_shard| WithCodec::new(Codec(cover.clone()))).expect("it starts")
     };
     let client = |number: usize, of: &ClientPlan| {
-        let (of, cover, in_order) = (of.clone(), cover.clone(), plan.limits.calls_in_flight_max == 1);
-        sim.client(format!("c{number}"), async move |net| lines(net, &of, in_order, &cover).await)
+        let (of, cover, is_proxied) = (of.clone(), cover.clone(), plan.proxied);
+        let in_order = plan.limits.calls_in_flight_max == 1;
+        sim.client(format!("c{number}"), async move |net| lines(net, &of, in_order, is_proxied, &cover).await)
     };
     with_deeds(sim, plan, cover, &start, &client);
 }
