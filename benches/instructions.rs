@@ -35,6 +35,9 @@ fn main() {
     let lines = line.repeat(TOGETHER);
     let limits = Limits::default();
     let in_flight = Limits::default().calls_in_flight_max(64);
+    if case == "codec_alone" {
+        return codec_alone(&lines, turns);
+    }
     match case.as_str() {
         "raw" => loopback::run(Echo, Raw, limits, &line, turns),
         "line" => loopback::run(Echo, Lines::default(), limits, &line, turns),
@@ -47,7 +50,6 @@ fn main() {
             loopback::run(service, LengthPrefix::default(), in_flight, &request.repeat(TOGETHER), turns)
         }
         "codec" => loopback::run(WithCodec::new(EchoItems), Raw, limits, &lines, turns),
-        "codec_alone" => codec_alone(&lines, turns),
         other => panic!("there is no case {other}"),
     };
 }
