@@ -212,7 +212,10 @@ impl Kv {
         if !queue.is_carried() {
             *queue = node.spare.borrow_mut().pop().unwrap_or_else(|| Queue::new(node.shard.count()));
         }
-        queue.ask(command, args, client.resp3.get(), |key| node.store.borrow().owner(key));
+        let (here, owner) = (node.shard.index(), |key: &[u8]| node.store.borrow().owner(key));
+        let run =
+            |command: &'static Command, args: Args<'_>, out: &mut Out<'_, '_>| node.run(command, args, out);
+        queue.ask(command, args, client.resp3.get(), owner, here, run);
     }
 
     async fn finish(&self, cx: &Cx<'_, Session>, left: Left) {
