@@ -57,10 +57,9 @@ struct Args {
 
 impl Args {
     fn limits(&self) -> Limits {
-        let request = self.request_bytes_max as usize;
-        let defaults = Limits::default();
-        let outbox = defaults.outbox_bytes_max;
-        let limits = defaults.frame_bytes_max(request).outbox_bytes_max(outbox.max(2 * request));
+        let (defaults, request) = (Limits::default(), self.request_bytes_max as usize);
+        let outbox = defaults.outbox_bytes_max.max(2 * request);
+        let limits = defaults.frame_bytes_max(request).outbox_bytes_max(outbox);
         // One call carries the queue, and one may wait for its end.
         let limits = limits.calls_in_flight_max(2).handler_timeout(None);
         // Clients keep connections for hours without a word, and Redis lets them.

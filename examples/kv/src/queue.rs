@@ -138,17 +138,26 @@ impl Queue {
         self.due.is_empty()
     }
 
-    /// Asks the shards that a command is about. `owner` tells whose a key is.
+    /// Asks the shards that a command is about. `owner` tells whose a key is, and `run` answers for this shard at once, if it can.
     pub fn ask(
         &mut self,
         command: &'static Command,
         args: Args<'_>,
         resp3: bool,
         owner: impl Fn(&[u8]) -> usize,
+        here: usize,
+        run: impl Fn(&'static Command, Args<'_>, &mut Out<'_, '_>),
     ) {
         let shards = self.ways.len();
         let mut ask = |shard: usize, args: Args<'_>| {
-            let batch = &mut self.ways[shard].next;
+            let Way { now, next } = &mut self.ways[shard];
+            if shard == here && now.left() + next.left() == 0 && now.replies.len() <= ANSWER_BYTES_MAX {
+                let before = now.replies.len();
+                run(command, args, &mut Out::text(&mut now.replies, resp3));
+                now.lens.push_back(now.replies.len() - before);
+                return shard;
+            }
+            let batch = next;
             let before = batch.bytes.len();
             batch.resp3 = resp3;
             batch.ask(command, args);

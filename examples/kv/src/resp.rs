@@ -121,7 +121,7 @@ impl TypedFraming for Resp {
     }
 }
 
-/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind one, and less than none for none.
+/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind one, and a negative count for none.
 #[inline]
 fn array(bytes: &[u8], max: usize) -> Result<Cut<Head>, Bad> {
     // What is missing to judge further, and how many arguments come then.

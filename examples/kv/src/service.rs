@@ -2,9 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
-use std::future::poll_fn;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use ringserve::framing::FrameError;
@@ -212,15 +210,18 @@ impl Kv {
         if !queue.is_carried() {
             *queue = node.spare.borrow_mut().pop().unwrap_or_else(|| Queue::new(node.shard.count()));
         }
-        queue.ask(command, args, client.resp3.get(), |key| node.store.borrow().owner(key));
+        let (here, owner) = (node.shard.index(), |key: &[u8]| node.store.borrow().owner(key));
+        let run =
+            |command: &'static Command, args: Args<'_>, out: &mut Out<'_, '_>| node.run(command, args, out);
+        queue.ask(command, args, client.resp3.get(), owner, here, run);
     }
 
     async fn finish(&self, cx: &Cx<'_, Session>, left: Left) {
         let session = cx.session();
         let _turn = session.turn.lock().await;
         match left {
-            // What else was pipelined goes along.
-            Left::Carry => yield_now().await,
+            // Other calls go first, so that what else was pipelined goes along.
+            Left::Carry => drop(cx.spawn(async {}).await),
             Left::Wait(frame) => {
                 session.waiting.set(session.waiting.get() - 1);
                 let (frame, head) = frame.into_parts();
@@ -271,19 +272,6 @@ impl Kv {
 fn say(cx: &Cx<'_, Session>, write: impl FnOnce(&mut Out<'_, '_>)) {
     let resp3 = cx.session().client.resp3.get();
     cx.write_with(|out| write(&mut Out { to: resp::To::Peer(out), resp3 }));
-}
-
-/// Lets others go first.
-async fn yield_now() {
-    let mut yielded = false;
-    poll_fn(|task| match std::mem::replace(&mut yielded, true) {
-        true => Poll::Ready(()),
-        false => {
-            task.waker().wake_by_ref();
-            Poll::Pending
-        }
-    })
-    .await;
 }
 
 /// The command that a client asks for, if it may.
