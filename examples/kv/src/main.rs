@@ -105,7 +105,7 @@ fn main() -> ExitCode {
         server = server.shards(shards);
     }
     match server.framing(Resp { request_bytes_max: value_bytes_max }).serve(service(
-        Keyer::random(),
+        store::random_keyer(),
         value_bytes_max,
         REQUESTS_MAX,
         unix_time,

@@ -4,9 +4,10 @@
 //! what SCAN walks over, from the end to the start.
 
 use std::collections::BTreeSet;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 
+use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use indexmap::IndexMap;
 use ringserve::Frame;
@@ -21,6 +22,12 @@ const KEPT_BYTES_MIN: usize = 16 << 10;
 
 /// Hashes keys, the same way on all shards, and in a way that clients do not know: they must not put all keys into one place.
 pub type Keyer = SeedableRandomState;
+
+/// One that the system draws: what the standard library hashes by has keys from it.
+pub fn random_keyer() -> Keyer {
+    let random = || RandomState::new().hash_one(());
+    SeedableRandomState::with_seed(random(), Box::leak(Box::new(SharedSeed::from_u64(random()))))
+}
 
 /// What a key holds.
 pub enum Value {
@@ -167,7 +174,18 @@ impl Store {
         let at = match self.find(key) {
             None => self.insert(key, Value::of(args, n)),
             Some(at) => {
-                self.keys[at].value = Value::of(args, n);
+                let (value, bytes) = (&mut self.keys[at].value, args.get(n));
+                match value {
+                    // Its memory is used again where it is not much too large.
+                    Value::Own(own)
+                        if bytes.len() < KEPT_BYTES_MIN
+                            && (own.capacity() / 4..=own.capacity()).contains(&bytes.len()) =>
+                    {
+                        own.clear();
+                        own.extend_from_slice(bytes);
+                    }
+                    _ => *value = Value::of(args, n),
+                }
                 at
             }
         };
