@@ -129,8 +129,7 @@ fn stranger_to_a_listener_of_proxies_is_turned_away() {
         running.wait().unwrap();
 
         let running = behind(driver, ProxyProtocol::from(["10.0.0.0/8"]));
-        let mut stranger = connect(running.local_addrs()[0]);
-        let _ = stranger.write_all(LINE.as_bytes());
+        let stranger = connect(running.local_addrs()[0]);
         assert_eq!(end(stranger).unwrap_err().kind(), ErrorKind::ConnectionReset);
         closed_for(&running, CloseReason::ProxyUntrusted, 1);
         running.shutdown();

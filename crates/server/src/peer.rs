@@ -54,7 +54,7 @@ impl Peer {
         self.asked.local
     }
 
-    /// The process at the other end of a Unix socket. `None` for all others, and where
+    /// The process at the other end of a Unix socket, which may be a proxy: see [`via`](Peer::via). `None` for all others, and where
     /// [`SocketOptions::peer_credentials`](crate::net::SocketOptions::peer_credentials) is off, as it is by default.
     pub fn credentials(&self) -> Option<PeerCredentials> {
         self.asked.credentials

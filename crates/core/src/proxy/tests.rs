@@ -358,3 +358,12 @@ proptest! {
         let _ = (tlvs.iter().count(), tlvs.ssl().map(|ssl| (ssl.is_verified(), ssl.iter().count())));
     }
 }
+
+#[test]
+fn sum_of_another_block_is_not_passed_on() {
+    let ends = ends("192.0.2.1:1", "192.0.2.2:2");
+    let with = |fields: &[(u8, &[u8])]| v2(CommandV2::Proxy(Some(ends)), fields);
+    let bytes = with(&[(CRC32C, &[1, 2, 3, 4]), (UNIQUE_ID, b"seven")]);
+    assert_eq!(bytes, with(&[(UNIQUE_ID, b"seven")]));
+    assert!(read(&bytes, MAX).unwrap().is_some(), "its own sum is right");
+}

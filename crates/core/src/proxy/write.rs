@@ -75,7 +75,8 @@ pub fn write_v2<'a>(out: &mut Vec<u8>, command: CommandV2, fields: impl IntoIter
         }
     }
     let sum_bytes = 3 + 4;
-    for (kind, value) in fields {
+    // The sum of another block, as those of a header that is passed on have one, is none of this.
+    for (kind, value) in fields.into_iter().filter(|(kind, _)| *kind != CRC32C) {
         let len = out.len() - begin - FIXED + 3 + value.len() + sum_bytes;
         if let (Ok(bytes), Ok(_)) = (u16::try_from(value.len()), u16::try_from(len)) {
             out.push(kind);

@@ -183,7 +183,9 @@ impl<O: Observer> Shard<O> {
 
     /// False if there is no room.
     fn ask(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
-        if !self.has_slot() || self.is_full_of_starts() || !self.accepting.take_quota() {
+        // A drain lets in what waits, and soon cuts those whose header does not come.
+        let is_held = self.is_full_of_starts() && !self.has_stopped();
+        if is_held || !self.has_slot() || !self.accepting.take_quota() {
             return false;
         }
         self.accepting.asked += 1;

@@ -150,8 +150,11 @@ impl Shard {
         known.unwrap_or_else(|| {
             // It is user code, which may ask for others: nothing is borrowed meanwhile.
             let value = Rc::new(make());
-            self.inner.shared.borrow_mut().push(value.clone());
-            value
+            let made = self.inner.shared.borrow().iter().find_map(|value| value.clone().downcast().ok());
+            made.unwrap_or_else(|| {
+                self.inner.shared.borrow_mut().push(value.clone());
+                value
+            })
         })
     }
 

@@ -30,7 +30,7 @@ pub struct SocketOptions {
     pub no_delay: bool,
     /// Asks for the peer's address of each accepted connection. Off, [`Peer::addr`](crate::Peer::addr) and the log know none, and
     /// with io_uring a connection costs one system call less (`getpeername`): for servers behind a proxy or a load balancer, whose
-    /// address says nothing. On by default.
+    /// address says nothing. The server asks for all of its services if one of them wants it, or expects a PROXY header. On by default.
     pub peer_address: bool,
     /// Asks which address of this host each accepted connection came to ([`Peer::local_addr`](crate::Peer::local_addr)), which costs one
     /// system call (`getsockname`) and about 160 bytes for each connection. For listeners at `0.0.0.0` or `[::]`
