@@ -248,6 +248,10 @@ impl<O: Observer> Shard<O> {
             && let Some(inbox) = conn.inbox.take()
         {
             self.shared.release(inbox.held_bytes());
+            // The driver gives the block back, which is counted no more; at an end it does so without being asked.
+            if inbox.is_away() && conn.state != State::Closing && !conn.aborting && conn.receive.stop() {
+                self.ops.push(Op::ReceiveStop { id });
+            }
         }
     }
 
@@ -276,7 +280,8 @@ impl<O: Observer> Shard<O> {
     #[cold]
     fn receive_bulk(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let fills = conn.takes_frames() && !conn.is_cut();
+        // What was switched is cut by the new rule first, which may find a whole frame in what is there.
+        let fills = conn.takes_frames() && !conn.is_cut() && !conn.outlet().is_some_and(Outlet::is_switched);
         let Some(inbox) = conn.inbox.as_mut().filter(|inbox| fills && inbox.lacks().is_some()) else {
             conn.bulk -= 1;
             return self.ops.push(Op::ReceiveOnce { id });

@@ -320,6 +320,7 @@ impl<K: Kernel> Uring<K> {
             end = ReceiveEnd::Error(errno);
         }
         self.tell(Completion::Filled { id, block, bytes, end }, sink);
+        sink.bytes = sink.bytes.saturating_sub(bytes);
     }
 
     /// The receive ended, and is armed again some time.

@@ -94,7 +94,7 @@ impl SystemKernel {
             }
             Kind::ReceiveInto => {
                 let id = cqe.id();
-                self.block = self.blocks.remove(&id.slot()).map(|(block, most)| (id, block, most));
+                self.block = self.blocks.remove(&id.bits()).map(|(block, most)| (id, block, most));
             }
             Kind::Accept if cqe.res >= 0 => self.owned.insert(cqe.res),
             Kind::Wake => self.waker.seen(),

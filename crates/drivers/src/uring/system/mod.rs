@@ -75,7 +75,7 @@ pub struct SystemKernel {
     /// Batches with the kernel, by slot.
     sends: Chunked<Option<Box<Batch>>>,
     /// Blocks with the kernel, and how many bytes of each it may write at most, by slot.
-    blocks: HashMap<u32, (Box<Block>, usize)>,
+    blocks: HashMap<u64, (Box<Block>, usize)>,
     /// That of the completion that was reaped last.
     block: Option<(ConnId, Box<Block>, usize)>,
     /// Quiet sends that were pushed and are not known to have ended, in the order of their places.
@@ -260,7 +260,7 @@ impl SystemKernel {
     #[cold]
     fn receive_into(&mut self, id: ConnId, mut block: Box<Block>, most: usize) {
         let entry = encode::receive_into(self.on(id), block.spare(most));
-        if let Some(old) = self.blocks.insert(id.slot(), (block, most)) {
+        if let Some(old) = self.blocks.insert(id.bits(), (block, most)) {
             // Not dropped: the kernel may still write there.
             std::mem::forget(old);
             panic!("two receives in flight on {id}");
@@ -335,7 +335,7 @@ impl Kernel for SystemKernel {
                 self.push_awaited(encode::cancel(Kind::Accept.with(u64::from(listener))), user_data);
             }
             RawOp::CancelReceive { id } => {
-                let into = !self.blocks.is_empty() && self.blocks.contains_key(&id.slot());
+                let into = !self.blocks.is_empty() && self.blocks.contains_key(&id.bits());
                 let kind = if into { Kind::ReceiveInto } else { Kind::Receive };
                 self.push_awaited(encode::cancel(kind.with(id.bits())), user_data);
             }
