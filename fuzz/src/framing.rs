@@ -75,9 +75,13 @@ pub fn run(bytes: &[u8]) {
         }
         start = end;
         while rig.model.wires.first().is_some_and(|wire| !wire.unread.is_empty() && wire.receive.armed) {
+            let left = rig.model.wires[0].unread.len();
             if options & 16 != 0 {
                 rig.deliver_copy(0);
-            } else if !rig.deliver(0, usize::MAX) {
+            }
+            // A receive into a block takes no copy.
+            let is_stuck = rig.model.wires.first().is_some_and(|wire| wire.unread.len() == left);
+            if is_stuck && !rig.deliver(0, usize::MAX) {
                 break;
             }
         }
