@@ -37,18 +37,28 @@ pub struct ConnStats {
     /// Frames copied because receive memory was short, or because they would have pinned much more than themselves for a call.
     pub frames_copied: u64,
     /// Connections that ended, by [`CloseReason::index`].
-    pub(crate) closed_by_reason: [u64; CloseReason::COUNT],
+    pub(crate) closed_by_reason: ByReason,
+}
+
+/// A count for each reason. The standard library has defaults for arrays of up to 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ByReason(pub(crate) [u64; CloseReason::COUNT]);
+
+impl Default for ByReason {
+    fn default() -> ByReason {
+        ByReason([0; CloseReason::COUNT])
+    }
 }
 
 impl ConnStats {
     /// Connections that ended for this reason. The error inside a reason does not matter.
     pub fn closed_for(&self, reason: CloseReason) -> u64 {
-        self.closed_by_reason[reason.index()]
+        self.closed_by_reason.0[reason.index()]
     }
 
     /// Reasons for which a connection ended, with how many did.
     pub fn reasons(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        NAMES.into_iter().zip(self.closed_by_reason).filter(|(_, count)| *count > 0)
+        NAMES.into_iter().zip(self.closed_by_reason.0).filter(|(_, count)| *count > 0)
     }
 }
 
@@ -67,7 +77,7 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.sends += other.sends;
         self.receives_paused += other.receives_paused;
         self.frames_copied += other.frames_copied;
-        for (sum, more) in self.closed_by_reason.iter_mut().zip(other.closed_by_reason) {
+        for (sum, more) in self.closed_by_reason.0.iter_mut().zip(other.closed_by_reason.0) {
             *sum += more;
         }
     }

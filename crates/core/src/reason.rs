@@ -63,6 +63,14 @@ pub enum CloseReason {
     ProxyTimeout,
     /// The peer sent FIN before the first byte of a PROXY header, as load balancers do that only look whether the port is open.
     ProxyNoHeader,
+    /// The handshake of TLS failed: with the alert that the peer was sent, as its number.
+    TlsHandshakeFailed(u8),
+    /// A record of TLS was forged, damaged or against the rules.
+    TlsBadRecord,
+    /// The peer ended TLS by an alert: its number.
+    TlsAlertReceived(u8),
+    /// The peer ended its side without saying so by TLS, where that is required.
+    TlsTruncated,
     /// The service closed it, after its replies.
     Closed,
     /// The service aborted it.
@@ -99,15 +107,22 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 31;
+    pub(crate) const COUNT: usize = 35;
 
     /// Who ended the connection.
     pub fn closed_by(self) -> ClosedBy {
         use CloseReason::*;
         match self {
-            PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) | ProxyBadHeader(_) | ProxyNoHeader => {
-                ClosedBy::Peer
-            }
+            PeerClosed
+            | PeerClosedMidFrame
+            | PeerReset
+            | BadFrame(_)
+            | ProxyBadHeader(_)
+            | ProxyNoHeader
+            | TlsHandshakeFailed(_)
+            | TlsBadRecord
+            | TlsAlertReceived(_)
+            | TlsTruncated => ClosedBy::Peer,
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
             | HeartbeatLost | ProxyUntrusted | ProxyTimeout | MemoryLimit | Shutdown | DrainTimeout
             | ServerAborted => ClosedBy::Server,
@@ -159,6 +174,10 @@ impl CloseReason {
             ProxyBadHeader(_) => 28,
             ProxyTimeout => 29,
             ProxyNoHeader => 30,
+            TlsHandshakeFailed(_) => 31,
+            TlsBadRecord => 32,
+            TlsAlertReceived(_) => 33,
+            TlsTruncated => 34,
         }
     }
 
@@ -206,6 +225,10 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "proxy_bad_header",
     "proxy_timeout",
     "proxy_no_header",
+    "tls_handshake_failed",
+    "tls_bad_record",
+    "tls_alert_received",
+    "tls_truncated",
 ];
 
 impl fmt::Display for CloseReason {
@@ -213,6 +236,8 @@ impl fmt::Display for CloseReason {
         match self {
             CloseReason::BadFrame(error) => write!(f, "bad_frame ({error})"),
             CloseReason::ProxyBadHeader(error) => write!(f, "proxy_bad_header ({error})"),
+            CloseReason::TlsHandshakeFailed(alert) => write!(f, "tls_handshake_failed (alert {alert})"),
+            CloseReason::TlsAlertReceived(alert) => write!(f, "tls_alert_received (alert {alert})"),
             CloseReason::System(errno) => write!(f, "system (errno {errno})"),
             CloseReason::ConnectFailed(errno) => write!(f, "connect_failed (errno {errno})"),
             other => f.write_str(other.name()),
