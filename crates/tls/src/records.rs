@@ -72,10 +72,10 @@ pub(crate) fn changes_cipher(bytes: &[u8]) -> bool {
 /// True if there is something to do: a whole message of a handshake, or a record that is none.
 ///
 /// `encrypted` means that what looks like a handshake may be encrypted, so that each record is to be looked at.
-pub(crate) fn calls_for_a_step(bytes: &[u8], encrypted: bool) -> bool {
+pub(crate) fn calls_for_a_step(bytes: &[u8], mut encrypted: bool) -> bool {
     for record in whole(bytes) {
         match record[0] {
-            CHANGE_CIPHER_SPEC if record.len() == HEADER + 1 => {}
+            CHANGE_CIPHER_SPEC if record.len() == HEADER + 1 => encrypted = true,
             HANDSHAKE if !encrypted => return first_message(bytes).is_some(),
             _ => return true,
         }
@@ -195,7 +195,8 @@ mod tests {
         let ccs = record(CHANGE_CIPHER_SPEC, &[1]);
         assert!(!calls_for_a_step(&ccs, false) && !calls_for_a_step(&ccs, true));
         let finished = [&ccs[..], &record(HANDSHAKE, b"\x99\xff\xff\xff, encrypted")].concat();
-        assert!(!calls_for_a_step(&finished, false) && calls_for_a_step(&finished, true));
+        assert!(calls_for_a_step(&finished, false) && calls_for_a_step(&finished[6..], true));
+        assert!(!calls_for_a_step(&finished[6..], false), "a length that is none");
         assert!(calls_for_a_step(&record(APPLICATION_DATA, b"x"), false));
         assert!(calls_for_a_step(b"GET /", false));
     }
