@@ -71,6 +71,11 @@ impl TlsListener {
         self.current().tls.files()
     }
 
+    /// What rustls has of it now.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        self.current().built.config.clone()
+    }
+
     /// What the connections of one shard have in common.
     pub fn transport(&self) -> TlsTransport {
         let version = self.shared.version.load(Ordering::Acquire);
