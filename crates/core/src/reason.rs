@@ -63,14 +63,6 @@ pub enum CloseReason {
     ProxyTimeout,
     /// The peer sent FIN before the first byte of a PROXY header, as load balancers do that only look whether the port is open.
     ProxyNoHeader,
-    /// The handshake of TLS failed: with the alert that the peer was sent, as its number.
-    TlsHandshakeFailed(u8),
-    /// A record of TLS was forged, damaged or against the rules.
-    TlsBadRecord,
-    /// The peer ended TLS by an alert: its number.
-    TlsAlertReceived(u8),
-    /// The peer ended its side without saying so by TLS, where that is required.
-    TlsTruncated,
     /// The service closed it, after its replies.
     Closed,
     /// The service aborted it.
@@ -104,10 +96,20 @@ pub enum CloseReason {
     ServerAborted,
     /// The kernel reported an error, as its `errno`.
     System(i32),
+    /// The handshake of a transport was not done within [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
+    HandshakeTimeout,
+    /// The handshake of TLS failed. The alert that the peer was sent for it.
+    TlsHandshakeFailed(u8),
+    /// The peer sent what is no record of TLS, or one that was altered on its way.
+    TlsBadRecord,
+    /// The peer sent an alert of TLS that is fatal.
+    TlsAlertReceived(u8),
+    /// The peer sent FIN without a `close_notify` before it, where that is required.
+    TlsTruncated,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 35;
+    pub(crate) const COUNT: usize = 36;
 
     /// Who ended the connection.
     pub fn closed_by(self) -> ClosedBy {
@@ -124,8 +126,8 @@ impl CloseReason {
             | TlsAlertReceived(_)
             | TlsTruncated => ClosedBy::Peer,
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
-            | HeartbeatLost | ProxyUntrusted | ProxyTimeout | MemoryLimit | Shutdown | DrainTimeout
-            | ServerAborted => ClosedBy::Server,
+            | HeartbeatLost | ProxyUntrusted | ProxyTimeout | HandshakeTimeout | MemoryLimit | Shutdown
+            | DrainTimeout | ServerAborted => ClosedBy::Server,
             UpstreamFailed | ConnectFailed(_) | ConnectTimeout => ClosedBy::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | OpenTimeout | HandlerPanicked
             | ReplyNotFramed | OutboxFull => ClosedBy::Service,
@@ -174,10 +176,11 @@ impl CloseReason {
             ProxyBadHeader(_) => 28,
             ProxyTimeout => 29,
             ProxyNoHeader => 30,
-            TlsHandshakeFailed(_) => 31,
-            TlsBadRecord => 32,
-            TlsAlertReceived(_) => 33,
-            TlsTruncated => 34,
+            HandshakeTimeout => 31,
+            TlsHandshakeFailed(_) => 32,
+            TlsBadRecord => 33,
+            TlsAlertReceived(_) => 34,
+            TlsTruncated => 35,
         }
     }
 
@@ -225,6 +228,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "proxy_bad_header",
     "proxy_timeout",
     "proxy_no_header",
+    "handshake_timeout",
     "tls_handshake_failed",
     "tls_bad_record",
     "tls_alert_received",
