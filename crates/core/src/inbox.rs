@@ -44,6 +44,8 @@ pub(crate) struct Inbox {
     away: Option<(usize, usize)>,
     /// Some pieces of a frame were handed out, and not its last.
     in_pieces: bool,
+    /// The connection's channel waits for the rest of a record, and holds this many bytes of it.
+    record: Option<usize>,
     rest: Lease,
     backlog: Vec<u8>,
     /// When the peer's time for enough of `partial` began, and the bytes that came since.
@@ -155,9 +157,32 @@ impl Inbox {
         self.has_begun() && self.rest.is_empty() && self.backlog.is_empty() && !self.is_ripe()
     }
 
-    /// True if a frame began and did not end: bytes of it are there, or were handed out in pieces.
+    /// True if a frame or a record began and did not end: bytes of it are there, or were handed out in pieces.
     pub(crate) fn has_begun(&self) -> bool {
-        self.in_pieces || self.has_partial()
+        self.in_pieces || self.record.is_some() || self.has_partial()
+    }
+
+    /// True if a record began and did not end.
+    pub(crate) fn is_mid_record(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// The channel holds `held` bytes of a record that did not end, and `came` came since the last look, of which nothing was
+    /// handed on. True if nothing had begun before.
+    pub(crate) fn note_record(&mut self, held: usize, came: usize, now: Stamp) -> bool {
+        let begins = !self.has_begun();
+        if begins {
+            self.begin_window(now);
+            self.partial_began = now;
+        }
+        self.record = Some(held);
+        self.window_bytes += came;
+        begins
+    }
+
+    /// The record ended.
+    pub(crate) fn end_record(&mut self) {
+        self.record = None;
     }
 
     /// Bytes that were not looked at yet.
@@ -180,7 +205,7 @@ impl Inbox {
 
     /// Bytes of memory this inbox holds.
     pub(crate) fn held_bytes(&self) -> usize {
-        let away = self.away.map_or(0, |(held, _)| held);
+        let away = self.away.map_or(0, |(held, _)| held) + self.record.unwrap_or(0);
         self.partial.held_bytes() + away + self.backlog.capacity() + self.rest.pinned_bytes()
     }
 
