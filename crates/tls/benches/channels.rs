@@ -236,8 +236,11 @@ fn raw(provider: &CryptoProvider, size: usize) -> (f64, f64) {
             .collect();
         let start = Cpu::now();
         for (seq, record) in sealed.iter_mut().enumerate() {
-            let record =
-                InboundOpaqueMessage::new(ContentType::ApplicationData, ProtocolVersion::TLSv1_2, &mut record[5..]);
+            let record = InboundOpaqueMessage::new(
+                ContentType::ApplicationData,
+                ProtocolVersion::TLSv1_2,
+                &mut record[5..],
+            );
             black_box(decrypter.decrypt(record, seq as u64).unwrap().payload);
         }
         opens.push(each(start.elapsed(), count));

@@ -58,7 +58,7 @@ pub(crate) struct TlsChannel<C> {
     /// Plaintext that came with the last step of the handshake.
     early: Vec<u8>,
     /// What the client asked for. rustls does not tell this of an unbuffered connection.
-    server_name: Option<Box<str>>,
+    server_name: Option<Rc<str>>,
     /// The last that was said was an alert or `close_notify`.
     finished: bool,
 }
@@ -109,7 +109,7 @@ impl<C: Connection> TlsChannel<C> {
             return self.open(&mut LeaseMut::default(), out);
         };
         if self.server_name.is_none() && !encrypted {
-            self.server_name = records::server_name(&self.held);
+            self.server_name = records::server_name(&self.held).map(Into::into);
         }
         let encrypted = encrypted || records::changes_cipher(&self.held[self.kept..]);
         self.phase = Phase::Handshake { encrypted };
@@ -400,7 +400,7 @@ impl<C: Connection> Channel for TlsChannel<C> {
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {
-        TlsInfo::of(self.connection.state(), self.server_name.as_deref())
+        TlsInfo::of(self.connection.state(), self.server_name.clone())
             .map(|info| Rc::new(info) as Rc<dyn Any>)
     }
 }

@@ -73,11 +73,8 @@ impl Clients {
         [&self.authorities].into_iter().chain(&self.revoked)
     }
 
-    /// What decides, and what it decides by: whatever else of it changes, a session of before must not be resumed.
-    pub(crate) fn verifier(
-        &self,
-        provider: &Arc<CryptoProvider>,
-    ) -> Result<(Arc<dyn ClientCertVerifier>, Vec<Vec<u8>>), TlsError> {
+    /// What decides.
+    pub(crate) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Verifier, TlsError> {
         let mut decides_by = vec![vec![u8::from(self.required)]];
         let mut roots = RootCertStore::empty();
         for authority in self.authorities.certificates()? {
@@ -101,6 +98,13 @@ impl Clients {
             verifier = verifier.allow_unauthenticated();
         }
         let verifier = verifier.build().map_err(|error| self.authorities.error(error))?;
-        Ok((verifier, decides_by))
+        Ok(Verifier { verifier, decides_by })
     }
+}
+
+/// What decides about clients.
+pub(crate) struct Verifier {
+    pub(crate) verifier: Arc<dyn ClientCertVerifier>,
+    /// Where this changes, a session of before must not be resumed.
+    pub(crate) decides_by: Vec<Vec<u8>>,
 }

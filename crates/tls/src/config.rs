@@ -1,13 +1,15 @@
 //! What a listener's TLS is to be.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 
+use crate::clients::Verifier;
 use crate::key_log::KeyLogFile;
 use crate::names::Names;
 use crate::tickets::{self, Ticketer};
@@ -32,6 +34,7 @@ use crate::{Clients, Pem, Tickets, TlsError, provider};
 pub struct Tls {
     source: Source,
     require_close_notify: bool,
+    watch: Option<Duration>,
 }
 
 #[derive(Clone)]
@@ -54,7 +57,7 @@ struct Own {
 impl Tls {
     /// TLS of a server, to which certificates are added.
     pub fn server() -> Tls {
-        Tls { source: Source::Own(Own::default()), require_close_notify: false }
+        Tls { source: Source::Own(Own::default()), require_close_notify: false, watch: None }
     }
 
     /// All that rustls can: `config` is used as it is, with its tickets, its storage of sessions and its key log. What else is said
@@ -63,7 +66,7 @@ impl Tls {
     /// A session that is resumed is not verified again. So where configurations differ in which clients they believe, their
     /// tickets must have different keys; ours have.
     pub fn from_config(config: Arc<ServerConfig>) -> Tls {
-        Tls { source: Source::Given(config), require_close_notify: false }
+        Tls { source: Source::Given(config), require_close_notify: false, watch: None }
     }
 
     fn own(mut self, change: impl FnOnce(&mut Own)) -> Tls {
@@ -93,11 +96,21 @@ impl Tls {
     }
 
     /// The same, unless a program has said something itself.
-    #[doc(hidden)]
-    pub fn alpn_by_default(self, protocols: &[&str]) -> Tls {
+    pub(crate) fn alpn_by_default(self, protocols: &[&str]) -> Tls {
         self.own(|own| {
             own.alpn.get_or_insert_with(|| protocols.iter().map(|name| name.as_bytes().to_vec()).collect());
         })
+    }
+
+    /// Looks at the files of certificates, keys and authorities every `interval`, and reads them again where one changed. What cannot
+    /// be used then is named in the log, and the old one stays. 0 s is taken for 1.
+    pub fn watch_files(mut self, interval: Duration) -> Tls {
+        self.watch = Some(if interval.is_zero() { Duration::from_secs(1) } else { interval });
+        self
+    }
+
+    pub(crate) fn watch_interval(&self) -> Option<Duration> {
+        self.watch
     }
 
     /// What tickets are sealed with. Without it they are good until the process ends.
@@ -122,10 +135,9 @@ impl Tls {
     }
 
     /// The file in which secrets are logged.
-    #[doc(hidden)]
-    pub fn key_log_file(&self) -> Option<&PathBuf> {
+    pub(crate) fn key_log_file(&self) -> Option<&Path> {
         match &self.source {
-            Source::Own(own) => own.key_log.as_ref(),
+            Source::Own(own) => own.key_log.as_deref(),
             Source::Given(_) => None,
         }
     }
@@ -195,9 +207,9 @@ impl Own {
         for (name, chain, key) in &self.certificates {
             names.add(name.as_deref(), chain, key, &provider)?;
         }
-        let (verifier, mut depends_on) = match &self.clients {
+        let Verifier { verifier, decides_by: mut depends_on } = match &self.clients {
             Some(clients) => clients.verifier(&provider)?,
-            None => (WebPkiClientVerifier::no_client_auth(), Vec::new()),
+            None => Verifier { verifier: WebPkiClientVerifier::no_client_auth(), decides_by: Vec::new() },
         };
         depends_on.push(names.names().join(" ").into_bytes());
         let alpn = self.alpn.clone().unwrap_or_default();

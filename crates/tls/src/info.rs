@@ -1,6 +1,7 @@
 //! What a handshake found out.
 
 use std::fmt;
+use std::rc::Rc;
 
 use rustls::pki_types::CertificateDer;
 use rustls::{CommonState, HandshakeKind, ProtocolVersion};
@@ -11,19 +12,19 @@ pub struct TlsInfo {
     pub(crate) version: ProtocolVersion,
     pub(crate) cipher_suite: rustls::CipherSuite,
     pub(crate) alpn: Option<Box<[u8]>>,
-    pub(crate) server_name: Option<Box<str>>,
+    pub(crate) server_name: Option<Rc<str>>,
     pub(crate) resumed: bool,
     pub(crate) identity: Option<Identity>,
 }
 
 impl TlsInfo {
     /// Of a connection that is through with its handshake.
-    pub(crate) fn of(state: &CommonState, server_name: Option<&str>) -> Option<TlsInfo> {
+    pub(crate) fn of(state: &CommonState, server_name: Option<Rc<str>>) -> Option<TlsInfo> {
         Some(TlsInfo {
             version: state.protocol_version()?,
             cipher_suite: state.negotiated_cipher_suite()?.suite(),
             alpn: state.alpn_protocol().map(Into::into),
-            server_name: server_name.map(Into::into),
+            server_name,
             resumed: state.handshake_kind() == Some(HandshakeKind::Resumed),
             identity: state.peer_certificates().map(|chain| Identity(chain.into())),
         })
