@@ -35,9 +35,8 @@ impl Transports {
 
     /// Makes each, on its shard's thread. It is user code, which may panic.
     pub(crate) fn made(&self) -> impl Iterator<Item = (u16, Rc<dyn Transport>)> {
-        let made = |(listener, make): (usize, &Option<MakeTransport>)| {
-            Some((listener as u16, (make.as_ref()?.0)()))
-        };
+        let made =
+            |(listener, make): (usize, &Option<MakeTransport>)| Some((listener as u16, (make.as_ref()?.0)()));
         self.0.iter().enumerate().filter_map(made)
     }
 }
