@@ -540,7 +540,7 @@ mod tests {
         let mut received = |byte: u8, len: usize| {
             let id = side.lend().unwrap();
             side.spare(id)[..len].fill(byte);
-            side.received(id, len, true)
+            side.received(id, len, true).freeze()
         };
         let mut inbox = Inbox::default();
         let first = received(b'1', 64);

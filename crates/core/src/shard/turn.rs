@@ -160,7 +160,7 @@ impl<O: Observer> Shard<O> {
     #[inline]
     pub fn complete(&mut self, completion: Completion, lane: &mut (impl Lane<O> + ?Sized)) {
         match completion {
-            Completion::Received { id, lease } => self.received(id, lease, lane),
+            Completion::Received { id, lease } => self.received(id, lease.freeze(), lane),
             other => self.changed(other),
         }
         self.dispatch(lane);
