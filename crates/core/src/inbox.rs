@@ -45,6 +45,8 @@ pub(crate) struct Inbox {
     away: Option<(usize, usize)>,
     /// Some pieces of a frame were handed out, and not its last.
     in_pieces: bool,
+    /// The connection's channel waits for the rest of a record, and holds this many bytes of it.
+    record: Option<usize>,
     rest: Lease,
     /// Leases that came while the service was busy. A lease that fills half of its buffer or more pins about as
     /// much as a copy would take.
@@ -172,9 +174,32 @@ impl Inbox {
         self.rest.is_empty() && self.full.is_empty() && self.backlog.is_empty()
     }
 
-    /// True if a frame began and did not end: bytes of it are there, or were handed out in pieces.
+    /// True if a frame or a record began and did not end: bytes of it are there, or were handed out in pieces.
     pub(crate) fn has_begun(&self) -> bool {
-        self.in_pieces || self.has_partial()
+        self.in_pieces || self.record.is_some() || self.has_partial()
+    }
+
+    /// True if a record began and did not end.
+    pub(crate) fn is_mid_record(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// The channel holds `held` bytes of a record that did not end, and `came` came since the last look, of which nothing was
+    /// handed on. True if nothing had begun before.
+    pub(crate) fn note_record(&mut self, held: usize, came: usize, now: Stamp) -> bool {
+        let begins = !self.has_begun();
+        if begins {
+            self.begin_window(now);
+            self.partial_began = now;
+        }
+        self.record = Some(held);
+        self.window_bytes += came;
+        begins
+    }
+
+    /// The record ended.
+    pub(crate) fn end_record(&mut self) {
+        self.record = None;
     }
 
     /// Bytes that were not looked at yet.
@@ -197,7 +222,7 @@ impl Inbox {
 
     /// Bytes of memory this inbox holds.
     pub(crate) fn held_bytes(&self) -> usize {
-        let away = self.away.map_or(0, |(held, _)| held);
+        let away = self.away.map_or(0, |(held, _)| held) + self.record.unwrap_or(0);
         let received = self.full_pinned + self.backlog.capacity() + self.rest.pinned_bytes();
         self.partial.held_bytes() + away + received
     }
