@@ -241,7 +241,7 @@ impl<O: Observer> Shard<O> {
         }
         let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();
-        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease) };
+        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease, !self.short_of_buffers) };
         self.shared.hold(inbox.held_bytes() - before);
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
