@@ -279,4 +279,15 @@ fn work_behind_the_handshake_keeps_the_order_of_records() {
     assert_eq!(taken(&mut shard), [&b"behind"[..], b"later"]);
     assert_eq!(leave(&mut shard, id, &mut peer).0, [Said::Other(THINK)]);
     assert_eq!(shard.held_bytes(), 0);
+    // And FIN does not overtake it.
+    shard.begin(at(2), 2);
+    shard.receive(id, &[peer.record(THINK, b""), peer.frame(b"last")].concat());
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Eof });
+    shard.end();
+    assert_eq!((taken(&mut shard).len(), shard.heard()), (0, vec![]));
+    shard.turn(at(2));
+    assert_eq!(taken(&mut shard), [b"last"]);
+    leave(&mut shard, id, &mut peer);
+    let reason = CloseReason::PeerClosed;
+    assert_eq!(shard.heard(), [Heard::Ended { id, reason, opened: true }]);
 }
