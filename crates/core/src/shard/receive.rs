@@ -4,7 +4,7 @@ use ringserve_buf::{Block, Lease, LeaseMut, try_box};
 
 use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
-use crate::conn::{Conn, Flight, Opened, State};
+use crate::conn::{Conn, Flight, Opened, Queued, State};
 use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
@@ -197,6 +197,10 @@ impl<O: Observer> Shard<O> {
         // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
         // carried out at the end of the turn, with that as the reason.
         if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
+            return;
+        }
+        // Behind a step of its channel that waits there may be more.
+        if conn.queued.is_in(Queued::WORKING) {
             return;
         }
         // What is the start of a frame by the former rule may be a whole one by the rule that was switched to.

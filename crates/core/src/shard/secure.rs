@@ -103,6 +103,12 @@ impl Channels {
         (!self.working.is_empty()).then_some(steps)
     }
 
+    /// Slots for which there is memory.
+    #[cfg(test)]
+    pub(super) fn room(&self) -> usize {
+        self.table.len()
+    }
+
     /// How many connections have a channel.
     pub(super) fn count(&self) -> usize {
         self.table.iter().flatten().count()

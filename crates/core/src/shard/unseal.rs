@@ -6,8 +6,8 @@
 
 use ringserve_buf::{LeaseMut, try_box};
 
-use super::turn::{Lane, hand_out};
-use super::{Frames, Shard};
+use super::Shard;
+use super::turn::Lane;
 use crate::conn::Conn;
 use crate::inbox::Inbox;
 use crate::transport::{Fault, Unsealed};
@@ -104,17 +104,15 @@ impl<O: Observer> Shard<O> {
         lane: &mut (impl Lane<O> + ?Sized),
     ) {
         let Some(conn) = self.conns.get(id) else { return };
-        let takes = conn.takes_frames() && conn.waiting_bytes() == 0;
-        let Some(shared) = conn.shared.clone().filter(|_| takes) else {
+        if !conn.takes_frames() || conn.waiting_bytes() > 0 {
             return self.hold(id, plain.freeze(), false);
-        };
+        }
         let is_plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
-        let (of, is_first) = (conn.lane, !conn.frame_seen);
         if !core::mem::replace(has_batch, true) {
             // One for all records that came together.
             self.begin_batch();
         }
-        hand_out(&mut Frames::new(self, id, of, &shared, plain.freeze(), is_plain, is_first), lane);
+        self.hand_out_aside(id, plain.freeze(), is_plain, lane);
     }
 
     /// The peer said that nothing more will come. FIN is still awaited, so that what lies before it makes no reset of a close.
