@@ -108,6 +108,7 @@ impl Transport for Toy {
             client: 0,
             name: Rc::default(),
             finished: false,
+            is_welcome: false,
         };
         if let Some(name) = &self.name {
             (channel.client, channel.stage) = (self.nonce, Stage::Reply);
@@ -117,12 +118,15 @@ impl Transport for Toy {
     }
 }
 
-/// What the server learned in the handshake.
+/// What the server learned in the handshake. The client, which learns nothing, has it once the server is ready.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The client's name.
     pub name: Vec<u8>,
 }
+
+/// The number of each alert.
+const ALERT: u8 = 0;
 
 /// What is awaited, or that nothing is any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,13 +155,16 @@ struct ToyChannel {
     client: u64,
     name: Rc<Facts>,
     finished: bool,
+    /// The server is ready too.
+    is_welcome: bool,
 }
 
 /// What came of a record; nothing if the next one is to be looked at.
 type Step = Result<Option<Unsealed>, Fault>;
 
+/// What the other end sent cannot be.
 fn broken() -> Fault {
-    Fault(CloseReason::Aborted)
+    Fault(CloseReason::TlsBadRecord)
 }
 
 fn number(bytes: &[u8]) -> Result<u64, Fault> {
@@ -243,7 +250,10 @@ impl ToyChannel {
                 self.stage = Stage::Ready;
                 Ok(Some(Unsealed::Ready))
             }
-            (Stage::Ready, Kind::Welcome) if self.is_client() => Ok(None),
+            (Stage::Ready, Kind::Welcome) if self.is_client() => {
+                self.is_welcome = true;
+                Ok(None)
+            }
             (Stage::Ready, Kind::Update) => {
                 self.reads = self.reads.renewed();
                 if body != [0] && !self.finished {
@@ -273,9 +283,15 @@ impl ToyChannel {
     }
 
     fn fault(&mut self, fault: Fault, out: &mut Vec<u8>) -> Unsealed {
+        let is_ready = matches!(self.stage, Stage::Ready | Stage::Closed);
         self.stage = Stage::Broken;
         self.writes.seal(Kind::Alert, &[], out);
-        Unsealed::Fault(fault)
+        match fault {
+            Fault(CloseReason::TlsBadRecord) if !is_ready => {
+                Unsealed::Fault(Fault(CloseReason::TlsHandshakeFailed(ALERT)))
+            }
+            fault => Unsealed::Fault(fault),
+        }
     }
 }
 
@@ -283,7 +299,7 @@ impl Channel for ToyChannel {
     fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
         if self.waits.is_some() {
             self.kept.extend_from_slice(&wire.split_to(wire.len()));
-            return Unsealed::More;
+            return Unsealed::Work;
         }
         if matches!(self.stage, Stage::Closed | Stage::Broken) {
             *wire = LeaseMut::empty();
@@ -294,7 +310,7 @@ impl Channel for ToyChannel {
                 // What tells of a fault is no reason to tell of one.
                 Ok(Some((Kind::Alert, _))) => {
                     self.stage = Stage::Broken;
-                    return Unsealed::Fault(broken());
+                    return Unsealed::Fault(Fault(CloseReason::TlsAlertReceived(ALERT)));
                 }
                 Ok(Some((kind, body))) => self.take(kind, body, out),
                 Ok(None) => return Unsealed::More,
@@ -337,7 +353,11 @@ impl Channel for ToyChannel {
 
     fn finish(&mut self, out: &mut Vec<u8>) {
         assert!(!self.finished, "the end is marked twice");
-        assert!(self.stage != Stage::Broken, "the mark of an end behind a fault");
+        assert!(
+            matches!(self.stage, Stage::Ready | Stage::Closed),
+            "the end is marked while {:?}",
+            self.stage
+        );
         self.finished = true;
         self.writes.seal(Kind::Close, &[], out);
     }
@@ -351,8 +371,11 @@ impl Channel for ToyChannel {
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {
-        (!self.is_client() && matches!(self.stage, Stage::Ready | Stage::Closed))
-            .then(|| self.name.clone() as Rc<dyn Any>)
+        let is_known = match self.is_client() {
+            true => self.is_welcome,
+            false => matches!(self.stage, Stage::Ready | Stage::Closed),
+        };
+        is_known.then(|| self.name.clone() as Rc<dyn Any>)
     }
 }
 
