@@ -75,6 +75,32 @@ fn first_bytes_may_come_with_the_end_of_the_handshake() {
 }
 
 #[test]
+fn reply_to_what_came_with_the_handshake_follows_the_tickets() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    for version in [&TLS12, &TLS13] {
+        let config = Arc::new(client_config(&authority, &[version], None));
+        let mut pair = Pair::new(&listener, &config, "localhost");
+        std::io::Write::write_all(&mut pair.client.writer(), b"hello").unwrap();
+        while pair.seen.ready == 0 {
+            let bytes = pair.client_bytes();
+            pair.feed(&bytes);
+            if pair.seen.ready == 0 {
+                pair.hear();
+            }
+        }
+        // Nothing was received or sent in between.
+        let mut batch = Batch::new();
+        batch.put(b"welcome");
+        pair.channel.seal(&batch, &mut pair.out).unwrap();
+        pair.channel.finish(&mut pair.out);
+        pair.hear();
+        pair.exchange();
+        assert_eq!((&pair.heard[..], &pair.client_error), (&b"welcome"[..], &None));
+    }
+}
+
+#[test]
 fn partial_record_takes_memory_as_its_bytes_come() {
     let authority = Authority::new("authority");
     let listener = listener(&authority);
