@@ -154,7 +154,9 @@ pub use ringserve_server::{
     ServerHandle, Service, Session, SetupError, Several, Shard, SharedPayload, Stream, StreamHandle,
     StreamService, WithHeads, starting, stream, with_heads,
 };
-pub use ringserve_server::{factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time};
+pub use ringserve_server::{
+    factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time,
+};
 
 pub mod guide;
 

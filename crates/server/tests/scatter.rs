@@ -108,7 +108,8 @@ struct Lab {
 }
 
 fn starts(sim: &Sim, shards: usize, questions_max: usize, limit: Option<Duration>) -> Lab {
-    let limits = Limits::default().calls_in_flight_max(2).handler_timeout(None);
+    let calls = 2 + sim.seed() as u16 % 3;
+    let limits = Limits::default().calls_in_flight_max(calls).handler_timeout(None);
     let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).limits(limits).shards(shards);
     let (questions, answered) = (Questions::with_capacity(questions_max), Rc::new(Cell::new(0)));
     let shared = answered.clone();

@@ -75,10 +75,12 @@ impl<A: Answers> Queue<A> {
         self.due.push_back(Due::Merged(answers));
     }
 
-    /// Asks a shard. `here` is this one and its index: it answers at once, if nothing before waits for it.
+    /// Asks a shard. `here` is this one and its index: it answers at once, as long as its answers
+    /// have room.
     pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
         let Way { now, next } = &mut self.ways[shard];
-        if shard == here.1 && now.left() + next.left() == 0 && now.has_room() {
+        if shard == here.1 && now.has_room() {
+            debug_assert_eq!(now.left() + next.left(), 0, "what waits does so since there was no room");
             now.answer_now(here.0, question, parts);
         } else {
             self.bytes += next.ask(question, parts);
