@@ -14,7 +14,11 @@ pub mod http;
 mod log;
 pub mod middleware;
 mod opening;
+mod parts;
 mod peer;
+#[cfg(feature = "resp")]
+pub mod resp;
+pub mod scatter;
 mod server;
 mod service;
 mod shard;
@@ -58,6 +62,7 @@ pub mod factory {
 
 /// How bytes become frames, and replies become bytes.
 pub mod framing {
+    pub use crate::parts::{Kept, Parts, Span};
     pub use ringserve_core::Outbox;
     pub use ringserve_core::framing::*;
 }
