@@ -145,6 +145,8 @@ pub use ringserve_server::http;
 pub use ringserve_server::resp;
 #[cfg(feature = "testing")]
 pub use ringserve_server::testing;
+#[cfg(feature = "tls")]
+pub use ringserve_server::tls;
 #[cfg(feature = "runtime-tokio-uring")]
 pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]

@@ -27,6 +27,8 @@ mod stream;
 pub mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "tls")]
+pub mod tls;
 #[cfg(feature = "tower")]
 pub mod tower;
 

@@ -143,6 +143,12 @@ pub trait IntoService<F: TypedFraming> {
     /// Those of the factory, and of what it returned.
     fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService>;
 
+    /// What it speaks, by the names that TLS has for protocols (ALPN), the preferred one first.
+    #[doc(hidden)]
+    fn protocols() -> &'static [&'static str] {
+        &[]
+    }
+
     /// Switches off the limits that cannot hold for such a service.
     #[doc(hidden)]
     fn adjust(limits: &mut Limits) {
@@ -169,6 +175,10 @@ impl<S: IntoService<F>, F: TypedFraming, E: Into<Box<dyn Error + Send + Sync>>> 
 
     fn adjust(limits: &mut Limits) {
         S::adjust(limits);
+    }
+
+    fn protocols() -> &'static [&'static str] {
+        S::protocols()
     }
 }
 
@@ -349,6 +359,10 @@ where
 
     fn adjust(limits: &mut Limits) {
         Make::adjust(limits);
+    }
+
+    fn protocols() -> &'static [&'static str] {
+        Make::protocols()
     }
 }
 

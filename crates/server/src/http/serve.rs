@@ -83,6 +83,10 @@ where
     fn adjust(limits: &mut Limits) {
         adjust(limits);
     }
+
+    fn protocols() -> &'static [&'static str] {
+        &["h2", "http/1.1"]
+    }
 }
 
 impl<S> fmt::Debug for HttpService<S> {

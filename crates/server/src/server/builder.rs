@@ -11,6 +11,8 @@ use ringserve_core::{Limits, ServerLimits, Transport};
 use super::control::ServerControl;
 use super::driver::Driver;
 use super::error::Error;
+#[cfg(feature = "tls")]
+use super::listen::addr::Bind;
 use super::listen::addr::Binds;
 use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::listen::proxy_protocol::ProxyProtocol;
@@ -63,6 +65,8 @@ struct Declared {
     adjust: fn(&mut Limits),
     /// Made with what the server admits, which a program may say later.
     hosted: Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>,
+    /// What the service speaks, for TLS to say.
+    protocols: &'static [&'static str],
 }
 
 impl Server<Raw> {
@@ -130,7 +134,12 @@ impl Server<Several> {
         let Endpoints { binds, framing, name, limits, sockets, admit } = endpoints.into_endpoints();
         let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit };
         let hosted = |admit| Box::new(One::new(framing, factory, admit)) as Box<dyn Hosted>;
-        self.framing.services.push(Declared { endpoints, adjust: Make::adjust, hosted: Box::new(hosted) });
+        self.framing.services.push(Declared {
+            endpoints,
+            adjust: Make::adjust,
+            hosted: Box::new(hosted),
+            protocols: Make::protocols(),
+        });
         self
     }
 
@@ -162,9 +171,13 @@ impl Server<Several> {
 
     pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
         let (mut services, mut all) = (Vec::new(), Vec::new());
-        for Declared { endpoints, adjust, hosted } in self.framing.services {
+        for Declared { endpoints, adjust, hosted, protocols } in self.framing.services {
+            #[cfg(not(feature = "tls"))]
+            let _ = protocols;
             let Endpoints { binds, name, limits, sockets, admit, .. } = endpoints;
             let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
+            #[cfg(feature = "tls")]
+            let binds = prepared(binds, protocols).map_err(|error| error.of_service(name.as_ref()))?;
             let limits = limits.or_else(|| self.settings.limits.clone());
             let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
             adjust(&mut limits);
@@ -175,6 +188,13 @@ impl Server<Several> {
         }
         Ok(Prepared { settings: self.settings, services, serves: AllOf(all) })
     }
+}
+
+/// With what TLS is made from, looked at.
+#[cfg(feature = "tls")]
+fn prepared(mut binds: Vec<Bind>, protocols: &'static [&'static str]) -> Result<Vec<Bind>, Error> {
+    super::listen::tls::prepare(&mut binds, protocols)?;
+    Ok(binds)
 }
 
 impl Default for Server<Several> {
@@ -311,6 +331,11 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
         self.with(factory)?.serve_until(future)
     }
 
+    #[cfg(feature = "tls")]
+    pub(in crate::server) fn with_binds(self, change: impl FnOnce(Binds) -> Binds) -> Server<F> {
+        Server { binds: change(self.binds), ..self }
+    }
+
     /// With its service.
     pub(crate) fn with<Factory, Make>(self, factory: Factory) -> Result<Prepared<One<F, Factory>>, Error>
     where
@@ -319,6 +344,8 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     {
         let Server { binds, framing, settings } = self;
         let binds = binds.all().map_err(Error::Address)?;
+        #[cfg(feature = "tls")]
+        let binds = prepared(binds, Make::protocols())?;
         let (limits_given, mut limits) =
             (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
         Make::adjust(&mut limits);

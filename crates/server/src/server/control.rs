@@ -22,6 +22,8 @@ pub struct ServerControl {
     remotes: Arc<[Arc<RemoteShard>]>,
     listeners: Arc<[Address]>,
     blocking: Arc<dyn Pool>,
+    #[cfg(feature = "tls")]
+    tls: crate::tls::ServerTls,
 }
 
 impl ServerControl {
@@ -30,7 +32,24 @@ impl ServerControl {
         listeners: Arc<[Address]>,
         blocking: Arc<dyn Pool>,
     ) -> ServerControl {
-        ServerControl { remotes, listeners, blocking }
+        ServerControl {
+            remotes,
+            listeners,
+            blocking,
+            #[cfg(feature = "tls")]
+            tls: Default::default(),
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn with_tls(self, tls: crate::tls::ServerTls) -> ServerControl {
+        ServerControl { tls, ..self }
+    }
+
+    /// The TLS of all addresses that have it, to be replaced.
+    #[cfg(feature = "tls")]
+    pub fn tls(&self) -> &crate::tls::ServerTls {
+        &self.tls
     }
 
     pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {

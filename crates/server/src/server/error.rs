@@ -27,6 +27,9 @@ pub enum Error {
         /// Why.
         error: Box<Error>,
     },
+    /// TLS cannot be as the server was told ([`Server::tls`](crate::Server::tls)).
+    #[cfg(feature = "tls")]
+    Tls(crate::tls::TlsError),
     /// A limit is out of range, or two contradict each other.
     Limits(LimitError),
     /// A socket option is out of range, or the kernel refused it.
@@ -131,6 +134,8 @@ impl fmt::Display for Error {
             Error::Address(error) => write!(f, "the address to listen on cannot be used: {error}"),
             Error::Services(text) => write!(f, "the services cannot be served: {text}"),
             Error::Service { name, error } => write!(f, "service {name}: {error}"),
+            #[cfg(feature = "tls")]
+            Error::Tls(error) => write!(f, "TLS: {error}"),
             Error::Limits(error) => write!(f, "limits: {error}"),
             Error::SocketOption(error) => write!(f, "socket options: {error}"),
             Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
@@ -211,6 +216,8 @@ impl std::error::Error for Error {
             Error::Address(error) | Error::Listen { error, .. } | Error::Thread(error) => Some(error),
             Error::Signals(error) | Error::Broken { error, .. } | Error::Runtime { error, .. } => Some(error),
             Error::Service { error, .. } => Some(&**error),
+            #[cfg(feature = "tls")]
+            Error::Tls(error) => Some(error),
             Error::Limits(error) => Some(error),
             Error::SocketOption(error) => Some(error),
             Error::Driver(error) | Error::NoDriver { epoll: error, .. } => Some(error),

@@ -49,6 +49,9 @@ pub(super) struct Plan<S> {
     pub(super) seed: u64,
     /// For calls that block, of all shards.
     pub(super) blocking: Arc<dyn Pool>,
+    /// What of TLS can be replaced.
+    #[cfg(feature = "tls")]
+    pub(super) tls: crate::tls::ServerTls,
 }
 
 /// A service's lane.
@@ -70,6 +73,8 @@ impl<S: Serves> Plan<S> {
     pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking);
+        #[cfg(feature = "tls")]
+        let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
         let one = |(index, sockets): (usize, Vec<Listener>)| OneShard {
             index,

@@ -167,6 +167,8 @@ impl<S: Serves> Prepared<S> {
     pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
         let proxies = Proxies::of(self.binds().map(|bind| (&bind.addr, bind.proxy.as_ref())));
         let transports = Transports::of(self.binds().map(|bind| bind.transport.as_ref()));
+        #[cfg(feature = "tls")]
+        let tls = super::listen::tls::all(self.binds());
         let mut addrs = listening.addrs.iter();
         let names = ServiceNames::new(self.services.iter().map(|service| {
             let count = service.binds.len();
@@ -195,6 +197,8 @@ impl<S: Serves> Prepared<S> {
             seed: Random::system_seed(),
             asks,
             blocking,
+            #[cfg(feature = "tls")]
+            tls,
         }
     }
 }
@@ -239,6 +243,8 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let listen = Listen { shards: checked.shards, share_port: self.settings.share_port, cpus: &cpus };
         let (sockets, listening) = listen.at(&self.places())?;
         let on_start = self.settings.on_start.take();
+        #[cfg(feature = "tls")]
+        super::listen::tls::begin(self.binds())?;
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
         announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
         let plan = self.plan(checked, chosen, &listening);

@@ -99,6 +99,12 @@ impl ServerHandle {
         self.control.stats()
     }
 
+    /// The TLS of all addresses that have it, to be replaced.
+    #[cfg(feature = "tls")]
+    pub fn tls(&self) -> &crate::tls::ServerTls {
+        self.control.tls()
+    }
+
     /// What another thread needs to watch the server and to shut it down.
     pub fn control(&self) -> ServerControl {
         self.control.clone()

@@ -341,6 +341,10 @@ where
     fn adjust(limits: &mut Limits) {
         M::adjust(limits);
     }
+
+    fn protocols() -> &'static [&'static str] {
+        M::protocols()
+    }
 }
 
 /// A service that remembers what its calls returned.

@@ -46,6 +46,10 @@ impl<F: TypedFraming, M: IntoService<F>> IntoService<F> for Watch<M> {
     fn adjust(limits: &mut Limits) {
         M::adjust(limits);
     }
+
+    fn protocols() -> &'static [&'static str] {
+        M::protocols()
+    }
 }
 
 /// A service that calls another one for everything.

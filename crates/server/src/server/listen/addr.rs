@@ -26,11 +26,21 @@ pub(crate) struct Bind {
     pub(crate) proxy: Option<ProxyProtocol>,
     /// What its connections have between socket and framing.
     pub(crate) transport: Option<MakeTransport>,
+    /// What that is made from, if it is TLS.
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<ringserve_tls::TlsListener>,
 }
 
 impl Bind {
     pub(super) fn new(addr: Address) -> Bind {
-        Bind { addr, adopted: None, proxy: None, transport: None }
+        Bind {
+            addr,
+            adopted: None,
+            proxy: None,
+            transport: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
     }
 }
 
@@ -43,6 +53,8 @@ pub(crate) struct Binds {
     /// Of all of them.
     proxy: Option<ProxyProtocol>,
     transport: Option<MakeTransport>,
+    #[cfg(feature = "tls")]
+    tls: Option<ringserve_tls::TlsListener>,
 }
 
 impl Binds {
@@ -98,13 +110,26 @@ impl Binds {
         self
     }
 
+    /// All of them have TLS.
+    #[cfg(feature = "tls")]
+    pub(crate) fn tls(mut self, tls: ringserve_tls::TlsListener) -> Binds {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Each with what holds for all.
     fn each(&mut self) -> Vec<Bind> {
         let (proxy, transport) = (self.proxy.take(), self.transport.take());
+        #[cfg(feature = "tls")]
+        let tls = self.tls.take();
         let mut binds = std::mem::take(&mut self.binds);
         for bind in &mut binds {
             bind.proxy = bind.proxy.take().or_else(|| proxy.clone());
             bind.transport = bind.transport.take().or_else(|| transport.clone());
+            #[cfg(feature = "tls")]
+            {
+                bind.tls = bind.tls.take().or_else(|| tls.clone());
+            }
         }
         binds
     }

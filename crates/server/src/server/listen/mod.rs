@@ -6,5 +6,7 @@ pub(crate) mod endpoint;
 mod ip;
 pub(crate) mod proxy_protocol;
 pub(crate) mod sockets;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 pub(crate) mod transport;
 mod unix;

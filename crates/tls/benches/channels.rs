@@ -1,0 +1,249 @@
+//! What a channel costs beside rustls itself, in memory and on one thread:
+//!
+//! ```sh
+//! cargo bench -p ringserve-tls [--features graviola]
+//! ```
+//!
+//! Handshakes: the server's part alone, of this channel and of a connection of rustls'. Records: one way, beside the cipher's own
+//! time, which is measured by sealing and opening with rustls' record layer and nothing around it.
+
+#[path = "../tests/channels/pair.rs"]
+#[allow(dead_code)]
+mod pair;
+
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pair::{Authority, Pair, client_config};
+use ringserve_buf::LeaseMut;
+use ringserve_core::{Batch, Unsealed};
+use ringserve_tls::rustls::crypto::CryptoProvider;
+use ringserve_tls::rustls::crypto::cipher::{
+    AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundPlainMessage,
+};
+use ringserve_tls::rustls::pki_types::ServerName;
+use ringserve_tls::rustls::version::TLS13;
+use ringserve_tls::rustls::{
+    ClientConfig, ClientConnection, ContentType, ProtocolVersion, ServerConfig, ServerConnection,
+    SupportedCipherSuite,
+};
+use ringserve_tls::{Tls, TlsListener};
+
+/// Runs of which the fastest counts.
+const RUNS: usize = 15;
+
+fn main() {
+    let authority = Authority::new("authority");
+    println!("the server's part of a handshake, TLS 1.3, each");
+    for (name, cert) in
+        [("ECDSA P-256", authority.ecdsa(&["localhost"])), ("RSA 2048", authority.rsa(&["localhost"]))]
+    {
+        let (chain, key) = cert.pems();
+        let listener = TlsListener::new(Tls::server().certificate(chain, key)).unwrap();
+        for resumed in [false, true] {
+            let config = || {
+                let mut config = client_config(&authority, &[&TLS13], None);
+                if !resumed {
+                    config.resumption = ringserve_tls::rustls::client::Resumption::disabled();
+                }
+                Arc::new(config)
+            };
+            let (ours, theirs) = (config(), config());
+            let plain = listener.config();
+            // In turns, so that a busy machine does the same to both.
+            let (mut channel, mut rustls) = (Vec::new(), Vec::new());
+            handshakes_of_channels(&listener, &ours, 20);
+            handshakes_of_rustls(&plain, &theirs, 20);
+            for _ in 0..RUNS {
+                channel.push(handshakes_of_channels(&listener, &ours, 100));
+                rustls.push(handshakes_of_rustls(&plain, &theirs, 100));
+            }
+            let (channel, rustls) = (least(channel), least(rustls));
+            println!(
+                "  {name:11} {:7} channel {channel:7.1} us, rustls {rustls:7.1} us: {:.2} of its speed",
+                if resumed { "resumed" } else { "full" },
+                rustls / channel
+            );
+        }
+    }
+    println!("records of TLS 1.3, each, the cipher in brackets");
+    let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+    let listener = TlsListener::new(Tls::server().certificate(chain, key)).unwrap();
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    for size in [64, 1024, 16 * 1024] {
+        let mut pair = Pair::new(&listener, &config, "localhost").connected();
+        let (seal, open) = records(&mut pair, size);
+        let (raw_seal, raw_open) = raw(listener.config().crypto_provider(), size);
+        println!("  {size:5} bytes: seal {seal:.2} ({raw_seal:.2}) us, open {open:.2} ({raw_open:.2}) us");
+    }
+}
+
+/// The processor's time of this thread: others may use the machine meanwhile.
+struct Cpu(Duration);
+
+impl Cpu {
+    fn now() -> Cpu {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Cpu(Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
+    }
+
+    fn elapsed(&self) -> Duration {
+        Cpu::now().0 - self.0
+    }
+}
+
+fn least(figures: Vec<f64>) -> f64 {
+    figures.into_iter().fold(f64::INFINITY, f64::min)
+}
+
+/// Microseconds.
+fn each(time: Duration, count: usize) -> f64 {
+    time.as_secs_f64() * 1e6 / count as f64
+}
+
+fn handshakes_of_channels(listener: &TlsListener, config: &Arc<ClientConfig>, count: usize) -> f64 {
+    use ringserve_core::Transport;
+    let transport = listener.transport();
+    let mut spent = Duration::ZERO;
+    for _ in 0..count {
+        let mut client =
+            ClientConnection::new(config.clone(), ServerName::try_from("localhost").unwrap()).unwrap();
+        let mut out = Vec::new();
+        let start = Cpu::now();
+        let mut channel = transport.begin(&mut out).unwrap();
+        spent += start.elapsed();
+        let mut ready = false;
+        while !ready {
+            let mut bytes = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut bytes).unwrap();
+            }
+            let mut wire = LeaseMut::try_copy_of(&bytes).unwrap();
+            let start = Cpu::now();
+            assert!(matches!(channel.open(&mut wire, &mut out), Unsealed::Work));
+            ready = matches!(channel.work(&mut out), Unsealed::Ready);
+            spent += start.elapsed();
+            hear(&mut client, &out);
+            out.clear();
+        }
+        let start = Cpu::now();
+        drop(channel);
+        spent += start.elapsed();
+    }
+    each(spent, count)
+}
+
+fn handshakes_of_rustls(config: &Arc<ServerConfig>, client: &Arc<ClientConfig>, count: usize) -> f64 {
+    let mut spent = Duration::ZERO;
+    for _ in 0..count {
+        let mut client =
+            ClientConnection::new(client.clone(), ServerName::try_from("localhost").unwrap()).unwrap();
+        let start = Cpu::now();
+        let mut server = ServerConnection::new(config.clone()).unwrap();
+        spent += start.elapsed();
+        while server.is_handshaking() {
+            let mut bytes = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut bytes).unwrap();
+            }
+            let mut out = Vec::new();
+            let start = Cpu::now();
+            let mut left = &bytes[..];
+            while !left.is_empty() {
+                server.read_tls(&mut left).unwrap();
+                server.process_new_packets().unwrap();
+            }
+            while server.wants_write() {
+                server.write_tls(&mut out).unwrap();
+            }
+            spent += start.elapsed();
+            hear(&mut client, &out);
+        }
+        let start = Cpu::now();
+        drop(server);
+        spent += start.elapsed();
+    }
+    each(spent, count)
+}
+
+fn hear(client: &mut ClientConnection, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        client.read_tls(&mut bytes).unwrap();
+        client.process_new_packets().unwrap();
+    }
+}
+
+/// To seal and to open a record of `size` bytes.
+fn records(pair: &mut Pair, size: usize) -> (f64, f64) {
+    let count = (512 << 10) / size.max(512);
+    let plain = vec![7; size];
+    let mut batch = Batch::new();
+    batch.put(&plain);
+    let (mut seals, mut opens) = (Vec::new(), Vec::new());
+    let mut out = Vec::new();
+    pair.client.set_buffer_limit(None);
+    for _ in 0..RUNS {
+        let start = Cpu::now();
+        for _ in 0..count {
+            out.clear();
+            pair.channel.seal(&batch, &mut out).unwrap();
+            black_box(&out);
+        }
+        seals.push(each(start.elapsed(), count));
+        for _ in 0..count {
+            pair.client.writer().write_all(&plain).unwrap();
+        }
+        let mut wire = LeaseMut::try_from_vec(pair.client_bytes()).unwrap();
+        let start = Cpu::now();
+        while let Unsealed::Plain(plain) = pair.channel.open(&mut wire, &mut out) {
+            black_box(&plain);
+        }
+        opens.push(each(start.elapsed(), count));
+        while let Ok(1..) = pair.client.reader().read(&mut [0; 4096]) {}
+    }
+    (least(seals), least(opens))
+}
+
+/// The cipher alone, with the buffers that rustls' traits ask for.
+fn raw(provider: &CryptoProvider, size: usize) -> (f64, f64) {
+    let suite = provider.cipher_suites.iter().find_map(|suite| match suite {
+        SupportedCipherSuite::Tls13(suite) if suite.aead_alg.key_len() == 32 => Some(*suite),
+        _ => None,
+    });
+    let aead = suite.unwrap().aead_alg;
+    let key = || (AeadKey::from([1; 32]), Iv::new([2; 12]));
+    let mut encrypter: Box<dyn MessageEncrypter> = aead.encrypter(key().0, key().1);
+    let mut decrypter: Box<dyn MessageDecrypter> = aead.decrypter(key().0, key().1);
+    let plain = vec![7; size];
+    let count = (512 << 10) / size.max(512);
+    let (mut seals, mut opens) = (Vec::new(), Vec::new());
+    let message = || OutboundPlainMessage {
+        typ: ContentType::ApplicationData,
+        version: ProtocolVersion::TLSv1_2,
+        payload: plain[..].into(),
+    };
+    for _ in 0..RUNS {
+        let start = Cpu::now();
+        for seq in 0..count as u64 {
+            black_box(encrypter.encrypt(message(), seq).unwrap());
+        }
+        seals.push(each(start.elapsed(), count));
+        let mut sealed: Vec<Vec<u8>> = (0..count as u64)
+            // As far into a block as a header is long.
+            .map(|seq| [&[0; 5], encrypter.encrypt(message(), seq).unwrap().payload.as_ref()].concat())
+            .collect();
+        let start = Cpu::now();
+        for (seq, record) in sealed.iter_mut().enumerate() {
+            let record = InboundOpaqueMessage::new(
+                ContentType::ApplicationData,
+                ProtocolVersion::TLSv1_2,
+                &mut record[5..],
+            );
+            black_box(decrypter.decrypt(record, seq as u64).unwrap().payload);
+        }
+        opens.push(each(start.elapsed(), count));
+    }
+    (least(seals), least(opens))
+}

@@ -1,0 +1,424 @@
+//! One connection: bytes in, plaintext out, and back.
+//!
+//! ```text
+//!   Handshake ── work: rustls is done ──▶ Open ── close_notify ──▶ Closed
+//!       └───────────────────────┴── what rustls refuses ─────────▶ Failed
+//! ```
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ringserve_buf::LeaseMut;
+use ringserve_core::{Batch, Channel, CloseReason, Fault, Unsealed};
+use rustls::{AlertDescription, Error};
+
+use crate::TlsInfo;
+use crate::connection::{self, Connection, Found};
+use crate::records::{self, Extent};
+
+/// The most bytes of a handshake that is not through. rustls takes messages of 64 KiB at most.
+const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
+
+/// What the channels of a shard have in common.
+pub(crate) struct Common {
+    /// Where the pieces of a record are gathered.
+    gathered: RefCell<Vec<u8>>,
+    /// A connection that ends without `close_notify` was cut off.
+    pub(crate) require_close_notify: bool,
+}
+
+impl Common {
+    pub(crate) fn new(require_close_notify: bool) -> Common {
+        Common { gathered: RefCell::default(), require_close_notify }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// `encrypted` once what looks like a message may be encrypted.
+    Handshake {
+        encrypted: bool,
+    },
+    Open,
+    /// The peer said that nothing more will come.
+    Closed,
+    Failed,
+}
+
+/// A connection of TLS, of either end.
+pub(crate) struct TlsChannel<C> {
+    connection: C,
+    common: Rc<Common>,
+    phase: Phase,
+    /// What came and is not done with: `kept` bytes that rustls has seen and wants to see again, then what it has not seen. Without
+    /// memory where all records came whole.
+    held: Vec<u8>,
+    kept: usize,
+    /// Plaintext that came with the last step of the handshake.
+    early: Vec<u8>,
+    /// What the client asked for. rustls does not tell this of an unbuffered connection.
+    server_name: Option<Rc<str>>,
+    /// The last that was said was an alert or `close_notify`.
+    finished: bool,
+}
+
+impl<C: Connection> TlsChannel<C> {
+    /// `out` gets what a client says first.
+    pub(crate) fn new(connection: C, common: Rc<Common>, out: &mut Vec<u8>) -> TlsChannel<C> {
+        let mut channel = TlsChannel {
+            connection,
+            common,
+            phase: Phase::Handshake { encrypted: false },
+            held: Vec::new(),
+            kept: 0,
+            early: Vec::new(),
+            server_name: None,
+            finished: false,
+        };
+        // A server has nothing to say yet, and a client cannot fail here but at the next step.
+        let _ = connection::process(&mut channel.connection, &mut [], out);
+        channel
+    }
+
+    /// Keeps all of `wire`, and says whether there is a step to do.
+    fn gather(&mut self, wire: &mut LeaseMut, encrypted: bool, out: &mut Vec<u8>) -> Unsealed {
+        let count = wire.len();
+        if self.held.len() + count > HANDSHAKE_BYTES_MAX {
+            return self.fail(CloseReason::TlsHandshakeFailed(AlertDescription::InternalError.into()), out);
+        }
+        if self.held.try_reserve(count).is_err() {
+            return self.fail(CloseReason::MemoryLimit, out);
+        }
+        self.held.extend_from_slice(wire);
+        wire.advance(count);
+        if records::extent(&self.held[self.kept..]) == Extent::Broken {
+            // No cryptography: rustls says at once what it thinks of it.
+            return self.step(out);
+        }
+        let encrypted = encrypted || self.kept > 0;
+        match records::calls_for_a_step(&self.held[self.kept..], encrypted) {
+            true => Unsealed::Work,
+            false => Unsealed::More,
+        }
+    }
+
+    /// Shows all that is held to rustls.
+    fn step(&mut self, out: &mut Vec<u8>) -> Unsealed {
+        let Phase::Handshake { encrypted } = self.phase else {
+            return self.open(&mut LeaseMut::default(), out);
+        };
+        if self.server_name.is_none() && !encrypted {
+            self.server_name = records::server_name(&self.held).map(Into::into);
+        }
+        let encrypted = encrypted || records::changes_cipher(&self.held[self.kept..]);
+        self.phase = Phase::Handshake { encrypted };
+        let seen = self.kept + records::whole_bytes(&self.held[self.kept..]);
+        let (done, found) = connection::process(&mut self.connection, &mut self.held, out);
+        self.discard(done, seen);
+        match found {
+            Ok(Found::Closed) => return self.closed(),
+            Ok(Found::Plain) => {
+                // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
+                self.kept = 0;
+                let early = &mut self.early;
+                connection::take_plain(&mut self.connection, |plain| early.extend_from_slice(plain));
+            }
+            Ok(Found::Nothing) => {}
+            Err(error) => return self.refused(error, out),
+        }
+        if self.connection.state().is_handshaking() {
+            return Unsealed::More;
+        }
+        self.phase = Phase::Open;
+        Unsealed::Ready
+    }
+
+    /// Drops `done` bytes from the front of what is held, of which rustls has seen `seen`.
+    fn discard(&mut self, done: usize, seen: usize) {
+        self.held.drain(..done);
+        self.kept = seen.saturating_sub(done);
+        if self.held.is_empty() {
+            self.held = Vec::new();
+        }
+    }
+
+    /// One record of `wire`, or of what is held with as much of `wire` as it lacks.
+    fn open_record(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+        loop {
+            if self.held.is_empty() {
+                let record = match records::extent(wire) {
+                    Extent::Record(size) if size <= wire.len() => wire.split_to(size),
+                    Extent::Broken => std::mem::take(wire),
+                    _ if wire.is_empty() => return Unsealed::More,
+                    _ => match self.hold(wire) {
+                        true => continue,
+                        false => return self.fail(CloseReason::MemoryLimit, out),
+                    },
+                };
+                match self.decrypt(record, out) {
+                    Some(found) => return found,
+                    None => continue,
+                }
+            }
+            match records::extent(&self.held[self.kept..]) {
+                Extent::Record(size) if self.kept + size > self.held.len() => {}
+                Extent::Unknown => {}
+                _ => match self.decrypt_held(out) {
+                    Some(found) => return found,
+                    None => continue,
+                },
+            }
+            if wire.is_empty() {
+                return Unsealed::More;
+            }
+            if !self.hold(wire) {
+                return self.fail(CloseReason::MemoryLimit, out);
+            }
+        }
+    }
+
+    /// Moves bytes of `wire` to what is held, as far as its first record goes. There is no memory before there are bytes: what is held
+    /// doubles, up to the size of the record. False if the system has none.
+    fn hold(&mut self, wire: &mut LeaseMut) -> bool {
+        let begun = self.held.len() - self.kept;
+        let size = match records::extent(&self.held[self.kept..]) {
+            Extent::Record(size) => size,
+            _ => match records::extent(wire) {
+                Extent::Record(size) if begun == 0 => size,
+                _ => records::HEADER,
+            },
+        };
+        let count = (size - begun).min(wire.len());
+        if self.held.capacity() - self.held.len() < count {
+            let needed = self.held.len() + count;
+            let room = needed.max((2 * self.held.len()).min(self.kept + size));
+            if self.held.try_reserve_exact(room - self.held.len()).is_err() {
+                return false;
+            }
+        }
+        self.held.extend_from_slice(&wire[..count]);
+        wire.advance(count);
+        true
+    }
+
+    /// Decrypts `record` where it lies. `None` if nothing came of it.
+    fn decrypt(&mut self, mut record: LeaseMut, out: &mut Vec<u8>) -> Option<Unsealed> {
+        let (done, found) = connection::process(&mut self.connection, &mut record, out);
+        match found {
+            Ok(Found::Plain) => Some(self.plain_in(record)),
+            Ok(Found::Nothing) => {
+                // The start of a message. It is to be shown again, in front of its other records.
+                if done < record.len() {
+                    record.advance(done);
+                    if self.held.try_reserve(record.len()).is_err() {
+                        return Some(self.fail(CloseReason::MemoryLimit, out));
+                    }
+                    self.held.extend_from_slice(&record);
+                    self.kept = record.len();
+                }
+                None
+            }
+            Ok(Found::Closed) => Some(self.closed()),
+            Err(error) => Some(self.refused(error, out)),
+        }
+    }
+
+    /// The plaintext that rustls has, in the place of the record that it came from.
+    fn plain_in(&mut self, mut record: LeaseMut) -> Unsealed {
+        let mut size = 0;
+        connection::take_plain(&mut self.connection, |plain| {
+            size = plain.len();
+            record[..size].copy_from_slice(plain);
+        });
+        record.truncate(size);
+        Unsealed::Plain(record)
+    }
+
+    /// Decrypts the first record that is held and was not seen.
+    fn decrypt_held(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
+        let first = match records::extent(&self.held[self.kept..]) {
+            Extent::Record(size) => self.kept + size,
+            _ => self.held.len(),
+        };
+        let (done, found) = connection::process(&mut self.connection, &mut self.held[..first], out);
+        match found {
+            Ok(Found::Plain) if first == self.held.len() => {
+                self.kept = 0;
+                let block = std::mem::take(&mut self.held);
+                match LeaseMut::try_from_vec(block) {
+                    Some(record) => Some(self.plain_in(record)),
+                    None => Some(self.fail(CloseReason::MemoryLimit, out)),
+                }
+            }
+            // Only behind a handshake, with which more than one record came.
+            Ok(Found::Plain) => {
+                let record = LeaseMut::try_copy_of(&self.held[..first]);
+                self.discard(first, first);
+                match record {
+                    Some(record) => Some(self.plain_in(record)),
+                    None => Some(self.fail(CloseReason::MemoryLimit, out)),
+                }
+            }
+            Ok(Found::Nothing) => {
+                self.discard(done, first);
+                None
+            }
+            Ok(Found::Closed) => Some(self.closed()),
+            Err(error) => Some(self.refused(error, out)),
+        }
+    }
+
+    fn closed(&mut self) -> Unsealed {
+        self.phase = Phase::Closed;
+        self.forget();
+        Unsealed::Closed
+    }
+
+    fn refused(&mut self, error: Error, out: &mut Vec<u8>) -> Unsealed {
+        let handshaking = matches!(self.phase, Phase::Handshake { .. });
+        connection::last_words(&mut self.connection, out);
+        let reason = match &error {
+            Error::AlertReceived(alert) => CloseReason::TlsAlertReceived((*alert).into()),
+            _ if !handshaking => CloseReason::TlsBadRecord,
+            error => CloseReason::TlsHandshakeFailed(
+                records::plain_alert(out).unwrap_or_else(|| alert_of(error).into()),
+            ),
+        };
+        self.fail(reason, out)
+    }
+
+    /// Nothing more comes of this connection. What is to be said was said.
+    fn fail(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> Unsealed {
+        if !self.finished {
+            connection::last_words(&mut self.connection, out);
+        }
+        self.phase = Phase::Failed;
+        self.finished = true;
+        self.forget();
+        Unsealed::Fault(Fault(reason))
+    }
+
+    fn forget(&mut self) {
+        (self.held, self.kept, self.early) = (Vec::new(), 0, Vec::new());
+    }
+
+    /// Seals `plain`, in records of 16 KiB at most.
+    fn seal_piece(&mut self, plain: &[u8], out: &mut Vec<u8>) -> bool {
+        let kept = &mut self.held[..self.kept];
+        plain.chunks(records::PLAIN_MAX).all(|part| connection::seal(&mut self.connection, part, kept, out))
+    }
+
+    fn seal_all(&mut self, plain: &Batch, out: &mut Vec<u8>) -> bool {
+        if let Some(single) = plain.single() {
+            return self.seal_piece(single, out);
+        }
+        let common = self.common.clone();
+        let gathered = &mut *common.gathered.borrow_mut();
+        gathered.clear();
+        for mut piece in plain.pieces() {
+            while !piece.is_empty() {
+                // Whole records out of a large piece are sealed as they lie.
+                if gathered.is_empty() && piece.len() >= records::PLAIN_MAX {
+                    let (whole, rest) = piece.split_at(piece.len() - piece.len() % records::PLAIN_MAX);
+                    piece = rest;
+                    if !self.seal_piece(whole, out) {
+                        return false;
+                    }
+                    continue;
+                }
+                let (taken, rest) = piece.split_at(piece.len().min(records::PLAIN_MAX - gathered.len()));
+                gathered.extend_from_slice(taken);
+                piece = rest;
+                if gathered.len() == records::PLAIN_MAX {
+                    if !self.seal_piece(gathered, out) {
+                        return false;
+                    }
+                    gathered.clear();
+                }
+            }
+        }
+        gathered.is_empty() || self.seal_piece(gathered, out)
+    }
+}
+
+impl<C: Connection> Channel for TlsChannel<C> {
+    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+        match self.phase {
+            Phase::Handshake { encrypted } => self.gather(wire, encrypted, out),
+            Phase::Open if !self.early.is_empty() => {
+                match LeaseMut::try_from_vec(std::mem::take(&mut self.early)) {
+                    Some(plain) => Unsealed::Plain(plain),
+                    None => self.fail(CloseReason::MemoryLimit, out),
+                }
+            }
+            Phase::Open => self.open_record(wire, out),
+            Phase::Closed => Unsealed::Closed,
+            Phase::Failed => {
+                wire.advance(wire.len());
+                Unsealed::More
+            }
+        }
+    }
+
+    fn work(&mut self, out: &mut Vec<u8>) -> Unsealed {
+        self.step(out)
+    }
+
+    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+        // A record is 128 bytes larger than its plaintext at most.
+        let records = plain.len().div_ceil(records::PLAIN_MAX);
+        if out.try_reserve(plain.len() + 128 * records).is_err() {
+            return Err(Fault(CloseReason::MemoryLimit));
+        }
+        match plain.is_empty() || (self.phase != Phase::Failed && self.seal_all(plain, out)) {
+            true => Ok(()),
+            false => {
+                connection::last_words(&mut self.connection, out);
+                Err(Fault(CloseReason::TlsBadRecord))
+            }
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if !self.finished {
+            self.finished = true;
+            connection::close_notify(&mut self.connection, &mut self.held[..self.kept], out);
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.held.capacity() + self.early.capacity()
+    }
+
+    fn is_mid_record(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    fn cut_off(&self) -> Option<CloseReason> {
+        (self.common.require_close_notify && self.phase == Phase::Open).then_some(CloseReason::TlsTruncated)
+    }
+
+    fn facts(&self) -> Option<Rc<dyn Any>> {
+        TlsInfo::of(self.connection.state(), self.server_name.clone())
+            .map(|info| Rc::new(info) as Rc<dyn Any>)
+    }
+}
+
+/// The alert that rustls sends because of an error, where it was encrypted.
+fn alert_of(error: &Error) -> AlertDescription {
+    match error {
+        Error::InvalidCertificate(error) => error.clone().into(),
+        Error::InvalidMessage(error) => (*error).into(),
+        Error::NoCertificatesPresented => AlertDescription::CertificateRequired,
+        Error::DecryptError => AlertDescription::BadRecordMac,
+        Error::PeerSentOversizedRecord => AlertDescription::RecordOverflow,
+        Error::NoApplicationProtocol => AlertDescription::NoApplicationProtocol,
+        Error::InappropriateMessage { .. } | Error::InappropriateHandshakeMessage { .. } => {
+            AlertDescription::UnexpectedMessage
+        }
+        Error::PeerIncompatible(_) => AlertDescription::HandshakeFailure,
+        Error::PeerMisbehaved(_) => AlertDescription::IllegalParameter,
+        _ => AlertDescription::InternalError,
+    }
+}

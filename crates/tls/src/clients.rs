@@ -1,0 +1,110 @@
+//! Which clients a server believes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+
+use crate::{Pem, TlsError};
+
+/// Certificates of clients: whose are believed, and whether each client must have one.
+///
+/// ```no_run
+/// use ringserve_tls::{Clients, Tls};
+///
+/// # fn main() -> Result<(), ringserve_tls::TlsError> {
+/// let tls = Tls::server().clients(Clients::required("ca.pem")?.revoked("ca.crl")?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Clients {
+    authorities: Pem,
+    revoked: Vec<Pem>,
+    required: bool,
+}
+
+impl Clients {
+    /// Each client must show a certificate of an authority in the PEM file `authorities`.
+    ///
+    /// # Errors
+    /// If the file cannot be read. What is in it is looked at when the server starts.
+    pub fn required(authorities: impl Into<PathBuf>) -> Result<Clients, TlsError> {
+        Ok(Clients::of(Pem::file(authorities)?, true))
+    }
+
+    /// A client may show one. One that is not of an authority in the file is refused.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn optional(authorities: impl Into<PathBuf>) -> Result<Clients, TlsError> {
+        Ok(Clients::of(Pem::file(authorities)?, false))
+    }
+
+    /// The same, of a text.
+    pub fn of(authorities: Pem, required: bool) -> Clients {
+        Clients { authorities, revoked: Vec::new(), required }
+    }
+
+    /// Certificates in these lists (PEM) are refused, and those of authorities that gave none too. A list that is over its time
+    /// still counts.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn revoked(self, lists: impl Into<PathBuf>) -> Result<Clients, TlsError> {
+        Ok(self.revoked_by(Pem::file(lists)?))
+    }
+
+    /// The same, of a text.
+    pub fn revoked_by(mut self, lists: Pem) -> Clients {
+        self.revoked.push(lists);
+        self
+    }
+
+    pub(crate) fn read_again(&self) -> Result<Clients, TlsError> {
+        let revoked = self.revoked.iter().map(Pem::read_again).collect::<Result<_, _>>()?;
+        Ok(Clients { authorities: self.authorities.read_again()?, revoked, required: self.required })
+    }
+
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Pem> {
+        [&self.authorities].into_iter().chain(&self.revoked)
+    }
+
+    /// What decides.
+    pub(crate) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Verifier, TlsError> {
+        let mut decides_by = vec![vec![u8::from(self.required)]];
+        let mut roots = RootCertStore::empty();
+        for authority in self.authorities.certificates()? {
+            decides_by.push(authority.to_vec());
+            roots.add(authority).map_err(|error| {
+                self.authorities.error(format_args!("has a certificate that is none: {error}"))
+            })?;
+        }
+        let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+        for pem in &self.revoked {
+            let lists = pem.revocation_lists()?;
+            for list in &lists {
+                webpki::BorrowedCertRevocationList::from_der(list).map_err(|error| {
+                    pem.error(format_args!("has a revocation list that is none: {error}"))
+                })?;
+                decides_by.push(list.to_vec());
+            }
+            verifier = verifier.with_crls(lists);
+        }
+        if !self.required {
+            verifier = verifier.allow_unauthenticated();
+        }
+        let verifier = verifier.build().map_err(|error| self.authorities.error(error))?;
+        Ok(Verifier { verifier, decides_by })
+    }
+}
+
+/// What decides about clients.
+pub(crate) struct Verifier {
+    pub(crate) verifier: Arc<dyn ClientCertVerifier>,
+    /// Where this changes, a session of before must not be resumed.
+    pub(crate) decides_by: Vec<Vec<u8>>,
+}

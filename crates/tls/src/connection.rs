@@ -1,0 +1,178 @@
+//! The connections of rustls, behind the few things that are asked of them.
+//!
+//! rustls keeps no bytes that are not whole: they stay with the caller, who shows them again with those that follow. What it has
+//! decrypted it holds in a block of its own until that is taken.
+
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
+};
+use rustls::{CommonState, Error};
+
+/// One end of a connection.
+pub(crate) trait Connection: 'static {
+    type Data;
+
+    /// What can be asked of it.
+    fn state(&self) -> &CommonState;
+
+    fn process_tls_records<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data>;
+}
+
+impl Connection for UnbufferedServerConnection {
+    type Data = ServerConnectionData;
+
+    fn state(&self) -> &CommonState {
+        self
+    }
+
+    fn process_tls_records<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, ServerConnectionData> {
+        (**self).process_tls_records(incoming)
+    }
+}
+
+impl Connection for UnbufferedClientConnection {
+    type Data = ClientConnectionData;
+
+    fn state(&self) -> &CommonState {
+        self
+    }
+
+    fn process_tls_records<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, ClientConnectionData> {
+        (**self).process_tls_records(incoming)
+    }
+}
+
+/// What rustls made of some bytes.
+pub(crate) enum Found {
+    /// Plaintext, which [`take_plain`] fetches.
+    Plain,
+    /// All that is whole was taken, and nothing came of it.
+    Nothing,
+    /// The peer will send nothing more.
+    Closed,
+}
+
+/// Shows `bytes` to rustls, which decrypts them where they lie, up to the first plaintext. What is to be sent goes to `out`. The first
+/// figure is how many bytes are done with; the rest must be shown again.
+pub(crate) fn process<C: Connection>(
+    connection: &mut C,
+    bytes: &mut [u8],
+    out: &mut Vec<u8>,
+) -> (usize, Result<Found, Error>) {
+    let mut done = 0;
+    loop {
+        let UnbufferedStatus { discard, state } = connection.process_tls_records(&mut bytes[done..]);
+        let found = match state {
+            Ok(ConnectionState::EncodeTlsData(mut message)) => {
+                match message.encode(&mut []) {
+                    Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => {
+                        let start = out.len();
+                        out.resize(start + required_size, 0);
+                        // It has the room that it asked for.
+                        let _ = message.encode(&mut out[start..]);
+                    }
+                    Ok(_) | Err(EncodeError::AlreadyEncoded) => {}
+                }
+                None
+            }
+            Ok(ConnectionState::TransmitTlsData(sent)) => {
+                sent.done();
+                None
+            }
+            Ok(ConnectionState::ReadTraffic(_)) => Some(Ok(Found::Plain)),
+            Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Some(Ok(Found::Closed)),
+            Ok(ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_)) => {
+                Some(Ok(Found::Nothing))
+            }
+            // Early data is never offered.
+            Ok(_) => Some(Err(Error::General("a state of rustls that is not known".into()))),
+            Err(error) => Some(Err(error)),
+        };
+        done += discard;
+        if let Some(found) = found {
+            return (done, found);
+        }
+    }
+}
+
+/// Has `take` look at the plaintext of one record.
+pub(crate) fn take_plain<C: Connection>(connection: &mut C, take: impl FnOnce(&[u8])) {
+    if let Ok(ConnectionState::ReadTraffic(mut traffic)) = connection.process_tls_records(&mut []).state
+        && let Some(Ok(record)) = traffic.next_record()
+    {
+        take(record.payload);
+    }
+}
+
+/// Appends what rustls has to say last: alerts. Nothing can be done with the connection then.
+pub(crate) fn last_words<C: Connection>(connection: &mut C, out: &mut Vec<u8>) {
+    while connection.state().wants_write() {
+        // Messages come before bytes are looked at, and here are none.
+        let ConnectionState::EncodeTlsData(mut message) = (match connection.process_tls_records(&mut []).state
+        {
+            Ok(state) => state,
+            Err(_) => return,
+        }) else {
+            return;
+        };
+        if let Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) =
+            message.encode(&mut [])
+        {
+            let start = out.len();
+            out.resize(start + required_size, 0);
+            let _ = message.encode(&mut out[start..]);
+        }
+    }
+}
+
+/// Bytes that a record may have more than its plaintext, and a message of rustls' before it.
+const ROOM: usize = 128;
+
+/// Appends `plain`, of 16 KiB at most, as a record. `kept` is what rustls wants to see again. False if it can seal nothing more.
+pub(crate) fn seal<C: Connection>(
+    connection: &mut C,
+    plain: &[u8],
+    kept: &mut [u8],
+    out: &mut Vec<u8>,
+) -> bool {
+    if connection.state().wants_write() {
+        let _ = process(connection, kept, out);
+    }
+    let Ok(ConnectionState::WriteTraffic(mut traffic)) = connection.process_tls_records(kept).state else {
+        return false;
+    };
+    let start = out.len();
+    out.resize(start + plain.len() + ROOM, 0);
+    let mut written = traffic.encrypt(plain, &mut out[start..]);
+    if let Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) = written {
+        out.resize(start + required_size, 0);
+        written = traffic.encrypt(plain, &mut out[start..]);
+    }
+    out.truncate(start + *written.as_ref().unwrap_or(&0));
+    written.is_ok()
+}
+
+/// Appends `close_notify`. Nothing, where the handshake is not through.
+pub(crate) fn close_notify<C: Connection>(connection: &mut C, kept: &mut [u8], out: &mut Vec<u8>) {
+    if let Ok(ConnectionState::WriteTraffic(mut traffic)) = connection.process_tls_records(kept).state {
+        let start = out.len();
+        out.resize(start + ROOM, 0);
+        let mut written = traffic.queue_close_notify(&mut out[start..]);
+        if let Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) = written {
+            out.resize(start + required_size, 0);
+            written = traffic.queue_close_notify(&mut out[start..]);
+        }
+        out.truncate(start + written.unwrap_or(0));
+    }
+}

@@ -1,0 +1,43 @@
+//! What is wrong with a configuration.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Why TLS cannot be as it was asked for: one line that names the file, where there is one, and the cause.
+#[derive(Clone)]
+pub struct TlsError {
+    file: Option<PathBuf>,
+    cause: String,
+}
+
+impl TlsError {
+    pub(crate) fn new(cause: impl fmt::Display) -> TlsError {
+        TlsError { file: None, cause: cause.to_string() }
+    }
+
+    pub(crate) fn of(file: Option<&Path>, cause: impl fmt::Display) -> TlsError {
+        TlsError { file: file.map(Path::to_owned), cause: cause.to_string() }
+    }
+
+    /// The file that is to blame.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            Some(file) => write!(f, "{}: {}", file.display(), self.cause),
+            None => f.write_str(&self.cause),
+        }
+    }
+}
+
+impl fmt::Debug for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for TlsError {}

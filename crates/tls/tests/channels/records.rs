@@ -1,0 +1,181 @@
+//! Bytes through a channel, however they are cut.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use ringserve_buf::Lease;
+use ringserve_core::{Batch, CloseReason};
+use ringserve_tls::rustls::version::{TLS12, TLS13};
+use ringserve_tls::{Tls, TlsListener};
+
+use crate::pair::{Authority, Pair, client_config, listener};
+
+#[test]
+fn both_versions_carry_bytes_with_keys_of_both_kinds() {
+    let authority = Authority::new("authority");
+    for cert in [authority.ecdsa(&["localhost"]), authority.rsa(&["localhost"])] {
+        let (chain, key) = cert.pems();
+        let listener = TlsListener::new(Tls::server().certificate(chain, key)).unwrap();
+        for (version, name) in [(&TLS12, "TLSv1_2"), (&TLS13, "TLSv1_3")] {
+            let config = Arc::new(client_config(&authority, &[version], None));
+            let mut pair = Pair::new(&listener, &config, "localhost").connected();
+            pair.say(b"hello");
+            assert_eq!(pair.seen.plain, b"hello");
+            pair.reply_bytes(b"welcome");
+            assert_eq!(pair.heard, b"welcome");
+            let info = pair.info();
+            assert_eq!((info.version(), info.server_name()), (name, Some("localhost")));
+            assert!(!info.is_resumed() && info.alpn().is_none() && info.identity().is_none());
+            // The hello and the client's Finished; in version 1.2 its key comes with the latter.
+            assert_eq!(pair.seen.steps, 2);
+        }
+    }
+}
+
+#[test]
+fn large_frames_go_both_ways_and_leave_no_memory() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    for version in [&TLS12, &TLS13] {
+        let config = Arc::new(client_config(&authority, &[version], None));
+        let mut pair = Pair::new(&listener, &config, "localhost").connected();
+        let plain: Vec<u8> = (0..300_000u32).map(|n| (n / 7) as u8).collect();
+        pair.splits = vec![16 * 1024; 100];
+        pair.say(&plain);
+        assert!(pair.seen.plain == plain);
+        let mut batch = Batch::new();
+        batch.put(b"copied");
+        batch.lend(Lease::copy_of(&plain[..70_000]));
+        batch.put(b"and");
+        batch.lend(Lease::copy_of(&plain[70_000..]));
+        pair.channel.seal(&batch, &mut pair.out).unwrap();
+        // 16 KiB a record: none is cut where a piece ends.
+        assert!(pair.out.len() <= batch.len() + 29 * batch.len().div_ceil(16 * 1024));
+        pair.hear();
+        assert!(pair.heard == [b"copied", &plain[..70_000], b"and", &plain[70_000..]].concat());
+        assert_eq!((pair.channel.held_bytes(), pair.channel.is_mid_record()), (0, false));
+    }
+}
+
+#[test]
+fn first_bytes_may_come_with_the_end_of_the_handshake() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    for version in [&TLS12, &TLS13] {
+        let config = Arc::new(client_config(&authority, &[version], None));
+        let mut pair = Pair::new(&listener, &config, "localhost");
+        // Written before there are keys: rustls sends it right behind its Finished.
+        std::io::Write::write_all(&mut pair.client.writer(), &[7; 40_000]).unwrap();
+        pair.exchange();
+        assert_eq!((pair.seen.ready, pair.seen.plain.len()), (1, 40_000));
+        pair.say(b"more");
+        assert_eq!(&pair.seen.plain[40_000..], b"more");
+        assert_eq!(pair.channel.held_bytes(), 0);
+    }
+}
+
+#[test]
+fn partial_record_takes_memory_as_its_bytes_come() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    let mut pair = Pair::new(&listener, &config, "localhost").connected();
+    std::io::Write::write_all(&mut pair.client.writer(), &[7; 16 * 1024]).unwrap();
+    let record = pair.client_bytes();
+    for at in 0..record.len() {
+        assert!(
+            pair.channel.held_bytes() <= (2 * at).min(record.len()),
+            "{} at {at}",
+            pair.channel.held_bytes()
+        );
+        assert_eq!(pair.channel.is_mid_record(), at > 0);
+        pair.feed(&record[at..at + 1]);
+    }
+    assert_eq!(pair.seen.plain, [7; 16 * 1024]);
+    assert_eq!((pair.channel.held_bytes(), pair.channel.is_mid_record()), (0, false));
+}
+
+#[test]
+fn key_updates_of_the_peer_are_answered_with_the_next_bytes() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    let mut pair = Pair::new(&listener, &config, "localhost").connected();
+    for round in 0..40 {
+        pair.client.refresh_traffic_keys().unwrap();
+        pair.say(&[round]);
+        pair.reply_bytes(&[round]);
+    }
+    assert_eq!(pair.seen.plain, pair.heard);
+    assert_eq!(pair.heard.len(), 40);
+}
+
+#[test]
+fn flood_of_key_updates_ends_the_connection() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    let mut pair = Pair::new(&listener, &config, "localhost").connected();
+    let mut rounds = 0;
+    while pair.seen.fault.is_none() {
+        pair.client.refresh_traffic_keys().unwrap();
+        pair.exchange();
+        assert!(pair.out.len() < 100);
+        rounds += 1;
+        assert!(rounds < 100, "nothing bounds them");
+    }
+    assert_eq!(pair.seen.fault, Some(CloseReason::TlsBadRecord));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn splits_do_not_matter(
+        splits in prop::collection::vec(prop_oneof![1usize..8, 1usize..600, 1usize..20_000], 1..400),
+        sizes in prop::collection::vec(0usize..40_000, 1..5),
+        modern in any::<bool>(),
+        fragment in prop::option::of(32usize..2000),
+    ) {
+        let authority = Authority::new("authority");
+        let listener = listener(&authority);
+        let mut config = client_config(&authority, &[if modern { &TLS13 } else { &TLS12 }], None);
+        config.max_fragment_size = fragment;
+        let mut pair = Pair::new(&listener, &Arc::new(config), "localhost");
+        pair.splits = splits;
+        let mut pair = pair.connected();
+        let mut said = Vec::new();
+        for (n, size) in sizes.into_iter().enumerate() {
+            let plain = vec![n as u8; size];
+            pair.say(&plain);
+            said.extend(plain);
+        }
+        prop_assert!(pair.seen.plain == said);
+        prop_assert_eq!((pair.channel.held_bytes(), pair.channel.is_mid_record()), (0, false));
+        pair.reply_bytes(&said);
+        prop_assert!(pair.heard == said);
+    }
+
+    #[test]
+    fn bytes_of_any_sort_are_refused_or_waited_for(bytes in prop::collection::vec(any::<u8>(), 0..3000), at in 0usize..3) {
+        let authority = Authority::new("authority");
+        let listener = listener(&authority);
+        let config = Arc::new(client_config(&authority, &[&TLS13], None));
+        let mut pair = Pair::new(&listener, &config, "localhost");
+        match at {
+            0 => {}
+            1 => {
+                let hello = pair.client_bytes();
+                pair.feed(&hello);
+            }
+            _ => pair.exchange(),
+        }
+        let ready = pair.seen.ready;
+        for chunk in bytes.chunks(97) {
+            pair.feed(chunk);
+        }
+        prop_assert_eq!(pair.seen.ready, ready);
+        prop_assert_eq!(&pair.seen.plain, b"");
+        prop_assert!(pair.channel.held_bytes() <= 64 * 1024);
+    }
+}

@@ -1,0 +1,96 @@
+//! A listener's TLS is replaced while it is in use.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use ringserve_core::Transport;
+use ringserve_tls::rustls::version::TLS13;
+use ringserve_tls::{Pem, Tls, TlsError, TlsListener};
+
+use crate::pair::{Authority, Pair, client_config};
+
+#[test]
+fn new_connections_have_the_new_certificate_and_old_ones_stay() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let cert = new.ecdsa(&["localhost"]);
+    let listener = crate::pair::listener(&old);
+    let transport = listener.transport();
+    let (old, new) = [old, new].map(|authority| Arc::new(client_config(&authority, &[&TLS13], None))).into();
+    let mut before = Pair::new(&listener, &old, "localhost").connected();
+    listener.replace(Tls::server().certificate(cert.pems().0, cert.pems().1)).unwrap();
+    before.say(b"still here");
+    assert_eq!(before.seen.plain, b"still here");
+    let mut pair = Pair::new(&listener, &new, "localhost");
+    // As a shard that was there before.
+    pair.channel = transport.begin(&mut pair.out).unwrap();
+    pair.connected();
+}
+
+#[test]
+fn what_cannot_be_used_leaves_the_old_one() {
+    let authority = Authority::new("authority");
+    let dir = std::env::temp_dir().join(format!("ringserve-tls-replacing-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+    let [first, second] = [(); 2].map(|()| authority.ecdsa(&["localhost"]));
+    fs::write(&chain, &first.chain).unwrap();
+    fs::write(&key, &first.key).unwrap();
+    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let listener = TlsListener::new(tls).unwrap();
+    assert_eq!(listener.files(), [chain.clone(), key.clone()]);
+    let shown = || {
+        // It has no session to resume.
+        let config = Arc::new(client_config(&authority, &[&TLS13], None));
+        let pair = Pair::new(&listener, &config, "localhost").connected();
+        pair.client.peer_certificates().map(|chain| chain[0].to_vec())
+    };
+    let before = shown();
+    // The certificate is there, and its key is not yet.
+    fs::write(&chain, &second.chain).unwrap();
+    let error = listener.reload().unwrap_err();
+    assert_eq!(error.file(), Some(&*key));
+    assert_eq!(shown(), before);
+    fs::remove_file(&key).unwrap();
+    assert!(listener.reload().unwrap_err().to_string().contains("cannot be read"));
+    assert_eq!(shown(), before);
+    fs::write(&key, &second.key).unwrap();
+    listener.reload().unwrap();
+    assert_ne!(shown(), before);
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn files_that_are_watched_are_read_again() {
+    static REPORTS: Mutex<Vec<Result<(), TlsError>>> = Mutex::new(Vec::new());
+    let authority = Authority::new("authority");
+    let dir = std::env::temp_dir().join(format!("ringserve-tls-watching-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+    let write = |chain_text: &str, key_text: &str| {
+        fs::write(&key, key_text).unwrap();
+        // In one step, so that it is not read while it is half there.
+        fs::write(dir.join("new"), chain_text).unwrap();
+        fs::rename(dir.join("new"), &chain).unwrap();
+    };
+    let [first, second] = [(); 2].map(|()| authority.ecdsa(&["localhost"]));
+    write(&first.chain, &first.key);
+    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let listener = TlsListener::new(tls.watch_files(Duration::from_millis(5))).unwrap();
+    listener.watch(|report| REPORTS.lock().unwrap().push(report)).unwrap();
+    let wait_for = |good: bool| {
+        let start = Instant::now();
+        while !REPORTS.lock().unwrap().iter().any(|report| report.is_ok() == good) {
+            assert!(start.elapsed() < Duration::from_secs(20), "nothing was read");
+            std::thread::yield_now();
+        }
+    };
+    write("rubbish, and longer than what was there before\n", &second.key);
+    wait_for(false);
+    write(&second.chain, &second.key);
+    wait_for(true);
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    Pair::new(&listener, &config, "localhost").connected();
+    fs::remove_dir_all(&dir).unwrap();
+}

@@ -1,0 +1,95 @@
+//! Sessions that are resumed, and those that must not be.
+
+use std::sync::Arc;
+
+use ringserve_tls::rustls::ClientConfig;
+use ringserve_tls::rustls::version::{TLS12, TLS13};
+use ringserve_tls::{Clients, Tickets, Tls, TlsListener};
+
+use crate::pair::{Authority, Pair, client_config};
+
+fn resumes(listener: &TlsListener, config: &Arc<ClientConfig>) -> bool {
+    let pair = Pair::new(listener, config, "localhost").connected();
+    pair.info().is_resumed()
+}
+
+#[test]
+fn session_is_resumed_on_every_shard() {
+    let authority = Authority::new("authority");
+    let listener = crate::pair::listener(&authority);
+    for version in [&TLS12, &TLS13] {
+        let config = Arc::new(client_config(&authority, &[version], None));
+        assert!(!resumes(&listener, &config));
+        // Each connection has a transport of its own here, as each shard has.
+        for _ in 0..5 {
+            assert!(resumes(&listener, &config));
+        }
+    }
+}
+
+#[test]
+fn session_outlives_a_restart_with_a_file_of_tickets() {
+    let authority = Authority::new("authority");
+    let dir = std::env::temp_dir().join(format!("ringserve-tls-sessions-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("tickets.key");
+    std::fs::write(&file, [7; 31]).unwrap();
+    let error = Tickets::from_file(&file).unwrap_err().to_string();
+    assert_eq!(error, format!("{}: has 31 bytes; a secret for tickets has at least 32", file.display()));
+    std::fs::write(&file, [7; 48]).unwrap();
+    let cert = authority.ecdsa(&["localhost"]);
+    let start = |tickets: Tickets| {
+        let (chain, key) = cert.pems();
+        TlsListener::new(Tls::server().certificate(chain, key).tickets(tickets)).unwrap()
+    };
+    for version in [&TLS12, &TLS13] {
+        let config = Arc::new(client_config(&authority, &[version], None));
+        assert!(!resumes(&start(Tickets::from_file(&file).unwrap()), &config));
+        assert!(resumes(&start(Tickets::from_file(&file).unwrap()), &config));
+        assert!(!resumes(&start(Tickets::random()), &config), "of another process");
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn session_of_other_authorities_is_not_resumed() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let cert = old.ecdsa(&["localhost"]);
+    let client = old.ecdsa(&["client.example.org"]);
+    let tls = |clients: Clients| {
+        let (chain, key) = cert.pems();
+        Tls::server().certificate(chain, key).clients(clients)
+    };
+    let listener = TlsListener::new(tls(Clients::of(old.pem().into(), true))).unwrap();
+    for version in [&TLS12, &TLS13] {
+        listener.replace(tls(Clients::of(old.pem().into(), true))).unwrap();
+        let config = Arc::new(client_config(&old, &[version], Some(&client)));
+        assert!(!resumes(&listener, &config));
+        assert!(resumes(&listener, &config));
+        let pair = Pair::new(&listener, &config, "localhost").connected();
+        let names: Vec<_> = pair.info().identity().unwrap().dns_names().map(str::to_owned).collect();
+        assert_eq!(names, ["client.example.org"], "of a session that was resumed");
+        // An equal configuration: the session is still good.
+        listener.replace(tls(Clients::of(old.pem().into(), true))).unwrap();
+        assert!(resumes(&listener, &config));
+        listener.replace(tls(Clients::of(new.pem().into(), true))).unwrap();
+        let mut pair = Pair::new(&listener, &config, "localhost");
+        pair.exchange();
+        assert!(pair.seen.fault.is_some() && pair.seen.ready == 0);
+    }
+}
+
+#[test]
+fn no_ticket_is_sent_where_none_is_wanted() {
+    let authority = Authority::new("authority");
+    let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+    for (count, resumed) in [(0, false), (1, true)] {
+        let tls = Tls::server().certificate(chain.clone(), key.clone()).tickets_sent(count);
+        let listener = TlsListener::new(tls).unwrap();
+        for version in [&TLS12, &TLS13] {
+            let config = Arc::new(client_config(&authority, &[version], None));
+            resumes(&listener, &config);
+            assert_eq!(resumes(&listener, &config), resumed);
+        }
+    }
+}

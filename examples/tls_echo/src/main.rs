@@ -1,0 +1,141 @@
+//! Sends lines back over TLS, and over plain TCP on a port beside, by one service.
+//!
+//!     cargo run --release -p example-tls-echo
+//!     printf 'hello\n' | openssl s_client -quiet -connect 127.0.0.1:7443 -CAfile /tmp/ringserve-cert.pem
+//!
+//! With a certificate of an authority, and clients that must have one too:
+//!
+//!     cargo run --release -p example-tls-echo -- --cert cert.pem --key key.pem --clients ca.pem
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::fs;
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use ringserve::framing::Lines;
+use ringserve::listen::{Endpoint, endpoints, tcp};
+use ringserve::tls::{Clients, Pem, Tickets, Tls};
+use ringserve::{Cx, Driver, Frame, Server, Service};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// An echo server over TLS: a line comes back as it is, `who` is answered by what is known of the connection.
+#[derive(Parser)]
+struct Args {
+    /// Address and port for TLS; port 0 finds a free one.
+    #[arg(long, default_value = "127.0.0.1:7443", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Address and port for plain TCP; without it there is none.
+    #[arg(long, value_name = "ADDR:PORT")]
+    plain: Option<SocketAddr>,
+    /// The certificate and those between it and its authority, as PEM. Without it the server makes one, for localhost.
+    #[arg(long, requires = "key", value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Its private key, as PEM.
+    #[arg(long, requires = "cert", value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// A second certificate, as for an RSA key beside one of ECDSA.
+    #[arg(long, requires = "key2", value_name = "FILE")]
+    cert2: Option<PathBuf>,
+    /// Its private key.
+    #[arg(long, requires = "cert2", value_name = "FILE")]
+    key2: Option<PathBuf>,
+    /// Authorities of clients, as PEM: each client must have a certificate.
+    #[arg(long, value_name = "FILE")]
+    clients: Option<PathBuf>,
+    /// At least 32 random bytes: sessions are resumed after a restart too.
+    #[arg(long, value_name = "FILE")]
+    tickets: Option<PathBuf>,
+    /// Milliseconds between two looks at the files of certificates; 0 for none.
+    #[arg(long, default_value_t = 10_000, value_name = "MS")]
+    watch: u64,
+    /// A connection that ends without close_notify was cut off.
+    #[arg(long)]
+    require_close_notify: bool,
+    /// Shards; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+}
+
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        if *line == *b"who" {
+            cx.reply(who(cx));
+        } else {
+            cx.reply(line);
+        }
+        Ok(())
+    }
+}
+
+/// What is known of the peer of a connection.
+fn who(cx: &Cx<'_, ()>) -> String {
+    let Some(tls) = cx.tls() else { return "plain".into() };
+    let names: Vec<_> = tls.identity().into_iter().flat_map(|identity| identity.dns_names()).collect();
+    format!(
+        "{} {} name {} resumed {} client {}",
+        tls.version(),
+        tls.cipher_suite(),
+        tls.server_name().unwrap_or("none"),
+        tls.is_resumed(),
+        if names.is_empty() { "none".into() } else { names.join(",") }
+    )
+}
+
+/// A certificate for localhost, which no authority has signed.
+fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
+    let made = rcgen::generate_simple_self_signed(["localhost".into()])?;
+    let file = std::env::temp_dir().join("ringserve-cert.pem");
+    fs::write(&file, made.cert.pem())?;
+    println!("made a certificate for localhost; clients believe it with {}", file.display());
+    Ok((made.cert.pem().into(), made.signing_key.serialize_pem().into()))
+}
+
+fn tls(args: &Args) -> Result<Tls, Box<dyn Error>> {
+    let (cert, key) = match (&args.cert, &args.key) {
+        (Some(cert), Some(key)) => (Pem::file(cert)?, Pem::file(key)?),
+        _ => self_signed()?,
+    };
+    let mut tls = Tls::server().certificate(cert, key).require_close_notify(args.require_close_notify);
+    if let (Some(cert), Some(key)) = (&args.cert2, &args.key2) {
+        tls = tls.certificate(Pem::file(cert)?, Pem::file(key)?);
+    }
+    if let Some(authorities) = &args.clients {
+        tls = tls.clients(Clients::required(authorities)?);
+    }
+    if let Some(file) = &args.tickets {
+        tls = tls.tickets(Tickets::from_file(file)?);
+    }
+    if args.watch > 0 {
+        tls = tls.watch_files(Duration::from_millis(args.watch));
+    }
+    Ok(tls)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    let args = Args::parse();
+    let mut listen: Vec<Endpoint> = vec![tcp(args.listen).tls(tls(&args)?)];
+    listen.extend(args.plain.map(tcp));
+    let mut server = Server::new()
+        .service(endpoints(listen).framing(Lines::default()).name("echo"), |_shard| Echo)
+        .driver(args.driver);
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
+    Ok(server.serve()?)
+}
