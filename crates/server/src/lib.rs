@@ -27,6 +27,7 @@ mod stream;
 pub mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
 
