@@ -58,9 +58,12 @@ impl Service for News {
 /// How often a message was made.
 type Made = Rc<Cell<usize>>;
 
-fn starts(sim: &Sim, shards: usize) -> (SimServer, Made, Rc<RefCell<Vec<Topics<String, bool>>>>) {
+/// The topics of each shard.
+type All = Rc<RefCell<Vec<Topics<String, bool>>>>;
+
+fn starts(sim: &Sim, shards: usize) -> (SimServer, Made, All) {
     let (published, made) = (Mesh::<String, usize>::new(), Made::default());
-    let (of_shards, all) = (made.clone(), Rc::new(RefCell::new(Vec::new())));
+    let (of_shards, all) = (made.clone(), All::default());
     let shared = all.clone();
     let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).shards(shards);
     let server = sim.start(server, move |shard| {

@@ -13,7 +13,7 @@
 //! | [`Writer`], [`Version`] | replies, written in place; what version 2 has no type for is written as Redis does |
 //! | [`Merged`] | one reply made of those of several shards |
 //! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |
-//! | [`number`], [`write_number`], [`matches`], [`hash_tag`] | what commands of Redis have in common: numbers, patterns, keys that stay together |
+//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | what commands of Redis have in common: numbers, patterns, keys that stay together |
 //!
 //! ```no_run
 //! use std::convert::Infallible;
