@@ -128,6 +128,7 @@
 //! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
 //! | [`task`] | handles on tasks, and on calls that block |
 //! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
+//! | [`topics`] | publish and subscribe |
 //! | [`transport`] | what may stand between a socket and its framing |
 //! | `codec`, `http`, `resp`, `testing`, `tower` | with the feature of that name |
 //!
@@ -158,7 +159,7 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time, transport,
+    factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time, topics, transport,
 };
 
 pub mod guide;

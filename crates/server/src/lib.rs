@@ -29,6 +29,7 @@ pub mod sync;
 pub mod testing;
 #[cfg(feature = "tls")]
 pub mod tls;
+pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
 

@@ -77,7 +77,7 @@ impl Service for Asks {
                 b"merged" => (Question::Count, true),
                 b"long" => (Question::Long, false),
                 b"panic" => (Question::Panic, false),
-                b"shard" => return cx.reply(&self.shard.index().to_string()),
+                b"shard" => return cx.reply(self.shard.index().to_string()),
                 _ => return cx.reply("here"),
             };
             let mut asking = self.scatter.asking(cx.session());

@@ -228,7 +228,7 @@ pub fn expire(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit
         Some(at) if end > store.now() => store.set_end(at, end),
         found => found.into_iter().for_each(|at| store.remove(at)),
     }
-    out.integer(found.is_some().into())
+    out.integer(found.is_some())
 }
 
 /// TTL, PTTL, EXPIRETIME and PEXPIRETIME. Redis rounds to the nearest second.
@@ -243,7 +243,7 @@ pub fn ttl(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: U
 pub fn persist(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let found = store.find(args.get(1)).filter(|at| store.end(*at) != NEVER);
     found.into_iter().for_each(|at| store.set_end(at, NEVER));
-    out.integer(found.is_some().into())
+    out.integer(found.is_some())
 }
 
 pub fn flush(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {

@@ -31,7 +31,7 @@ use ringserve::{Driver, Limits, Server, Shard, WithHeads, with_heads};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::service::Kv;
+use crate::service::{Kv, Node};
 use crate::store::Keyer;
 
 /// A key-value server that speaks the Redis protocol.
@@ -86,7 +86,7 @@ fn service(
     epoch: fn() -> Duration,
 ) -> impl Fn(&Shard) -> WithHeads<Kv> + Send + Sync {
     let work = Questions::with_capacity(requests_max);
-    move |shard| with_heads(Kv::new(shard, keyer.clone(), value_bytes_max, &work, epoch))
+    move |shard| with_heads(Kv::new(Node::new(shard, keyer.clone(), value_bytes_max, epoch), &work))
 }
 
 fn main() -> Result<(), ringserve::Error> {

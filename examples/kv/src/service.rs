@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve::framing::{FrameError, Parts};
-use ringserve::resp::{self, Merged, Request, Version, Writer};
+use ringserve::resp::{self, Merged, Request, Version, Writer, unknown_command};
 use ringserve::scatter::{Answers, Questions, Replies, Rest, Scatter};
 use ringserve::sync::AskError;
-use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service, Shard};
+use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard};
 
 use crate::client::{Client, Topics};
 use crate::commands::{self, Command, Run, To};
@@ -18,8 +18,8 @@ use crate::store::{Keyer, Store};
 
 /// Keys that are removed at once when their time is over, before others are served.
 const EXPIRED_AT_ONCE: usize = 1000;
-/// Letters of an unknown command, and of its arguments, that are told back.
-const TOLD_MAX: usize = 128;
+/// Bytes of messages that wait for a slow subscriber, beyond which it is cut off.
+const WAITING_BYTES_MAX: usize = 8 << 20;
 
 /// What shards ask each other: to run a command, for a client that speaks this version.
 pub type Question = (&'static Command, Version);
@@ -28,7 +28,7 @@ pub type Question = (&'static Command, Version);
 pub struct Node {
     shard: Shard,
     pub store: RefCell<Store>,
-    topics: Rc<Topics>,
+    topics: Topics,
     opened: Cell<u64>,
 }
 
@@ -54,13 +54,14 @@ impl Answers for Node {
 
 impl Node {
     /// A shard without keys and connections.
-    fn new(shard: &Shard, keyer: Keyer, value_bytes_max: usize, epoch: fn() -> Duration) -> Rc<Node> {
+    pub fn new(shard: &Shard, keyer: Keyer, value_bytes_max: usize, epoch: fn() -> Duration) -> Rc<Node> {
         let (clock, place, started) = (shard.clone(), (shard.index(), shard.count()), shard.now());
         // Read behind the clock, and cut to milliseconds once: so no key lives longer than the clock of a peer says.
         let epoch = epoch();
         let now = move || (epoch + (clock.now() - started)).as_millis() as u64;
         let store = RefCell::new(Store::new(keyer, now, place, value_bytes_max));
-        let node = Node { shard: shard.clone(), store, topics: Rc::default(), opened: Cell::new(0) };
+        let topics = Topics::new(shard, WAITING_BYTES_MAX);
+        let node = Node { shard: shard.clone(), store, topics, opened: Cell::new(0) };
         let node = Rc::new(node);
         shard.spawn(node.clone().expire());
         node
@@ -94,7 +95,7 @@ impl Node {
 
 /// A connection, as the framework keeps it.
 pub struct Session {
-    client: Rc<Client>,
+    client: Client,
     replies: Replies<Node>,
 }
 
@@ -115,7 +116,8 @@ impl Service<Request> for Kv {
         // Different on all shards.
         let id = node.opened.get() * node.shard.count() as u64 + node.shard.index() as u64 + 1;
         node.opened.set(node.opened.get() + 1);
-        let client = Client::new(id, opening.local_handle(), &node.shard, &node.topics);
+        let listens = node.topics.subscriber(opening.local_handle(), Version::Two);
+        let client = Client::new(id, node.store.borrow().place, listens);
         Ok(Session { client, replies: Replies::default() })
     }
 
@@ -136,23 +138,12 @@ impl Service<Request> for Kv {
         // It is too large: Redis knows the length of strings only.
         say(cx, |out| out.reply(|_| Err("ERR Protocol error: invalid bulk length".into())));
     }
-
-    fn close(&self, closed: &Closed<'_, Session>) {
-        closed.session().client.leave();
-    }
 }
 
 impl Kv {
-    /// On a shard, which the others can ask from then on.
-    pub fn new(
-        shard: &Shard,
-        keyer: Keyer,
-        value_bytes_max: usize,
-        work: &Questions<Question>,
-        epoch: fn() -> Duration,
-    ) -> Kv {
-        let node = Node::new(shard, keyer, value_bytes_max, epoch);
-        Kv { scatter: Scatter::new(shard, work, node.clone()), node }
+    /// Of a shard, which the others can ask from then on.
+    pub fn new(node: Rc<Node>, work: &Questions<Question>) -> Kv {
+        Kv { scatter: Scatter::new(&node.shard, work, node.clone()), node }
     }
 
     #[inline]
@@ -202,7 +193,7 @@ impl Kv {
             }
             return;
         }
-        self.ask(&cx.session().replies, (command, client.version.get()), args);
+        self.ask(&cx.session().replies, (command, client.version()), args);
     }
 
     /// Asks the shards that a command is about.
@@ -241,7 +232,7 @@ impl Kv {
 }
 
 fn say(cx: &Cx<'_, Session>, write: impl FnOnce(&mut Writer<'_, '_>)) {
-    let version = cx.session().client.version.get();
+    let version = cx.session().client.version();
     cx.write_with(|out| write(&mut Writer::new(out, version)));
 }
 
@@ -251,10 +242,7 @@ fn checked(client: &Client, request: &Request, args: Parts<'_>) -> Result<&'stat
         return Err(format!("ERR Protocol error: {error}").into());
     }
     let Some(command) = commands::find(args.get(0)) else {
-        let text = |n| String::from_utf8_lossy(args.get(n)).chars().take(TOLD_MAX).collect::<String>();
-        let (name, all) = (text(0), (1..args.len().min(TOLD_MAX)).map(|n| format!("'{}' ", text(n))));
-        let told: String = all.collect::<String>().chars().take(TOLD_MAX).collect();
-        return Err(format!("ERR unknown command '{name}', with args beginning with: {told}").into());
+        return Err(unknown_command(args).into());
     };
     let name = command.name;
     if !command.fits(args.len()) {

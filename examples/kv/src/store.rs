@@ -178,13 +178,6 @@ impl Store {
         let entries = self.keys.get_range(from..to.min(self.keys.len())).into_iter().flatten();
         entries.filter(move |(_, entry)| entry.end > now).map(|(key, _)| &**key)
     }
-
-    /// Panics if the parts disagree.
-    #[cfg(test)]
-    pub fn invariants(&self) {
-        let ends = self.keys.values().enumerate().filter(|(_, entry)| entry.end != NEVER);
-        assert_eq!(self.ends, ends.map(|(at, entry)| (entry.end, at as u32)).collect());
-    }
 }
 
 #[cfg(test)]

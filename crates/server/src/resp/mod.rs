@@ -12,7 +12,8 @@
 //! | [`Parts`](crate::framing::Parts) | the arguments |
 //! | [`Writer`], [`Version`] | replies, written in place; what version 2 has no type for is written as Redis does |
 //! | [`Merged`] | one reply made of those of several shards |
-//! | [`number`], [`write_number`], [`matches`], [`hash_tag`] | what commands of Redis have in common: numbers, patterns, keys that stay together |
+//! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |
+//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | what commands of Redis have in common: numbers, patterns, keys that stay together |
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -54,10 +55,12 @@
 //! `examples/kv` is a server of keys on all shards.
 
 mod glob;
+mod names;
 mod reply;
 mod request;
 
 pub use glob::matches;
+pub use names::{Names, unknown_command, unknown_subcommand};
 pub use reply::{Merged, Replied, Version, Writer};
 pub use request::{Request, Resp};
 

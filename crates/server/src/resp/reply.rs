@@ -141,10 +141,10 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.line(b"-", text.replace(['\r', '\n'], " ").as_bytes())
     }
 
-    /// A number.
+    /// A number; true is 1.
     #[inline]
-    pub fn integer(&mut self, value: i64) -> Replied {
-        self.line(b":", itoa::Buffer::new().format(value).as_bytes())
+    pub fn integer(&mut self, value: impl Into<i64>) -> Replied {
+        self.line(b":", itoa::Buffer::new().format(value.into()).as_bytes())
     }
 
     /// A string of any bytes.
@@ -153,6 +153,15 @@ impl<'a, 'b> Writer<'a, 'b> {
         let bytes = bytes.as_ref();
         self.count(b"$", bytes.len())?;
         self.line(bytes, b"")
+    }
+
+    /// A string, or [nothing](Writer::null).
+    #[inline]
+    pub fn bulk_or_null(&mut self, bytes: Option<impl AsRef<[u8]>>) -> Replied {
+        match bytes {
+            Some(bytes) => self.bulk(bytes),
+            None => self.null(),
+        }
     }
 
     /// A number as a string.
@@ -189,7 +198,7 @@ impl<'a, 'b> Writer<'a, 'b> {
     /// True or false. In version 2 the number 1 or 0.
     pub fn boolean(&mut self, value: bool) -> Replied {
         match self.version {
-            Version::Two => self.integer(value.into()),
+            Version::Two => self.integer(value),
             Version::Three => self.line(b"#", if value { b"t" } else { b"f" }),
         }
     }

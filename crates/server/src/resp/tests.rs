@@ -5,6 +5,7 @@ use ringserve_core::{Frame, LimitError, Limits};
 
 use super::request::words;
 use super::*;
+use crate::parts::Parts;
 use crate::scatter::Merge;
 
 fn resp() -> Resp {
@@ -416,4 +417,56 @@ proptest! {
         prop_assert!(matches(&pattern, text.as_bytes()));
         prop_assert_eq!(matches(&pattern, other.as_bytes()), text == other);
     }
+}
+
+#[test]
+fn names_are_found_in_any_letters_and_nothing_else_is() {
+    let names = Names::new([("get", 1), ("set", 2), ("punsubscribe", 3), ("abcdefghijklmnop", 4)]);
+    for (name, found) in [("GET", 1), ("sEt", 2), ("PUNSUBSCRIBE", 3), ("abcdefghijklmnoP", 4)] {
+        assert_eq!(names.get(name.as_bytes()), Some(found));
+    }
+    for other in
+        ["", "ge", "gets", " get", "get ", "\0get", "g\x05t", "'et", "abcdefghijklmnopq", "punsubscribe\0"]
+    {
+        assert_eq!(names.get(other.as_bytes()), None, "{other:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "\"get\" is there twice")]
+fn name_is_there_once() {
+    Names::new([("GET", 1), ("get", 2)]);
+}
+
+#[test]
+#[should_panic(expected = "no name of 1 to 16 letters")]
+fn name_has_letters_alone() {
+    Names::new([("get0", 1)]);
+}
+
+#[test]
+fn unknown_commands_are_told_back_up_to_a_length() {
+    let said = |words: &[&str]| {
+        let (text, mut at) = (words.concat(), 0);
+        let spans: Vec<_> = words
+            .iter()
+            .map(|word| {
+                at += word.len() as u32;
+                (at - word.len() as u32, at)
+            })
+            .collect();
+        let parts = Parts::new(text.as_bytes(), &spans);
+        (unknown_command(parts), unknown_subcommand(parts))
+    };
+    let (command, subcommand) = said(&["foo", "a", "b"]);
+    assert_eq!(command, "ERR unknown command 'foo', with args beginning with: 'a' 'b' ");
+    assert_eq!(subcommand, "ERR unknown subcommand 'a'. Try FOO HELP.");
+    let (command, _) = said(&[&"x".repeat(1000), &"y".repeat(1000)]);
+    assert_eq!(command.len(), "ERR unknown command '', with args beginning with: ".len() + 2 * 128);
+}
+
+#[test]
+fn string_that_may_not_be_there_is_null_then() {
+    assert_eq!(written(Version::Three, |out| out.bulk_or_null(None::<&str>)), "_\r\n");
+    assert_eq!(written(Version::Two, |out| out.bulk_or_null(Some("a"))), "$1\r\na\r\n");
 }

@@ -7,6 +7,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::tests::keyer_of;
 
+impl Store {
+    /// Panics if the parts disagree.
+    pub fn invariants(&self) {
+        let ends = self.keys.values().enumerate().filter(|(_, entry)| entry.end != NEVER);
+        assert_eq!(self.ends, ends.map(|(at, entry)| (entry.end, at as u32)).collect());
+    }
+}
+
 /// Gives a key a value, and an end if one is told.
 fn put(store: &mut Store, key: &[u8], value: &[u8], end: Option<u64>) {
     let spans = [(0, value.len() as u32)];
