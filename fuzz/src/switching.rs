@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use ringserve_buf::{Lease, Pool, PoolConfig};
+use ringserve_buf::{LeaseMut, Pool, PoolConfig};
 use ringserve_core::framing::{
     Cut, EncodeError, FrameError, Framing, FramingState, LengthPrefix, Lines, Raw, TypedFraming,
 };
@@ -304,7 +304,7 @@ pub fn run(bytes: &[u8]) {
     let mut start = 0;
     for end in ends {
         if start < end && rig.receives {
-            let lease = Lease::copy_of(&stream[start..end]);
+            let lease = LeaseMut::try_copy_of(&stream[start..end]).unwrap();
             rig.turn(vec![Completion::Received { id, lease }]);
             start = end;
         }
@@ -314,7 +314,7 @@ pub fn run(bytes: &[u8]) {
     }
     rig.settle();
     if start < stream.len() && rig.receives {
-        rig.turn(vec![Completion::Received { id, lease: Lease::copy_of(&stream[start..]) }]);
+        rig.turn(vec![Completion::Received { id, lease: LeaseMut::try_copy_of(&stream[start..]).unwrap() }]);
         rig.settle();
     }
     assert!(rig.shard.held_bytes() <= 2 * max + 1024, "{} bytes are held", rig.shard.held_bytes());

@@ -27,7 +27,9 @@ pub(crate) const WITH_KERNEL: u32 = 1 << 31;
 ///
 /// Invariant, on which the `unsafe` blocks of this crate rest: while `WITH_KERNEL` is set the kernel (or a
 /// [`KernelSide::spare`](crate::KernelSide::spare) slice) writes only to bytes at `filled` and above; leases cover
-/// only bytes below `filled`; `filled` goes back to zero only when no lease is left. While a lease is left the
+/// only bytes below `filled`; `filled` goes back to zero only when no lease is left. The range of a
+/// [`LeaseMut`](crate::LeaseMut) is disjoint from those of all others, and from that of every [`Lease`](crate::Lease), so that it
+/// alone is written: bytes are reported once, cutting shares none of them, and only a frozen lease is cloned. While a lease is left the
 /// header stays where it is, and so do the bytes: a buffer's, since its first lease holds the pool and a chunk in
 /// use is not given back; a heap block's, since its last lease frees it.
 #[repr(C)]
@@ -53,11 +55,21 @@ struct HeapHead {
     pinned: usize,
 }
 
-/// Bytes on the heap, and what owns them. The owner is neither moved nor changed until it is dropped.
+/// Bytes on the heap, and what owns them. The owner is neither moved nor touched until it is dropped.
 #[repr(C)]
 struct HeapBlock<T> {
     head: HeapHead,
     owner: T,
+}
+
+impl<T: 'static> HeapBlock<T> {
+    /// A block with one lease. `None` if the system has no memory for it; the owner is dropped then.
+    fn leak(owner: T, pinned: usize) -> Option<NonNull<HeapBlock<T>>> {
+        let header = Header { state: Cell::new(1), filled: Cell::new(0), pool: ptr::null(), id: 0 };
+        let head = HeapHead { header, free: free_block::<T>, pinned };
+        // Made from the whole block, so that it may be cast back.
+        Some(NonNull::from(Box::leak(try_box(HeapBlock { head, owner })?)))
+    }
 }
 
 /// # Safety
@@ -78,13 +90,21 @@ impl Header {
         owner: T,
         pinned: usize,
     ) -> Option<(NonNull<Header>, NonNull<u8>, usize)> {
-        let header = Header { state: Cell::new(1), filled: Cell::new(0), pool: ptr::null(), id: 0 };
-        let head = HeapHead { header, free: free_block::<T>, pinned };
-        // Made from the whole block, so that it may be cast back.
-        let block = NonNull::from(Box::leak(try_box(HeapBlock { head, owner })?));
+        let block = HeapBlock::leak(owner, pinned)?;
         // SAFETY: the block was just leaked. Its owner is only read until the last lease frees it.
         let bytes = unsafe { block.as_ref() }.owner.as_ref();
         Some((block.cast(), NonNull::from(bytes).cast(), bytes.len()))
+    }
+
+    /// The same of bytes that the lease may write.
+    pub(crate) fn of_vec(bytes: Vec<u8>) -> Option<(NonNull<Header>, NonNull<u8>, usize)> {
+        let pinned = bytes.capacity();
+        let mut block = HeapBlock::leak(bytes, pinned)?;
+        // SAFETY: the block was just leaked, and nothing else knows it. The pointer comes from a mutable borrow, so that
+        // bytes may be written through it; the `Vec` is not touched until the last lease frees it.
+        let bytes = unsafe { block.as_mut() }.owner.as_mut_slice();
+        let (data, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        Some((block.cast(), data, len))
     }
 
     #[inline]

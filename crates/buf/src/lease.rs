@@ -33,6 +33,12 @@ impl Lease {
         Lease { header: Some(header), data, len: len as u32 }
     }
 
+    /// Where its bytes begin, and how many they are.
+    #[inline]
+    pub(crate) fn raw_parts(&self) -> (NonNull<u8>, usize) {
+        (self.data, self.len as usize)
+    }
+
     /// A lease on a copy of `bytes` on the heap.
     pub fn copy_of(bytes: &[u8]) -> Lease {
         Lease::from(bytes.to_vec())
@@ -194,8 +200,8 @@ impl Deref for Lease {
     fn deref(&self) -> &[u8] {
         // SAFETY: `data` and `len` lie within the block of the header (checked by advance and truncate), or len is
         // 0 and data dangles, which is allowed. The block is initialised and stays while a lease lives. It is not
-        // written: a heap block is never changed; in a pool buffer leases cover only bytes below `filled`, which
-        // the kernel side leaves alone while a lease lives (invariant of `Header`).
+        // written: leases cover only bytes below `filled` of a pool buffer, which the kernel side leaves alone while a
+        // lease lives, and no `LeaseMut` has any of them (invariants of `Header`).
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 }
@@ -227,7 +233,7 @@ mod tests {
         let (pool, mut side) = Pool::new(config).unwrap();
         let id = side.lend().unwrap();
         side.spare(id)[..11].copy_from_slice(b"hello world");
-        let whole = side.received(id, 11, true);
+        let whole = side.received(id, 11, true).freeze();
         let world = whole.slice(6..11);
         assert_eq!(world.as_ptr(), whole[6..].as_ptr());
         assert_eq!((world.pinned_bytes(), world.is_pooled()), (64, true));

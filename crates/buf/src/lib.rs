@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A [`Pool`] is one core's. Its [`KernelSide`] exists once and belongs to the driver: it lends buffers and
-//! turns what arrived into a [`Lease`]. A lease is an owned, cheaply cloned window on received bytes; when
-//! the last one on a buffer is dropped the buffer goes back on top of the free list, so that the buffer used
+//! turns what arrived into a [`LeaseMut`], which alone may write the received bytes until it is frozen. A [`Lease`] is an
+//! owned, cheaply cloned window on bytes that do not change any more; when the last one on a buffer is dropped the buffer goes back on top of the free list, so that the buffer used
 //! next is the one that is warm in the cache. What spans leases is put together in a [`Block`].
 //!
 //! Memory is taken from the system in chunks, the first one when the first buffer is lent, and is zeroed, so
@@ -31,6 +31,7 @@ mod buffers;
 mod counted;
 mod fallible;
 mod lease;
+mod lease_mut;
 mod pool;
 mod region;
 mod writer;
@@ -40,5 +41,6 @@ pub use buffers::{CHUNK_BUFFERS, PoolConfig};
 pub use counted::{Counted, CountedHead, WeakHead};
 pub use fallible::{has_room_for, try_box};
 pub use lease::Lease;
+pub use lease_mut::LeaseMut;
 pub use pool::{BufferStats, KernelSide, Pool, PoolError};
 pub use writer::{ReplyWriter, Tail};

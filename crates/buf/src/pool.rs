@@ -9,6 +9,7 @@ use core::task::Waker;
 
 use crate::buffers::{CHUNK_BUFFERS, Chunk, Header, Inner, POISON, PoolConfig, WAITED_FOR, WITH_KERNEL};
 use crate::lease::Lease;
+use crate::lease_mut::LeaseMut;
 
 /// Buffer ids are 16 bits wide in the kernel's interface, and a buffer ring has at most 2^15 entries.
 const BUFFERS_LIMIT: usize = 1 << 15;
@@ -241,7 +242,7 @@ impl KernelSide {
     /// # Panics
     /// If the buffer is not lent, or `len` exceeds what is left of it: then the memory can no longer be trusted.
     #[inline]
-    pub fn received(&mut self, id: u16, len: usize, last: bool) -> Lease {
+    pub fn received(&mut self, id: u16, len: usize, last: bool) -> LeaseMut {
         let (header, data) = self.lent(id);
         let start = header.filled.get() as usize;
         assert!(len <= self.inner.config.buffer_bytes - start, "buffer {id} received more than it holds");
@@ -254,7 +255,8 @@ impl KernelSide {
         header.state.set(if last { (state + 1) & !WITH_KERNEL } else { state + 1 });
         // SAFETY: start is at most the buffer's size and the buffer lies in one allocation.
         let data = unsafe { data.add(start) };
-        let lease = Lease::new(NonNull::from(header), data, len);
+        // The range was not reported before, so that it is disjoint from every other one.
+        let lease = LeaseMut::new(Lease::new(NonNull::from(header), data, len));
         if last {
             self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
         }
@@ -366,7 +368,7 @@ mod tests {
             let mut leases: Vec<Lease> = (0..3)
                 .map(|_| {
                     let id = side.lend().unwrap();
-                    side.received(id, 1, true)
+                    side.received(id, 1, true).freeze()
                 })
                 .collect();
             side.wait_for_buffer();

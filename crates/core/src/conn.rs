@@ -7,7 +7,7 @@
 //!     └────────────────────┴── abort, reset, error ────┘
 //! ```
 //!
-//! * *Open*: where a listener expects a PROXY header that is read first. Then frames go to the service, replies leave. It stays open after the peer's FIN until every frame
+//! * *Open*: where a listener expects a PROXY header that is read first, then the handshake of its transport is done, if it has one. Then frames go to the service, replies leave. It stays open after the peer's FIN until every frame
 //!   is answered. In a drain of the shard it is cut some time: what arrives from then on is thrown away, frames that were
 //!   received whole are answered, and it goes on to Draining.
 //! * *Draining*: no frame is handed out, what is queued leaves, input is thrown away.
@@ -89,6 +89,8 @@ pub(crate) enum Opened {
     No,
     /// It is asked once the PROXY header is there, of which what came is kept.
     Header,
+    /// It is asked once the handshake of the connection's channel is done.
+    Handshake,
     /// Its `open` waits: bytes are received and kept, and no frame is handed out.
     Waits,
     /// It accepted.
@@ -136,6 +138,8 @@ impl Queued {
     pub(crate) const RUNNABLE: u8 = 1;
     /// Whether it holds much is looked at once more.
     pub(crate) const WATCHED: u8 = 2;
+    /// A step of its handshake waits.
+    pub(crate) const WORKING: u8 = 4;
 
     #[inline]
     pub(crate) fn is_in(self, queue: u8) -> bool {
@@ -148,6 +152,32 @@ impl Queued {
 
     pub(crate) fn leave(&mut self, queue: u8) {
         self.0 &= !queue;
+    }
+}
+
+/// What keeps a connection's bytes and replies from the short ways. In one byte, so that these look once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Aside(u8);
+
+impl Aside {
+    /// No frame is handed out until the outbox falls below its low mark.
+    const HELD_BACK: u8 = 1;
+    /// A channel stands between socket and framing.
+    const SEALED: u8 = 2;
+
+    pub(crate) fn hold_back(&mut self) {
+        self.0 |= Aside::HELD_BACK;
+    }
+
+    /// Frames may be handed out again. True if they were held back.
+    pub(crate) fn release(&mut self) -> bool {
+        let was_held_back = self.0 & Aside::HELD_BACK != 0;
+        self.0 &= !Aside::HELD_BACK;
+        was_held_back
+    }
+
+    pub(crate) fn seal(&mut self) {
+        self.0 |= Aside::SEALED;
     }
 }
 
@@ -171,11 +201,10 @@ pub(crate) struct Conn {
     pub receive_used: bool,
     /// Receiving is held back because the inbox is full.
     pub paused: bool,
-    /// The peer sent FIN, or receiving failed: nothing more will arrive.
+    /// The peer sent FIN, or the end of a channel, or receiving failed: nothing more will arrive.
     pub input_ended: bool,
     pub send: Flight,
-    /// No frame is handed out until the outbox falls below its low mark.
-    pub held_back: bool,
+    pub aside: Aside,
     pub opened: Opened,
     /// A whole frame arrived.
     pub frame_seen: bool,
@@ -205,7 +234,7 @@ pub(crate) struct Conn {
     pub handler: u32,
     /// When the connection's timer goes off.
     pub timer: Timer,
-    /// When it was adopted, its PROXY header was there, or its `open` was done if that waited, until its first frame came. Then, while calls wait, when the
+    /// When it was adopted, its PROXY header was there, its handshake was done, or its `open` was done if that waited, until its first frame came. Then, while calls wait, when the
     /// first of them began to, or the last one was done. While its `open` waits, since when.
     pub since: Stamp,
     /// When a byte arrived, or the peer was last asked for a sign of life.
@@ -232,7 +261,7 @@ impl Conn {
             paused: false,
             input_ended: false,
             send: Flight::None,
-            held_back: false,
+            aside: Aside::default(),
             opened: Opened::No,
             frame_seen: false,
             limited: false,
@@ -271,10 +300,28 @@ impl Conn {
         self.opened == Opened::Waits
     }
 
-    /// True until its PROXY header is there, or it ends.
+    /// True until its PROXY header is there and its handshake is done, or it ends.
     #[inline]
     pub(crate) fn is_starting(&self) -> bool {
-        self.opened == Opened::Header
+        matches!(self.opened, Opened::Header | Opened::Handshake)
+    }
+
+    /// True if it is held back, or has a channel.
+    #[inline]
+    pub(crate) fn is_aside(&self) -> bool {
+        self.aside.0 != 0
+    }
+
+    /// True if no frame is handed out until the outbox falls below its low mark.
+    #[inline]
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.aside.0 & Aside::HELD_BACK != 0
+    }
+
+    /// True if a channel stands between socket and framing.
+    #[inline]
+    pub(crate) fn has_channel(&self) -> bool {
+        self.aside.0 & Aside::SEALED != 0
     }
 
     #[inline]
@@ -284,7 +331,13 @@ impl Conn {
 
     /// True if the next frame may go to the service now.
     pub(crate) fn takes_frames(&self) -> bool {
-        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.held_back
+        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.is_held_back()
+    }
+
+    /// The same of one whose bytes are those of its frames.
+    #[inline]
+    pub(crate) fn takes_frames_at_once(&self) -> bool {
+        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.is_aside()
     }
 
     /// Bytes that were received and not looked at.
@@ -293,9 +346,15 @@ impl Conn {
         self.inbox.as_ref().map_or(0, |inbox| inbox.waiting_bytes())
     }
 
+    /// True if nothing more will arrive that is not thrown away, and none is awaited: a channel's input may end before the peer's
+    /// FIN is there.
+    pub(crate) fn has_fin(&self) -> bool {
+        self.input_ended && !self.receive.is_on()
+    }
+
     /// True if bytes should be received now.
     pub(crate) fn wants_receive(&self) -> bool {
-        !self.input_ended
+        !self.has_fin()
             && match self.state {
                 State::Open => self.opened != Opened::No && !self.paused,
                 State::Draining => true,
@@ -365,7 +424,11 @@ impl Conn {
         }
         if self.is_open() && !self.frame_seen && !self.is_opening() {
             if self.is_starting() {
-                return (self.since.left(times.header, now), Due::Close(CloseReason::ProxyTimeout));
+                let (limit, reason) = match self.opened {
+                    Opened::Header => (times.header, CloseReason::ProxyTimeout),
+                    _ => (times.handshake, CloseReason::HandshakeTimeout),
+                };
+                return (self.since.left(limit, now), Due::Close(reason));
             }
             let left = self.since.left(times.first_frame, now);
             if left < next.0 {

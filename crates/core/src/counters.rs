@@ -36,19 +36,40 @@ pub struct ConnStats {
     pub receives_paused: u64,
     /// Frames copied because receive memory was short, or because they would have pinned much more than themselves for a call.
     pub frames_copied: u64,
+    /// Handshakes of transports that began, and those of them that were done, failed, or took longer than
+    /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
+    pub handshakes_started: u64,
+    /// See `handshakes_started`.
+    pub handshakes_done: u64,
+    /// See `handshakes_started`.
+    pub handshakes_failed: u64,
+    /// See `handshakes_started`.
+    pub handshakes_timed_out: u64,
+    /// Handshakes of which a step waits now. The only one here that falls.
+    pub handshakes_waiting: u64,
     /// Connections that ended, by [`CloseReason::index`].
-    pub(crate) closed_by_reason: [u64; CloseReason::COUNT],
+    pub(crate) closed_by_reason: ByReason,
+}
+
+/// A count for each reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ByReason(pub [u64; CloseReason::COUNT]);
+
+impl Default for ByReason {
+    fn default() -> ByReason {
+        ByReason([0; CloseReason::COUNT])
+    }
 }
 
 impl ConnStats {
     /// Connections that ended for this reason. The error inside a reason does not matter.
     pub fn closed_for(&self, reason: CloseReason) -> u64 {
-        self.closed_by_reason[reason.index()]
+        self.closed_by_reason.0[reason.index()]
     }
 
     /// Reasons for which a connection ended, with how many did.
     pub fn reasons(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        NAMES.into_iter().zip(self.closed_by_reason).filter(|(_, count)| *count > 0)
+        NAMES.into_iter().zip(self.closed_by_reason.0).filter(|(_, count)| *count > 0)
     }
 }
 
@@ -67,7 +88,12 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.sends += other.sends;
         self.receives_paused += other.receives_paused;
         self.frames_copied += other.frames_copied;
-        for (sum, more) in self.closed_by_reason.iter_mut().zip(other.closed_by_reason) {
+        self.handshakes_started += other.handshakes_started;
+        self.handshakes_done += other.handshakes_done;
+        self.handshakes_failed += other.handshakes_failed;
+        self.handshakes_timed_out += other.handshakes_timed_out;
+        self.handshakes_waiting += other.handshakes_waiting;
+        for (sum, more) in self.closed_by_reason.0.iter_mut().zip(other.closed_by_reason.0) {
             *sum += more;
         }
     }

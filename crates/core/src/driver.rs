@@ -46,7 +46,7 @@ use core::net::SocketAddr;
 use core::task::Waker;
 use core::time::Duration;
 
-use ringserve_buf::{Block, Lease, Pool};
+use ringserve_buf::{Block, LeaseMut, Pool};
 
 use crate::{Address, Batch, ConnId};
 
@@ -209,8 +209,8 @@ pub enum Completion {
     Received {
         /// The connection.
         id: ConnId,
-        /// The bytes.
-        lease: Lease,
+        /// The bytes, which are nowhere else.
+        lease: LeaseMut,
     },
     /// A receive into a block ended.
     Filled {

@@ -38,6 +38,7 @@ mod slots;
 mod stamp;
 mod time;
 mod times;
+mod transport;
 mod wheel;
 
 pub use account::Account;
@@ -63,6 +64,7 @@ pub use shared::{LaneShared, ShardShared};
 pub use shared_payload::SharedPayload;
 pub use stamp::Stamp;
 pub use time::Time;
+pub use transport::{Channel, Fault, Transport, Unsealed};
 
 /// Parts that other crates of this workspace take: the server's timers stand on the wheel, the
 /// drivers' tables on chunks, benchmarks measure each one. They

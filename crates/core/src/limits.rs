@@ -69,8 +69,8 @@ pub struct Limits {
     /// after which a SYN/ACK that was lost twice is there, and at most `handshake_timeout`. Default 5 s: a proxy sends it
     /// with its first packet.
     pub proxy_header_timeout: Option<Duration>,
-    /// Time from being accepted to being open, with everything that is read before [`Service::open`] is called; today that is
-    /// the PROXY header. The first byte does not end it. Default 10 s.
+    /// Time from being accepted to being open, with everything that comes before [`Service::open`] is called: the PROXY header,
+    /// and the handshake of a transport. The first byte does not end it. Default 10 s.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub handshake_timeout: Option<Duration>,
@@ -116,7 +116,7 @@ pub struct ServerLimits {
     /// less where the driver holds fewer. Costs nothing until they come.
     pub connections_max: usize,
     /// Connections of each shard that are not open yet, since what comes before [`Service::open`] is not whole, as a PROXY
-    /// header; 1 to 16 million. At the limit accepting pauses. Default 4096: with
+    /// header or a handshake; 1 to 16 million. At the limit accepting pauses. Default 4096: with
     /// [`Limits::handshake_timeout`] no source gets more of the table than that by saying nothing.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html

@@ -96,21 +96,38 @@ pub enum CloseReason {
     ServerAborted,
     /// The kernel reported an error, as its `errno`.
     System(i32),
+    /// The handshake of a transport was not done within [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
+    HandshakeTimeout,
+    /// The handshake of TLS failed. The alert that the peer was sent for it.
+    TlsHandshakeFailed(u8),
+    /// The peer sent what is no record of TLS, or one that was altered on its way.
+    TlsBadRecord,
+    /// The peer sent an alert of TLS that is fatal.
+    TlsAlertReceived(u8),
+    /// The peer sent FIN without a `close_notify` before it, where that is required.
+    TlsTruncated,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 31;
+    pub(crate) const COUNT: usize = 36;
 
     /// Who ended the connection.
     pub fn closed_by(self) -> ClosedBy {
         use CloseReason::*;
         match self {
-            PeerClosed | PeerClosedMidFrame | PeerReset | BadFrame(_) | ProxyBadHeader(_) | ProxyNoHeader => {
-                ClosedBy::Peer
-            }
+            PeerClosed
+            | PeerClosedMidFrame
+            | PeerReset
+            | BadFrame(_)
+            | ProxyBadHeader(_)
+            | ProxyNoHeader
+            | TlsHandshakeFailed(_)
+            | TlsBadRecord
+            | TlsAlertReceived(_)
+            | TlsTruncated => ClosedBy::Peer,
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
-            | HeartbeatLost | ProxyUntrusted | ProxyTimeout | MemoryLimit | Shutdown | DrainTimeout
-            | ServerAborted => ClosedBy::Server,
+            | HeartbeatLost | ProxyUntrusted | ProxyTimeout | HandshakeTimeout | MemoryLimit | Shutdown
+            | DrainTimeout | ServerAborted => ClosedBy::Server,
             UpstreamFailed | ConnectFailed(_) | ConnectTimeout => ClosedBy::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | OpenTimeout | HandlerPanicked
             | ReplyNotFramed | OutboxFull => ClosedBy::Service,
@@ -159,6 +176,11 @@ impl CloseReason {
             ProxyBadHeader(_) => 28,
             ProxyTimeout => 29,
             ProxyNoHeader => 30,
+            HandshakeTimeout => 31,
+            TlsHandshakeFailed(_) => 32,
+            TlsBadRecord => 33,
+            TlsAlertReceived(_) => 34,
+            TlsTruncated => 35,
         }
     }
 
@@ -206,6 +228,11 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "proxy_bad_header",
     "proxy_timeout",
     "proxy_no_header",
+    "handshake_timeout",
+    "tls_handshake_failed",
+    "tls_bad_record",
+    "tls_alert_received",
+    "tls_truncated",
 ];
 
 impl fmt::Display for CloseReason {
@@ -213,6 +240,8 @@ impl fmt::Display for CloseReason {
         match self {
             CloseReason::BadFrame(error) => write!(f, "bad_frame ({error})"),
             CloseReason::ProxyBadHeader(error) => write!(f, "proxy_bad_header ({error})"),
+            CloseReason::TlsHandshakeFailed(alert) => write!(f, "tls_handshake_failed (alert {alert})"),
+            CloseReason::TlsAlertReceived(alert) => write!(f, "tls_alert_received (alert {alert})"),
             CloseReason::System(errno) => write!(f, "system (errno {errno})"),
             CloseReason::ConnectFailed(errno) => write!(f, "connect_failed (errno {errno})"),
             other => f.write_str(other.name()),

@@ -16,6 +16,7 @@ use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
 use crate::proxy::Headers;
 use crate::times::Times;
+use crate::transport::Facts;
 use crate::{Batch, ConnId, Limits, ServerLimits};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
@@ -41,6 +42,7 @@ pub struct LaneShared {
     limits: Limits,
     accounts: Accounts,
     headers: Headers,
+    facts: Facts,
 }
 
 /// What the connections of a lane moved. Counted here and not in the shard's [`ConnStats`](crate::ConnStats), since each turn does: a
@@ -133,6 +135,7 @@ impl LaneShared {
             limits: limits.clone(),
             accounts: Accounts::default(),
             headers: Headers::default(),
+            facts: Facts::default(),
         }
     }
 
@@ -159,6 +162,11 @@ impl LaneShared {
     /// What the PROXY headers of its connections said.
     pub(crate) fn headers(&self) -> &Headers {
         &self.headers
+    }
+
+    /// What the handshakes of its connections found out.
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     #[inline]

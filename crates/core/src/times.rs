@@ -22,6 +22,8 @@ pub(crate) struct Times {
     pub open: u32,
     /// Until the PROXY header is there.
     pub header: u32,
+    /// Until the handshake is done.
+    pub handshake: u32,
     pub heartbeat: u32,
     pub read_window: u32,
     pub probe_busy: u32,
@@ -43,6 +45,7 @@ impl Times {
             handler: steps(limits.handler_timeout),
             open: steps(limits.open_timeout),
             header: steps(limits.proxy_header_timeout).min(steps(limits.handshake_timeout)),
+            handshake: steps(limits.handshake_timeout),
             heartbeat: steps(limits.heartbeat_interval),
             read_window: steps((limits.read_bytes_per_second_min > 0).then_some(RATE_WINDOW)),
             probe_busy: steps_for(PROBE_BUSY),

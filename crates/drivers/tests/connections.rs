@@ -44,7 +44,7 @@ fn peer_address_costs_one_call_and_is_left_out_on_demand() {
         rig.turn(Wait::No);
         let before = rig.driver.stats().calls;
         let _client = TcpStream::connect(rig.address).unwrap();
-        let accepted = |event: &Completion| match event {
+        let accepted = |event: &mut Completion| match event {
             Completion::Accepted { socket, peer, .. } => Some((*socket, *peer)),
             _ => None,
         };

@@ -316,8 +316,8 @@ fn dropping_the_driver_with_everything_in_flight_ends_everything() {
     let unreaped = TcpStream::connect(rig.address).unwrap();
     (&clients[3]).write_all(&pattern(0, 100)).unwrap();
     rig.turn(Wait::No);
-    let held = rig.events.iter().find_map(|event| match event {
-        Completion::Received { lease, .. } => Some(lease.clone()),
+    let held = rig.events.iter_mut().find_map(|event| match event {
+        Completion::Received { lease, .. } => Some(std::mem::take(lease)),
         _ => None,
     });
     let pool = rig.driver.pool().clone();

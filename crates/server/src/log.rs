@@ -49,7 +49,7 @@ impl LogObserver {
         LogObserver {
             shard,
             names,
-            limits: Default::default(),
+            limits: std::array::from_fn(|_| LineLimit::default()),
             accept: LineLimit::default(),
             held: LineLimit::default(),
         }

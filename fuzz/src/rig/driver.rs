@@ -1,6 +1,6 @@
 //! The driver's side: operations taken, completions delivered.
 
-use ringserve_buf::Lease;
+use ringserve_buf::LeaseMut;
 use ringserve_core::{AcceptEnd, Completion, ConnId, Op, ReceiveEnd, SendEnd, Socket};
 
 use super::{Model, Rig};
@@ -118,11 +118,11 @@ impl Rig {
         if wire.receive.armed && wire.into.is_none() && !wire.unread.is_empty() {
             let bytes: Vec<u8> = wire.unread.drain(..).collect();
             let (id, peer) = (wire.id, wire.peer);
-            self.receive(id, peer, &bytes, Lease::copy_of(&bytes));
+            self.receive(id, peer, &bytes, LeaseMut::try_copy_of(&bytes).unwrap());
         }
     }
 
-    fn receive(&mut self, id: ConnId, peer: usize, bytes: &[u8], lease: Lease) {
+    fn receive(&mut self, id: ConnId, peer: usize, bytes: &[u8], lease: LeaseMut) {
         self.hear(id, peer, bytes);
         let turn = self.model.turn;
         let wire = self.model.wires.iter_mut().find(|wire| wire.id == id);

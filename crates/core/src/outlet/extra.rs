@@ -1,8 +1,10 @@
 //! What few connections have beside their outbox: tasks that wait for room, a gate for other threads, limits and an account.
 
 use alloc::boxed::Box;
+use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 use core::net::SocketAddr;
 use core::task::Waker;
 
@@ -81,6 +83,16 @@ impl Outlet {
             self.peer.set(Some(ends.source));
         }
         self.lane.headers().keep(self.id, proxied, tlvs)
+    }
+
+    /// What the handshake of its transport found out, until the connection's slot is another's.
+    pub fn facts(&self) -> Option<Rc<dyn Any>> {
+        self.lane.facts().of(self.id)
+    }
+
+    /// Keeps what a handshake found out. False if the system has no memory for that.
+    pub(crate) fn keep_facts(&self, facts: Rc<dyn Any>) -> bool {
+        self.lane.facts().keep(self.id, facts)
     }
 
     /// Wakes `waker` when the outbox falls below its low mark, once.

@@ -502,6 +502,25 @@ impl Outlet {
         Some(batch)
     }
 
+    /// What was taken to be sent next leaves sealed, in `bytes` bytes.
+    pub(crate) fn sealed(&self, bytes: usize) {
+        let before = self.in_flight.replace(bytes as u32);
+        self.lane.shard().release(before as usize);
+        self.lane.shard().hold(bytes);
+        if self.is_full() {
+            self.set(OVER_HIGH);
+        }
+        self.update_gate();
+    }
+
+    /// Drops what is queued and not in flight.
+    pub(crate) fn drop_pending(&self) {
+        if let Some(batch) = self.pending.take() {
+            self.lane.shard().release(batch.len());
+            self.lane.shard().recycle(batch);
+        }
+    }
+
     /// `bytes` that were in flight were sent, or will never be.
     pub(crate) fn left(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - bytes as u32);
@@ -523,10 +542,7 @@ impl Outlet {
         self.seal();
         self.lane.shard().set_service_bytes(self.service_bytes(), 0);
         self.left(self.in_flight.get() as usize);
-        if let Some(batch) = self.pending.take() {
-            self.lane.shard().release(batch.len());
-            self.lane.shard().recycle(batch);
-        }
+        self.drop_pending();
     }
 
     pub(crate) fn is_over_max(&self) -> bool {

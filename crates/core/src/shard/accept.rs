@@ -50,7 +50,7 @@ pub(super) struct Accepting {
     started: bool,
     /// None is armed yet, whatever there is room for.
     withheld: bool,
-    /// Connections whose PROXY header is awaited.
+    /// Connections whose PROXY header or handshake is awaited.
     pub(super) starting: usize,
 }
 
@@ -249,7 +249,7 @@ impl<O: Observer> Shard<O> {
     /// Its block has room for a session of type `S`, which is to be [filled](ringserve_buf::CountedHead::fill) before
     /// [`opened`](Shard::opened).
     /// The next call for it is that, [`open_parked`](Shard::open_parked), [`await_header`](Shard::await_header),
-    /// [`refused`](Shard::refused) or [`abort`](Shard::abort).
+    /// [`begin_handshake`](Shard::begin_handshake), [`refused`](Shard::refused) or [`abort`](Shard::abort).
     pub fn admit<S: 'static>(
         &mut self,
         socket: Socket,

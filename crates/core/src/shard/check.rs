@@ -19,6 +19,7 @@ impl<O: Observer> Shard<O> {
         self.conns.invariants();
         self.wheel.invariants();
         let (mut held_bytes, mut listed, mut starting) = (0, 0, 0);
+        let (mut channels, mut working) = (0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
@@ -26,6 +27,11 @@ impl<O: Observer> Shard<O> {
             assert_eq!(conn.shared.is_none(), conn.state == State::Closing, "{}", text());
             assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
             starting += usize::from(conn.is_starting());
+            working += u64::from(conn.queued.is_in(Queued::WORKING));
+            if conn.has_channel() && conn.state != State::Closing {
+                channels += 1;
+                held_bytes += self.check_channel(id, conn);
+            }
             let connecting = conn.connect.is_on();
             if connecting {
                 assert!(
@@ -67,7 +73,7 @@ impl<O: Observer> Shard<O> {
                 held_bytes += inbox.held_bytes();
                 let moves = conn.has_handler()
                     || conn.is_starting()
-                    || conn.held_back
+                    || conn.is_held_back()
                     || conn.queued.is_in(Queued::RUNNABLE)
                     || inbox.waiting_bytes() == 0;
                 assert!(moves, "frames wait for nothing: {}", text());
@@ -86,6 +92,9 @@ impl<O: Observer> Shard<O> {
             held_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
         }
         self.check_starting(starting);
+        self.check_channels(channels, working);
+        let queued = self.runnable.len() + self.served.len() + self.channels.queue_len();
+        assert_eq!(self.later, queued, "what is left for later");
         self.lanes.invariants(self.conns.len());
         assert_eq!(held_bytes, self.held_bytes(), "bytes held");
         assert_eq!(listed, self.holders.invariants(), "slots that are free are listed");

@@ -76,14 +76,14 @@ impl<O: Observer> Shard<O> {
         let call = conn.has_handler().then_some(conn.handler);
         (conn.handler, conn.calls, conn.calls_full) = (NO_HANDLER, 0, false);
         conn.reason = None;
-        conn.lingering = !conn.aborting && !conn.input_ended;
+        conn.lingering = !conn.aborting && !conn.has_fin();
         conn.send_at = self.stamp;
-        let was_starting = conn.is_starting();
+        let (was_starting, has_channel) = (conn.is_starting(), conn.has_channel());
         if was_starting {
             conn.opened = Opened::No;
         }
         self.lanes[conn.lane].counters.closed += 1;
-        self.lanes[conn.lane].counters.closed_by_reason[reason.index()] += 1;
+        self.lanes[conn.lane].counters.closed_by_reason.0[reason.index()] += 1;
         self.observer.ended(self.now, conn.lane, id, reason);
         self.events.push_back(Event::Ended(Ended {
             id,
@@ -93,8 +93,11 @@ impl<O: Observer> Shard<O> {
             opened: conn.opened == Opened::Yes,
             call,
         }));
+        if has_channel {
+            self.drop_channel(id, reason);
+        }
         if was_starting {
-            self.header_over();
+            self.start_over();
         }
         self.join(id);
     }
@@ -103,7 +106,7 @@ impl<O: Observer> Shard<O> {
     pub(super) fn join(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         debug_assert_eq!(conn.state, State::Closing);
-        if conn.input_ended {
+        if conn.has_fin() {
             conn.lingering = false;
         }
         if conn.lingering && conn.write == Write::Open {
@@ -145,6 +148,7 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.remove(id) else { return };
         self.wheel.clear(id.slot());
         self.lanes[conn.lane].shared.headers().forget(id);
+        self.lanes[conn.lane].shared.facts().forget(id);
         if self.lanes.remove(conn.lane) {
             self.accepting.give_back();
         }

@@ -170,13 +170,15 @@ impl<'a, O: Observer> Frames<'a, O> {
             {
                 self.frame_bytes_max = own.frame_bytes_max;
             }
-            conn.held_back |= outlet.holds_back();
+            if outlet.holds_back() {
+                conn.aside.hold_back();
+            }
             if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
                 // Nothing is behind it, and it is looked at when it comes back.
                 return self.nothing();
             }
             if !conn.takes_frames() {
-                shard.send_awaited |= conn.held_back && conn.send.is_on();
+                shard.send_awaited |= conn.is_held_back() && conn.send.is_on();
                 return self.requeue();
             }
             if outlet.take_switched() && !self.unbegin() {
@@ -435,6 +437,7 @@ impl<O: Observer> Shard<O> {
         if conn.takes_frames() && !conn.queued.is_in(Queued::RUNNABLE) {
             conn.queued.enter(Queued::RUNNABLE);
             self.runnable.push_back(id);
+            self.later += 1;
         }
     }
 
@@ -451,6 +454,7 @@ impl<O: Observer> Shard<O> {
             conn.queued.enter(Queued::RUNNABLE);
             let queue = if self.work.is_full() { &mut self.runnable } else { &mut self.served };
             queue.push_back(id);
+            self.later += 1;
         }
     }
 }

@@ -33,7 +33,8 @@ impl<O: Observer> Shard<O> {
         let is_old = |since: Stamp| since.left(steps, self.stamp) <= 0;
         let outbox =
             conn.outlet().filter(|_| steps == AT_ONCE || (conn.send.is_on() && is_old(conn.send_at)));
-        let bytes = outbox.map_or(0, |outlet| outlet.outbox_bytes())
+        let sealed = |_: &&_| if conn.has_channel() { self.channels.out_bytes(id) } else { 0 };
+        let bytes = outbox.map_or(0, |outlet| outlet.outbox_bytes() + sealed(&outlet))
             + conn.outlet().map_or(0, |outlet| outlet.service_bytes())
             + self.holders.call_bytes_of(id.slot());
         match &conn.inbox {

@@ -89,11 +89,14 @@ impl Lanes {
 }
 
 impl Lanes {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &LaneState> {
+        core::iter::once(&self.first).chain(&self.others)
+    }
+
     /// Panics if anything contradicts itself, with `all` connections of all lanes.
     pub(super) fn invariants(&self, all: usize) {
-        let lanes = || core::iter::once(&self.first).chain(&self.others);
         let of = |outbound| -> usize {
-            lanes().filter(|lane| lane.is_outbound == outbound).map(|lane| lane.connections).sum()
+            self.iter().filter(|lane| lane.is_outbound == outbound).map(|lane| lane.connections).sum()
         };
         assert_eq!((of(false), of(false) + of(true)), (self.inbound, all), "connections of lanes");
         assert!(self.inbound <= self.inbound_max, "more connections than there may be");

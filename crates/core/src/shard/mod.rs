@@ -14,12 +14,15 @@ mod give_back;
 mod held;
 mod lanes;
 mod receive;
+mod seal;
+mod secure;
 mod send;
 mod starting;
 #[cfg(test)]
 mod tests;
 mod timers;
 mod turn;
+mod unseal;
 mod work;
 
 use alloc::collections::VecDeque;
@@ -44,6 +47,7 @@ pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next};
 use lanes::Lanes;
+use secure::Channels;
 use turn::Event;
 pub use turn::{Ended, Lane};
 use work::Work;
@@ -86,6 +90,9 @@ pub struct Shard<O: Observer = ()> {
     runnable: VecDeque<ConnId>,
     /// Those of them that had a batch in this turn: they come after all that had none.
     served: VecDeque<ConnId>,
+    /// How many entries these two have, and the queue of handshakes.
+    later: usize,
+    channels: Channels,
     holders: Holders,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
@@ -135,6 +142,8 @@ impl<O: Observer> Shard<O> {
             work: Work::default(),
             runnable: VecDeque::new(),
             served: VecDeque::new(),
+            later: 0,
+            channels: Channels::new(),
             holders: Holders::new(),
             held_in_turn_max: usize::MAX,
             watched: VecDeque::new(),

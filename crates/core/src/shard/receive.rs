@@ -1,10 +1,10 @@
 //! Received bytes on their way to the service.
 
-use ringserve_buf::{Block, Lease, try_box};
+use ringserve_buf::{Block, Lease, LeaseMut, try_box};
 
 use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
-use crate::conn::{Conn, Flight, State};
+use crate::conn::{Conn, Flight, Opened, State};
 use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
@@ -21,7 +21,7 @@ const EIO: i32 = 5;
 
 impl<O: Observer> Shard<O> {
     #[inline]
-    pub(super) fn received(&mut self, id: ConnId, lease: Lease, lane: &mut (impl Lane<O> + ?Sized)) {
+    pub(super) fn received(&mut self, id: ConnId, lease: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
         self.received += lease.len();
         self.has_received = true;
         let now = self.stamp;
@@ -42,7 +42,7 @@ impl<O: Observer> Shard<O> {
         conn.heard_at = now;
         conn.missed_heartbeats = 0;
         let first_since_armed = !core::mem::replace(&mut conn.receive_used, true);
-        if conn.takes_frames()
+        if conn.takes_frames_at_once()
             && conn.waiting_bytes() == 0
             && !conn.is_cut()
             && let Some(shared) = &conn.shared
@@ -53,7 +53,7 @@ impl<O: Observer> Shard<O> {
                 self.arm(id);
             }
             self.begin_batch();
-            return hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
+            return hand_out(&mut Frames::new(self, id, of, &shared, lease.freeze(), plain, is_first), lane);
         }
         self.received_aside(id, lease, first_since_armed, lane);
     }
@@ -63,18 +63,20 @@ impl<O: Observer> Shard<O> {
     fn received_aside(
         &mut self,
         id: ConnId,
-        lease: Lease,
+        lease: LeaseMut,
         first_since_armed: bool,
         lane: &mut (impl Lane<O> + ?Sized),
     ) {
         let Some(conn) = self.conns.get(id) else { return };
-        if conn.is_starting() {
+        if conn.opened == Opened::Header {
             return self.start(id, lease, lane);
         }
         if conn.is_cut() {
             drop(lease);
+        } else if conn.has_channel() {
+            self.unseal(id, lease, lane);
         } else {
-            self.hold(id, lease, false);
+            self.hold(id, lease.freeze(), false);
         }
         if first_since_armed {
             self.arm(id);
@@ -123,7 +125,8 @@ impl<O: Observer> Shard<O> {
     /// and further receives end by themselves for a while.
     #[cold]
     pub(super) fn expect_large(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get_mut(id) else { return };
+        // Records are received as they come.
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.has_channel()) else { return };
         // Without that the one that is armed goes on.
         let goes_on = core::mem::replace(&mut conn.bulk, BULK_RECEIVES) == 0;
         if goes_on && conn.receive.stop() {
@@ -150,10 +153,16 @@ impl<O: Observer> Shard<O> {
         }
         match conn.state {
             State::Open if conn.input_ended => {
+                if conn.has_channel() {
+                    self.sealed_input_ended(id);
+                }
+                let Some(conn) = self.conns.get_mut(id) else { return };
                 if conn.takes_frames() && conn.waiting_bytes() == 0 {
                     self.finish_input(id);
-                } else if conn.is_starting() {
+                } else if conn.opened == Opened::Header {
                     self.header_cut_short(id);
+                } else if conn.opened == Opened::Handshake {
+                    self.check_handshake(id);
                 }
             }
             State::Open | State::Draining => self.sync_receive(id),
@@ -183,7 +192,7 @@ impl<O: Observer> Shard<O> {
     }
 
     /// The peer sent its last byte and every frame is answered.
-    fn finish_input(&mut self, id: ConnId) {
+    pub(super) fn finish_input(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
         // carried out at the end of the turn, with that as the reason.
@@ -197,6 +206,13 @@ impl<O: Observer> Shard<O> {
         if is_switched || conn.owes_end() {
             return self.events.push_back(Event::Frames(id));
         }
+        if conn.has_channel()
+            && !conn.is_cut()
+            && let Some(reason) = self.cut_off(id)
+        {
+            return self.finish(id, reason);
+        }
+        let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.outlet().is_some_and(Outlet::is_held_open) {
             if !conn.input_end_told {
                 conn.input_end_told = true;
@@ -225,7 +241,7 @@ impl<O: Observer> Shard<O> {
         }
         let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();
-        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease) };
+        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease, !self.short_of_buffers) };
         self.shared.hold(inbox.held_bytes() - before);
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);

@@ -34,7 +34,7 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = &conn.shared else { return };
         let outlet = &**shared;
-        if outlet.take_dirty_unless_plain() || conn.send.is_on() || conn.held_back || !conn.is_open() {
+        if outlet.take_dirty_unless_plain() || conn.send.is_on() || conn.is_aside() || !conn.is_open() {
             return self.flush_checked(id);
         }
         // The common case: a reply, and nothing that depends on when it leaves.
@@ -116,6 +116,9 @@ impl<O: Observer> Shard<O> {
             }
             return;
         }
+        if conn.has_channel() {
+            return self.start_sealed(id);
+        }
         let Some(shared) = &conn.shared else { return };
         let Some(batch) = shared.take_pending() else {
             if shared.half_closes() {
@@ -134,7 +137,7 @@ impl<O: Observer> Shard<O> {
 
     /// Everything has left, and nothing more will be sent: FIN, while receiving goes on.
     #[cold]
-    fn end_writing(&mut self, id: ConnId) {
+    pub(super) fn end_writing(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.is_open() && conn.write == Write::Open {
             conn.write = Write::ShuttingDown;
@@ -143,12 +146,12 @@ impl<O: Observer> Shard<O> {
     }
 
     #[inline]
-    fn send(&mut self, id: ConnId, batch: Box<Batch>) {
+    pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;
         let is_plain = conn.is_open()
-            && !conn.held_back
+            && !conn.is_held_back()
             && conn.outlet().is_some_and(|outlet| !outlet.is_awaited() && !outlet.refuses());
         self.send_awaited |=
             !is_plain || self.drain.is_some() || (batch.len() >= LISTED_BYTES && batch.owns());
@@ -169,7 +172,7 @@ impl<O: Observer> Shard<O> {
             && let Some(shared) = &conn.shared
             && shared.is_plain()
             && conn.is_open()
-            && !conn.held_back
+            && !conn.is_aside()
             && self.drain.is_none()
             && conn.timer.is_set()
             && conn.timer.left(self.stamp) <= i64::from(shared.lane().idle)
@@ -213,7 +216,7 @@ impl<O: Observer> Shard<O> {
             }
             SendEnd::Error(errno) => return self.abort(id, CloseReason::of_errno(errno)),
         }
-        let waits = conn.held_back || shared.is_awaited();
+        let waits = conn.is_held_back() || shared.is_awaited();
         let mut released = false;
         if waits && shared.outbox_bytes() <= self.lanes[conn.lane].limits.outbox_bytes_low {
             shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
@@ -222,7 +225,7 @@ impl<O: Observer> Shard<O> {
             if let Some(inbox) = &mut conn.inbox {
                 inbox.begin_window(self.stamp);
             }
-            released = core::mem::take(&mut conn.held_back);
+            released = conn.aside.release();
             if released && looks {
                 self.events.push_back(Event::Frames(id));
             }
@@ -232,7 +235,8 @@ impl<O: Observer> Shard<O> {
         let sooner = released
             || !conn.timer.is_set()
             || i64::from(conn.times(&self.lanes[conn.lane].times).idle) < conn.timer.left(conn.send_at);
-        let (draining, more) = (conn.state == State::Draining, shared.has_more());
+        let (draining, sealed) = (conn.state == State::Draining, conn.has_channel());
+        let more = shared.has_more() || (sealed && self.owes_sealed(id, draining));
         match rest {
             Some(batch) => {
                 // Replies may be queued behind it.

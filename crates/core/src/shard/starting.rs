@@ -5,10 +5,11 @@
 //!   socket's address                              client's address
 //! ```
 //!
-//! What comes until the header is whole is kept together, and the header is read from its start with each piece. One that comes
-//! at once is read where it lies, and what is behind it goes on from there.
+//! At a listener with a transport the handshake follows (`secure.rs`). What comes until the header is whole is kept together, and
+//! the header is read from its start with each piece. One that comes at once is read where it lies, and what is behind it goes on
+//! from there.
 
-use ringserve_buf::{Lease, try_box};
+use ringserve_buf::{LeaseMut, try_box};
 
 use super::turn::{Lane, hand_out};
 use super::{Frames, Shard};
@@ -36,7 +37,7 @@ impl<O: Observer> Shard<O> {
         self.arm(id);
     }
 
-    /// True if no further connection may begin with a header.
+    /// True if no further connection may begin with a header or a handshake.
     pub(super) fn is_full_of_starts(&self) -> bool {
         self.accepting.starting >= self.limits.handshakes_max
     }
@@ -44,7 +45,7 @@ impl<O: Observer> Shard<O> {
     /// Bytes came of a connection whose header is awaited.
     #[cold]
     #[inline(never)]
-    pub(super) fn start(&mut self, id: ConnId, lease: Lease, lane: &mut (impl Lane<O> + ?Sized)) {
+    pub(super) fn start(&mut self, id: ConnId, lease: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
         let Some(rest) = self.read_header(id, lease) else { return };
         lane.proxied(self, id);
         // The goodbye of a drain comes before the first frame.
@@ -53,17 +54,18 @@ impl<O: Observer> Shard<O> {
             return;
         };
         match conn.shared.clone() {
+            _ if conn.has_channel() => self.unseal(id, rest, lane),
             Some(shared) if conn.takes_frames() => {
                 let of = conn.lane;
                 self.begin_batch();
-                hand_out(&mut Frames::new(self, id, of, &shared, rest, false, true), lane);
+                hand_out(&mut Frames::new(self, id, of, &shared, rest.freeze(), false, true), lane);
             }
-            _ => self.hold(id, rest, false),
+            _ => self.hold(id, rest.freeze(), false),
         }
     }
 
     /// Reads a header with the next piece of it. Returns what is behind it, once it is whole.
-    fn read_header(&mut self, id: ConnId, mut lease: Lease) -> Option<Lease> {
+    fn read_header(&mut self, id: ConnId, mut lease: LeaseMut) -> Option<LeaseMut> {
         let conn = self.conns.get_mut(id)?;
         let expected = self.accepting.expected(conn.outlet()?.listener())?;
         let mut kept = conn.inbox.take();
@@ -100,9 +102,11 @@ impl<O: Observer> Shard<O> {
         let Some(shared) = conn.shared.clone() else { return true };
         let tlvs = (expected.keeps_tlvs && !header.tlvs.is_empty()).then(|| Tlvs::of(&bytes[header.tlvs]));
         conn.opened = Opened::No;
-        conn.since = self.stamp;
+        if self.channels.transport(shared.listener()).is_none() {
+            conn.since = self.stamp;
+        }
         let lane = conn.lane;
-        self.header_over();
+        self.start_over();
         let is_kept = shared.keep_header(header.ends, tlvs);
         self.observer.proxied(self.now, lane, id, shared.peer(), shared.proxied().via);
         is_kept
@@ -134,9 +138,9 @@ impl<O: Observer> Shard<O> {
         self.finish(id, reason);
     }
 
-    /// A connection's header is not awaited any more.
+    /// A connection's header, or the end of its handshake, is not awaited any more.
     #[cold]
-    pub(super) fn header_over(&mut self) {
+    pub(super) fn start_over(&mut self) {
         let was_full = self.is_full_of_starts();
         self.accepting.starting -= 1;
         if was_full {
@@ -146,6 +150,6 @@ impl<O: Observer> Shard<O> {
 
     /// Panics unless so many connections are counted.
     pub(super) fn check_starting(&self, starting: usize) {
-        assert_eq!(starting, self.accepting.starting, "connections whose header is awaited");
+        assert_eq!(starting, self.accepting.starting, "connections whose header or handshake is awaited");
     }
 }

@@ -21,7 +21,7 @@ use core::ops::{Deref, DerefMut};
 use core::task::Waker;
 use core::time::Duration;
 
-use ringserve_buf::{Lease, Pool, PoolConfig};
+use ringserve_buf::{LeaseMut, Pool, PoolConfig};
 
 use super::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
 use crate::framing::{Encoding, Framing, LengthPrefix};
@@ -226,7 +226,7 @@ impl Tested {
     }
 
     fn receive(&mut self, id: ConnId, bytes: &[u8]) {
-        self.complete(Completion::Received { id, lease: Lease::copy_of(bytes) });
+        self.complete(Completion::Received { id, lease: LeaseMut::try_copy_of(bytes).unwrap() });
     }
 
     /// Receives what completes no frame.

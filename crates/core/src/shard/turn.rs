@@ -50,8 +50,14 @@ pub trait Lane<O: Observer = ()> {
     fn hand_off(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
     /// The PROXY header of a connection was read, for which that was [awaited](Shard::await_header): answer as to
-    /// [`accepted`](Lane::accepted) behind [`Shard::admit`]. The peer of its outlet is the client from now on.
+    /// [`accepted`](Lane::accepted) behind [`Shard::admit`], with [`Shard::begin_handshake`] before anything else but a refusal. The peer of its outlet is the client from now on.
     fn proxied(&mut self, shard: &mut Shard<O>, id: ConnId) {
+        shard.opened(id);
+    }
+
+    /// The handshake of a connection is done, that was [begun](Shard::begin_handshake): answer as to [`accepted`](Lane::accepted)
+    /// behind [`Shard::admit`]. What it found out, [`Outlet::facts`](crate::Outlet::facts) knows.
+    fn secured(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.opened(id);
     }
 
@@ -111,10 +117,20 @@ pub struct Ended {
 /// What the lane has to hear of.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Accepted { socket: Socket, peer: Option<SocketAddr>, listener: u16 },
-    HandOff { socket: Socket, peer: Option<SocketAddr>, listener: u16 },
+    Accepted {
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        listener: u16,
+    },
+    HandOff {
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        listener: u16,
+    },
     Connected(ConnId),
     Frames(ConnId),
+    /// So many steps of handshakes are made.
+    Steps(u32),
     Heartbeat(ConnId),
     TimedOut(ConnId),
     Draining(ConnId),
@@ -188,6 +204,7 @@ impl<O: Observer> Shard<O> {
         while let Some(event) = self.events.pop_front() {
             match event {
                 Event::Frames(id) => self.run_frames(id, lane),
+                Event::Steps(steps) => self.run_steps(steps, lane),
                 Event::Accepted { socket, peer, listener } => lane.accepted(self, socket, peer, listener),
                 Event::HandOff { socket, peer, listener } => lane.hand_off(self, socket, peer, listener),
                 Event::Connected(id) => lane.connected(self, id),
@@ -233,15 +250,13 @@ impl<O: Observer> Shard<O> {
         if self.wheel.is_due(now) {
             self.fire_timers();
         }
-        self.work.begin_turn(self.runnable.len() + self.served.len() + completions);
+        self.work.begin_turn(self.later + completions);
         // Where the turn before could not relieve, nothing would ever go on.
         let relieved = self.held_bytes() <= self.limits.held_bytes_max;
         self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
         let received = core::mem::take(&mut self.received);
-        if self.is_runnable_left() {
-            let Budget { completions: most, bytes } = Budget::default();
-            // By what the turn before received: this one's is not known yet.
-            self.take_up(completions >= most || received >= bytes);
+        if self.later > 0 {
+            self.take_up(completions, received);
         }
         if self.drain.is_some() {
             self.step_drain(completions);
@@ -249,11 +264,18 @@ impl<O: Observer> Shard<O> {
         self.check_accepting();
     }
 
-    /// Gives connections that waited their batches. `crowded` is true if the driver has more news than it brought.
+    /// Gives connections that waited their batches, and handshakes their steps, in a turn that brings `completions`, after one
+    /// that brought `received` bytes.
     #[cold]
-    fn take_up(&mut self, crowded: bool) {
+    fn take_up(&mut self, completions: usize, received: usize) {
         self.runnable.append(&mut self.served);
-        for id in self.runnable.drain(..self.work.batches(crowded).min(self.runnable.len())) {
+        let steps = self.channels.steps(completions > 0 || !self.runnable.is_empty());
+        let Budget { completions: most, bytes } = Budget::default();
+        // The driver has more news than it brought, by what the turn before received: this one's is not known yet.
+        let crowded = completions >= most || received >= bytes;
+        let batches = self.work.batches(crowded).min(self.runnable.len());
+        self.later -= batches;
+        for id in self.runnable.drain(..batches) {
             if let Some(conn) = self.conns.get_mut(id) {
                 conn.queued.leave(Queued::RUNNABLE);
                 self.events.push_back(Event::Frames(id));
@@ -263,11 +285,7 @@ impl<O: Observer> Shard<O> {
             self.runnable.shrink_to(QUEUE_KEPT);
             self.served.shrink_to(QUEUE_KEPT);
         }
-    }
-
-    #[inline]
-    fn is_runnable_left(&self) -> bool {
-        !self.runnable.is_empty() || !self.served.is_empty()
+        self.events.extend(steps.map(Event::Steps));
     }
 
     /// Takes in a completion that brings no bytes.
@@ -327,7 +345,7 @@ impl<O: Observer> Shard<O> {
     /// When the next turn is due if nothing happens, which may be at once.
     #[inline]
     pub fn next_turn(&self) -> Option<Time> {
-        if self.is_runnable_left() || !self.events.is_empty() || self.shared.has_dirty() {
+        if self.later > 0 || !self.events.is_empty() || self.shared.has_dirty() {
             return Some(self.now);
         }
         let mut next = self.wheel.next();

@@ -17,7 +17,7 @@
 //!
 //! One that is stopped and cannot be found is `Doubtful` from then on: it ended for the core, and may live in the kernel.
 
-use ringserve_buf::{Block, KernelSide, Lease};
+use ringserve_buf::{Block, KernelSide, LeaseMut};
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 
 use super::buffers::Buffers;
@@ -41,13 +41,19 @@ enum After {
 impl Buffers {
     /// Accounts for a buffer that brought bytes; `last` if the kernel is done with it.
     #[inline(always)]
-    pub(super) fn filled(&mut self, side: &mut KernelSide, buffer: u16, bytes: usize, last: bool) -> Lease {
+    pub(super) fn filled(
+        &mut self,
+        side: &mut KernelSide,
+        buffer: u16,
+        bytes: usize,
+        last: bool,
+    ) -> LeaseMut {
         self.in_ring -= usize::from(last);
         side.received(buffer, bytes, last)
     }
 
     /// Accounts for the buffer of a completion, exactly once, whatever else the completion says.
-    pub(super) fn arrived(&mut self, side: &mut KernelSide, cqe: &RawCqe) -> Option<Lease> {
+    pub(super) fn arrived(&mut self, side: &mut KernelSide, cqe: &RawCqe) -> Option<LeaseMut> {
         let buffer = cqe.buffer()?;
         let last = cqe.is_last_of_buffer();
         if cqe.res > 0 {

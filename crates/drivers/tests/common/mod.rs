@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use ringserve_buf::{Block, Lease, PoolConfig};
+use ringserve_buf::{Block, LeaseMut, PoolConfig};
 use ringserve_core::{
     AcceptEnd, Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
 };
@@ -149,10 +149,10 @@ impl<D: Tested> Rig<D> {
     }
 
     /// Turns until an event matches and returns it; the others stay.
-    pub fn wait_for<T>(&mut self, what: &str, mut select: impl FnMut(&Completion) -> Option<T>) -> T {
+    pub fn wait_for<T>(&mut self, what: &str, mut select: impl FnMut(&mut Completion) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let found = self.events.iter().enumerate().find_map(|(n, event)| Some((n, select(event)?)));
+            let found = self.events.iter_mut().enumerate().find_map(|(n, event)| Some((n, select(event)?)));
             if let Some((n, found)) = found {
                 self.events.remove(n);
                 return found;
@@ -206,9 +206,9 @@ impl<D: Tested> Rig<D> {
         (client, id)
     }
 
-    pub fn received(&mut self, id: ConnId) -> Lease {
+    pub fn received(&mut self, id: ConnId) -> LeaseMut {
         self.wait_for("Received", |event| match event {
-            Completion::Received { id: of, lease } if *of == id => Some(lease.clone()),
+            Completion::Received { id: of, lease } if *of == id => Some(std::mem::take(lease)),
             Completion::ReceiveEnded { id: of, end } if *of == id => panic!("{id} ended: {end:?}"),
             _ => None,
         })

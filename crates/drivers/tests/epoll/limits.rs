@@ -74,7 +74,7 @@ fn a_request_costs_one_receive_and_one_send_and_at_most_one_wait() {
 
 impl Rig {
     /// The bytes the next turns bring, without a turn that brings nothing.
-    fn received_now(&mut self, id: ringserve_core::ConnId) -> ringserve_buf::Lease {
+    fn received_now(&mut self, id: ringserve_core::ConnId) -> ringserve_buf::LeaseMut {
         loop {
             assert!(self.turn_woken() > 0, "a turn for nothing");
             for event in std::mem::take(&mut self.events) {

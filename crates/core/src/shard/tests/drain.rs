@@ -106,10 +106,18 @@ fn peer_that_still_sends_when_its_time_is_over_is_reset() {
         assert!(matches!(turn(&mut shard, 1, None)[..], [Op::Shutdown { .. }]));
         turn(&mut shard, 1, Some(Completion::ShutDown { id }));
         // Within its time the peer may send what it likes.
-        turn(&mut shard, 1, Some(Completion::Received { id, lease: Lease::copy_of(b"late") }));
+        turn(
+            &mut shard,
+            1,
+            Some(Completion::Received { id, lease: LeaseMut::try_copy_of(b"late").unwrap() }),
+        );
         assert!(matches!(turn(&mut shard, 3, None)[..], [Op::ShutdownInput { .. }]));
         if still_sends {
-            turn(&mut shard, 3, Some(Completion::Received { id, lease: Lease::copy_of(b"too late") }));
+            turn(
+                &mut shard,
+                3,
+                Some(Completion::Received { id, lease: LeaseMut::try_copy_of(b"too late").unwrap() }),
+            );
         }
         let ended = Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Eof };
         let ops = turn(&mut shard, 3, Some(ended));

@@ -124,6 +124,6 @@ fn block_that_the_driver_lost_ends_its_connection() {
 fn operations_and_completions_are_no_larger_for_their_blocks() {
     // They are moved with each reply and each frame.
     assert!(size_of::<Op>() <= 24, "{}", size_of::<Op>());
-    let lease = size_of::<(ConnId, Lease)>();
+    let lease = size_of::<(ConnId, LeaseMut)>();
     assert!(size_of::<(ConnId, Box<Block>, usize, ReceiveEnd)>() <= lease);
 }

@@ -1,0 +1,83 @@
+//! Replies of a connection with a channel, on their way to the peer.
+
+use super::Shard;
+use super::secure::Sealed;
+use crate::batch::KEPT_BYTES_MAX;
+use crate::conn::State;
+use crate::holders::LISTED_BYTES;
+use crate::{CloseReason, ConnId, Observer};
+
+/// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
+const ADDED_PART: usize = 64;
+const ADDED_BYTES: usize = 512;
+
+impl<O: Observer> Shard<O> {
+    /// True if a connection has to send beside what is queued: what its channel says itself, or the end of that.
+    pub(super) fn owes_sealed(&self, id: ConnId, draining: bool) -> bool {
+        let owes =
+            |sealed: &Sealed| !sealed.out.is_empty() || (draining && sealed.is_ready && !sealed.is_finished);
+        self.channels.get(id).is_some_and(owes)
+    }
+
+    /// Sends what is queued, sealed, behind what the channel said by itself, and before its last word if nothing follows. None is in
+    /// flight.
+    #[inline(never)]
+    pub(super) fn start_sealed(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
+        let Some(shared) = conn.shared.clone() else { return };
+        let Some(sealed) = self.channels.get_mut(id) else { return };
+        let is_draining = conn.state == State::Draining;
+        let half_closes = shared.half_closes();
+        let seals = sealed.is_ready && !sealed.is_finished;
+        let plain = if seals { shared.take_pending() } else { None };
+        let ends = seals && (is_draining || half_closes);
+        if plain.is_none() && sealed.out.is_empty() && !ends {
+            if half_closes {
+                self.end_writing(id);
+            }
+            return;
+        }
+        let plain_bytes = plain.as_ref().map_or(0, |plain| plain.len());
+        let room = sealed.out.len() + plain_bytes + plain_bytes / ADDED_PART + ADDED_BYTES;
+        let batch = self.shared.begin_batch(id, true).map(|(batch, _)| batch);
+        let with_room = batch.and_then(|mut batch| {
+            batch.copied.try_reserve(room).ok()?;
+            Some(batch)
+        });
+        let Some(mut batch) = with_room else { return self.abort(id, CloseReason::MemoryLimit) };
+        batch.copied.append(&mut core::mem::take(&mut sealed.out));
+        self.shared.release(core::mem::take(&mut sealed.counted));
+        let mut fault = None;
+        if let Some(plain) = plain {
+            fault = sealed.channel.seal(&plain, &mut batch.copied).err();
+            self.shared.recycle(plain);
+        }
+        if ends && fault.is_none() {
+            sealed.is_finished = true;
+            sealed.channel.finish(&mut batch.copied);
+        }
+        batch.recount();
+        if batch.room() > KEPT_BYTES_MAX {
+            batch.trim();
+        }
+        shared.sealed(batch.len());
+        if let Some(fault) = fault {
+            self.shared.recycle(batch);
+            return self.abort(id, fault.0);
+        }
+        if batch.is_empty() {
+            self.shared.recycle(batch);
+            if half_closes {
+                self.end_writing(id);
+            }
+            return;
+        }
+        shared.lane().moved.sends.add(1);
+        self.observer.sending(self.now, id, batch.len());
+        let much = batch.len() >= LISTED_BYTES;
+        self.send(id, batch);
+        if much {
+            self.watch(id);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Received bytes of a connection with a channel, on their way to the service.
+//!
+//! All that was received is unsealed as it comes. Plain bytes go the way that received ones go elsewhere: to the service, or to the
+//! inbox if it takes none now. So budgets, limits and pauses are the same, and only the start of a record is the channel's. It is
+//! noted in the inbox, where it counts as held, and runs the peer's time for enough of it as the start of a frame does.
+
+use ringserve_buf::{LeaseMut, try_box};
+
+use super::turn::{Lane, hand_out};
+use super::{Frames, Shard};
+use crate::conn::Conn;
+use crate::inbox::Inbox;
+use crate::transport::{Fault, Unsealed};
+use crate::{CloseReason, ConnId, Observer};
+
+impl<O: Observer> Shard<O> {
+    /// Bytes came of a connection with a channel.
+    #[inline(never)]
+    pub(super) fn unseal(&mut self, id: ConnId, wire: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
+        self.came_early(id, wire.len());
+        self.go_on(id, wire, None, lane);
+    }
+
+    /// Has a channel take all of `wire`, after what it answered before, if it did.
+    pub(super) fn go_on(
+        &mut self,
+        id: ConnId,
+        mut wire: LeaseMut,
+        mut answered: Option<Unsealed>,
+        lane: &mut (impl Lane<O> + ?Sized),
+    ) {
+        let mut came = wire.len();
+        let mut has_batch = false;
+        loop {
+            // The connection may have ended by what was handed out. What is behind that is dropped.
+            let goes_on = |conn: &Conn| conn.is_open() && !conn.is_cut();
+            if !self.conns.get(id).is_some_and(goes_on) {
+                return;
+            }
+            let Some(sealed) = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed) else { return };
+            let unsealed = answered.take().unwrap_or_else(|| sealed.channel.open(&mut wire, &mut sealed.out));
+            let is_ready = sealed.is_ready;
+            self.note_out(id);
+            match unsealed {
+                Unsealed::Plain(plain) => {
+                    debug_assert!(is_ready, "plain bytes of {id} before its handshake is done");
+                    came = 0;
+                    self.record_ended(id);
+                    if !plain.is_empty() {
+                        self.take_plain(id, plain, &mut has_batch, lane);
+                    }
+                }
+                Unsealed::More => break,
+                Unsealed::Ready => {
+                    self.ready(id, lane);
+                    has_batch = false;
+                }
+                Unsealed::Work => {
+                    self.want_step(id);
+                    break;
+                }
+                Unsealed::Closed => {
+                    self.input_closed(id);
+                    break;
+                }
+                Unsealed::Fault(Fault(reason)) => return self.fault(id, reason),
+            }
+        }
+        drop(wire);
+        self.note_record(id, came);
+        self.check_handshake(id);
+        let is_over = |conn: &Conn| conn.input_ended && conn.takes_frames() && conn.waiting_bytes() == 0;
+        if self.conns.get(id).is_some_and(is_over) {
+            self.finish_input(id);
+        }
+    }
+
+    /// Hands plain bytes out, or keeps them.
+    fn take_plain(
+        &mut self,
+        id: ConnId,
+        plain: LeaseMut,
+        has_batch: &mut bool,
+        lane: &mut (impl Lane<O> + ?Sized),
+    ) {
+        let Some(conn) = self.conns.get(id) else { return };
+        let takes = conn.takes_frames() && conn.waiting_bytes() == 0;
+        let Some(shared) = conn.shared.clone().filter(|_| takes) else {
+            return self.hold(id, plain.freeze(), false);
+        };
+        let is_plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
+        let (of, is_first) = (conn.lane, !conn.frame_seen);
+        if !core::mem::replace(has_batch, true) {
+            // One for all records that came together.
+            self.begin_batch();
+        }
+        hand_out(&mut Frames::new(self, id, of, &shared, plain.freeze(), is_plain, is_first), lane);
+    }
+
+    /// The peer said that nothing more will come. FIN is still awaited, so that what lies before it makes no reset of a close.
+    #[cold]
+    fn input_closed(&mut self, id: ConnId) {
+        if let Some(sealed) = self.channels.get_mut(id) {
+            sealed.is_closed = true;
+        }
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.input_ended = true;
+        }
+    }
+
+    /// The peer sent FIN. Where it was cut off by that, the service is not called for the end of the input.
+    #[cold]
+    pub(super) fn sealed_input_ended(&mut self, id: ConnId) {
+        if self.cut_off(id).is_some()
+            && let Some(shared) = self.shared(id)
+        {
+            shared.end_heard();
+        }
+    }
+
+    /// Notes how much of a record the channel keeps, if it waits for the rest. `came` bytes came of it since the last look.
+    fn note_record(&mut self, id: ConnId, came: usize) {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
+        let Some(sealed) = self.channels.get(id) else { return };
+        let held = sealed.channel.held_bytes();
+        if sealed.is_closed || (held == 0 && !sealed.channel.is_mid_record()) {
+            return self.record_ended(id);
+        }
+        if conn.inbox.is_none() {
+            conn.inbox = try_box(Inbox::new(&self.blocks));
+        }
+        let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
+        self.shared.release(inbox.held_bytes());
+        let begins = inbox.note_record(held, came, self.stamp);
+        self.shared.hold(inbox.held_bytes());
+        if begins {
+            self.arm(id);
+        }
+        self.check_held(id);
+    }
+
+    /// No record is unfinished any more.
+    fn record_ended(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(inbox) = conn.inbox.as_mut().filter(|inbox| inbox.is_mid_record()) else { return };
+        self.shared.release(inbox.held_bytes());
+        inbox.end_record();
+        self.shared.hold(inbox.held_bytes());
+        conn.inbox.take_if(|inbox| inbox.is_empty());
+    }
+}

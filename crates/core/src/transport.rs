@@ -1,0 +1,128 @@
+//! What may stand between a socket and the framing of its connections: encryption, or another layer that changes bytes.
+//!
+//! A listener has a [`Transport`] or none; each of its connections has a [`Channel`] then. A channel calls no kernel and reads no
+//! clock: received bytes go in, plain bytes and bytes to send come out. A connection without one costs nothing for there being
+//! channels.
+//!
+//! ```text
+//!   begin ──▶ open, work .. ──▶ Ready ──▶ the service's open ──▶ open, seal .. ──▶ finish
+//!             the handshake                                      records          the end, announced
+//! ```
+
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::cell::RefCell;
+
+use ringserve_buf::LeaseMut;
+
+use crate::chunked::Chunked;
+use crate::{Batch, CloseReason, ConnId};
+
+/// What the connections of a listener have in common. One value a shard.
+pub trait Transport: 'static {
+    /// A connection begins. What is said before the peer says anything is appended to `out`. `None` if the system has no memory for
+    /// a channel.
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>>;
+}
+
+/// One connection's state of a [`Transport`].
+///
+/// What a method appends to `out` leaves in the order in which it was appended, also behind a fault.
+pub trait Channel: 'static {
+    /// Takes bytes from the front of `wire`, as far as one record goes, and says what came of them. It is called again until it
+    /// answers [`More`](Unsealed::More), which it does only once `wire` is empty: the start of a record is the channel's to keep.
+    /// With an empty `wire` it goes on with what it keeps. Bytes that come while [`work`](Channel::work) is awaited are handed in
+    /// as ever, and answered with [`Work`](Unsealed::Work) again.
+    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed;
+
+    /// Does the step for which [`open`](Channel::open) answered [`Work`](Unsealed::Work). It is asked for between turns, at most one
+    /// connection at a time, when the shard has time for a step that costs as much as hundreds of frames.
+    fn work(&mut self, out: &mut Vec<u8>) -> Unsealed;
+
+    /// Appends `plain`, sealed, to `out`. Called once for what leaves in one send, and never again for the same bytes.
+    ///
+    /// # Errors
+    /// Where nothing more can be sent. The connection is closed with the fault's reason.
+    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault>;
+
+    /// Appends what tells the peer that nothing more will come. Called once at most, behind all replies, and only of a channel
+    /// that was [`Ready`](Unsealed::Ready) and has answered no fault.
+    fn finish(&mut self, out: &mut Vec<u8>);
+
+    /// Bytes of memory that grow with what the peer sends: of an unfinished record or handshake message. They count as held by the
+    /// connection. What each channel costs does not.
+    fn held_bytes(&self) -> usize;
+
+    /// True if a record began and has not ended, so that a peer that ends now has been cut off.
+    fn is_mid_record(&self) -> bool;
+
+    /// The peer sent FIN behind a whole record and did not say before that nothing more would come: the reason if that is a fault.
+    fn cut_off(&self) -> Option<CloseReason> {
+        None
+    }
+
+    /// What the handshake found out, once it is [`Ready`](Unsealed::Ready): a service may ask for it by its type.
+    fn facts(&self) -> Option<Rc<dyn Any>> {
+        None
+    }
+}
+
+/// What [`Channel::open`] made of received bytes.
+#[derive(Debug)]
+pub enum Unsealed {
+    /// Bytes for the framing. Only after [`Ready`](Unsealed::Ready).
+    Plain(LeaseMut),
+    /// Nothing yet: more must come.
+    More,
+    /// The handshake is done: the service is asked. Once.
+    Ready,
+    /// [`Channel::work`] is to be called. What `wire` held was taken.
+    Work,
+    /// The peer said that nothing more will come. What `wire` still holds is ignored.
+    Closed,
+    /// The peer broke the rules: the connection is closed once `out` has left.
+    Fault(Fault),
+}
+
+/// Why a [`Channel`] cannot go on. What tells the peer is in `out`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault(pub CloseReason);
+
+/// What the handshakes of a lane's connections found out, by slot. Holds no memory until there is something.
+#[derive(Default)]
+pub(crate) struct Facts {
+    entries: RefCell<Chunked<Option<Fact>>>,
+}
+
+/// The connection that the rest is of, and what is known of it.
+type Fact = (ConnId, Rc<dyn Any>);
+
+impl Facts {
+    /// Keeps what was found out of a connection. False if the system has no memory for it.
+    pub(crate) fn keep(&self, id: ConnId, facts: Rc<dyn Any>) -> bool {
+        let mut entries = self.entries.borrow_mut();
+        let Some(entry) = entries.entry(id.slot()) else { return false };
+        let before = entry.replace((id, facts));
+        drop(entries);
+        // Its drop is another's code.
+        drop(before);
+        true
+    }
+
+    pub(crate) fn of(&self, id: ConnId) -> Option<Rc<dyn Any>> {
+        let entries = self.entries.borrow();
+        let (of, facts) = entries.get(id.slot())?.as_ref()?;
+        (*of == id).then(|| facts.clone())
+    }
+
+    /// The connection is gone.
+    pub(crate) fn forget(&self, id: ConnId) {
+        let mut entries = self.entries.borrow_mut();
+        let is_its = |entry: &mut Fact| entry.0 == id;
+        let gone = entries.get_mut(id.slot()).and_then(|entry| entry.take_if(is_its));
+        drop(entries);
+        drop(gone);
+    }
+}
