@@ -4,7 +4,7 @@ use ringserve_buf::{Block, Lease, LeaseMut, try_box};
 
 use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
-use crate::conn::{Conn, Flight, Opened, State};
+use crate::conn::{Conn, Flight, Opened, Queued, State};
 use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
@@ -192,11 +192,15 @@ impl<O: Observer> Shard<O> {
     }
 
     /// The peer sent its last byte and every frame is answered.
-    pub(super) fn finish_input(&mut self, id: ConnId) {
+    fn finish_input(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
         // carried out at the end of the turn, with that as the reason.
         if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
+            return;
+        }
+        // Behind a step of its channel that waits there may be more.
+        if conn.queued.is_in(Queued::WORKING) {
             return;
         }
         // What is the start of a frame by the former rule may be a whole one by the rule that was switched to.
@@ -249,13 +253,19 @@ impl<O: Observer> Shard<O> {
         let waiting = inbox.waiting_bytes();
         let tight = self.is_tight();
         let Some(conn) = self.conns.get_mut(id) else { return };
-        if (tight || waiting >= self.lanes[conn.lane].limits.inbox_bytes_high) && !conn.paused && !cut {
-            conn.paused = true;
-            self.lanes[conn.lane].counters.receives_paused += 1;
-            self.observer.paused(self.now, id, true);
-            self.sync_receive(id);
+        if (tight || waiting >= self.lanes[conn.lane].limits.inbox_bytes_high) && !cut {
+            self.pause(id);
         }
         self.check_held(id);
+    }
+
+    /// Receives nothing more, until all that is there was looked at.
+    pub(super) fn pause(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.paused) else { return };
+        conn.paused = true;
+        self.lanes[conn.lane].counters.receives_paused += 1;
+        self.observer.paused(self.now, id, true);
+        self.sync_receive(id);
     }
 
     /// Throws away what was received of a connection and is not a frame yet.

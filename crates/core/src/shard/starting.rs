@@ -11,8 +11,8 @@
 
 use ringserve_buf::{LeaseMut, try_box};
 
-use super::turn::{Lane, hand_out};
-use super::{Frames, Shard};
+use super::Shard;
+use super::turn::Lane;
 use crate::conn::Opened;
 use crate::inbox::Inbox;
 use crate::proxy::{self, Expected, Header, HeaderError, Tlvs};
@@ -50,17 +50,16 @@ impl<O: Observer> Shard<O> {
         lane.proxied(self, id);
         // The goodbye of a drain comes before the first frame.
         self.dispatch(lane);
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open() && !rest.is_empty()) else {
+        let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open() && !rest.is_empty()) else {
             return;
         };
-        match conn.shared.clone() {
-            _ if conn.has_channel() => self.unseal(id, rest, lane),
-            Some(shared) if conn.takes_frames() => {
-                let of = conn.lane;
-                self.begin_batch();
-                hand_out(&mut Frames::new(self, id, of, &shared, rest.freeze(), false, true), lane);
-            }
-            _ => self.hold(id, rest.freeze(), false),
+        if conn.has_channel() {
+            self.unseal(id, rest, lane);
+        } else if conn.takes_frames() {
+            self.begin_batch();
+            self.hand_out_aside(id, rest.freeze(), false, lane);
+        } else {
+            self.hold(id, rest.freeze(), false);
         }
     }
 

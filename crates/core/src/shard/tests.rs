@@ -7,6 +7,7 @@ mod lanes;
 mod large;
 mod opening;
 mod rate;
+mod sealed;
 mod starting;
 mod timers;
 mod work;
@@ -38,6 +39,7 @@ enum Heard {
     Accepted(Socket),
     HandOff(Socket),
     Proxied(ConnId, Option<SocketAddr>),
+    Secured(ConnId),
     Connected(ConnId),
     Batch(ConnId),
     Frame(ConnId),
@@ -65,6 +67,8 @@ struct Recorder {
     parks_open: Option<usize>,
     /// Every connection begins with a PROXY header.
     awaits_header: bool,
+    /// What the frames held.
+    taken: Vec<Vec<u8>>,
     /// Every call waits, and holds this many bytes.
     parks: Option<usize>,
     /// Calls that wait, each named by its place.
@@ -85,13 +89,18 @@ impl Lane for Recorder {
             let id = shard.admit::<()>(socket, peer, listener).unwrap();
             match self.awaits_header {
                 true => shard.await_header(id),
-                false => self.open(shard, id),
+                false => self.start(shard, id),
             }
         }
     }
 
     fn proxied(&mut self, shard: &mut Core, id: ConnId) {
         self.heard.push(Heard::Proxied(id, shard.shared(id).unwrap().peer()));
+        self.start(shard, id);
+    }
+
+    fn secured(&mut self, shard: &mut Core, id: ConnId) {
+        self.heard.push(Heard::Secured(id));
         self.open(shard, id);
     }
 
@@ -114,6 +123,7 @@ impl Lane for Recorder {
                 Next::Bad(error) => panic!("{error:?}"),
             };
             self.heard.push(Heard::Frame(id));
+            self.taken.push(frame.to_vec());
             if let Some(bytes) = self.parks {
                 let parked = frames.park(self.calls.len() as u32, bytes);
                 self.calls.push(Call { id, frame, parked });
@@ -146,6 +156,12 @@ impl Lane for Recorder {
 }
 
 impl Recorder {
+    fn start(&mut self, shard: &mut Core, id: ConnId) {
+        if !shard.begin_handshake(id) {
+            self.open(shard, id);
+        }
+    }
+
     fn open(&mut self, shard: &mut Core, id: ConnId) {
         match self.parks_open {
             None => shard.opened(id),

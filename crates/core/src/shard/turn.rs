@@ -225,10 +225,23 @@ impl<O: Observer> Shard<O> {
     /// Gives a connection a batch of frames. For one whose call is done, after [`call_done`](Shard::call_done).
     pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin_batch();
+        self.hand_out_aside(id, Lease::empty(), false, lane);
+    }
+
+    /// Has the lane take a batch, away from the shortest way: that the lane's part of it is compiled into one more place than that
+    /// would keep it out of both. `plain` as [`Frames::new`] has it.
+    #[inline(never)]
+    pub(super) fn hand_out_aside(
+        &mut self,
+        id: ConnId,
+        lease: Lease,
+        plain: bool,
+        lane: &mut (impl Lane<O> + ?Sized),
+    ) {
         let Some(conn) = self.conns.get(id) else { return };
         let Some(shared) = conn.shared.clone() else { return };
         let (of, is_first) = (conn.lane, !conn.frame_seen);
-        hand_out(&mut Frames::new(self, id, of, &shared, Lease::empty(), false, is_first), lane);
+        hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
     }
 
     /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other

@@ -6,8 +6,8 @@
 
 use ringserve_buf::{LeaseMut, try_box};
 
-use super::turn::{Lane, hand_out};
-use super::{Frames, Shard};
+use super::Shard;
+use super::turn::Lane;
 use crate::conn::Conn;
 use crate::inbox::Inbox;
 use crate::transport::{Fault, Unsealed};
@@ -25,19 +25,43 @@ impl<O: Observer> Shard<O> {
     pub(super) fn go_on(
         &mut self,
         id: ConnId,
+        wire: LeaseMut,
+        answered: Option<Unsealed>,
+        lane: &mut (impl Lane<O> + ?Sized),
+    ) {
+        if let Some(conn) = self.conns.get_mut(id) {
+            // What it has is not over before it says so, though FIN may be there.
+            conn.aside.unseal(true);
+        }
+        let left = self.unseal_all(id, wire, answered, lane);
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.aside.unseal(false);
+        let Some(came) = left else { return };
+        self.note_record(id, came);
+        self.check_handshake(id);
+        if self.conns.get(id).is_some_and(|conn| conn.takes_frames() && conn.waiting_bytes() == 0) {
+            self.out_of_bytes(id);
+        }
+    }
+
+    /// Has a channel say what it has, to the end. Returns how many bytes came of a record that did not end, unless the connection is
+    /// over.
+    fn unseal_all(
+        &mut self,
+        id: ConnId,
         mut wire: LeaseMut,
         mut answered: Option<Unsealed>,
         lane: &mut (impl Lane<O> + ?Sized),
-    ) {
+    ) -> Option<usize> {
         let mut came = wire.len();
         let mut has_batch = false;
         loop {
             // The connection may have ended by what was handed out. What is behind that is dropped.
             let goes_on = |conn: &Conn| conn.is_open() && !conn.is_cut();
             if !self.conns.get(id).is_some_and(goes_on) {
-                return;
+                return None;
             }
-            let Some(sealed) = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed) else { return };
+            let sealed = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed)?;
             let unsealed = answered.take().unwrap_or_else(|| sealed.channel.open(&mut wire, &mut sealed.out));
             let is_ready = sealed.is_ready;
             self.note_out(id);
@@ -50,28 +74,24 @@ impl<O: Observer> Shard<O> {
                         self.take_plain(id, plain, &mut has_batch, lane);
                     }
                 }
-                Unsealed::More => break,
+                Unsealed::More => break Some(came),
                 Unsealed::Ready => {
                     self.ready(id, lane);
                     has_batch = false;
                 }
                 Unsealed::Work => {
                     self.want_step(id);
-                    break;
+                    break Some(came);
                 }
                 Unsealed::Closed => {
                     self.input_closed(id);
-                    break;
+                    break Some(came);
                 }
-                Unsealed::Fault(Fault(reason)) => return self.fault(id, reason),
+                Unsealed::Fault(Fault(reason)) => {
+                    self.fault(id, reason);
+                    return None;
+                }
             }
-        }
-        drop(wire);
-        self.note_record(id, came);
-        self.check_handshake(id);
-        let is_over = |conn: &Conn| conn.input_ended && conn.takes_frames() && conn.waiting_bytes() == 0;
-        if self.conns.get(id).is_some_and(is_over) {
-            self.finish_input(id);
         }
     }
 
@@ -84,17 +104,15 @@ impl<O: Observer> Shard<O> {
         lane: &mut (impl Lane<O> + ?Sized),
     ) {
         let Some(conn) = self.conns.get(id) else { return };
-        let takes = conn.takes_frames() && conn.waiting_bytes() == 0;
-        let Some(shared) = conn.shared.clone().filter(|_| takes) else {
+        if !conn.takes_frames() || conn.waiting_bytes() > 0 {
             return self.hold(id, plain.freeze(), false);
-        };
+        }
         let is_plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
-        let (of, is_first) = (conn.lane, !conn.frame_seen);
         if !core::mem::replace(has_batch, true) {
             // One for all records that came together.
             self.begin_batch();
         }
-        hand_out(&mut Frames::new(self, id, of, &shared, plain.freeze(), is_plain, is_first), lane);
+        self.hand_out_aside(id, plain.freeze(), is_plain, lane);
     }
 
     /// The peer said that nothing more will come. FIN is still awaited, so that what lies before it makes no reset of a close.
