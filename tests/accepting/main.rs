@@ -10,4 +10,5 @@ mod several_shards;
 mod socket_options;
 mod starts;
 mod table_limits;
+mod tls;
 mod unix_sockets;

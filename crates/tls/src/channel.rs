@@ -84,9 +84,6 @@ impl<C: Connection> TlsChannel<C> {
     /// Keeps all of `wire`, and says whether there is a step to do.
     fn gather(&mut self, wire: &mut LeaseMut, encrypted: bool, out: &mut Vec<u8>) -> Unsealed {
         let count = wire.len();
-        if self.held.len() + count > HANDSHAKE_BYTES_MAX {
-            return self.fail(CloseReason::TlsHandshakeFailed(AlertDescription::InternalError.into()), out);
-        }
         if self.held.try_reserve(count).is_err() {
             return self.fail(CloseReason::MemoryLimit, out);
         }
@@ -97,10 +94,14 @@ impl<C: Connection> TlsChannel<C> {
             return self.step(out);
         }
         let encrypted = encrypted || self.kept > 0;
-        match records::calls_for_a_step(&self.held[self.kept..], encrypted) {
-            true => Unsealed::Work,
-            false => Unsealed::More,
+        if records::calls_for_a_step(&self.held[self.kept..], encrypted) {
+            // The peer may speak right behind its last flight. The shard stops receiving from one of which much waits for its step.
+            return Unsealed::Work;
         }
+        if self.held.len() > HANDSHAKE_BYTES_MAX {
+            return self.fail(CloseReason::TlsHandshakeFailed(AlertDescription::InternalError.into()), out);
+        }
+        Unsealed::More
     }
 
     /// Shows all that is held to rustls.

@@ -6,7 +6,8 @@
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
-    ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
+    ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus,
+    WriteTraffic,
 };
 use rustls::{CommonState, Error};
 
@@ -74,16 +75,8 @@ pub(crate) fn process<C: Connection>(
     loop {
         let UnbufferedStatus { discard, state } = connection.process_tls_records(&mut bytes[done..]);
         let found = match state {
-            Ok(ConnectionState::EncodeTlsData(mut message)) => {
-                match message.encode(&mut []) {
-                    Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => {
-                        let start = out.len();
-                        out.resize(start + required_size, 0);
-                        // It has the room that it asked for.
-                        let _ = message.encode(&mut out[start..]);
-                    }
-                    Ok(_) | Err(EncodeError::AlreadyEncoded) => {}
-                }
+            Ok(ConnectionState::EncodeTlsData(message)) => {
+                encode(message, out);
                 None
             }
             Ok(ConnectionState::TransmitTlsData(sent)) => {
@@ -119,19 +112,9 @@ pub(crate) fn take_plain<C: Connection>(connection: &mut C, take: impl FnOnce(&[
 pub(crate) fn last_words<C: Connection>(connection: &mut C, out: &mut Vec<u8>) {
     while connection.state().wants_write() {
         // Messages come before bytes are looked at, and here are none.
-        let ConnectionState::EncodeTlsData(mut message) = (match connection.process_tls_records(&mut []).state
-        {
-            Ok(state) => state,
-            Err(_) => return,
-        }) else {
-            return;
-        };
-        if let Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) =
-            message.encode(&mut [])
-        {
-            let start = out.len();
-            out.resize(start + required_size, 0);
-            let _ = message.encode(&mut out[start..]);
+        match connection.process_tls_records(&mut []).state {
+            Ok(ConnectionState::EncodeTlsData(message)) => encode(message, out),
+            _ => return,
         }
     }
 }
@@ -146,33 +129,51 @@ pub(crate) fn seal<C: Connection>(
     kept: &mut [u8],
     out: &mut Vec<u8>,
 ) -> bool {
-    if connection.state().wants_write() {
-        let _ = process(connection, kept, out);
-    }
-    let Ok(ConnectionState::WriteTraffic(mut traffic)) = connection.process_tls_records(kept).state else {
-        return false;
-    };
-    let start = out.len();
-    out.resize(start + plain.len() + ROOM, 0);
-    let mut written = traffic.encrypt(plain, &mut out[start..]);
-    if let Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) = written {
-        out.resize(start + required_size, 0);
-        written = traffic.encrypt(plain, &mut out[start..]);
-    }
-    out.truncate(start + *written.as_ref().unwrap_or(&0));
-    written.is_ok()
+    write(connection, kept, out, plain.len(), |traffic, room| traffic.encrypt(plain, room))
 }
 
 /// Appends `close_notify`. Nothing, where the handshake is not through.
 pub(crate) fn close_notify<C: Connection>(connection: &mut C, kept: &mut [u8], out: &mut Vec<u8>) {
-    if let Ok(ConnectionState::WriteTraffic(mut traffic)) = connection.process_tls_records(kept).state {
-        let start = out.len();
-        out.resize(start + ROOM, 0);
-        let mut written = traffic.queue_close_notify(&mut out[start..]);
-        if let Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) = written {
-            out.resize(start + required_size, 0);
-            written = traffic.queue_close_notify(&mut out[start..]);
+    write(connection, kept, out, 0, |traffic, room| traffic.queue_close_notify(room));
+}
+
+/// Appends what `put` writes, for which `size` bytes and some more are needed. What rustls has to say before that comes first.
+fn write<C: Connection>(
+    connection: &mut C,
+    kept: &mut [u8],
+    out: &mut Vec<u8>,
+    size: usize,
+    mut put: impl FnMut(&mut WriteTraffic<'_, C::Data>, &mut [u8]) -> Result<usize, EncryptError>,
+) -> bool {
+    loop {
+        match connection.process_tls_records(kept).state {
+            Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+                let start = out.len();
+                out.resize(start + size + ROOM, 0);
+                let mut written = put(&mut traffic, &mut out[start..]);
+                if let Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) = written
+                {
+                    out.resize(start + required_size, 0);
+                    written = put(&mut traffic, &mut out[start..]);
+                }
+                out.truncate(start + *written.as_ref().unwrap_or(&0));
+                return written.is_ok();
+            }
+            Ok(ConnectionState::EncodeTlsData(message)) => encode(message, out),
+            Ok(ConnectionState::TransmitTlsData(sent)) => sent.done(),
+            _ => return false,
         }
-        out.truncate(start + written.unwrap_or(0));
+    }
+}
+
+/// Appends a message. It is lost if it is not encoded.
+fn encode<Data>(mut message: EncodeTlsData<'_, Data>, out: &mut Vec<u8>) {
+    if let Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) =
+        message.encode(&mut [])
+    {
+        let start = out.len();
+        out.resize(start + required_size, 0);
+        // It has the room that it asked for.
+        let _ = message.encode(&mut out[start..]);
     }
 }

@@ -65,12 +65,39 @@ fn first_bytes_may_come_with_the_end_of_the_handshake() {
         let config = Arc::new(client_config(&authority, &[version], None));
         let mut pair = Pair::new(&listener, &config, "localhost");
         // Written before there are keys: rustls sends it right behind its Finished.
-        std::io::Write::write_all(&mut pair.client.writer(), &[7; 40_000]).unwrap();
+        pair.client.set_buffer_limit(None);
+        std::io::Write::write_all(&mut pair.client.writer(), &[7; 200_000]).unwrap();
         pair.exchange();
-        assert_eq!((pair.seen.ready, pair.seen.plain.len()), (1, 40_000));
+        assert_eq!((pair.seen.ready, pair.seen.plain.len()), (1, 200_000));
         pair.say(b"more");
-        assert_eq!(&pair.seen.plain[40_000..], b"more");
+        assert_eq!(&pair.seen.plain[200_000..], b"more");
         assert_eq!(pair.channel.held_bytes(), 0);
+    }
+}
+
+#[test]
+fn reply_to_what_came_with_the_handshake_follows_the_tickets() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    for version in [&TLS12, &TLS13] {
+        let config = Arc::new(client_config(&authority, &[version], None));
+        let mut pair = Pair::new(&listener, &config, "localhost");
+        std::io::Write::write_all(&mut pair.client.writer(), b"hello").unwrap();
+        while pair.seen.ready == 0 {
+            let bytes = pair.client_bytes();
+            pair.feed(&bytes);
+            if pair.seen.ready == 0 {
+                pair.hear();
+            }
+        }
+        // Nothing was received or sent in between.
+        let mut batch = Batch::new();
+        batch.put(b"welcome");
+        pair.channel.seal(&batch, &mut pair.out).unwrap();
+        pair.channel.finish(&mut pair.out);
+        pair.hear();
+        pair.exchange();
+        assert_eq!((&pair.heard[..], &pair.client_error), (&b"welcome"[..], &None));
     }
 }
 

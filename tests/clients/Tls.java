@@ -1,0 +1,36 @@
+import java.io.BufferedReader;
+import java.io.FileInputStream;
+import java.io.InputStreamReader;
+import java.security.KeyStore;
+import java.security.cert.CertificateFactory;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.SSLParameters;
+import javax.net.ssl.SSLSocket;
+import javax.net.ssl.TrustManagerFactory;
+
+/** Asks examples/tls_echo who it sees, and once more with the session of before: PORT AUTHORITY VERSION. */
+class Tls {
+    public static void main(String[] args) throws Exception {
+        KeyStore believed = KeyStore.getInstance(KeyStore.getDefaultType());
+        believed.load(null, null);
+        believed.setCertificateEntry(
+                "authority", CertificateFactory.getInstance("X.509").generateCertificate(new FileInputStream(args[1])));
+        TrustManagerFactory trust = TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
+        trust.init(believed);
+        SSLContext context = SSLContext.getInstance("TLS");
+        context.init(null, trust.getTrustManagers(), null);
+        for (int round = 0; round < 2; round++) {
+            // By its name, since sessions are kept by that.
+            try (SSLSocket socket =
+                    (SSLSocket) context.getSocketFactory().createSocket("localhost", Integer.parseInt(args[0]))) {
+                SSLParameters parameters = socket.getSSLParameters();
+                parameters.setProtocols(new String[] {"TLSv" + args[2]});
+                parameters.setEndpointIdentificationAlgorithm("HTTPS");
+                socket.setSSLParameters(parameters);
+                socket.setSoTimeout(20000);
+                socket.getOutputStream().write("who\n".getBytes());
+                System.out.println(new BufferedReader(new InputStreamReader(socket.getInputStream())).readLine());
+            }
+        }
+    }
+}
