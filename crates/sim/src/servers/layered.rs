@@ -223,6 +223,14 @@ pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
     }
 }
 
+/// What has to happen in a campaign.
+pub fn expected() -> impl Iterator<Item = String> {
+    let pieces = Pieces::ALL.iter().map(|pieces| format!("{pieces:?}"));
+    let intruders = Intruder::ALL.iter().map(|intruder| format!("{intruder:?}"));
+    let others = ["alert", "behind a PROXY header", "call"].map(str::to_owned);
+    pieces.chain(intruders).chain(others)
+}
+
 /// At the end, once every server is gone.
 pub fn check(plan: &Plan) {
     let left = plan.layers.as_ref().map_or(0, |layers| layers.alive.count());
