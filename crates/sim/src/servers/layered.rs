@@ -28,7 +28,7 @@ pub struct Layers {
 
 impl Layers {
     pub fn drawn(seed: u64) -> Option<Layers> {
-        let rng = &mut Rng::new(seed ^ 0x6C61_7965_7273_21);
+        let rng = &mut Rng::new(seed ^ 0x006C_6179_6572_7321);
         if !rng.one_in(3) {
             return None;
         }
