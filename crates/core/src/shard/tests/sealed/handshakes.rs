@@ -122,13 +122,7 @@ fn peer_that_sends_too_much_before_the_end_of_its_handshake_is_closed() {
     let (mut shard, id) = starting(Limits::default(), TOY);
     let mut peer = Peer::default();
     shard.begin(at(1), 9);
-    // Whatever comes while a step waits is kept.
-    shard.receive(id, &peer.flights());
-    for _ in 0..3 {
-        shard.receive(id, &peer.record(DATA, &[7; 19_000]));
-    }
-    assert_eq!(shard.heard(), []);
-    shard.receive(id, &peer.record(DATA, &[7; 19_000]));
+    shard.receive(id, &peer.record(HELLO, &[7; 66_000]));
     shard.end();
     leave(&mut shard, id, &mut peer);
     shard.dispatch();
@@ -138,6 +132,26 @@ fn peer_that_sends_too_much_before_the_end_of_its_handshake_is_closed() {
     assert_eq!((stats(&shard).handshakes_failed, stats(&shard).handshakes_waiting), (1, 0));
     shard.turn(at(1));
     shard.check();
+}
+
+#[test]
+fn peer_that_says_much_behind_its_last_flight_waits_for_its_step() {
+    let (mut shard, id) = starting(Limits::default(), TOY);
+    let mut peer = Peer::default();
+    shard.begin(at(1), 9);
+    shard.receive(id, &peer.flights());
+    for _ in 0..24 {
+        shard.receive(id, &peer.frame(&[7; 3000]));
+    }
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+    shard.end();
+    assert_eq!((shard.heard(), stats(&shard).receives_paused), (vec![], 1));
+    leave(&mut shard, id, &mut peer);
+    shard.turn(at(1));
+    assert_eq!(taken(&mut shard).len(), 24);
+    let (_, others) = leave(&mut shard, id, &mut peer);
+    assert!(others.iter().any(|op| matches!(op, Op::Receive { .. })), "{others:?}");
+    assert_eq!(shard.held_bytes(), 0);
 }
 
 #[test]
