@@ -165,6 +165,8 @@ impl Aside {
     const HELD_BACK: u8 = 1;
     /// A channel stands between socket and framing.
     const SEALED: u8 = 2;
+    /// It is being asked for what it has, and may have more.
+    const UNSEALING: u8 = 4;
 
     pub(crate) fn hold_back(&mut self) {
         self.0 |= Aside::HELD_BACK;
@@ -179,6 +181,14 @@ impl Aside {
 
     pub(crate) fn seal(&mut self) {
         self.0 |= Aside::SEALED;
+    }
+
+    /// The channel is being asked for what it has, or it is not any more.
+    pub(crate) fn unseal(&mut self, more: bool) {
+        match more {
+            true => self.0 |= Aside::UNSEALING,
+            false => self.0 &= !Aside::UNSEALING,
+        }
     }
 }
 
@@ -323,6 +333,12 @@ impl Conn {
     #[inline]
     pub(crate) fn has_channel(&self) -> bool {
         self.aside.0 & Aside::SEALED != 0
+    }
+
+    /// True if its channel may have more than what was unsealed.
+    #[inline]
+    pub(crate) fn is_unsealing(&self) -> bool {
+        self.aside.0 & Aside::UNSEALING != 0
     }
 
     #[inline]

@@ -1,10 +1,10 @@
 //! Bytes that were received and are not frames yet.
 //!
 //! ```text
-//!   partial            rest              backlog           newest
-//!   ├──────────────┼─────────────────┼───────────────┤
-//!   start of one     a lease that was   copied while the
-//!   frame, copied    being cut          service was busy
+//!   partial            rest              full              backlog           newest
+//!   ├──────────────┼─────────────────┼────────────────┼───────────────┤
+//!   start of one     a lease that was   leases that       copied while the
+//!   frame, copied    being cut          fill a buffer     service was busy
 //! ```
 //!
 //! A connection that waits for its peer between two frames has no inbox at all. Frames that lie within one
@@ -12,6 +12,7 @@
 //! only the start is: the driver has `partial` then, and receives the rest straight into it.
 
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::mem;
 
@@ -47,6 +48,12 @@ pub(crate) struct Inbox {
     /// The connection's channel waits for the rest of a record, and holds this many bytes of it.
     record: Option<usize>,
     rest: Lease,
+    /// Leases that came while the service was busy. A lease that fills half of its buffer or more pins about as
+    /// much as a copy would take.
+    full: VecDeque<Lease>,
+    full_bytes: usize,
+    /// Bytes that they pin.
+    full_pinned: usize,
     backlog: Vec<u8>,
     /// When the peer's time for enough of `partial` began, and the bytes that came since.
     pub(crate) window_began: Stamp,
@@ -135,6 +142,11 @@ fn more<H>(have: usize, missing: usize, max: usize) -> Found<H> {
     Found::More(missing)
 }
 
+/// True if a lease pins about as much as it shows.
+fn fills_buffer(lease: &Lease) -> bool {
+    lease.is_pooled() && lease.len() >= lease.pinned_bytes() / 2
+}
+
 fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Result<(), NoMemory> {
     to.try_reserve(bytes.len()).map_err(|_| NoMemory)?;
     to.extend_from_slice(bytes);
@@ -149,12 +161,17 @@ impl Inbox {
 
     /// True if nothing is left, so that the inbox itself need not be kept.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.has_begun() && self.rest.is_empty() && self.backlog.is_empty()
+        !self.has_begun() && self.nothing_waits()
     }
 
     /// True if a frame began and did not end, and nothing else is there.
     pub(crate) fn is_mid_frame(&self) -> bool {
-        self.has_begun() && self.rest.is_empty() && self.backlog.is_empty() && !self.is_ripe()
+        self.has_begun() && self.nothing_waits() && !self.is_ripe()
+    }
+
+    /// True if nothing is there but the frame that was begun.
+    fn nothing_waits(&self) -> bool {
+        self.rest.is_empty() && self.full.is_empty() && self.backlog.is_empty()
     }
 
     /// True if a frame or a record began and did not end: bytes of it are there, or were handed out in pieces.
@@ -188,7 +205,7 @@ impl Inbox {
     /// Bytes that were not looked at yet.
     pub(crate) fn waiting_bytes(&self) -> usize {
         let ripe = if self.is_ripe() { self.partial.len() } else { 0 };
-        ripe + self.rest.len() + self.backlog.len()
+        ripe + self.rest.len() + self.full_bytes + self.backlog.len()
     }
 
     /// True if the bytes that were missing are there, and the framing has not looked at them.
@@ -206,13 +223,22 @@ impl Inbox {
     /// Bytes of memory this inbox holds.
     pub(crate) fn held_bytes(&self) -> usize {
         let away = self.away.map_or(0, |(held, _)| held) + self.record.unwrap_or(0);
-        self.partial.held_bytes() + away + self.backlog.capacity() + self.rest.pinned_bytes()
+        let received = self.full_pinned + self.backlog.capacity() + self.rest.pinned_bytes();
+        self.partial.held_bytes() + away + received
     }
 
-    /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them.
-    pub(crate) fn put(&mut self, lease: Lease) -> Result<(), NoMemory> {
-        if !lease.is_pooled() && self.rest.is_empty() && self.backlog.is_empty() {
+    /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them, or `keeps` says that
+    /// there are buffers enough, and they fill most of one.
+    pub(crate) fn put(&mut self, lease: Lease, keeps: bool) -> Result<(), NoMemory> {
+        if !lease.is_pooled() && self.nothing_waits() {
             self.rest = lease;
+            return Ok(());
+        }
+        if keeps && self.backlog.is_empty() && fills_buffer(&lease) {
+            self.full.try_reserve(1).map_err(|_| NoMemory)?;
+            self.full_bytes += lease.len();
+            self.full_pinned += lease.pinned_bytes();
+            self.full.push_back(lease);
             return Ok(());
         }
         append(&mut self.backlog, &lease)
@@ -241,10 +267,15 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes the next bytes to look at. They lie on the heap.
+    /// Takes the next bytes to look at.
     pub(crate) fn take(&mut self) -> Result<Lease, NoMemory> {
         if !self.rest.is_empty() {
             return Ok(mem::take(&mut self.rest));
+        }
+        if let Some(lease) = self.full.pop_front() {
+            self.full_bytes -= lease.len();
+            self.full_pinned -= lease.pinned_bytes();
+            return Ok(lease);
         }
         Lease::try_from_vec(mem::take(&mut self.backlog)).ok_or(NoMemory)
     }
@@ -262,7 +293,7 @@ impl Inbox {
     /// Bytes that are missing from the frame that was begun, as far as is known. `None` where they cannot be received straight
     /// into it: there is no such frame, or there are bytes behind it.
     pub(crate) fn lacks(&self) -> Option<usize> {
-        let first = !self.partial.is_empty() && self.rest.is_empty() && self.backlog.is_empty();
+        let first = !self.partial.is_empty() && self.nothing_waits();
         (first && self.missing > 0).then_some(self.missing)
     }
 
@@ -459,6 +490,7 @@ mod tests {
     use super::*;
     use crate::framing::{Framing, LengthPrefix, Lines};
     use proptest::prelude::*;
+    use ringserve_buf::{Pool, PoolConfig};
 
     /// Runs pieces through an inbox as a shard does, and counts frames that were copied.
     fn run(
@@ -524,6 +556,34 @@ mod tests {
             let Found::Bad(FrameError::TooLarge { bytes: 101, max: of }) = found else { panic!("{found:?}") };
             assert_eq!(of, max);
         }
+    }
+
+    #[test]
+    fn leases_that_fill_a_buffer_wait_without_a_copy() {
+        let config = PoolConfig { buffer_bytes: 64, buffers_max: 8, poison: true };
+        let (_pool, mut side) = Pool::new(config).unwrap();
+        let mut received = |byte: u8, len: usize| {
+            let id = side.lend().unwrap();
+            side.spare(id)[..len].fill(byte);
+            side.received(id, len, true).freeze()
+        };
+        let mut inbox = Inbox::default();
+        let first = received(b'1', 64);
+        let place = first.as_ptr();
+        inbox.put(first, true).unwrap();
+        inbox.put(received(b'2', 32), true).unwrap();
+        assert_eq!((inbox.waiting_bytes(), inbox.held_bytes()), (96, 128));
+        // One that fills less is copied, and so is all that comes behind a copy, or while buffers are short.
+        inbox.put(received(b'3', 31), true).unwrap();
+        inbox.put(received(b'4', 64), true).unwrap();
+        assert_eq!(inbox.waiting_bytes(), 191);
+        let taken = inbox.take().unwrap();
+        assert_eq!((taken.as_ptr(), taken.len()), (place, 64));
+        assert_eq!(&*inbox.take().unwrap(), &[b'2'; 32]);
+        assert_eq!(*inbox.take().unwrap(), [&[b'3'; 31][..], &[b'4'; 64]].concat());
+        assert!(inbox.is_empty() && inbox.held_bytes() == 0);
+        inbox.put(received(b'5', 64), false).unwrap();
+        assert!(!inbox.take().unwrap().is_pooled(), "kept a buffer while they are short");
     }
 
     proptest! {

@@ -5,7 +5,7 @@ mod common;
 use std::io::Read;
 use std::net::TcpStream;
 
-use common::{Rig, small};
+use common::{UringRig as Rig, small};
 use ringserve_core::{CloseHow, Completion, ConnId, Driver, Op, SendEnd, Wait};
 use ringserve_drivers::UringConfig;
 
@@ -20,7 +20,7 @@ fn broadcast(rig: &mut Rig, ids: &[ConnId], text: &[u8], quietly: bool) {
     let turns_max = 4 * ids.len() / ENTRIES as usize;
     for _ in 0..turns_max {
         if quietly {
-            rig.ring.defer_sent();
+            rig.driver.defer_sent();
         }
         rig.turn(Wait::No);
         for event in rig.events.drain(..) {
@@ -60,15 +60,15 @@ fn a_broadcast_to_a_thousand_through_eight_entries_reaches_each_once() {
     let mut rig = Rig::accepting(&config);
     let (mut clients, ids): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(|slot| rig.connect(slot)).unzip();
     for (round, quietly) in [false, true, true, false].into_iter().enumerate() {
-        let before = rig.ring.stats();
+        let before = rig.driver.stats();
         let text = format!("broadcast {round}");
         broadcast(&mut rig, &ids, text.as_bytes(), quietly);
         all_got(&mut clients, text.as_bytes());
-        let waited = rig.ring.stats().submissions_delayed - before.submissions_delayed;
+        let waited = rig.driver.stats().submissions_delayed - before.submissions_delayed;
         assert!(waited >= u64::from(CONNECTIONS - ENTRIES), "{waited} operations had to wait");
     }
     for id in ids {
-        rig.ring.submit(Op::Close { id, how: CloseHow::Abort });
+        rig.driver.submit(Op::Close { id, how: CloseHow::Abort });
     }
     for _ in 0..CONNECTIONS {
         rig.wait_for("Closed", |event| matches!(event, Completion::Closed { .. }).then_some(()));

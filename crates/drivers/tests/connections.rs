@@ -5,15 +5,14 @@ mod common;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use common::{Rig, small};
-use ringserve_buf::Block;
-use ringserve_core::{CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Wait};
+use common::{UringRig as Rig, small};
+use ringserve_core::{CloseHow, Completion, Driver, Op, ReceiveEnd, SendEnd, Wait};
 
 #[test]
 fn what_a_client_sends_comes_back() {
     let mut rig = Rig::accepting(&small());
     let (mut client, id) = rig.connect(3);
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     for round in 0..100u32 {
         let text = format!("line {round}\n");
         client.write_all(text.as_bytes()).unwrap();
@@ -33,7 +32,7 @@ fn what_a_client_sends_comes_back() {
     let mut rest = String::new();
     client.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "after your end");
-    assert!(rig.ring.stats().receives_armed < 5, "{:?}", rig.ring.stats());
+    assert!(rig.driver.stats().receives_armed < 5, "{:?}", rig.driver.stats());
     rig.settled();
 }
 
@@ -43,7 +42,7 @@ fn peer_address_costs_one_call_and_is_left_out_on_demand() {
         let mut rig = Rig::accepting(&ringserve_drivers::UringConfig { peer_addresses, ..small() });
         // The accept is armed.
         rig.turn(Wait::No);
-        let before = rig.ring.stats().calls;
+        let before = rig.driver.stats().calls;
         let _client = TcpStream::connect(rig.address).unwrap();
         let accepted = |event: &mut Completion| match event {
             Completion::Accepted { socket, peer, .. } => Some((*socket, *peer)),
@@ -51,7 +50,7 @@ fn peer_address_costs_one_call_and_is_left_out_on_demand() {
         };
         let (socket, peer) = rig.wait_for("Accepted", accepted);
         assert_eq!(peer.is_some(), peer_addresses);
-        let calls = rig.ring.stats().calls - before;
+        let calls = rig.driver.stats().calls - before;
         let id = rig.adopt(0, socket);
         rig.close(id, CloseHow::Orderly);
         rig.settled();
@@ -65,7 +64,7 @@ fn a_close_sends_fin_and_an_abort_sends_rst() {
     let mut rig = Rig::accepting(&small());
     // An armed receive on another connection must not hold back the close.
     let (_other, other) = rig.connect(7);
-    rig.ring.submit(Op::Receive { id: other });
+    rig.driver.submit(Op::Receive { id: other });
     let (mut client, id) = rig.connect(0);
     rig.close(id, CloseHow::Orderly);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
@@ -79,8 +78,8 @@ fn a_close_sends_fin_and_an_abort_sends_rst() {
 fn a_shutdown_sends_fin_and_receiving_goes_on() {
     let mut rig = Rig::accepting(&small());
     let (mut client, id) = rig.connect(0);
-    rig.ring.submit(Op::Receive { id });
-    rig.ring.submit(Op::Shutdown { id });
+    rig.driver.submit(Op::Receive { id });
+    rig.driver.submit(Op::Shutdown { id });
     rig.wait_for("ShutDown", |event| matches!(event, Completion::ShutDown { .. }).then_some(()));
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
     client.write_all(b"still here").unwrap();
@@ -95,7 +94,7 @@ fn a_shutdown_sends_fin_and_receiving_goes_on() {
 fn a_reset_ends_the_receive_and_the_send_with_errors() {
     let mut rig = Rig::accepting(&small());
     let (client, id) = rig.connect(0);
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     socket2::SockRef::from(&client).set_linger(Some(std::time::Duration::ZERO)).unwrap();
     drop(client);
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Error(libc::ECONNRESET));
@@ -117,7 +116,7 @@ fn a_batch_of_many_pieces_leaves_in_order() {
         expected.extend_from_slice(&[n; 3]);
         expected.extend_from_slice(&[n ^ 0xFF; 5]);
     }
-    rig.ring.submit(Op::Send { id, batch });
+    rig.driver.submit(Op::Send { id, batch });
     assert_eq!(rig.sent(id), (SendEnd::Done, 0));
     let mut got = vec![0; expected.len()];
     client.read_exact(&mut got).unwrap();
@@ -136,7 +135,7 @@ fn batches_of_many_pieces_that_leave_in_one_turn_do_not_mix() {
             batch.put(&[id.slot() as u8; 2]);
             batch.lend(ringserve_buf::Lease::copy_of(&[n; 2]));
         }
-        rig.ring.submit(Op::Send { id: *id, batch });
+        rig.driver.submit(Op::Send { id: *id, batch });
     }
     rig.turn(ringserve_core::Wait::No);
     for (client, id) in &mut clients {
@@ -156,7 +155,7 @@ fn a_non_blocking_socket_or_listener_makes_no_difference() {
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
     let mut rig = Rig::over(&small(), listener);
-    rig.ring.submit(Op::Accept { listener: 0 });
+    rig.driver.submit(Op::Accept { listener: 0 });
     let start = std::time::Instant::now();
     rig.turn(ringserve_core::Wait::For(std::time::Duration::from_millis(30)));
     assert!(start.elapsed().as_millis() >= 30, "the accept waits");
@@ -165,9 +164,9 @@ fn a_non_blocking_socket_or_listener_makes_no_difference() {
 
     let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
-    let socket = rig.ring.take_over(far.into());
+    let socket = rig.driver.take_over(far.into());
     let id = rig.adopt(0, socket);
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     let start = std::time::Instant::now();
     rig.turn(ringserve_core::Wait::For(std::time::Duration::from_millis(30)));
     assert!(start.elapsed().as_millis() >= 30, "the receive waits");
@@ -176,7 +175,7 @@ fn a_non_blocking_socket_or_listener_makes_no_difference() {
     rig.send(id, &[5; 4 << 20]);
     let reader = std::thread::spawn(move || near.read_exact(&mut vec![0; 4 << 20]).map(|()| near));
     assert_eq!(rig.sent(id), (SendEnd::Done, 0));
-    assert!(rig.ring.stats().sends_short < 3, "the rest of the send waits: {:?}", rig.ring.stats());
+    assert!(rig.driver.stats().sends_short < 3, "the rest of the send waits: {:?}", rig.driver.stats());
     drop(reader.join().unwrap());
 }
 
@@ -190,7 +189,7 @@ fn sockets_adopted_in_one_turn_keep_their_identities() {
         .enumerate()
         .map(|(slot, (socket, _))| {
             let id = rig.adopt(slot as u32, *socket);
-            rig.ring.submit(Op::Receive { id });
+            rig.driver.submit(Op::Receive { id });
             id
         })
         .collect();
@@ -209,12 +208,12 @@ fn a_refused_socket_is_closed_and_a_slot_is_used_again_and_again() {
     let mut rig = Rig::accepting(&small());
     let mut client = TcpStream::connect(rig.address).unwrap();
     let (socket, _) = rig.accepted();
-    rig.ring.submit(Op::Refuse { socket });
+    rig.driver.submit(Op::Refuse { socket });
     rig.turn(ringserve_core::Wait::No);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
     for round in 0..200u8 {
         let (mut client, id) = rig.connect(5);
-        rig.ring.submit(Op::Receive { id });
+        rig.driver.submit(Op::Receive { id });
         client.write_all(&[round; 10]).unwrap();
         assert_eq!(rig.received_bytes(id, 10), [round; 10]);
         drop(client);
@@ -229,14 +228,14 @@ fn plain_descriptors_do_the_same() {
     let mut rig = Rig::accepting(&ringserve_drivers::UringConfig { plain_descriptors: true, ..small() });
     for how in [CloseHow::Orderly, CloseHow::Abort] {
         let (mut client, id) = rig.connect(5);
-        rig.ring.submit(Op::Receive { id });
+        rig.driver.submit(Op::Receive { id });
         client.write_all(b"ping").unwrap();
         assert_eq!(rig.received_bytes(id, 4), b"ping");
         rig.send(id, b"pong");
         assert_eq!(rig.sent(id), (SendEnd::Done, 0));
         let mut pong = [0; 4];
         client.read_exact(&mut pong).unwrap();
-        rig.ring.submit(Op::ReceiveStop { id });
+        rig.driver.submit(Op::ReceiveStop { id });
         assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
         rig.close(id, how);
         match how {
@@ -248,97 +247,4 @@ fn plain_descriptors_do_the_same() {
     rig.turn(ringserve_core::Wait::No);
     drop(rig);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0, "dropping the driver closes what is left");
-}
-
-fn filled(rig: &mut Rig, id: ConnId) -> (Box<Block>, usize, ReceiveEnd) {
-    let mut found = None;
-    while found.is_none() {
-        rig.turn(Wait::Forever);
-        let place = rig.events.iter().position(|event| matches!(event, Completion::Filled { .. }));
-        found = place.and_then(|place| rig.events.remove(place));
-    }
-    let Some(Completion::Filled { id: of, block, bytes, end }) = found else { unreachable!() };
-    assert_eq!(of, id);
-    (block, bytes, end)
-}
-
-/// What a receive into `block` of at most `most` bytes came to.
-fn fill(rig: &mut Rig, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
-    rig.ring.submit(Op::ReceiveInto { id, block, most: most as u32 });
-    filled(rig, id)
-}
-
-#[test]
-fn receive_into_a_block_takes_what_may_come_and_leaves_the_rest() {
-    let mut rig = Rig::accepting(&small());
-    let (mut client, id) = rig.connect(0);
-    let bytes: Vec<u8> = (0..100_000u32).map(|n| (n * 31 + n / 251) as u8).collect();
-    client.write_all(&bytes).unwrap();
-    client.shutdown(Shutdown::Write).unwrap();
-    let mut block = Box::new(Block::default());
-    assert!(block.make_room(200_000, 200_000));
-    while block.len() < 90_000 {
-        let most = (90_000 - block.len()).min(60_000);
-        let (back, count, end) = fill(&mut rig, id, block, most);
-        assert!((1..=most).contains(&count) && end == ReceiveEnd::Stopped, "{count} {end:?}");
-        block = back;
-    }
-    assert!(**block == bytes[..90_000]);
-    rig.ring.submit(Op::ReceiveOnce { id });
-    assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
-    let once = rig.events.pop_front();
-    let Some(Completion::Received { lease, .. }) = once else { panic!("{once:?}") };
-    let count = lease.len();
-    assert!(*lease == bytes[90_000..][..count], "what is behind");
-    drop(lease);
-    while block.len() + count < bytes.len() {
-        block = fill(&mut rig, id, block, 100_000).0;
-    }
-    assert!(block[90_000..] == bytes[90_000 + count..]);
-    let (_, count, end) = fill(&mut rig, id, block, 1);
-    assert_eq!((count, end), (0, ReceiveEnd::Eof));
-    rig.close(id, CloseHow::Orderly);
-    rig.settled();
-}
-
-#[test]
-fn receive_into_a_block_is_cancelled_and_nothing_is_lost() {
-    let mut rig = Rig::accepting(&small());
-    let (mut client, id) = rig.connect(0);
-    let mut block = Box::new(Block::default());
-    assert!(block.put(b"abc", 3) && block.make_room(10, 10));
-    rig.ring.submit(Op::ReceiveInto { id, block, most: 10 });
-    rig.turn(Wait::No);
-    rig.ring.submit(Op::ReceiveStop { id });
-    let (block, count, end) = filled(&mut rig, id);
-    assert_eq!((&**block, count, end), (&b"abc"[..], 0, ReceiveEnd::Stopped));
-    client.write_all(b"d").unwrap();
-    let (block, count, end) = fill(&mut rig, id, block, 10);
-    assert_eq!((&**block, count, end), (&b"abcd"[..], 1, ReceiveEnd::Stopped));
-    // Of a connection that is closed under it, by the end of its input.
-    rig.ring.submit(Op::ReceiveInto { id, block, most: 9 });
-    rig.turn(Wait::No);
-    rig.ring.submit(Op::ShutdownInput { id });
-    let (_, count, end) = filled(&mut rig, id);
-    assert_eq!((count, end), (0, ReceiveEnd::Eof));
-    rig.close(id, CloseHow::Abort);
-    rig.settled();
-}
-
-#[test]
-fn driver_that_ends_under_a_receive_into_a_block_ends_that_first() {
-    let mut rig = Rig::accepting(&small());
-    let (mut client, id) = rig.connect(0);
-    let mut block = Box::new(Block::default());
-    assert!(block.make_room(100, 100));
-    rig.ring.submit(Op::ReceiveInto { id, block, most: 100 });
-    rig.turn(Wait::No);
-    drop(rig);
-    // The kernel has let go of the socket.
-    let _ = client.write_all(b"late");
-    let ended = match client.read(&mut [0; 1]) {
-        Ok(count) => count == 0,
-        Err(error) => error.kind() == ErrorKind::ConnectionReset,
-    };
-    assert!(ended);
 }

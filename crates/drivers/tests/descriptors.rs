@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use common::{Rig, small};
+use common::{UringRig as Rig, small};
 use ringserve_core::{AcceptEnd, Budget, CloseHow, Completion, Driver, Op, Socket, Wait};
 use ringserve_drivers::{Epoll, EpollConfig, Listener, Uring};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -29,7 +29,7 @@ fn at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives() {
     let mut rig = Rig::accepting(&small());
     let (_first, id) = rig.connect(0);
     // An armed accept goes by the limit of when it was armed (seen on 6.18).
-    rig.ring.submit(Op::AcceptStop { listener: 0 });
+    rig.driver.submit(Op::AcceptStop { listener: 0 });
     assert_eq!(accept_ended(&mut rig), AcceptEnd::Stopped);
     rig.turn(Wait::No);
     let limit = getrlimit(Resource::Nofile);
@@ -39,10 +39,10 @@ fn at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives() {
     // The client gets the last one.
     setrlimit(Resource::Nofile, Rlimit { current: Some(number + 1), maximum: limit.maximum }).unwrap();
     let mut client = TcpStream::connect(rig.address).unwrap();
-    rig.ring.submit(Op::Accept { listener: 0 });
+    rig.driver.submit(Op::Accept { listener: 0 });
     assert_eq!(accept_ended(&mut rig), AcceptEnd::Descriptors);
     setrlimit(Resource::Nofile, limit).unwrap();
-    rig.ring.submit(Op::Accept { listener: 0 });
+    rig.driver.submit(Op::Accept { listener: 0 });
     let (socket, peer) = rig.accepted();
     assert_eq!(peer, client.local_addr().unwrap());
     let second = rig.adopt(1, socket);

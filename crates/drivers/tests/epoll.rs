@@ -1,18 +1,17 @@
 //! The epoll driver on the kernel of this machine: one connection's life.
 
+mod common;
 #[path = "epoll/limits.rs"]
 mod limits;
 #[path = "epoll/pressure.rs"]
 mod pressure;
-#[path = "epoll/rig.rs"]
-mod rig;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-use rig::{PATIENCE, Rig, pattern, small};
-use ringserve_buf::{Block, Lease};
+use common::{EpollRig as Rig, pattern, small_epoll};
+use ringserve_buf::Lease;
 use ringserve_core::{Batch, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait};
 use socket2::SockRef;
 
@@ -24,7 +23,7 @@ fn reset(client: TcpStream) {
 
 #[test]
 fn what_is_sent_is_what_was_received() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (mut client, id) = rig.connect_receiving(0);
     for len in [1, 64, 4095, 4096, 4097, 50_000] {
         let bytes = pattern(len, len);
@@ -45,7 +44,7 @@ fn what_is_sent_is_what_was_received() {
 
 #[test]
 fn a_reset_that_a_send_heard_of_is_no_end_of_the_stream() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (client, id) = rig.connect(0);
     reset(client);
     // The socket tells its error once, and a receive after that finds what looks like the peer's FIN.
@@ -63,7 +62,7 @@ fn a_reset_that_a_send_heard_of_is_no_end_of_the_stream() {
 
 #[test]
 fn a_batch_of_many_pieces_leaves_in_order() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (mut client, id) = rig.connect(0);
     let mut batch = Box::new(Batch::new());
     let mut expected = Vec::new();
@@ -85,7 +84,7 @@ fn a_batch_of_many_pieces_leaves_in_order() {
 
 #[test]
 fn the_end_is_found_although_it_came_with_the_last_bytes() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (mut client, id) = rig.connect(0);
     client.write_all(b"last words").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
@@ -102,7 +101,7 @@ fn the_end_is_found_although_it_came_with_the_last_bytes() {
 
 #[test]
 fn each_direction_ends_by_itself() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (mut client, id) = rig.connect_receiving(0);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Eof);
@@ -127,7 +126,7 @@ fn each_direction_ends_by_itself() {
 
 #[test]
 fn a_reset_ends_the_receive_in_flight() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (client, id) = rig.connect_receiving(0);
     rig.calm();
     reset(client);
@@ -141,7 +140,7 @@ fn a_reset_ends_the_receive_in_flight() {
 
 #[test]
 fn a_reset_between_operations_is_told_to_the_next_one() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (client, id) = rig.connect(0);
     rig.calm();
     reset(client);
@@ -161,7 +160,7 @@ fn a_reset_between_operations_is_told_to_the_next_one() {
 
 #[test]
 fn a_stopped_receive_leaves_its_bytes_for_the_next_one() {
-    let mut rig = Rig::accepting(&small(256, 64));
+    let mut rig = Rig::accepting(&small_epoll(256, 64));
     let (mut client, id) = rig.connect_receiving(0);
     let bytes = pattern(1, 20_000);
     let (mut got, mut stops) = (Vec::new(), 0);
@@ -196,7 +195,7 @@ fn a_stopped_receive_leaves_its_bytes_for_the_next_one() {
 
 #[test]
 fn a_slot_is_used_again_and_owes_nothing_to_its_former_connection() {
-    let mut rig = Rig::accepting(&small(256, 64));
+    let mut rig = Rig::accepting(&small_epoll(256, 64));
     let mut last = None;
     for round in 0..20 {
         let (mut client, id) = rig.connect_receiving(3);
@@ -218,7 +217,7 @@ fn a_slot_is_used_again_and_owes_nothing_to_its_former_connection() {
 
 #[test]
 fn an_orderly_close_sends_fin_and_an_abort_sends_rst() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (mut client, id) = rig.connect(0);
     rig.send(id, b"bye");
     rig.sent(id);
@@ -235,7 +234,7 @@ fn an_orderly_close_sends_fin_and_an_abort_sends_rst() {
 
 #[test]
 fn refused_sockets_and_those_of_a_dropped_driver_are_closed() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let mut refused = TcpStream::connect(rig.address).unwrap();
     let (socket, _) = rig.accepted();
     rig.driver.submit(Op::Refuse { socket });
@@ -249,72 +248,4 @@ fn refused_sockets_and_those_of_a_dropped_driver_are_closed() {
     drop(rig);
     assert_eq!(adopted.read(&mut [0; 4]).unwrap(), 0);
     assert_eq!(waiting.read(&mut [0; 4]).unwrap(), 0);
-}
-
-/// What a receive into `block` of at most `most` bytes came to.
-fn fill(rig: &mut Rig, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
-    rig.driver.submit(Op::ReceiveInto { id, block, most: most as u32 });
-    filled(rig, id)
-}
-
-fn filled(rig: &mut Rig, id: ConnId) -> (Box<Block>, usize, ReceiveEnd) {
-    let mut found = None;
-    while found.is_none() {
-        rig.turn(Wait::For(PATIENCE));
-        let place = rig.events.iter().position(|event| matches!(event, Completion::Filled { .. }));
-        found = place.and_then(|place| rig.events.remove(place));
-    }
-    let Some(Completion::Filled { id: of, block, bytes, end }) = found else { unreachable!() };
-    assert_eq!(of, id);
-    (block, bytes, end)
-}
-
-#[test]
-fn receive_into_a_block_takes_what_may_come_and_leaves_the_rest() {
-    let mut rig = Rig::accepting(&small(4096, 64));
-    let (mut client, id) = rig.connect(0);
-    let bytes = pattern(1, 100_000);
-    client.write_all(&bytes).unwrap();
-    client.shutdown(Shutdown::Write).unwrap();
-    let mut block = Box::new(Block::default());
-    assert!(block.make_room(200_000, 200_000));
-    while block.len() < 90_000 {
-        let most = (90_000 - block.len()).min(60_000);
-        let (back, count, end) = fill(&mut rig, id, block, most);
-        assert!((1..=most).contains(&count) && end == ReceiveEnd::Stopped, "{count} {end:?}");
-        block = back;
-    }
-    assert!(**block == bytes[..90_000]);
-    rig.driver.submit(Op::ReceiveOnce { id });
-    assert_eq!(*rig.received(id), bytes[90_000..94_096], "one buffer");
-    assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
-    while block.len() < 95_904 {
-        block = fill(&mut rig, id, block, 100_000).0;
-    }
-    assert!(block[90_000..] == bytes[94_096..]);
-    let (_, count, end) = fill(&mut rig, id, block, 1);
-    assert_eq!((count, end), (0, ReceiveEnd::Eof));
-    rig.close(id, CloseHow::Orderly);
-    rig.settled();
-}
-
-#[test]
-fn receive_into_a_block_is_stopped_and_ends() {
-    let mut rig = Rig::accepting(&small(4096, 64));
-    let (mut client, id) = rig.connect(0);
-    let mut block = Box::new(Block::default());
-    assert!(block.put(b"abc", 3) && block.make_room(10, 10));
-    rig.driver.submit(Op::ReceiveInto { id, block, most: 10 });
-    rig.driver.submit(Op::ReceiveStop { id });
-    let (block, count, end) = filled(&mut rig, id);
-    assert_eq!((&**block, count, end), (&b"abc"[..], 0, ReceiveEnd::Stopped));
-    client.write_all(b"d").unwrap();
-    let (block, count, end) = fill(&mut rig, id, block, 10);
-    assert_eq!((&**block, count, end), (&b"abcd"[..], 1, ReceiveEnd::Stopped));
-    rig.driver.submit(Op::ReceiveInto { id, block, most: 9 });
-    client.shutdown(Shutdown::Write).unwrap();
-    let (_, count, end) = filled(&mut rig, id);
-    assert_eq!((count, end), (0, ReceiveEnd::Eof));
-    rig.close(id, CloseHow::Orderly);
-    rig.settled();
 }

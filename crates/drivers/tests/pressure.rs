@@ -8,63 +8,11 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Rig, small};
+use common::busy::{busy, take_all};
+use common::{PATIENCE, UringRig as Rig, pattern, small};
 use ringserve_buf::PoolConfig;
-use ringserve_core::{Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Wait};
+use ringserve_core::{Budget, CloseHow, Completion, Driver, Op, ReceiveEnd, SendEnd, Wait};
 use ringserve_drivers::UringConfig;
-
-/// Bytes that tell their position and their connection.
-fn pattern(seed: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|n| (n * 31 + n / 251 + seed * 101) as u8).collect()
-}
-
-/// Connections to which a thread each writes `len` bytes and then ends.
-fn busy(rig: &mut Rig, count: u32, len: usize) -> (Vec<ConnId>, Vec<thread::JoinHandle<()>>) {
-    let mut ids = Vec::new();
-    let mut writers = Vec::new();
-    for slot in 0..count {
-        let (mut client, id) = rig.connect(slot);
-        rig.ring.submit(Op::Receive { id });
-        ids.push(id);
-        writers.push(thread::spawn(move || client.write_all(&pattern(slot as usize, len)).unwrap()));
-    }
-    (ids, writers)
-}
-
-/// Takes everything until each connection saw its end; leases are held for `hold` completions.
-fn take_all(rig: &mut Rig, ids: &[ConnId], len: usize, hold: usize) {
-    let mut got = vec![Vec::new(); ids.len()];
-    let mut held = std::collections::VecDeque::new();
-    let mut open = ids.len();
-    let deadline = Instant::now() + PATIENCE;
-    while open > 0 {
-        assert!(Instant::now() < deadline, "{open} connections did not end; {:?}", rig.ring.stats());
-        let stuck = rig.events.is_empty() && !held.is_empty();
-        if stuck {
-            held.pop_front();
-        }
-        rig.turn(if held.is_empty() { Wait::For(Duration::from_millis(100)) } else { Wait::No });
-        while let Some(event) = rig.events.pop_front() {
-            match event {
-                Completion::Received { id, lease } => {
-                    got[id.slot() as usize].extend_from_slice(&lease);
-                    held.push_back(lease);
-                    if held.len() > hold {
-                        held.pop_front();
-                    }
-                }
-                Completion::ReceiveEnded { end, .. } => {
-                    assert_eq!(end, ReceiveEnd::Eof);
-                    open -= 1;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-    for (slot, got) in got.iter().enumerate() {
-        assert!(*got == pattern(slot, len), "connection {slot} got {} bytes, wrong or too few", got.len());
-    }
-}
 
 #[test]
 fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
@@ -75,7 +23,7 @@ fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
         let (ids, writers) = busy(&mut rig, 8, len);
         take_all(&mut rig, &ids, len, buffers_max - 1);
         writers.into_iter().for_each(|writer| writer.join().unwrap());
-        let stats = rig.ring.stats();
+        let stats = rig.driver.stats();
         assert!(stats.receives_parked > 0, "{stats:?}");
         // Each arming has a buffer of its own: at most one for each buffer that was filled, and the first ones.
         let filled = (8 * len / 512 + 8 * len / 400) as u64;
@@ -90,22 +38,22 @@ fn parked_connections_do_not_spin_while_every_buffer_is_held() {
     let pool = PoolConfig { buffer_bytes: 512, buffers_max: 2, poison: true };
     let mut rig = Rig::accepting(&UringConfig { pool, ..small() });
     let (mut client, id) = rig.connect(0);
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     client.write_all(&pattern(0, 2000)).unwrap();
     let held = [rig.received(id), rig.received(id)];
-    while rig.ring.stats().receives_parked == 0 {
+    while rig.driver.stats().receives_parked == 0 {
         rig.turn(Wait::For(Duration::from_millis(10)));
     }
-    let before = rig.ring.stats();
+    let before = rig.driver.stats();
     let turns = rig.idle_for(Duration::from_millis(60));
     assert!(turns <= 2, "it waited, with nothing to do: {turns} turns");
-    assert_eq!(rig.ring.stats().receives_armed, before.receives_armed);
+    assert_eq!(rig.driver.stats().receives_armed, before.receives_armed);
     let mut bytes = [&*held[0], &*held[1]].concat();
     drop(held);
     bytes.extend(rig.received_bytes(id, 2000 - 1024));
     assert_eq!(bytes, pattern(0, 2000));
     // A stop of a parked receive ends at once.
-    rig.ring.submit(Op::ReceiveStop { id });
+    rig.driver.submit(Op::ReceiveStop { id });
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
     rig.close(id, CloseHow::Orderly);
     rig.settled();
@@ -118,13 +66,13 @@ fn all_connections_are_served_by_one_buffer_though_most_are_idle() {
     let mut clients: Vec<_> = (0..100).map(|slot| rig.connect(slot)).collect();
     // All are parked behind a held buffer.
     let (mut first, holder) = rig.connect(100);
-    rig.ring.submit(Op::Receive { id: holder });
+    rig.driver.submit(Op::Receive { id: holder });
     first.write_all(b"hold").unwrap();
     let held = rig.received(holder);
     for (_, id) in &clients {
-        rig.ring.submit(Op::Receive { id: *id });
+        rig.driver.submit(Op::Receive { id: *id });
     }
-    while rig.ring.stats().receives_parked < 100 {
+    while rig.driver.stats().receives_parked < 100 {
         rig.turn(Wait::For(Duration::from_millis(10)));
     }
     let last = clients.len() - 1;
@@ -165,7 +113,7 @@ fn a_receive_is_stopped_with_bytes_on_the_way_and_goes_on_later() {
                 break ended;
             }
             if stops % 2 == 0 {
-                rig.ring.submit(Op::ReceiveStop { id });
+                rig.driver.submit(Op::ReceiveStop { id });
                 stops += 1;
             }
         };
@@ -174,7 +122,7 @@ fn a_receive_is_stopped_with_bytes_on_the_way_and_goes_on_later() {
         }
         assert_eq!(ended, Some(ReceiveEnd::Stopped));
         stops += stops % 2;
-        rig.ring.submit(Op::Receive { id });
+        rig.driver.submit(Op::Receive { id });
     };
     assert_eq!(end, Some(ReceiveEnd::Eof));
     assert!(stops > 10, "{stops}");
@@ -192,7 +140,7 @@ fn a_slow_reader_gets_all_and_a_stopped_send_tells_what_left() {
     rig.send(id, &bytes);
     rig.turn(Wait::No);
     rig.turn(Wait::No);
-    assert_eq!(rig.ring.stats().sends_short, 1, "it did not fit");
+    assert_eq!(rig.driver.stats().sends_short, 1, "it did not fit");
     let expected = bytes.clone();
     let reader = thread::spawn(move || {
         let mut got = vec![0; 16 << 20];
@@ -207,7 +155,7 @@ fn a_slow_reader_gets_all_and_a_stopped_send_tells_what_left() {
     for _ in 0..4 {
         rig.turn(Wait::No);
     }
-    rig.ring.submit(Op::SendStop { id });
+    rig.driver.submit(Op::SendStop { id });
     let (end, left) = rig.sent(id);
     assert_eq!(end, SendEnd::Stopped);
     assert!(left > 0 && left < bytes.len(), "{left}");
@@ -225,7 +173,7 @@ fn a_send_stopped_before_it_was_submitted_comes_back_whole() {
     let (_client, id) = rig.connect(0);
     rig.turn(Wait::No);
     rig.send(id, b"never");
-    rig.ring.submit(Op::SendStop { id });
+    rig.driver.submit(Op::SendStop { id });
     assert_eq!(rig.sent(id), (SendEnd::Stopped, 5));
     rig.send(id, b"again");
     assert_eq!(rig.sent(id), (SendEnd::Done, 0));
@@ -237,7 +185,7 @@ fn a_small_submission_queue_delays_operations_and_loses_none() {
     let mut rig = Rig::accepting(&config);
     let mut clients: Vec<_> = (0..100).map(|slot| rig.connect(slot)).collect();
     for (_, id) in &clients {
-        rig.ring.submit(Op::Receive { id: *id });
+        rig.driver.submit(Op::Receive { id: *id });
         rig.send(*id, b"hello");
     }
     for (client, id) in &mut clients {
@@ -248,18 +196,18 @@ fn a_small_submission_queue_delays_operations_and_loses_none() {
     }
     for (_, id) in &clients {
         assert_eq!(rig.received_bytes(*id, 5), b"hello");
-        rig.ring.submit(Op::ReceiveStop { id: *id });
+        rig.driver.submit(Op::ReceiveStop { id: *id });
     }
     for (_, id) in &clients {
         assert_eq!(rig.receive_ended(*id), ReceiveEnd::Stopped);
-        rig.ring.submit(Op::Close { id: *id, how: CloseHow::Abort });
+        rig.driver.submit(Op::Close { id: *id, how: CloseHow::Abort });
     }
     for (_, id) in &clients {
         rig.wait_for("Closed", |event| {
             matches!(event, Completion::Closed { id: of } if of == id).then_some(())
         });
     }
-    assert!(rig.ring.stats().submissions_delayed > 100, "{:?}", rig.ring.stats());
+    assert!(rig.driver.stats().submissions_delayed > 100, "{:?}", rig.driver.stats());
     rig.settled();
 }
 
@@ -272,7 +220,7 @@ fn an_overflowing_completion_queue_loses_nothing() {
     let (ids, writers) = busy(&mut rig, 16, 100_000);
     take_all(&mut rig, &ids, 100_000, 0);
     writers.into_iter().for_each(|writer| writer.join().unwrap());
-    assert!(rig.ring.stats().overflows > 0, "{:?}", rig.ring.stats());
+    assert!(rig.driver.stats().overflows > 0, "{:?}", rig.driver.stats());
     ids.iter().for_each(|id| rig.close(*id, CloseHow::Orderly));
     rig.settled();
 }
@@ -314,26 +262,26 @@ fn a_turn_stays_within_its_budget_and_the_rest_comes_in_order() {
 fn an_idle_turn_ends_at_its_time_and_makes_one_call() {
     let mut rig = Rig::accepting(&small());
     let (_client, id) = rig.connect(0);
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     rig.turn(Wait::No);
-    let before = rig.ring.stats().enters;
+    let before = rig.driver.stats().enters;
     let start = Instant::now();
     let turns = rig.idle_for(Duration::from_millis(80));
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert!(turns <= 2, "{turns} turns");
-    let waited = rig.ring.stats().enters - before;
+    let waited = rig.driver.stats().enters - before;
     assert!(waited <= turns, "{waited} calls in {turns} turns");
     for _ in 0..100 {
         rig.turn(Wait::No);
     }
-    assert_eq!(rig.ring.stats().enters - before, waited, "nothing to do is no call");
+    assert_eq!(rig.driver.stats().enters - before, waited, "nothing to do is no call");
     assert!(rig.events.is_empty());
 }
 
 #[test]
 fn a_waker_ends_a_turn_from_another_thread_and_wakes_are_joined() {
     let mut rig = Rig::new(&small());
-    let waker = rig.ring.waker();
+    let waker = rig.driver.waker();
     for _ in 0..50 {
         let waker = waker.clone();
         let thread = thread::spawn(move || waker.wake());
@@ -358,7 +306,7 @@ fn dropping_the_driver_with_everything_in_flight_ends_everything() {
     let much = vec![7; 8 << 20];
     for slot in 0..20 {
         let (client, id) = rig.connect(slot);
-        rig.ring.submit(Op::Receive { id });
+        rig.driver.submit(Op::Receive { id });
         rig.send(id, &much);
         clients.push(client);
     }
@@ -372,7 +320,7 @@ fn dropping_the_driver_with_everything_in_flight_ends_everything() {
         Completion::Received { lease, .. } => Some(std::mem::take(lease)),
         _ => None,
     });
-    let pool = rig.ring.pool().clone();
+    let pool = rig.driver.pool().clone();
     let start = Instant::now();
     let address = rig.address;
     drop(rig);
@@ -397,7 +345,7 @@ fn dropping_the_driver_with_everything_in_flight_ends_everything() {
 fn incremental_buffers_take_several_receives_each() {
     let pool = PoolConfig { buffer_bytes: 1 << 16, buffers_max: 4, poison: true };
     let mut rig = Rig::accepting(&UringConfig { incremental: true, pool, ..small() });
-    if !rig.ring.describe().contains("incremental") {
+    if !rig.driver.describe().contains("incremental") {
         return;
     }
     let (ids, writers) = busy(&mut rig, 6, 1_000_000);
@@ -411,14 +359,14 @@ fn incremental_buffers_take_several_receives_each() {
 fn a_multishot_that_was_cancelled_leaves_the_bytes_in_the_socket() {
     let mut rig = Rig::accepting(&small());
     let (mut client, id) = rig.connect(0);
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     rig.turn(Wait::No);
-    rig.ring.submit(Op::ReceiveStop { id });
+    rig.driver.submit(Op::ReceiveStop { id });
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
     client.write_all(b"later").unwrap();
     rig.turn(Wait::For(Duration::from_millis(30)));
     assert!(rig.events.is_empty());
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     assert_eq!(rig.received_bytes(id, 5), b"later");
     assert!(client.as_raw_fd() >= 0);
 }
@@ -427,7 +375,7 @@ fn a_multishot_that_was_cancelled_leaves_the_bytes_in_the_socket() {
 fn accepting_stops_and_goes_on_and_queued_connections_survive() {
     let mut rig = Rig::accepting(&small());
     rig.connect(0);
-    rig.ring.submit(Op::AcceptStop { listener: 0 });
+    rig.driver.submit(Op::AcceptStop { listener: 0 });
     let end = rig.wait_for("AcceptEnded", |event| match event {
         Completion::AcceptEnded { end, .. } => Some(*end),
         _ => None,
@@ -436,7 +384,7 @@ fn accepting_stops_and_goes_on_and_queued_connections_survive() {
     let client = TcpStream::connect(rig.address).unwrap();
     rig.turn(Wait::For(Duration::from_millis(30)));
     assert!(rig.events.is_empty());
-    rig.ring.submit(Op::Accept { listener: 0 });
+    rig.driver.submit(Op::Accept { listener: 0 });
     assert_eq!(rig.accepted().1, client.local_addr().unwrap());
 }
 
@@ -444,14 +392,14 @@ fn accepting_stops_and_goes_on_and_queued_connections_survive() {
 fn a_deferred_send_costs_no_enter_of_its_own() {
     let mut rig = Rig::accepting(&small());
     let (mut client, id) = rig.connect(0);
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     rig.turn(Wait::No);
     client.write_all(b"0").unwrap();
     drop(rig.received(id));
-    let before = rig.ring.stats();
+    let before = rig.driver.stats();
     for _ in 0..50 {
         rig.send(id, b"0");
-        rig.ring.defer_sent();
+        rig.driver.defer_sent();
         let mut echo = client.try_clone().unwrap();
         let peer = thread::spawn(move || {
             let mut byte = [0; 1];
@@ -464,7 +412,7 @@ fn a_deferred_send_costs_no_enter_of_its_own() {
         drop(rig.received(id));
     }
     // One each; a few more if a reply comes just between two turns.
-    let enters = rig.ring.stats().enters - before.enters;
+    let enters = rig.driver.stats().enters - before.enters;
     assert!((50..75).contains(&enters), "send and wait in one call: {enters} calls for 50 of them");
     rig.settled();
 }
@@ -476,11 +424,11 @@ fn a_deferred_send_that_does_not_fit_or_fails_ends_the_wait() {
     rig.turn(Wait::No);
     let bytes = pattern(2, 16 << 20);
     rig.send(id, &bytes);
-    rig.ring.defer_sent();
+    rig.driver.defer_sent();
     let start = Instant::now();
     rig.turn(Wait::For(PATIENCE));
     assert!(start.elapsed() < PATIENCE / 2);
-    assert_eq!(rig.ring.stats().sends_short, 1);
+    assert_eq!(rig.driver.stats().sends_short, 1);
     let reader = thread::spawn(move || {
         let mut got = vec![0; 16 << 20];
         client.read_exact(&mut got).unwrap();
@@ -489,13 +437,13 @@ fn a_deferred_send_that_does_not_fit_or_fails_ends_the_wait() {
     });
     assert_eq!(rig.sent(id), (SendEnd::Done, 0));
     reader.join().unwrap();
-    rig.ring.submit(Op::Receive { id });
+    rig.driver.submit(Op::Receive { id });
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Error(libc::ECONNRESET));
     // One that fails, and one beside it that does not.
     let (_second, other) = rig.connect(1);
     rig.send(id, b"lost");
     rig.send(other, b"kept");
-    rig.ring.defer_sent();
+    rig.driver.defer_sent();
     let start = Instant::now();
     rig.turn(Wait::For(PATIENCE));
     assert!(start.elapsed() < PATIENCE / 2);
@@ -514,7 +462,7 @@ fn deferred_sends_through_a_small_queue_all_come_back() {
             rig.send(*id, &[round; 100]);
         }
         while !rig.events.iter().filter(|event| matches!(event, Completion::Sent { .. })).count().eq(&50) {
-            rig.ring.defer_sent();
+            rig.driver.defer_sent();
             rig.turn(Wait::No);
         }
         for (client, id) in &mut clients {
@@ -534,26 +482,28 @@ fn a_deferred_send_that_failed_is_told_though_the_completion_queue_overflows() {
     let (client, broken) = rig.connect(50);
     socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
     drop(client);
-    rig.ring.submit(Op::Receive { id: broken });
+    rig.driver.submit(Op::Receive { id: broken });
     assert_eq!(rig.receive_ended(broken), ReceiveEnd::Error(libc::ECONNRESET));
     let mut clients: Vec<_> = (0..20).map(|slot| rig.connect(slot)).collect();
-    clients.iter().for_each(|(_, id)| rig.ring.submit(Op::Receive { id: *id }));
-    (0..5).for_each(|_| rig.turn(Wait::No));
+    clients.iter().for_each(|(_, id)| rig.driver.submit(Op::Receive { id: *id }));
+    for _ in 0..5 {
+        rig.turn(Wait::No);
+    }
     clients.iter_mut().for_each(|(client, _)| client.write_all(b"x").unwrap());
     // The queue is full from here on, of completions that were not taken.
     rig.budget.completions = 1;
-    let before = rig.ring.stats().overflows;
+    let before = rig.driver.stats().overflows;
     rig.turn(Wait::For(PATIENCE));
     rig.send(broken, b"lost");
-    rig.ring.defer_sent();
+    rig.driver.defer_sent();
     rig.turn(Wait::No);
     // Now more is taken than is in the queue, while the kernel still holds completions back.
     rig.budget.completions = 100;
     for _ in 0..40 {
-        rig.ring.defer_sent();
+        rig.driver.defer_sent();
         rig.turn(Wait::No);
     }
-    assert!(rig.ring.stats().overflows > before);
+    assert!(rig.driver.stats().overflows > before);
     assert_eq!(rig.sent(broken), (SendEnd::Error(libc::EPIPE), 4));
     assert_eq!(rig.events.iter().filter(|event| matches!(event, Completion::Received { .. })).count(), 20);
 }

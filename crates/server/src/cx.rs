@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -168,6 +169,11 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.head.tlvs()
+    }
+
+    /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
+    pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
+        self.head.facts()?.downcast().ok()
     }
 
     /// The connection's name on its shard.

@@ -14,7 +14,11 @@ pub mod http;
 mod log;
 pub mod middleware;
 mod opening;
+mod parts;
 mod peer;
+#[cfg(feature = "resp")]
+pub mod resp;
+pub mod scatter;
 mod server;
 mod service;
 mod shard;
@@ -58,6 +62,7 @@ pub mod factory {
 
 /// How bytes become frames, and replies become bytes.
 pub mod framing {
+    pub use crate::parts::{Kept, Parts, Span};
     pub use ringserve_core::Outbox;
     pub use ringserve_core::framing::*;
 }
@@ -69,6 +74,83 @@ pub mod listen {
     };
     pub use crate::server::listen::proxy_protocol::ProxyProtocol;
     pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};
+}
+
+/// What may stand between a socket and the framing of its connections: encryption, or another layer that changes bytes.
+///
+/// A listener has a [`Transport`](transport::Transport) ([`Endpoint::transport`](crate::listen::Endpoint::transport),
+/// [`Server::transport`]), or none. Each of its connections has a [`Channel`](transport::Channel) then, which goes through a
+/// handshake before [`Service::open`], and makes clear what is received and seals what is sent from there on. Services, streams, HTTP and
+/// codecs do not notice. What the handshake found out is asked for by its type: [`Cx::facts`], [`Opening::facts`], [`Stream::facts`].
+///
+/// ```
+/// use ringserve::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
+/// # use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+/// # struct Echo;
+/// # impl Service for Echo {
+/// #     type Session = ();
+/// #     type Error = std::convert::Infallible;
+/// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+/// #         cx.reply(frame);
+/// #         Ok(())
+/// #     }
+/// # }
+///
+/// /// Each byte is XORed with the same one.
+/// struct Xor(u8);
+///
+/// impl Transport for Xor {
+///     fn begin(&self, _out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+///         Some(Box::new(XorChannel { key: self.0, is_ready: false }))
+///     }
+/// }
+///
+/// struct XorChannel {
+///     key: u8,
+///     is_ready: bool,
+/// }
+///
+/// impl Channel for XorChannel {
+///     fn open(&mut self, wire: &mut LeaseMut, _out: &mut Vec<u8>) -> Unsealed {
+///         if wire.is_empty() {
+///             return Unsealed::More;
+///         }
+///         // There is no handshake: the first byte is one.
+///         if !std::mem::replace(&mut self.is_ready, true) {
+///             return Unsealed::Ready;
+///         }
+///         wire.iter_mut().for_each(|byte| *byte ^= self.key);
+///         Unsealed::Plain(std::mem::take(wire))
+///     }
+///
+///     fn work(&mut self, _out: &mut Vec<u8>) -> Unsealed {
+///         Unsealed::More
+///     }
+///
+///     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+///         out.extend(plain.pieces().flatten().map(|byte| byte ^ self.key));
+///         Ok(())
+///     }
+///
+///     fn finish(&mut self, _out: &mut Vec<u8>) {}
+///
+///     fn held_bytes(&self) -> usize {
+///         0
+///     }
+///
+///     fn is_mid_record(&self) -> bool {
+///         false
+///     }
+/// }
+///
+/// # fn main() {
+/// let server = Server::bind("127.0.0.1:7000").transport(|| Xor(0x55)).framing(Lines::default());
+/// # let _ = || server.serve(|_shard| Echo);
+/// # }
+/// ```
+pub mod transport {
+    pub use ringserve_buf::LeaseMut;
+    pub use ringserve_core::{Batch, Channel, Fault, Transport, Unsealed};
 }
 
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.

@@ -199,11 +199,15 @@ fn panicked_in(
 pub(crate) fn stopped(report: &ServerStats) {
     let counters = &report.counters;
     let skew = report.skew().map(|skew| format!(", the busiest shard had {skew:.2} times the mean"));
+    let handshakes = (counters.handshakes_started > 0).then(|| {
+        format!("{} of {} handshakes done, ", counters.handshakes_done, counters.handshakes_started)
+    });
     let ends: Vec<String> = counters.reasons().map(|(reason, count)| format!("{reason} {count}")).collect();
     info!(
-        "stopped after {} connections ({}), {} frames, {} bytes received, {} bytes sent{}",
+        "stopped after {} connections ({}), {}{} frames, {} bytes received, {} bytes sent{}",
         counters.opened,
         if ends.is_empty() { "none ended".to_owned() } else { ends.join(", ") },
+        handshakes.unwrap_or_default(),
         counters.frames,
         counters.bytes_received,
         counters.bytes_sent,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_buf::ReplyWriter;
@@ -111,6 +112,11 @@ impl<'a> Opening<'a> {
     /// [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.head.tlvs()
+    }
+
+    /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
+    pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
+        self.head.facts()?.downcast().ok()
     }
 
     /// The connection's name on its shard.

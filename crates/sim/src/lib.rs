@@ -51,4 +51,5 @@ pub mod servers;
 pub mod service;
 pub mod sock;
 pub mod tasks;
+pub mod toy;
 pub mod world;

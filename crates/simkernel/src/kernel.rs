@@ -287,13 +287,13 @@ impl Kernel for SimKernel {
     }
 
     fn is_adopted(&self, listener: u16) -> bool {
-        self.shared.lock().is_adopted(self.listeners[usize::from(listener)])
+        self.shared.lock().listeners.is_adopted(self.listeners[usize::from(listener)])
     }
 
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
         let listener = self.listeners[usize::from(listener)];
         let late = self.faults.strike(Fault::NewcomersLate);
-        self.shared.lock().listener(listener).closed |= !late;
+        self.shared.lock().listeners.get_mut(listener).closed |= !late;
         if late { Duration::from_millis(5) } else { Duration::ZERO }
     }
 
@@ -302,7 +302,7 @@ impl Kernel for SimKernel {
         assert!(!armed, "a queue is taken from under an accept");
         let listener = self.listeners[usize::from(listener)];
         let mut state = self.shared.lock();
-        if !state.has_queued(listener) {
+        if !state.listeners.has_queued(listener) {
             return Err(libc::EAGAIN);
         }
         if self.faults.strike(Fault::TakeNoDescriptor) {

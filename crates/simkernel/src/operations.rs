@@ -17,8 +17,8 @@ impl SimKernel {
             RawOp::Accept { listener } => {
                 self.ring.arm_accept(listener);
                 let listener = self.listeners[usize::from(listener)];
-                if state.is_adopted(listener) {
-                    state.begin_to_wait(listener, self.number);
+                if state.listeners.is_adopted(listener) {
+                    state.listeners.begin_to_wait(listener, self.number);
                 }
             }
             RawOp::Install { id, fd } => {
@@ -119,8 +119,8 @@ impl SimKernel {
         match op {
             RawOp::CancelAccept { listener } => {
                 let queue = self.listeners[usize::from(*listener)];
-                if state.is_adopted(queue) {
-                    state.end_wait(queue, self.number);
+                if state.listeners.is_adopted(queue) {
+                    state.listeners.end_wait(queue, self.number);
                 }
                 self.end_accept(*listener, -libc::ECANCELED);
             }

@@ -69,11 +69,11 @@ impl SimKernel {
         if self.ring.accepts[usize::from(index)].is_none() {
             return;
         }
-        let is_shared = state.is_adopted(listener);
-        if is_shared && !state.finds_queued(listener, self.number) {
+        let is_shared = state.listeners.is_adopted(listener);
+        if is_shared && !state.listeners.finds_queued(listener, self.number) {
             return;
         }
-        while state.has_queued(listener) {
+        while state.listeners.has_queued(listener) {
             let lost = [
                 (Fault::AcceptNoDescriptor, libc::EMFILE),
                 (Fault::AcceptNoFile, libc::ENFILE),

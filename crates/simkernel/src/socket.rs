@@ -217,7 +217,7 @@ impl SocketListener {
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Socket> {
         let mut state = self.shared.lock();
         let Some(number) = state.take_queued(self.listener) else {
-            state.listener(self.listener).waker = Some(cx.waker().clone());
+            state.listeners.get_mut(self.listener).waker = Some(cx.waker().clone());
             return Poll::Pending;
         };
         let addrs = state.connection(number).addrs();

@@ -57,7 +57,7 @@ impl Network {
     /// # Errors
     /// `AddrInUse`.
     pub fn socket_listener(&self, addr: SocketAddr) -> io::Result<SocketListener> {
-        let (listener, addr) = self.shared.lock().listen_client(addr)?;
+        let (listener, addr) = self.shared.lock().listeners.listen_client(addr)?;
         Ok(SocketListener::new(self.shared.clone(), listener, addr))
     }
 

@@ -4,10 +4,11 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use ringserve::framing::Parts;
+use ringserve::resp::{self, Replied, Version, Writer, matches};
 use ringserve::{LocalHandle, PushError, Shard, SharedPayload};
 
-use crate::keys::{matches, number};
-use crate::resp::{self, Args, Bad, Done, Out};
+use crate::keys::{Bad, number};
 
 /// The Redis whose commands, errors and replies these are.
 const VERSION: &str = "7.0.0";
@@ -27,7 +28,7 @@ pub struct Client {
     handle: LocalHandle,
     shard: Shard,
     topics: Rc<Topics>,
-    pub resp3: Cell<bool>,
+    pub version: Cell<Version>,
     name: RefCell<Vec<u8>>,
     listens: RefCell<BTreeSet<Topic>>,
     /// True while it listens and may not do everything, as in version 2 of the protocol.
@@ -39,9 +40,9 @@ pub struct Client {
 
 impl Client {
     pub fn new(id: u64, handle: LocalHandle, shard: &Shard, topics: &Rc<Topics>) -> Rc<Client> {
-        let (resp3, name, listens, only_listens, mail, mail_bytes) = Default::default();
+        let (version, name, listens, only_listens, mail, mail_bytes) = Default::default();
         let (shard, topics) = (shard.clone(), topics.clone());
-        Rc::new(Client { id, handle, shard, topics, resp3, name, listens, only_listens, mail, mail_bytes })
+        Rc::new(Client { id, handle, shard, topics, version, name, listens, only_listens, mail, mail_bytes })
     }
 
     /// Sends a message, after those that wait until this client has read others.
@@ -95,33 +96,34 @@ impl Client {
 }
 
 /// Sends a message to the subscribers of this shard, and tells how many there are. It is encoded once for each version.
-pub fn publish(topics: &Topics, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn publish(topics: &Topics, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let (channel, message, topics, mut told) = (args.get(1), args.get(2), topics.borrow(), 0);
     let exact = topics.get_key_value(&(false, channel.to_vec()));
     let patterns = topics.range((true, Vec::new())..).filter(|((_, name), _)| matches(name, channel));
     for ((is_pattern, name), clients) in exact.into_iter().chain(patterns) {
         let texts = [const { OnceCell::new() }; 2];
         for client in clients {
-            let resp3 = client.resp3.get();
-            client.send(texts[usize::from(resp3)].get_or_init(|| {
+            let version = client.version.get();
+            client.send(texts[version as usize].get_or_init(|| {
                 let mut text = Vec::new();
                 let parts: &[&[u8]] = match is_pattern {
                     true => &[b"pmessage", name, channel, message],
                     false => &[b"message", channel, message],
                 };
-                let mut out = Out::text(&mut text, resp3);
-                let written = out.push(parts.len()).and(parts.iter().try_for_each(|part| out.bytes(part)));
-                debug_assert!(written.is_ok());
+                Writer::to_vec(&mut text, version).reply(|out| {
+                    out.push(parts.len())?;
+                    parts.iter().try_for_each(|part| out.bulk(part))
+                });
                 Rc::new(SharedPayload::new(text))
             }));
             told += 1;
         }
     }
-    out.int(told)
+    out.integer(told)
 }
 
 /// SUBSCRIBE and its like: a message about each channel or pattern.
-pub fn subscribe(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn subscribe(client: &Rc<Client>, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let command = args.word(0);
     let is_pattern = command.starts_with('p');
     let mut names: Vec<Option<Vec<u8>>> = args.from(1).map(|name| Some(name.to_vec())).collect();
@@ -134,9 +136,9 @@ pub fn subscribe(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> 
     }
     for name in names {
         out.push(3)?;
-        out.bytes(command.as_bytes())?;
+        out.bulk(command.as_bytes())?;
         match &name {
-            Some(name) => out.bytes(name)?,
+            Some(name) => out.bulk(name)?,
             None => out.null()?,
         }
         match name {
@@ -144,44 +146,45 @@ pub fn subscribe(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> 
             Some(name) => client.listen((is_pattern, name)),
             None => {}
         }
-        out.int(client.listens.borrow().len() as i64)?;
+        out.integer(client.listens.borrow().len() as i64)?;
     }
-    client.only_listens.set(!client.resp3.get() && !client.listens.borrow().is_empty());
+    client.only_listens.set(client.version.get() == Version::Two && !client.listens.borrow().is_empty());
     Ok(())
 }
 
-pub fn ping(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn ping(client: &Rc<Client>, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     match args.len() {
         3.. => Err("ERR wrong number of arguments for 'ping' command".into()),
         _ if client.only_listens.get() => {
             out.array(2)?;
-            out.bytes(b"pong")?;
-            out.bytes(args.get(1))
+            out.bulk(b"pong")?;
+            out.bulk(args.get(1))
         }
-        1 => out.word("PONG"),
-        _ => out.bytes(args.get(1)),
+        1 => out.simple("PONG"),
+        _ => out.bulk(args.get(1)),
     }
 }
 
-pub fn select(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn select(_: &Rc<Client>, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     match number(args, 1)? {
         0 => out.ok(),
         _ => Err("ERR DB index is out of range".into()),
     }
 }
 
-pub fn reset(client: &Rc<Client>, _: Args<'_>, out: &mut Out<'_, '_>) -> Done {
-    client.resp3.set(false);
+pub fn reset(client: &Rc<Client>, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+    client.version.set(Version::Two);
     client.name.borrow_mut().clear();
     client.leave();
-    out.word("RESET")
+    out.simple("RESET")
 }
 
 /// HELLO: which version of the protocol to speak, who the client is, and who the server.
-pub fn hello(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
-    let resp3 = match (args.len(), resp::number(args.get(1))) {
-        (1, _) => client.resp3.get(),
-        (_, Some(version @ 2..=3)) => version == 3,
+pub fn hello(client: &Rc<Client>, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+    let version = match (args.len(), resp::number(args.get(1))) {
+        (1, _) => client.version.get(),
+        (_, Some(2)) => Version::Two,
+        (_, Some(3)) => Version::Three,
         (_, Some(_)) => return Err("NOPROTO unsupported protocol version".into()),
         (_, None) => return Err("ERR Protocol version is not an integer or out of range".into()),
     };
@@ -197,21 +200,21 @@ pub fn hello(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done
             option => return Err(format!("ERR Syntax error in HELLO option '{option}'").into()),
         }
     }
-    client.resp3.set(resp3);
-    client.only_listens.set(!resp3 && !client.listens.borrow().is_empty());
-    out.resp3 = resp3;
+    client.version.set(version);
+    client.only_listens.set(version == Version::Two && !client.listens.borrow().is_empty());
+    out.set_version(version);
     out.map(5)?;
     for (name, text) in [("server", "redis"), ("version", VERSION), ("mode", "standalone")] {
-        out.bytes(name.as_bytes())?;
-        out.bytes(text.as_bytes())?;
+        out.bulk(name.as_bytes())?;
+        out.bulk(text.as_bytes())?;
     }
-    out.bytes(b"proto")?;
-    out.int(2 + i64::from(resp3))?;
-    out.bytes(b"id")?;
-    out.int(client.id as i64)
+    out.bulk(b"proto")?;
+    out.integer(2 + version as i64)?;
+    out.bulk(b"id")?;
+    out.integer(client.id as i64)
 }
 
-fn rename(client: &Client, name: &[u8]) -> Done {
+fn rename(client: &Client, name: &[u8]) -> Replied {
     if !name.iter().all(u8::is_ascii_graphic) {
         return Err(BAD_NAME.into());
     }
@@ -219,11 +222,11 @@ fn rename(client: &Client, name: &[u8]) -> Done {
     Ok(())
 }
 
-pub fn client(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn client(client: &Rc<Client>, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     match (&*args.word(1), args.len()) {
-        ("id", 2) => out.int(client.id as i64),
+        ("id", 2) => out.integer(client.id as i64),
         ("getname", 2) if client.name.borrow().is_empty() => out.null(),
-        ("getname", 2) => out.bytes(&client.name.borrow()),
+        ("getname", 2) => out.bulk(&*client.name.borrow()),
         ("setname", 3) => rename(client, args.get(2)).and_then(|()| out.ok()),
         // What library it uses is no matter here.
         ("setinfo", 4) => out.ok(),
@@ -232,7 +235,7 @@ pub fn client(client: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Don
 }
 
 /// CONFIG GET: what clients and redis-benchmark ask about. Nothing can be set.
-pub fn config(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn config(_: &Rc<Client>, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     if args.word(1) != "get" || args.len() < 3 {
         return Err(unknown(args));
     }
@@ -240,20 +243,20 @@ pub fn config(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
     let asked = |name: &str| (2..args.len()).any(|n| matches(args.word(n).as_bytes(), name.as_bytes()));
     let told: Vec<_> = all.into_iter().filter(|(name, _)| asked(name)).collect();
     out.map(told.len())?;
-    told.into_iter().flat_map(|(name, value)| [name, value]).try_for_each(|text| out.bytes(text.as_bytes()))
+    told.into_iter().flat_map(|(name, value)| [name, value]).try_for_each(|text| out.bulk(text.as_bytes()))
 }
 
 /// INFO: what clients look for, and which shard the connection is on.
-pub fn info(client: &Rc<Client>, _: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn info(client: &Rc<Client>, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let (shard, shards) = (client.shard.index(), client.shard.count());
-    out.bytes(
+    out.bulk(
         format!("# Server\r\nredis_version:{VERSION}\r\nloading:0\r\nshard:{shard}\r\nshards:{shards}\r\n")
             .as_bytes(),
     )
 }
 
 /// A command has no such subcommand, or not with that many arguments.
-pub fn unknown(args: Args<'_>) -> Bad {
+pub fn unknown(args: Parts<'_>) -> Bad {
     let (name, given) = (args.word(0).to_uppercase(), String::from_utf8_lossy(args.get(1)));
     format!("ERR unknown subcommand '{given}'. Try {name} HELP.").into()
 }

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::LazyLock;
 
+use ringserve::framing::Parts;
+use ringserve::resp::{Replied, Writer};
+
 use crate::client::{self, Client, Topics, unknown};
 use crate::keys::{self, EX, EXAT, PX, PXAT, number};
-use crate::resp::{Args, Done, Out};
 use crate::store::Store;
 
 /// Which shards a command asks.
@@ -26,15 +28,15 @@ pub enum To {
     Cursor,
 }
 
-type OnClient = fn(&Rc<Client>, Args<'_>, &mut Out<'_, '_>) -> Done;
-type OnStore = fn(&mut Store, Args<'_>, &mut Out<'_, '_>) -> Done;
+type OnClient = fn(&Rc<Client>, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
+type OnStore = fn(&mut Store, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
 
 /// What a command does. One that reaches several keys does it for each, where that key is.
 #[derive(Clone, Copy)]
 pub enum Run {
     Client(OnClient),
     Store(OnStore),
-    Topics(fn(&Topics, Args<'_>, &mut Out<'_, '_>) -> Done),
+    Topics(fn(&Topics, Parts<'_>, &mut Writer<'_, '_>) -> Replied),
 }
 
 pub struct Command {
@@ -55,7 +57,7 @@ impl Command {
     }
 
     /// What COMMAND tells: name, arity, flags, first key, last key (counted from the end if negative) and the step between.
-    fn tell(&self, out: &mut Out<'_, '_>) -> Done {
+    fn tell(&self, out: &mut Writer<'_, '_>) -> Replied {
         let [first, last, step] = match self.to {
             To::Key => [1, 1, 1],
             To::Each(step) => [1, -1, step as i64],
@@ -63,10 +65,10 @@ impl Command {
             To::Client | To::All | To::Cursor => [0, 0, 0],
         };
         out.array(6)?;
-        out.bytes(self.name.as_bytes())?;
-        out.int(self.arity)?;
+        out.bulk(self.name.as_bytes())?;
+        out.integer(self.arity)?;
         out.array(0)?;
-        [first, last, step].into_iter().try_for_each(|number| out.int(number))
+        [first, last, step].into_iter().try_for_each(|number| out.integer(number))
     }
 }
 
@@ -86,9 +88,9 @@ fn word(name: &[u8]) -> u128 {
 }
 
 /// COMMAND: what there is to know of all commands, or of some.
-fn describe(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+fn describe(_: &Rc<Client>, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     match (&*args.word(1), args.len()) {
-        ("count", 2) => out.int(COMMANDS.len() as i64),
+        ("count", 2) => out.integer(COMMANDS.len() as i64),
         ("", _) => {
             out.array(COMMANDS.len())?;
             COMMANDS.iter().try_for_each(|command| command.tell(out))
@@ -124,7 +126,7 @@ static COMMANDS: &[Command] = &[
     on_key("setnx", 3, |store, args, out| {
         let is_new = store.find(args.get(1)).is_none();
         is_new.then(|| store.put(args.get(1), args, 2, None));
-        out.int(is_new.into())
+        out.integer(is_new.into())
     }),
     on_key("setex", 4, |store, args, out| keys::set_with_end(store, args, out, EX)),
     on_key("psetex", 4, |store, args, out| keys::set_with_end(store, args, out, PX)),
@@ -143,7 +145,7 @@ static COMMANDS: &[Command] = &[
         keys::add(store, args, out, amount)
     }),
     on_key("type", 2, |store, args, out| {
-        out.word(if store.find(args.get(1)).is_some() { "string" } else { "none" })
+        out.simple(if store.find(args.get(1)).is_some() { "string" } else { "none" })
     }),
     on_key("expire", -3, |store, args, out| keys::expire(store, args, out, EX)),
     on_key("pexpire", -3, |store, args, out| keys::expire(store, args, out, PX)),
@@ -156,13 +158,17 @@ static COMMANDS: &[Command] = &[
     on_key("persist", 2, keys::persist),
     on_keys("mget", -2, To::Values, keys::get),
     on_keys("mset", -3, To::Each(2), keys::set),
-    on_keys("del", -2, To::Each(1), |store, args, out| out.int(store.delete(args.get(1)).into())),
-    on_keys("unlink", -2, To::Each(1), |store, args, out| out.int(store.delete(args.get(1)).into())),
-    on_keys("exists", -2, To::Each(1), |store, args, out| out.int(store.find(args.get(1)).is_some().into())),
-    on_keys("touch", -2, To::Each(1), |store, args, out| out.int(store.find(args.get(1)).is_some().into())),
+    on_keys("del", -2, To::Each(1), |store, args, out| out.integer(store.delete(args.get(1)).into())),
+    on_keys("unlink", -2, To::Each(1), |store, args, out| out.integer(store.delete(args.get(1)).into())),
+    on_keys("exists", -2, To::Each(1), |store, args, out| {
+        out.integer(store.find(args.get(1)).is_some().into())
+    }),
+    on_keys("touch", -2, To::Each(1), |store, args, out| {
+        out.integer(store.find(args.get(1)).is_some().into())
+    }),
     on_keys("keys", 2, To::All, keys::keys),
     on_keys("scan", -2, To::Cursor, keys::scan),
-    on_keys("dbsize", 1, To::All, |store, _, out| out.int(store.len() as i64)),
+    on_keys("dbsize", 1, To::All, |store, _, out| out.integer(store.len() as i64)),
     on_keys("flushall", -1, To::All, keys::flush),
     on_keys("flushdb", -1, To::All, keys::flush),
     Command { name: "publish", arity: 3, to: To::All, run: Run::Topics(client::publish) },
@@ -171,7 +177,7 @@ static COMMANDS: &[Command] = &[
     on_client("psubscribe", -2, client::subscribe),
     on_client("punsubscribe", -1, client::subscribe),
     on_client("ping", -1, client::ping),
-    on_client("echo", 2, |_, args, out| out.bytes(args.get(1))),
+    on_client("echo", 2, |_, args, out| out.bulk(args.get(1))),
     on_client("select", 2, client::select),
     on_client("hello", -1, client::hello),
     on_client("reset", 1, client::reset),

@@ -190,6 +190,9 @@ impl<'a, O: Observer> Frames<'a, O> {
                 if conn.waiting_bytes() == 0 {
                     // What is left has no bytes, and would go on pinning its buffer.
                     self.lease = Lease::empty();
+                    if conn.is_unsealing() {
+                        return Next::Nothing;
+                    }
                     if conn.owes_end() {
                         outlet.end_heard();
                         (self.plain, self.frame_bytes) = (false, 0);

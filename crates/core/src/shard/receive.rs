@@ -192,7 +192,7 @@ impl<O: Observer> Shard<O> {
     }
 
     /// The peer sent its last byte and every frame is answered.
-    pub(super) fn finish_input(&mut self, id: ConnId) {
+    fn finish_input(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
         // carried out at the end of the turn, with that as the reason.
@@ -245,7 +245,7 @@ impl<O: Observer> Shard<O> {
         }
         let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();
-        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease) };
+        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease, !self.short_of_buffers) };
         self.shared.hold(inbox.held_bytes() - before);
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
@@ -253,13 +253,19 @@ impl<O: Observer> Shard<O> {
         let waiting = inbox.waiting_bytes();
         let tight = self.is_tight();
         let Some(conn) = self.conns.get_mut(id) else { return };
-        if (tight || waiting >= self.lanes[conn.lane].limits.inbox_bytes_high) && !conn.paused && !cut {
-            conn.paused = true;
-            self.lanes[conn.lane].counters.receives_paused += 1;
-            self.observer.paused(self.now, id, true);
-            self.sync_receive(id);
+        if (tight || waiting >= self.lanes[conn.lane].limits.inbox_bytes_high) && !cut {
+            self.pause(id);
         }
         self.check_held(id);
+    }
+
+    /// Receives nothing more, until all that is there was looked at.
+    pub(super) fn pause(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.paused) else { return };
+        conn.paused = true;
+        self.lanes[conn.lane].counters.receives_paused += 1;
+        self.observer.paused(self.now, id, true);
+        self.sync_receive(id);
     }
 
     /// Throws away what was received of a connection and is not a frame yet.

@@ -137,9 +137,16 @@ impl<O: Observer> Shard<O> {
     /// [`Lane::secured`] says that it is done, [`Lane::ended`] that it will not be. False if the listener has no
     /// [transport](Shard::secure): then the service is asked at once.
     pub fn begin_handshake(&mut self, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return true };
+        let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open()) else { return true };
         let Some(listener) = conn.outlet().map(|outlet| outlet.listener()) else { return true };
         let Some(transport) = self.channels.transport(listener).cloned() else { return false };
+        self.begin_handshake_by(id, &*transport);
+        true
+    }
+
+    /// The same by a transport that is not a listener's, for a connection that the server makes.
+    pub fn begin_handshake_by(&mut self, id: ConnId, transport: &dyn Transport) {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
         let mut out = Vec::new();
         let sealed = transport.begin(&mut out).and_then(|channel| {
             try_box(Sealed {
@@ -154,7 +161,7 @@ impl<O: Observer> Shard<O> {
         });
         let (Some(sealed), Some(entry)) = (sealed, self.channels.table.entry(id.slot())) else {
             self.abort(id, CloseReason::MemoryLimit);
-            return true;
+            return;
         };
         *entry = Some(sealed);
         conn.aside.seal();
@@ -167,7 +174,6 @@ impl<O: Observer> Shard<O> {
         self.note_out(id);
         self.sync_receive(id);
         self.arm(id);
-        true
     }
 
     /// Counts what a connection's channel appended, which leaves with this turn.
@@ -277,12 +283,17 @@ impl<O: Observer> Shard<O> {
     pub(super) fn check_handshake(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id).filter(|conn| conn.opened == Opened::Handshake) else { return };
         let came = self.channels.get(id).map_or(0, |sealed| sealed.came);
+        let waits = conn.queued.is_in(Queued::WORKING);
+        if came > HANDSHAKE_BYTES_MAX && waits {
+            // It may have begun to speak behind its last flight, and is received from once the step was made.
+            return self.pause(id);
+        }
         if came > HANDSHAKE_BYTES_MAX {
             let error = FrameError::TooLarge { bytes: came, max: HANDSHAKE_BYTES_MAX };
             return self.finish(id, CloseReason::BadFrame(error));
         }
         // What it sent before FIN may be the rest.
-        if conn.input_ended && !conn.queued.is_in(Queued::WORKING) {
+        if conn.input_ended && !waits {
             let reason = if came == 0 { CloseReason::PeerClosed } else { CloseReason::PeerClosedMidFrame };
             self.finish(id, reason);
         }
@@ -298,6 +309,11 @@ impl<O: Observer> Shard<O> {
             shared.drop_pending();
         }
         self.finish(id, reason);
+    }
+
+    /// True if the input of a connection ended, and its channel was told of no end before.
+    pub fn was_cut_off(&self, id: ConnId) -> bool {
+        self.channels.get(id).is_some_and(|sealed| !sealed.is_closed)
     }
 
     /// Why a connection whose peer sent FIN was cut off by that, if it was.

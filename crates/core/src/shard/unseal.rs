@@ -25,19 +25,43 @@ impl<O: Observer> Shard<O> {
     pub(super) fn go_on(
         &mut self,
         id: ConnId,
+        wire: LeaseMut,
+        answered: Option<Unsealed>,
+        lane: &mut (impl Lane<O> + ?Sized),
+    ) {
+        if let Some(conn) = self.conns.get_mut(id) {
+            // What it has is not over before it says so, though FIN may be there.
+            conn.aside.unseal(true);
+        }
+        let left = self.unseal_all(id, wire, answered, lane);
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.aside.unseal(false);
+        let Some(came) = left else { return };
+        self.note_record(id, came);
+        self.check_handshake(id);
+        if self.conns.get(id).is_some_and(|conn| conn.takes_frames() && conn.waiting_bytes() == 0) {
+            self.out_of_bytes(id);
+        }
+    }
+
+    /// Has a channel say what it has, to the end. Returns how many bytes came of a record that did not end, unless the connection is
+    /// over.
+    fn unseal_all(
+        &mut self,
+        id: ConnId,
         mut wire: LeaseMut,
         mut answered: Option<Unsealed>,
         lane: &mut (impl Lane<O> + ?Sized),
-    ) {
+    ) -> Option<usize> {
         let mut came = wire.len();
         let mut has_batch = false;
         loop {
             // The connection may have ended by what was handed out. What is behind that is dropped.
             let goes_on = |conn: &Conn| conn.is_open() && !conn.is_cut();
             if !self.conns.get(id).is_some_and(goes_on) {
-                return;
+                return None;
             }
-            let Some(sealed) = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed) else { return };
+            let sealed = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed)?;
             let unsealed = answered.take().unwrap_or_else(|| sealed.channel.open(&mut wire, &mut sealed.out));
             let is_ready = sealed.is_ready;
             self.note_out(id);
@@ -52,7 +76,7 @@ impl<O: Observer> Shard<O> {
                 }
                 Unsealed::More => {
                     debug_assert!(wire.is_empty(), "the channel of {id} leaves bytes and wants more");
-                    break;
+                    break Some(came);
                 }
                 Unsealed::Ready => {
                     self.ready(id, lane);
@@ -60,21 +84,17 @@ impl<O: Observer> Shard<O> {
                 }
                 Unsealed::Work => {
                     self.want_step(id);
-                    break;
+                    break Some(came);
                 }
                 Unsealed::Closed => {
                     self.input_closed(id);
-                    break;
+                    break Some(came);
                 }
-                Unsealed::Fault(Fault(reason)) => return self.fault(id, reason),
+                Unsealed::Fault(Fault(reason)) => {
+                    self.fault(id, reason);
+                    return None;
+                }
             }
-        }
-        drop(wire);
-        self.note_record(id, came);
-        self.check_handshake(id);
-        let is_over = |conn: &Conn| conn.input_ended && conn.takes_frames() && conn.waiting_bytes() == 0;
-        if self.conns.get(id).is_some_and(is_over) {
-            self.finish_input(id);
         }
     }
 

@@ -2,27 +2,70 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod busy;
+
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use ringserve_buf::{LeaseMut, PoolConfig};
+use ringserve_buf::{Block, LeaseMut, PoolConfig};
 use ringserve_core::{
-    Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
+    AcceptEnd, Batch, Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Socket, Wait,
 };
-use ringserve_drivers::{Listener, SystemKernel, Uring, UringConfig};
+use ringserve_drivers::{Epoll, EpollConfig, Listener, SystemKernel, Uring, UringConfig};
 
 /// Nothing here takes longer than milliseconds; a test that hangs fails after this.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-pub struct Rig {
-    pub ring: Uring<SystemKernel>,
+/// A driver that a rig can hold.
+pub trait Tested: Driver + Sized {
+    type Config;
+
+    fn over(config: &Self::Config, listener: TcpListener) -> Self;
+
+    /// Nothing is with the kernel but free buffers, and nothing odd was seen.
+    fn settled(&self, left: &VecDeque<Completion>);
+}
+
+impl Tested for Uring<SystemKernel> {
+    type Config = UringConfig;
+
+    fn over(config: &UringConfig, listener: TcpListener) -> Self {
+        Uring::new(config, vec![Listener::own(listener)]).unwrap()
+    }
+
+    fn settled(&self, _: &VecDeque<Completion>) {
+        self.invariants();
+        assert_eq!(self.anomalies(), Default::default());
+    }
+}
+
+impl Tested for Epoll {
+    type Config = EpollConfig;
+
+    fn over(config: &EpollConfig, listener: TcpListener) -> Self {
+        Epoll::new(config, vec![Listener::own(listener)]).unwrap()
+    }
+
+    /// No completion is left over either.
+    fn settled(&self, left: &VecDeque<Completion>) {
+        assert!(left.is_empty(), "{left:?}");
+        assert_eq!(self.pool().counts().with_kernel, 0);
+        self.invariants();
+    }
+}
+
+pub struct Rig<D> {
+    pub driver: D,
     pub address: SocketAddr,
     pub events: VecDeque<Completion>,
+    pub budget: Budget,
     out: Vec<Completion>,
     generation: u64,
-    pub budget: Budget,
 }
+
+pub type UringRig = Rig<Uring<SystemKernel>>;
+pub type EpollRig = Rig<Epoll>;
 
 pub fn small() -> UringConfig {
     UringConfig {
@@ -34,30 +77,61 @@ pub fn small() -> UringConfig {
     }
 }
 
-impl Rig {
-    pub fn new(config: &UringConfig) -> Rig {
-        Rig::over(config, TcpListener::bind("127.0.0.1:0").unwrap())
+pub fn small_epoll(buffer_bytes: usize, buffers_max: usize) -> EpollConfig {
+    EpollConfig {
+        connections: 512,
+        pool: PoolConfig { buffer_bytes, buffers_max, poison: true },
+        ..EpollConfig::default()
+    }
+}
+
+/// Bytes that tell their position and their connection.
+pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 31 + n / 251 + seed * 101) as u8).collect()
+}
+
+pub fn batch_of(bytes: &[u8]) -> Box<Batch> {
+    let mut batch = Box::new(Batch::new());
+    batch.put(bytes);
+    batch
+}
+
+impl<D: Tested> Rig<D> {
+    pub fn new(config: &D::Config) -> Rig<D> {
+        Rig::<D>::over(config, TcpListener::bind("127.0.0.1:0").unwrap())
     }
 
-    pub fn over(config: &UringConfig, listener: TcpListener) -> Rig {
+    pub fn over(config: &D::Config, listener: TcpListener) -> Rig<D> {
         let address = listener.local_addr().unwrap();
-        let ring = Uring::new(config, vec![Listener::own(listener)]).unwrap();
+        let driver = D::over(config, listener);
         let (events, out) = (VecDeque::new(), Vec::new());
-        Rig { ring, address, events, out, generation: 0, budget: Budget::default() }
+        Rig { driver, address, events, budget: Budget::default(), out, generation: 0 }
     }
 
     /// One that accepts already.
-    pub fn accepting(config: &UringConfig) -> Rig {
-        let mut rig = Rig::new(config);
-        rig.ring.submit(Op::Accept { listener: 0 });
+    pub fn accepting(config: &D::Config) -> Rig<D> {
+        let mut rig: Rig<D> = Rig::new(config);
+        rig.driver.submit(Op::Accept { listener: 0 });
         rig
     }
 
-    pub fn turn(&mut self, wait: Wait) {
-        let before = self.ring.stats().enters;
-        self.ring.turn(wait, self.budget, &mut self.out).unwrap();
-        assert!(self.ring.stats().enters - before <= 1, "more than one enter in a turn");
+    /// One turn. Returns how many completions it brought.
+    pub fn turn(&mut self, wait: Wait) -> usize {
+        let before = self.driver.stats().enters;
+        self.driver.turn(wait, self.budget, &mut self.out).unwrap();
+        assert!(self.driver.stats().enters - before <= 1, "more than one wait in a turn");
+        assert!(self.out.len() <= self.budget.completions, "beyond the budget");
+        let count = self.out.len();
         self.events.extend(self.out.drain(..));
+        count
+    }
+
+    /// One turn that must be ended by something. Returns how many completions it brought.
+    pub fn turn_woken(&mut self) -> usize {
+        let started = Instant::now();
+        let count = self.turn(Wait::For(PATIENCE));
+        assert!(started.elapsed() < PATIENCE, "nothing ended the wait");
+        count
     }
 
     /// Takes turns for `time`, each as long as possible, and counts them. An earlier wait's timer may end one of them.
@@ -95,26 +169,47 @@ impl Rig {
         })
     }
 
+    pub fn accept_ended(&mut self) -> AcceptEnd {
+        self.wait_for("AcceptEnded", |event| match event {
+            Completion::AcceptEnded { end, .. } => Some(*end),
+            _ => None,
+        })
+    }
+
     pub fn adopt(&mut self, slot: u32, socket: Socket) -> ConnId {
         self.generation += 1;
         let id = ConnId::new(slot, self.generation);
-        self.ring.submit(Op::Adopt { id, socket });
+        self.driver.submit(Op::Adopt { id, socket });
         id
+    }
+
+    /// Makes a connected client this rig's connection, not receiving yet.
+    pub fn take(&mut self, slot: u32, client: &TcpStream) -> ConnId {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_write_timeout(Some(PATIENCE)).unwrap();
+        let (socket, peer) = self.accepted();
+        assert_eq!(peer, client.local_addr().unwrap());
+        self.adopt(slot, socket)
     }
 
     /// A client and its connection, not receiving yet.
     pub fn connect(&mut self, slot: u32) -> (TcpStream, ConnId) {
         let client = TcpStream::connect(self.address).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
-        client.set_write_timeout(Some(PATIENCE)).unwrap();
-        let (socket, peer) = self.accepted();
-        assert_eq!(peer, client.local_addr().unwrap());
-        (client, self.adopt(slot, socket))
+        let id = self.take(slot, &client);
+        (client, id)
+    }
+
+    /// A client and its connection, receiving.
+    pub fn connect_receiving(&mut self, slot: u32) -> (TcpStream, ConnId) {
+        let (client, id) = self.connect(slot);
+        self.driver.submit(Op::Receive { id });
+        (client, id)
     }
 
     pub fn received(&mut self, id: ConnId) -> LeaseMut {
         self.wait_for("Received", |event| match event {
             Completion::Received { id: of, lease } if *of == id => Some(std::mem::take(lease)),
+            Completion::ReceiveEnded { id: of, end } if *of == id => panic!("{id} ended: {end:?}"),
             _ => None,
         })
     }
@@ -137,9 +232,7 @@ impl Rig {
     }
 
     pub fn send(&mut self, id: ConnId, bytes: &[u8]) {
-        let mut batch = Box::new(Batch::new());
-        batch.put(bytes);
-        self.ring.submit(Op::Send { id, batch });
+        self.driver.submit(Op::Send { id, batch: batch_of(bytes) });
     }
 
     /// How it ended and how many bytes were left.
@@ -150,19 +243,53 @@ impl Rig {
         })
     }
 
+    pub fn shut_down(&mut self, id: ConnId) {
+        self.driver.submit(Op::Shutdown { id });
+        self.wait_for("ShutDown", |event| {
+            matches!(event, Completion::ShutDown { id: of } if *of == id).then_some(())
+        });
+    }
+
     pub fn close(&mut self, id: ConnId, how: CloseHow) {
-        self.ring.submit(Op::Close { id, how });
+        self.driver.submit(Op::Close { id, how });
         self.wait_for("Closed", |event| {
             matches!(event, Completion::Closed { id: of } if *of == id).then_some(())
         });
     }
 
-    /// Nothing is with the kernel but free buffers, and nothing odd was seen.
+    /// Turns until nothing more happens by itself, edges of adoption included.
+    pub fn calm(&mut self) {
+        while self.turn(Wait::No) > 0 {}
+        self.turn(Wait::No);
+    }
+
+    /// What a receive into a block came to.
+    pub fn filled(&mut self, id: ConnId) -> (Box<Block>, usize, ReceiveEnd) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let place = self.events.iter().position(|event| matches!(event, Completion::Filled { .. }));
+            if let Some(Completion::Filled { id: of, block, bytes, end }) =
+                place.and_then(|place| self.events.remove(place))
+            {
+                assert_eq!(of, id);
+                return (block, bytes, end);
+            }
+            assert!(Instant::now() < deadline, "no Filled; there are {:?}", self.events);
+            self.turn(Wait::For(Duration::from_millis(50)));
+        }
+    }
+
+    /// What a receive into `block` of at most `most` bytes came to.
+    pub fn fill(&mut self, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
+        self.driver.submit(Op::ReceiveInto { id, block, most: most as u32 });
+        self.filled(id)
+    }
+
+    /// No buffer is out, and the driver has nothing to say either.
     pub fn settled(&self) {
-        let counts = self.ring.pool().counts();
+        let counts = self.driver.pool().counts();
         assert_eq!(counts.leased, 0, "{counts:?}");
-        self.ring.pool().invariants();
-        self.ring.invariants();
-        assert_eq!(self.ring.anomalies(), Default::default());
+        self.driver.pool().invariants();
+        self.driver.settled(&self.events);
     }
 }

@@ -10,11 +10,11 @@ use ringserve_core::{AcceptEnd, CloseHow, Completion, Driver, Op, Wait};
 use ringserve_drivers::{Epoll, EpollConfig, SetupError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::rig::{Rig, batch_of, small};
+use crate::common::{EpollRig as Rig, batch_of, small_epoll};
 
 #[test]
 fn an_idle_turn_returns_at_its_time_after_one_call() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (_client, _id) = rig.connect_receiving(0);
     rig.calm();
     for rest in [Duration::from_millis(40), Duration::from_micros(10), Duration::from_nanos(1)] {
@@ -28,7 +28,7 @@ fn an_idle_turn_returns_at_its_time_after_one_call() {
 
 #[test]
 fn a_waker_ends_the_turn_from_another_thread_and_is_seen_once() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let waker = rig.driver.waker();
     for _ in 0..3 {
         let waker = waker.clone();
@@ -48,7 +48,7 @@ fn a_waker_ends_the_turn_from_another_thread_and_is_seen_once() {
 #[test]
 fn a_request_costs_one_receive_and_one_send_and_at_most_one_wait() {
     for defer in [false, true] {
-        let mut rig = Rig::accepting(&small(4096, 64));
+        let mut rig = Rig::accepting(&small_epoll(4096, 64));
         let (mut client, id) = rig.connect_receiving(0);
         rig.calm();
         let before = rig.driver.stats();
@@ -93,7 +93,7 @@ impl Rig {
 
 #[test]
 fn deferred_answers_come_when_the_wait_ends_or_something_else_is_there() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (_client, id) = rig.connect_receiving(0);
     rig.calm();
     rig.send(id, b"x");
@@ -118,7 +118,7 @@ fn deferred_answers_come_when_the_wait_ends_or_something_else_is_there() {
 
 #[test]
 fn connections_wait_and_wake_no_shard_while_accepting_is_stopped() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     rig.calm();
     rig.driver.submit(Op::AcceptStop { listener: 0 });
     assert_eq!(rig.accept_ended(), AcceptEnd::Stopped);
@@ -136,7 +136,7 @@ fn connections_wait_and_wake_no_shard_while_accepting_is_stopped() {
 
 #[test]
 fn accepting_keeps_to_the_budget_and_loses_no_peer() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     rig.budget.completions = 2;
     let clients: Vec<TcpStream> = (0..7).map(|_| TcpStream::connect(rig.address).unwrap()).collect();
     for (slot, client) in clients.iter().enumerate() {
@@ -159,7 +159,7 @@ fn at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives() {
         assert!(text.contains("1 passed"), "{text}");
         return;
     }
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (_first, id) = rig.connect(0);
     rig.calm();
     let limit = getrlimit(Resource::Nofile);

@@ -1,6 +1,5 @@
 //! Too few buffers, slow readers, small budgets, busy neighbours.
 
-use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
@@ -9,57 +8,13 @@ use std::time::{Duration, Instant};
 use ringserve_core::{Budget, CloseHow, Completion, ConnId, Driver, Op, ReceiveEnd, SendEnd, Wait};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::rig::{PATIENCE, Rig, pattern, small};
-
-/// Connections to which a thread each writes `len` bytes and then ends.
-fn busy(rig: &mut Rig, count: u32, len: usize) -> (Vec<ConnId>, Vec<thread::JoinHandle<()>>) {
-    (0..count)
-        .map(|slot| {
-            let (mut client, id) = rig.connect_receiving(slot);
-            let writer = thread::spawn(move || client.write_all(&pattern(slot as usize, len)).unwrap());
-            (id, writer)
-        })
-        .unzip()
-}
-
-/// Takes everything until each connection saw its end; leases are held for `hold` completions.
-fn take_all(rig: &mut Rig, ids: &[ConnId], len: usize, hold: usize) {
-    let mut got = vec![Vec::new(); ids.len()];
-    let mut held = VecDeque::new();
-    let mut open = ids.len();
-    let deadline = Instant::now() + PATIENCE;
-    while open > 0 {
-        assert!(Instant::now() < deadline, "{open} connections did not end; {:?}", rig.driver.stats());
-        if rig.events.is_empty() {
-            held.pop_front();
-        }
-        rig.turn(if held.is_empty() { Wait::For(Duration::from_millis(100)) } else { Wait::No });
-        while let Some(event) = rig.events.pop_front() {
-            match event {
-                Completion::Received { id, lease } => {
-                    got[id.slot() as usize].extend_from_slice(&lease);
-                    held.push_back(lease);
-                    if held.len() > hold {
-                        held.pop_front();
-                    }
-                }
-                Completion::ReceiveEnded { end, .. } => {
-                    assert_eq!(end, ReceiveEnd::Eof);
-                    open -= 1;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-    for (slot, got) in got.iter().enumerate() {
-        assert!(*got == pattern(slot, len), "connection {slot} got {} bytes, wrong or too few", got.len());
-    }
-}
+use crate::common::busy::{busy, take_all};
+use crate::common::{EpollRig as Rig, pattern, small_epoll};
 
 #[test]
 fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
     for buffers_max in [1, 2, 4] {
-        let mut rig = Rig::accepting(&small(512, buffers_max));
+        let mut rig = Rig::accepting(&small_epoll(512, buffers_max));
         let (ids, writers) = busy(&mut rig, 6, 40_000);
         take_all(&mut rig, &ids, 40_000, buffers_max);
         assert!(rig.driver.stats().receives_parked > 0);
@@ -75,7 +30,7 @@ fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
 
 #[test]
 fn a_parked_receive_waits_for_a_buffer_without_spinning_and_can_be_stopped() {
-    let mut rig = Rig::accepting(&small(64, 1));
+    let mut rig = Rig::accepting(&small_epoll(64, 1));
     let (mut first, a) = rig.connect_receiving(0);
     let (mut second, b) = rig.connect_receiving(1);
     let (mut third, c) = rig.connect_receiving(2);
@@ -115,7 +70,7 @@ const LONG: usize = 12 << 20;
 
 #[test]
 fn a_send_goes_on_when_a_slow_reader_reads() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (mut client, id) = narrow(&mut rig, 0);
     let bytes = pattern(5, LONG);
     let calls = rig.driver.stats().calls;
@@ -138,7 +93,7 @@ fn a_send_goes_on_when_a_slow_reader_reads() {
 
 #[test]
 fn a_stopped_send_tells_exactly_what_left() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (mut client, id) = narrow(&mut rig, 0);
     let bytes = pattern(6, LONG);
     rig.send(id, &bytes);
@@ -165,7 +120,7 @@ fn a_stopped_send_tells_exactly_what_left() {
 
 #[test]
 fn a_reset_ends_a_send_that_is_stuck() {
-    let mut rig = Rig::accepting(&small(4096, 64));
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (client, id) = narrow(&mut rig, 0);
     rig.send(id, &vec![7; LONG]);
     rig.calm();
@@ -179,7 +134,7 @@ fn a_reset_ends_a_send_that_is_stuck() {
 
 #[test]
 fn a_budget_of_one_completion_delivers_everything_in_order() {
-    let mut rig = Rig::accepting(&small(256, 64));
+    let mut rig = Rig::accepting(&small_epoll(256, 64));
     rig.budget.completions = 1;
     let (ids, writers) = busy(&mut rig, 4, 20_000);
     take_all(&mut rig, &ids, 20_000, 0);
@@ -204,7 +159,7 @@ fn a_budget_of_one_completion_delivers_everything_in_order() {
 
 #[test]
 fn a_budget_of_bytes_ends_the_turn_that_reaches_it() {
-    let mut rig = Rig::accepting(&small(256, 64));
+    let mut rig = Rig::accepting(&small_epoll(256, 64));
     let (mut client, id) = rig.connect_receiving(0);
     rig.calm();
     client.write_all(&pattern(0, 2560)).unwrap();
@@ -216,7 +171,7 @@ fn a_budget_of_bytes_ends_the_turn_that_reaches_it() {
 
 #[test]
 fn a_firehose_holds_up_neither_its_neighbours_nor_new_connections() {
-    let mut rig = Rig::accepting(&small(256, 64));
+    let mut rig = Rig::accepting(&small_epoll(256, 64));
     rig.budget.completions = 2;
     let (ids, writers) = busy(&mut rig, 1, 4 << 20);
     let (mut client, id) = rig.connect_receiving(1);
@@ -239,7 +194,7 @@ fn a_firehose_holds_up_neither_its_neighbours_nor_new_connections() {
 
 #[test]
 fn a_connection_that_sends_without_pause_does_not_hold_up_others() {
-    let mut rig = Rig::accepting(&small(256, 64));
+    let mut rig = Rig::accepting(&small_epoll(256, 64));
     rig.budget.completions = 1;
     let (mut drinker, stream) = rig.connect(0);
     let (mut client, id) = rig.connect_receiving(1);

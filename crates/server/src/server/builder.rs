@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringserve_core::framing::{Raw, TypedFraming};
-use ringserve_core::{Limits, ServerLimits};
+use ringserve_core::{Limits, ServerLimits, Transport};
 
 use super::control::ServerControl;
 use super::driver::Driver;
@@ -14,6 +14,7 @@ use super::error::Error;
 use super::listen::addr::Binds;
 use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::listen::proxy_protocol::ProxyProtocol;
+use super::listen::transport::MakeTransport;
 use super::prepared::{Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
@@ -229,6 +230,13 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// ```
     pub fn proxy_protocol(self, protocol: ProxyProtocol) -> Server<F> {
         Server { binds: self.binds.proxy_protocol(protocol), ..self }
+    }
+
+    /// All connections have a [transport](crate::transport) between socket and framing: for each address one value of `make` on each
+    /// shard, made at the start. A server that is also reached without it is one of [several endpoints](Server::new), of which some
+    /// [have it](crate::listen::Endpoint::transport). A panic of `make` is [`Error::FactoryPanicked`].
+    pub fn transport<T: Transport>(self, make: impl Fn() -> T + Send + Sync + 'static) -> Server<F> {
+        Server { binds: self.binds.transport(MakeTransport::new(make)), ..self }
     }
 
     /// Starts the server and waits until it has shut down, which SIGINT and SIGTERM begin: listeners are closed, what had

@@ -72,7 +72,7 @@ pub enum Error {
         /// What it returned.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The factory panicked.
+    /// The factory panicked, or what makes a [transport](crate::transport).
     FactoryPanicked {
         /// The shard it was for.
         shard: usize,

@@ -10,9 +10,11 @@ use super::control::ServerControl;
 use super::driver::Chosen;
 use super::error::Error;
 use super::listen::proxy_protocol::Proxies;
+use super::listen::transport::Transports;
 use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
+use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::Made;
 use crate::shard::blocking::Pool;
@@ -34,6 +36,8 @@ pub(super) struct Plan<S> {
     pub(super) names: ServiceNames,
     /// Which listeners expect PROXY headers.
     pub(super) proxies: Proxies,
+    /// Which have a transport.
+    pub(super) transports: Transports,
     pub(super) chosen: Chosen,
     pub(super) asks: Asks,
     pub(super) runtime: Runtime,
@@ -75,6 +79,7 @@ impl<S: Serves> Plan<S> {
             lanes: self.lanes.clone(),
             names: self.names.clone(),
             proxies: self.proxies.clone(),
+            transports: self.transports.clone(),
             chosen: self.chosen.clone(),
             asks: self.asks,
             runtime: self.runtime,
@@ -98,6 +103,7 @@ pub(super) struct OneShard<S> {
     lanes: Vec<LanePlan>,
     names: ServiceNames,
     proxies: Proxies,
+    transports: Transports,
     pub(super) chosen: Chosen,
     asks: Asks,
     pub(super) runtime: Runtime,
@@ -117,6 +123,9 @@ impl<S: Serves> OneShard<S> {
         driver: D,
         start: &ShardStart,
     ) -> Result<(Parts<D>, MadeOf<impl Services + use<D, S>>), Error> {
+        // First, since nothing has to be taken back if that panics.
+        let transports = guard(|| self.transports.made().collect::<Vec<_>>());
+        let transports = transports.map_err(|_| Error::FactoryPanicked { shard: self.index })?;
         let remotes = self.control.remotes().clone();
         let remote = remotes[self.index].clone();
         remote.set_driver(driver.waker());
@@ -142,6 +151,9 @@ impl<S: Serves> OneShard<S> {
         }
         for (listener, header) in self.proxies.expected() {
             core.expect_header(listener, header);
+        }
+        for (listener, transport) in transports {
+            core.secure(listener, transport);
         }
         let others = (remotes.len() > 1).then_some(remotes);
         if others.is_some() {

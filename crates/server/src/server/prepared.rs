@@ -16,6 +16,7 @@ use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::{self, Bind};
 use super::listen::proxy_protocol::Proxies;
 use super::listen::sockets::{Listen, Listening, Place};
+use super::listen::transport::Transports;
 use super::memory;
 use super::plan::{LanePlan, OneShard, Plan};
 use super::running::ServerHandle;
@@ -165,6 +166,7 @@ impl<S: Serves> Prepared<S> {
     /// What the shards are made from.
     pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
         let proxies = Proxies::of(self.binds().map(|bind| (&bind.addr, bind.proxy.as_ref())));
+        let transports = Transports::of(self.binds().map(|bind| bind.transport.as_ref()));
         let mut addrs = listening.addrs.iter();
         let names = ServiceNames::new(self.services.iter().map(|service| {
             let count = service.binds.len();
@@ -184,6 +186,7 @@ impl<S: Serves> Prepared<S> {
             lanes: self.services.into_iter().map(lane).collect(),
             names,
             proxies,
+            transports,
             chosen,
             runtime: self.settings.runtime,
             shards: checked.shards,

@@ -168,6 +168,7 @@ impl SteppedServer {
 
     /// A shard keeps its bounds.
     pub(crate) fn check(&self, shard: usize) -> Result<(), String> {
+        self.shards[shard].check();
         let stats = self.shards[shard].stats();
         let connections: usize = self.shards.iter().map(|shard| shard.stats().connections).sum();
         let (connections_max, buffers_max) = (self.limits.connections_max, self.limits.receive_buffers_max());
@@ -213,6 +214,12 @@ impl SteppedServer {
         let (counters, upstreams, buffers) = (&stats.counters, &stats.upstreams.counters, stats.buffers);
         let by_reason: u64 = counters.reasons().map(|(_, count)| count).sum();
         let left = stats.connections + stats.upstreams.connections;
+        let held = self.shards[shard].held_at_end();
+        if left == 0 && held > 0 {
+            return Err(format!(
+                "{held} bytes are counted as held after the last connection of shard {shard}"
+            ));
+        }
         for (holds, rule) in [
             (left == 0, "no connection is left"),
             (counters.opened == counters.closed, "each connection that was opened is closed"),

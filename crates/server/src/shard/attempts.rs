@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use ringserve_core::{Address, ConnId, ConnShared};
+use ringserve_core::{Address, ConnId, ConnShared, Transport};
 
 use super::session::Session;
 use crate::guard::{discard, wake};
@@ -46,6 +46,8 @@ impl Requests {
 pub(crate) struct Attempt {
     pub(crate) progress: Cell<Progress>,
     pub(crate) waker: Cell<Option<Waker>>,
+    /// What stands between the socket and the stream, if that is something.
+    transport: RefCell<Option<Rc<dyn Transport>>>,
 }
 
 /// How far it came.
@@ -60,6 +62,19 @@ pub(crate) enum Progress {
 }
 
 impl Attempt {
+    pub(crate) fn new(address: Address, transport: Option<Rc<dyn Transport>>) -> Attempt {
+        let progress = Cell::new(Progress::Asked(address));
+        Attempt { progress, waker: Cell::default(), transport: RefCell::new(transport) }
+    }
+
+    pub(crate) fn set_transport(&self, transport: Rc<dyn Transport>) {
+        self.transport.replace(Some(transport));
+    }
+
+    pub(crate) fn transport(&self) -> Option<Rc<dyn Transport>> {
+        self.transport.borrow().clone()
+    }
+
     /// The shard begins: where to, unless no future waits any more.
     pub(crate) fn address(&self) -> Option<Address> {
         match self.progress.take() {

@@ -157,6 +157,8 @@ impl Services for Unmade {
 
     fn proxied(&mut self, _: &mut Common, _: &mut Core, _: ConnId) {}
 
+    fn secured(&mut self, _: &mut Common, _: &mut Core, _: ConnId) {}
+
     fn frames(&mut self, _: &mut Common, _: &mut Frames<'_, LogObserver>) {}
 
     fn timed_out(&mut self, _: &mut Common, _: &mut Core, _: ConnId) {}

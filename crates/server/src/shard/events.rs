@@ -115,6 +115,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         self.services.proxied(&mut self.common, core, id);
     }
 
+    fn secured(&mut self, core: &mut Core, id: ConnId) {
+        if self.upstreams.owns(core, id) {
+            return self.upstreams.secured(core, id);
+        }
+        self.services.secured(&mut self.common, core, id);
+    }
+
     fn connected(&mut self, core: &mut Core, id: ConnId) {
         self.upstreams.connected(core, id);
     }

@@ -81,6 +81,12 @@ impl Services for Many {
         }
     }
 
+    fn secured(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        if let Some(lane) = core.lane_of(id) {
+            self.of(lane).secured(common, core, id);
+        }
+    }
+
     #[inline]
     fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>) {
         self.of(frames.lane()).frames(common, frames);

@@ -13,6 +13,7 @@ use super::handle::Shard;
 use super::many::TaskNumbers;
 use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::services::Services;
+use super::session::Session;
 use super::state::{Admit, Common, named};
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
@@ -164,6 +165,13 @@ where
         })
     }
 
+    /// Begins a connection that was admitted: with the handshake of its transport, if it has one.
+    fn begin(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        if !core.begin_handshake(id) {
+            self.open(common, core, id);
+        }
+    }
+
     /// Opens a connection whose peer is known.
     fn open(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
         let Some(head) = core.shared(id) else { return };
@@ -275,7 +283,7 @@ where
             return core.abort(id, CloseReason::MemoryLimit);
         }
         match common.proxies.at(peer.listener) {
-            None => self.open(common, core, id),
+            None => self.begin(common, core, id),
             Some(trust) if trust.includes(peer.addr) => core.await_header(id),
             // It was reset before it could be asked for its address, as some health checks are.
             Some(_) if peer.addr.is_none() => core.abort(id, CloseReason::PeerReset),
@@ -289,9 +297,13 @@ where
     fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
         let Some(peer) = core.shared(id).map(|head| Peer::of(head)) else { return };
         match self.admits(common, &peer) {
-            true => self.open(common, core, id),
+            true => self.begin(common, core, id),
             false => core.refused(id),
         }
+    }
+
+    fn secured(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        self.open(common, core, id);
     }
 
     #[inline]
@@ -317,6 +329,11 @@ where
     }
 
     fn input_ended(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        if core.was_cut_off(id)
+            && let Some(stream) = core.shared(id).and_then(|head| head.downcast_ref::<Session>())
+        {
+            stream.body().cut_off();
+        }
         self.notify(common, core, id, "input_ended", |service, cx| service.input_ended(cx));
     }
 

@@ -26,6 +26,9 @@ pub(crate) trait Services: 'static {
     /// The PROXY header of a connection was read, whose peer is the client from now on.
     fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
 
+    /// The handshake of a connection's transport is done.
+    fn secured(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
+
     /// Has a connection's frames called for.
     fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>);
 

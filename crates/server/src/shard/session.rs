@@ -27,6 +27,8 @@ pub struct Session {
     reader_waits: Cell<bool>,
     /// The peer sent its last byte.
     input_ended: Cell<bool>,
+    /// It was cut off there: its transport tells an end, and had told none.
+    is_cut_off: Cell<bool>,
     /// The call that waits until everything is read.
     call: Cell<Option<Waker>>,
     /// The connection's future.
@@ -45,7 +47,7 @@ impl Session {
             return Poll::Ready(self.end(reason));
         }
         if self.input_ended.get() {
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(self.end_of_input());
         }
         self.reader_waits.set(true);
         self.reader_task.set(tasks.current(waker));
@@ -76,12 +78,24 @@ impl Session {
             | CloseReason::HeartbeatLost
             | CloseReason::HandlerTimeout
             | CloseReason::OpenTimeout
+            | CloseReason::HandshakeTimeout
             | CloseReason::DrainTimeout => io::ErrorKind::TimedOut,
             // The end of the input was there to be read before.
-            _ if self.input_ended.get() => return Ok(()),
+            CloseReason::TlsTruncated | CloseReason::PeerClosedMidFrame => io::ErrorKind::UnexpectedEof,
+            CloseReason::TlsHandshakeFailed(_)
+            | CloseReason::TlsBadRecord
+            | CloseReason::TlsAlertReceived(_) => io::ErrorKind::InvalidData,
+            _ if self.input_ended.get() => return self.end_of_input(),
             _ => io::ErrorKind::ConnectionAborted,
         };
         Err(io::Error::new(kind, reason.name()))
+    }
+
+    fn end_of_input(&self) -> io::Result<()> {
+        match self.is_cut_off.get() {
+            false => Ok(()),
+            true => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer was cut off")),
+        }
     }
 
     pub(crate) fn has_unread(&self) -> bool {
@@ -161,6 +175,11 @@ impl Session {
 
     pub(crate) fn end_input(&self) {
         self.input_ended.set(true);
+    }
+
+    /// The end of the input, which is next, is not the peer's.
+    pub(crate) fn cut_off(&self) {
+        self.is_cut_off.set(true);
     }
 
     /// The connection is gone, and what was not read with it.

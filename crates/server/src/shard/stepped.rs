@@ -14,6 +14,7 @@ use ringserve_core::{Completion, Driver as _, Wait};
 use ringserve_drivers::Uring;
 use ringserve_simkernel::{RingId, SimKernel};
 
+use super::Core;
 use super::beginning::Beginning;
 use super::inbox::{RemoteShard, enter_shard, leave_shard};
 use super::services::Services;
@@ -34,6 +35,12 @@ pub(crate) trait Stepped {
 
     /// Receive buffers that something still held after its end, when all of it was dropped.
     fn leased_at_end(&self) -> usize;
+
+    /// Bytes that connections were counted to hold at its end, when none was left.
+    fn held_at_end(&self) -> usize;
+
+    /// Looks at everything that must hold between two rounds, which panics if it does not.
+    fn check(&self);
 }
 
 /// A shard's loop between its rounds.
@@ -44,6 +51,8 @@ pub(crate) struct SteppedShard<V: Services> {
     last: ShardStats,
     /// Receive buffers that something still held when all was dropped.
     leased: usize,
+    /// Bytes that were counted as held when the last connection was gone.
+    held: usize,
 }
 
 type Driver = Uring<SimKernel>;
@@ -68,6 +77,14 @@ impl<V: Services> Stage<V> {
         }
     }
 
+    fn core(&self) -> Option<&Core> {
+        match self {
+            Stage::Begins(beginning) => Some(&beginning.shard.core),
+            Stage::Serves(shard) => Some(&shard.core),
+            Stage::Over => None,
+        }
+    }
+
     fn stats(&self) -> Option<ShardStats> {
         match self {
             Stage::Begins(beginning) => Some(beginning.shard.report()),
@@ -79,7 +96,7 @@ impl<V: Services> Stage<V> {
 
 impl<V: Services> SteppedShard<V> {
     pub(crate) fn new(ring: RingId, stage: Stage<V>) -> Self {
-        SteppedShard { stage, completions: Vec::new(), ring, last: ShardStats::default(), leased: 0 }
+        SteppedShard { stage, completions: Vec::new(), ring, last: ShardStats::default(), leased: 0, held: 0 }
     }
 
     /// Its services are there, and those of all others.
@@ -128,6 +145,7 @@ impl<V: Services> Stepped for SteppedShard<V> {
             if end.is_some() {
                 // As at the end of its thread: service, sessions and driver are dropped.
                 self.last = self.stats();
+                self.held = self.stage.core().map_or(0, |core| core.held_bytes());
                 let pool = self.stage.below().map(|(_, _, driver)| driver.pool().clone());
                 self.stage = Stage::Over;
                 self.leased = pool.map_or(0, |pool| pool.counts().leased);
@@ -147,6 +165,16 @@ impl<V: Services> Stepped for SteppedShard<V> {
 
     fn leased_at_end(&self) -> usize {
         self.leased
+    }
+
+    fn held_at_end(&self) -> usize {
+        self.held
+    }
+
+    fn check(&self) {
+        if let Some(core) = self.stage.core() {
+            core.check();
+        }
     }
 
     fn stats(&self) -> ShardStats {

@@ -113,6 +113,14 @@ impl UpstreamLane {
     }
 
     pub(super) fn connected(&mut self, core: &mut Core, id: ConnId) {
+        match self.attempts.get(&id).and_then(|attempt| attempt.transport()) {
+            Some(transport) => core.begin_handshake_by(id, &*transport),
+            None => self.secured(core, id),
+        }
+    }
+
+    /// Connected, and what stands on that is ready.
+    pub(super) fn secured(&mut self, core: &mut Core, id: ConnId) {
         let Some(shared) = session_of(core, id) else { return };
         shared.hold_open();
         shared.read_on();
@@ -179,6 +187,9 @@ impl UpstreamLane {
 
     pub(super) fn input_ended(&mut self, core: &mut Core, id: ConnId) {
         let Some(shared) = session_of(core, id) else { return };
+        if core.was_cut_off(id) {
+            shared.body().cut_off();
+        }
         shared.body().end_input();
         self.run_reader(core, id, shared.body());
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 #[cfg(any(feature = "http", feature = "tokio"))]
@@ -206,6 +207,11 @@ impl Stream {
     /// What the proxy said of the peer beside its address, as [`Cx::tlvs`](crate::Cx::tlvs).
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.shared.tlvs()
+    }
+
+    /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
+    pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
+        self.shared.facts()?.downcast().ok()
     }
 
     /// The connection's name on its shard.

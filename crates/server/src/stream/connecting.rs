@@ -1,6 +1,5 @@
 //! From a wish to be connected to an upstream to its stream.
 
-use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::vec;
 
-use ringserve_core::{Address, ConnShared, Time};
+use ringserve_core::{Address, Channel, ConnShared, Time, Transport};
 
 use super::byte_stream::Stream;
 use super::proxy_header::ProxyHeader;
@@ -64,11 +63,11 @@ impl Shard {
     /// text without a port. Where a name was given the error names it, and the address that was tried last.
     pub fn connect(&self, to: impl Into<Destination>) -> Connecting {
         let stage = match to.into().0 {
-            Place::Address(address) => Stage::Address(Attempting::begin(address, self)),
+            Place::Address(address) => Stage::Address(Attempting::begin(address, self, None)),
             Place::Name(name) => Stage::Name(Box::new(Named::begin(name, self))),
             Place::Unclear(text) => Stage::Unclear(text),
         };
-        Connecting { stage, shard: self.clone(), header: Box::default() }
+        Connecting { stage, shard: self.clone(), header: Box::default(), transport: None }
     }
 }
 
@@ -169,6 +168,8 @@ pub struct Connecting {
     shard: Shard,
     /// What the connection begins with; mostly nothing.
     header: Box<[u8]>,
+    /// What stands between the socket and the stream, if that is something.
+    transport: Option<Rc<dyn Transport>>,
 }
 
 impl Connecting {
@@ -176,7 +177,42 @@ impl Connecting {
     /// client, not for one of a pool.
     pub fn proxy_header(mut self, header: ProxyHeader) -> Connecting {
         self.header = header.encode(self.shard.server().listeners()).into();
+        self.tell_transport();
         self
+    }
+
+    /// Has the stream stand on a [transport](crate::transport), of which the connection has the end of a client. The stream is there once
+    /// its handshake is done, which comes behind the [header](Connecting::proxy_header) and may take
+    /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout), beside the time to connect. Where it fails the error is of the
+    /// kind `InvalidData`.
+    pub fn transport(mut self, transport: Rc<dyn Transport>) -> Connecting {
+        self.transport = Some(transport);
+        self.tell_transport();
+        self
+    }
+
+    /// The shard may begin before this is polled.
+    fn tell_transport(&mut self) {
+        let Some(transport) = &self.transport else { return };
+        let behind = Rc::new(Behind { header: self.header.clone(), transport: transport.clone() });
+        match &mut self.stage {
+            Stage::Address(attempting) => attempting.attempt.set_transport(behind),
+            Stage::Name(named) => named.transport = Some(behind),
+            Stage::Unclear(_) => {}
+        }
+    }
+}
+
+/// A transport behind a header that is none of its bytes.
+struct Behind {
+    header: Box<[u8]>,
+    transport: Rc<dyn Transport>,
+}
+
+impl Transport for Behind {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+        out.extend_from_slice(&self.header);
+        self.transport.begin(out)
     }
 }
 
@@ -190,7 +226,7 @@ impl Future for Connecting {
     type Output = io::Result<Stream>;
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<Stream>> {
-        let Connecting { stage, shard, header } = self.get_mut();
+        let Connecting { stage, shard, header, transport } = self.get_mut();
         let connected = match stage {
             Stage::Address(attempting) => attempting.poll(task),
             Stage::Name(named) => named.poll(task, shard),
@@ -200,7 +236,7 @@ impl Future for Connecting {
             }
         };
         connected.map_ok(|shared| {
-            if !header.is_empty() {
+            if !header.is_empty() && transport.is_none() {
                 shared.write(header);
             }
             Stream::new(shared, shard.clone())
@@ -221,9 +257,8 @@ struct Attempting {
 }
 
 impl Attempting {
-    fn begin(address: Address, shard: &Shard) -> Attempting {
-        let attempt =
-            Rc::new(Attempt { progress: Cell::new(Progress::Asked(address)), waker: Cell::default() });
+    fn begin(address: Address, shard: &Shard, transport: Option<Rc<dyn Transport>>) -> Attempting {
+        let attempt = Rc::new(Attempt::new(address, transport));
         shard.upstream_requests().ask(attempt.clone());
         shard.remote().announce_upstreams();
         Attempting { attempt, shard: shard.clone() }
@@ -263,6 +298,7 @@ struct Named {
     step: Step,
     /// Until when this step may take.
     sleep: Option<Sleep>,
+    transport: Option<Rc<dyn Transport>>,
 }
 
 enum Step {
@@ -275,7 +311,7 @@ impl Named {
         let time = shard.upstream_requests().connect_timeout().map(|time| (time, shard.now() + time));
         let sleep = time.map(|(time, _)| shard.sleep(time));
         let step = Step::Resolving(resolve(shard.blocking(), &name.host, name.port));
-        Named { name, time, step, sleep }
+        Named { name, time, step, sleep, transport: None }
     }
 
     fn poll(&mut self, task: &mut Context<'_>, shard: &Shard) -> Poll<io::Result<ConnShared<Session>>> {
@@ -330,7 +366,7 @@ impl Named {
             let part = left / u32::try_from(rest.len() + 1).unwrap_or(u32::MAX);
             shard.sleep(part.max(ATTEMPT_MIN).min(left))
         });
-        let attempting = Attempting::begin(addr.into(), shard);
+        let attempting = Attempting::begin(addr.into(), shard, self.transport.clone());
         self.step = Step::Trying { attempting, addr, rest };
     }
 

@@ -5,12 +5,13 @@ use std::error::Error;
 use std::io;
 
 use ringserve_server::framing::{Decode, Framing};
-use ringserve_server::testing::{ClientResult, ClientStream, Net};
+use ringserve_server::testing::{ClientResult, Net};
 
 use super::cover::Cover;
+use super::layered::Way;
 use super::plan::{ClientPlan, Leave, Verb};
-use super::proxied::introduce;
 use super::service::{BIG_BYTES, request};
+use crate::toy::PeerStream;
 
 /// What a client is owed.
 struct Owed {
@@ -50,18 +51,15 @@ impl Owed {
 /// One connection of a plan, from its start to its end.
 pub async fn run<F: Framing>(
     net: Net,
-    addr: std::net::SocketAddr,
+    way: Way,
     framing: F,
     plan: ClientPlan,
     in_order: bool,
     cover: Cover,
-    is_proxied: bool,
 ) -> ClientResult {
     net.sleep(plan.starts).await;
-    let mut stream = net.connect(addr).await?;
-    introduce(&net, &mut stream, addr, plan.first, is_proxied).await?;
     let mut me = Talk {
-        stream,
+        stream: way.connect(&net).await?,
         framing,
         bytes: Vec::new(),
         owed: Owed { replies: VecDeque::new(), in_order, pushes: BTreeSet::new(), big_bytes: 0 },
@@ -108,7 +106,7 @@ pub async fn run<F: Framing>(
             Ok(())
         }
         Leave::Finish | Leave::FinishEarly => {
-            me.stream.finish()?;
+            me.stream.finish().await?;
             me.hear_to_the_end().await?;
             if me.owed.replies.is_empty() && me.owed.big_bytes == 0 {
                 cover.count("client", "heard every reply");
@@ -155,7 +153,7 @@ fn is_reset(error: &io::Error) -> bool {
 
 /// A connection whose bytes are frames.
 struct Talk<F> {
-    stream: ClientStream,
+    stream: PeerStream,
     framing: F,
     bytes: Vec<u8>,
     owed: Owed,

@@ -6,6 +6,7 @@
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
 //!   proxied    clients behind proxies, and intruders
+//!   layered    clients through the toy transport, and peers that break it
 //!   rules      rules of framing that are switched, frames in pieces, codecs: a service and a client of its own for each
 //!   start      what factories wait for
 //!   meshes     what shards ask of each other
@@ -16,6 +17,7 @@
 
 mod client;
 mod cover;
+mod layered;
 mod meshes;
 mod plan;
 mod proxied;
@@ -39,6 +41,7 @@ use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Error, Peer, Server, Several, Shard, Stream, stream};
 
 use cover::{Counts, Cover, QUOTA, expected};
+use layered::{Layers, Way};
 use plan::{ClientPlan, Deed, Fate, Frames, Leave, Plan};
 use service::{Common, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
 use start::Start;
@@ -197,6 +200,10 @@ fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
 fn server(plan: &Plan, fate: Option<Fate>) -> Server {
     let server = Server::bind(SocketAddr::from(ADDR));
     let server = if plan.proxied { server.proxy_protocol(proxied::trusted()) } else { server };
+    let server = match plan.layers.as_ref().filter(|layers| layers.first) {
+        Some(layers) => server.transport(layers.toy()),
+        None => server,
+    };
     server
         .shards(plan.shards)
         .limits(plan.limits.clone())
@@ -231,9 +238,9 @@ impl Started {
         proxied::check(&stats, plan, self.first.opened.load(Ordering::Relaxed), cover);
         for (common, service) in [&self.first, &self.second].into_iter().zip(&stats.services) {
             let (opened, counters) = (common.opened.load(Ordering::Relaxed), &service.counters);
-            // Behind proxies some end before the service is asked.
+            // Behind proxies and below transports some end before the service is asked.
             assert!(
-                counters.opened == opened || (plan.proxied && !common.is_second),
+                counters.opened == opened || plan.ends_before_open(common.is_second),
                 "the connections of service {}",
                 service.name
             );
@@ -272,15 +279,23 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
         let server = match plan.second_limits() {
             None => sim.start(server(plan, fate).admit(accepts).framing(framing.clone()), make(&first)),
             Some(limits) => {
+                let layers = plan.layers.as_ref();
+                let tcp = |addr: ([u8; 4], u16), has_layer: fn(&&Layers) -> bool| {
+                    let endpoint = tcp(SocketAddr::from(addr));
+                    match layers.filter(has_layer) {
+                        Some(layers) => endpoint.transport(layers.toy()),
+                        None => endpoint,
+                    }
+                };
                 let one = match plan.proxied {
-                    false => endpoints(tcp(SocketAddr::from(ADDR))),
+                    false => endpoints(tcp(ADDR, |of| of.first)),
                     true => endpoints((
-                        tcp(SocketAddr::from(ADDR)).proxy_protocol(proxied::trusted()),
-                        tcp(SocketAddr::from(proxied::UNTRUSTED)).proxy_protocol(proxied::untrusted()),
+                        tcp(ADDR, |of| of.first).proxy_protocol(proxied::trusted()),
+                        tcp(proxied::UNTRUSTED, |_| false).proxy_protocol(proxied::untrusted()),
                     )),
                 };
                 let one = one.framing(framing.clone()).limits(plan.limits.clone());
-                let two = tcp(SocketAddr::from(SECOND)).limits(limits);
+                let two = tcp(SECOND, |of| of.second).limits(limits);
                 let server = two_services(plan, fate).admit(accepts).service(one, make(&first));
                 sim.start_several(match plan.frames {
                     Frames::Planted => server.service(two.framing(Planted(Lines::default())), make(&second)),
@@ -322,15 +337,16 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
     }
     let client = |number: usize, of: &ClientPlan| {
         let (of, framing, cover) = (of.clone(), framing.clone(), cover.clone());
-        let (is_second, frames, is_proxied) = (plan.is_second(of.first), plan.frames, plan.proxied);
+        let (is_second, frames) = (plan.is_second(of.first), plan.frames);
+        let way = Way::of(plan, if is_second { SECOND } else { ADDR }, of.first, &cover);
         let limits = if is_second { plan.second_limits() } else { None };
         let in_order = limits.unwrap_or_else(|| plan.limits.clone()).calls_in_flight_max == 1;
         sim.client(format!("c{number}"), async move |net| match (is_second, frames) {
-            (false, _) => client::run(net, ADDR.into(), framing, of, in_order, cover, is_proxied).await,
+            (false, _) => client::run(net, way, framing, of, in_order, cover).await,
             (true, Frames::Planted) => {
-                client::run(net, SECOND.into(), Planted(Lines::default()), of, in_order, cover, false).await
+                client::run(net, way, Planted(Lines::default()), of, in_order, cover).await
             }
-            (true, _) => client::run(net, SECOND.into(), second_framing(), of, in_order, cover, false).await,
+            (true, _) => client::run(net, way, second_framing(), of, in_order, cover).await,
         })
     };
     // A driver may break while factories wait.
@@ -362,12 +378,12 @@ fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
         });
         server.expect("it starts")
     };
-    let addr = SocketAddr::from(ADDR);
     let client = |number: usize, of: &ClientPlan| {
-        let (of, cover, cuts_none, is_proxied) = (of.clone(), cover.clone(), plan.cuts_none, plan.proxied);
+        let (of, cover, cuts_none) = (of.clone(), cover.clone(), plan.cuts_none);
+        let way = Way::of(plan, ADDR, of.first, &cover);
         sim.client(format!("c{number}"), async move |net| {
             let is_served = Cell::new(false);
-            let talked = talk_to_stream(net, addr, &of, &cover, &is_served, is_proxied).await;
+            let talked = talk_to_stream(net, way, &of, &cover, &is_served).await;
             match talked {
                 Err(error) if cuts_none && is_served.get() => {
                     panic!("a stream that is served is cut by a drain: {error}")
@@ -382,15 +398,13 @@ fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
 /// A client of a stream that brings back what is sent.
 async fn talk_to_stream(
     net: Net,
-    addr: SocketAddr,
+    way: Way,
     of: &ClientPlan,
     cover: &Cover,
     is_served: &Cell<bool>,
-    is_proxied: bool,
 ) -> ClientResult {
     net.sleep(of.starts).await;
-    let mut me = net.connect(addr).await?;
-    proxied::introduce(&net, &mut me, addr, of.first, is_proxied).await?;
+    let mut me = way.connect(&net).await?;
     for round in 0..of.requests.len() {
         let bytes: Vec<u8> = (0..of.padding + 1).map(|at| (at + round) as u8).collect();
         for piece in bytes.chunks(of.piece.unwrap_or(bytes.len())) {
@@ -404,7 +418,7 @@ async fn talk_to_stream(
         Leave::Reset => me.reset(),
         Leave::Close => {}
         _ => {
-            me.finish()?;
+            me.finish().await?;
             assert_eq!(me.closed().await?, b"", "nothing else comes");
             cover.count("client", "heard its stream to the end");
         }
@@ -426,6 +440,7 @@ fn with_deeds(
     let (mut server, mut is_broken) = (start(), false);
     let hosts: Vec<IpAddr> = plan.clients.iter().enumerate().map(|(number, of)| client(number, of)).collect();
     proxied::intrude(sim, plan);
+    layered::intrude(sim, plan, cover);
     let pick = |from: usize| (sim.random() % from as u64) as usize;
     for &(at, deed) in &plan.deeds {
         sim.run_for(at.saturating_sub(sim.now()));
@@ -495,6 +510,7 @@ fn with_deeds(
     drain(sim, plan, &server);
     sim.finish();
     check_sockets(&server, plan, is_broken, cover);
+    layered::check(plan);
 }
 
 /// What a drain may take beside what its limits say: shards that do not run, newcomers, what is closed in an orderly way.
@@ -514,8 +530,11 @@ fn check_sockets(server: &SimServer, plan: &Plan, is_broken: bool, cover: &Cover
     let counters = server.stats().counters;
     cover.add("did", "connection passed on", counters.handed_off);
     let turned_away = counters.refused - counters.closed_for(CloseReason::Refused);
+    // The last words of a transport are on their way to one that is refused, and may meet a reset.
+    let otherwise = plan.layers.as_ref().map_or(0, |_| counters.closed_for(CloseReason::PeerReset));
+    let came = counters.opened + turned_away;
     assert!(
-        is_broken || counters.accepted == counters.opened + turned_away,
+        is_broken || (counters.accepted..=counters.accepted + otherwise).contains(&came),
         "a socket was accepted and then lost: {counters:?}"
     );
     let has_room = plan.server_limits.connections_max > plan.clients.len() * plan.shards;

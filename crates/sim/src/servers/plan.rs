@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use ringserve_server::Limits;
 use ringserve_server::limits::ServerLimits;
-use ringserve_server::testing::Faults;
+use ringserve_server::testing::{Fault, Faults};
 
+use super::layered::Layers;
 use crate::rng::Rng;
 
 /// How bytes become frames in a seed.
@@ -262,6 +263,8 @@ pub struct Plan {
     pub waits: bool,
     /// Proxies connect to the first service: each connection begins with a header.
     pub proxied: bool,
+    /// What stands between sockets and frames, of those services that have something there.
+    pub layers: Option<Layers>,
     /// A reply in many comes twice: seeds must find it.
     pub canary: bool,
 }
@@ -341,6 +344,7 @@ impl Plan {
             mailbox: rng.pick(&[1, 4, 65_536]),
             canary: false,
             proxied: Rng::new(seed ^ 0x7072_6F78_7921).one_in(4),
+            layers: Layers::drawn(seed),
             second: (frames != Frames::Stream && rng.one_in(3)).then(|| if rng.one_in(2) { 1 } else { 8 }),
         }
         .with_rules(seed)
@@ -368,6 +372,18 @@ impl Plan {
     /// True if this request's client is one of the second service.
     pub fn is_second(&self, number: u32) -> bool {
         self.second.is_some() && (number / CLIENT_NUMBERS) % 2 == 1
+    }
+
+    /// The driver of a shard may break.
+    pub fn shards_may_die(&self) -> bool {
+        let breaks = |(_, deed): &(Duration, Deed)| *deed == Deed::BreakDriver;
+        self.faults.once_in(Fault::RingBreaks) > 0 || self.deeds.iter().any(breaks)
+    }
+
+    /// Connections of this service may end before it is asked.
+    pub fn ends_before_open(&self, is_second: bool) -> bool {
+        let is_layered = |of: &Layers| if is_second { of.second } else { of.first };
+        (self.proxied && !is_second) || self.layers.as_ref().is_some_and(is_layered)
     }
 
     /// Something of the plan may end connections.

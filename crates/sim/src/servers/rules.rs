@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,14 +13,15 @@ use ringserve_server::framing::{
     Cut, EncodeError, FrameError, Framing, FramingState, HoldsState, LengthPrefix, Lines, Outbox, Payload,
     TypedFraming,
 };
-use ringserve_server::testing::{ClientResult, ClientStream, Net, Sim, SimServer};
+use ringserve_server::testing::{ClientResult, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Closed, Cx, Frame, Service, with_heads};
 use tokio_util::codec::{LinesCodec, LinesCodecError};
 
 use super::cover::Cover;
+use super::layered::Way;
 use super::plan::{ClientPlan, Leave, Plan};
-use super::proxied::introduce;
 use super::{ADDR, server, with_deeds};
+use crate::toy::PeerStream;
 
 /// What comes between two heartbeats of a silent peer, where limits end none.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -175,7 +175,7 @@ impl Service<Part> for Switching {
 }
 
 /// Sends bytes in the portions that the plan has.
-async fn send(me: &mut ClientStream, of: &ClientPlan, bytes: &[u8]) -> io::Result<()> {
+async fn send(me: &mut PeerStream, of: &ClientPlan, bytes: &[u8]) -> io::Result<()> {
     for piece in bytes.chunks(of.piece.unwrap_or(bytes.len()).max(1)) {
         me.send(piece).await?;
     }
@@ -183,7 +183,7 @@ async fn send(me: &mut ClientStream, of: &ClientPlan, bytes: &[u8]) -> io::Resul
 }
 
 /// Hears what is owed, in its order unless calls of a connection overtake each other.
-async fn hear(me: &mut ClientStream, owed: &mut VecDeque<String>, in_order: bool) -> ClientResult {
+async fn hear(me: &mut PeerStream, owed: &mut VecDeque<String>, in_order: bool) -> ClientResult {
     while let Some(next) = owed.front() {
         let Some(line) = me.line().await? else {
             return Err(format!("{next:?} did not come before the end").into());
@@ -218,7 +218,7 @@ struct Switcher {
     cover: Cover,
     place: Place,
     shards: usize,
-    is_proxied: bool,
+    way: Way,
     owed: VecDeque<String>,
 }
 
@@ -265,8 +265,7 @@ impl Switcher {
 
     async fn run(mut self) -> ClientResult {
         self.net.sleep(self.of.starts).await;
-        let mut me = self.net.connect(SocketAddr::from(ADDR)).await?;
-        introduce(&self.net, &mut me, ADDR.into(), self.of.first, self.is_proxied).await?;
+        let mut me = self.way.connect(&self.net).await?;
         let mut left = self.of.requests.len();
         while left > 0 {
             let (mut bytes, mut is_armed) = (Vec::new(), false);
@@ -307,7 +306,7 @@ impl Switcher {
             hear(&mut me, &mut self.owed, true).await?;
             self.net.sleep(self.of.pause).await;
         }
-        me.finish()?;
+        me.finish().await?;
         hear(&mut me, &mut self.owed, true).await?;
         me.closed().await?;
         self.cover.count("rule", "client heard all");
@@ -340,10 +339,9 @@ impl CodecService for Codec {
 }
 
 /// A client of [`Codec`].
-async fn lines(net: Net, of: &ClientPlan, in_order: bool, is_proxied: bool, cover: &Cover) -> ClientResult {
+async fn lines(net: Net, way: Way, of: &ClientPlan, in_order: bool, cover: &Cover) -> ClientResult {
     net.sleep(of.starts).await;
-    let mut me = net.connect(SocketAddr::from(ADDR)).await?;
-    introduce(&net, &mut me, ADDR.into(), of.first, is_proxied).await?;
+    let mut me = way.connect(&net).await?;
     let (mut owed, mut left) = (VecDeque::new(), of.requests.len());
     while left > 0 {
         let mut bytes = Vec::new();
@@ -372,7 +370,7 @@ async fn lines(net: Net, of: &ClientPlan, in_order: bool, is_proxied: bool, cove
             owed.push_back(format!("{} {}", of.first, of.padding + 4));
         }
     }
-    me.finish()?;
+    me.finish().await?;
     hear(&mut me, &mut owed, in_order).await?;
     me.closed().await?;
     cover.count("codec", "client heard all");
@@ -396,8 +394,8 @@ pub fn play_switching(sim: &Sim, plan: &Plan, cover: &Cover) {
     };
     let client = |number: usize, of: &ClientPlan| {
         let (of, cover, place, shards) = (of.clone(), cover.clone(), place.clone(), plan.shards);
-        let (is_proxied, owed) = (plan.proxied, VecDeque::new());
-        let run = async move |net| Switcher { net, of, cover, place, shards, is_proxied, owed }.run().await;
+        let (way, owed) = (Way::of(plan, ADDR, of.first, &cover), VecDeque::new());
+        let run = async move |net| Switcher { net, of, cover, place, shards, way, owed }.run().await;
         sim.client(format!("c{number}"), run)
     };
     with_deeds(sim, plan, cover, &start, &client);
@@ -411,9 +409,9 @@ pub fn play_codec(sim: &Sim, plan: &Plan, cover: &Cover) {
         sim.start(server, move |_shard| WithCodec::new(Codec(cover.clone()))).expect("it starts")
     };
     let client = |number: usize, of: &ClientPlan| {
-        let (of, cover, is_proxied) = (of.clone(), cover.clone(), plan.proxied);
+        let (of, cover, way) = (of.clone(), cover.clone(), Way::of(plan, ADDR, of.first, cover));
         let in_order = plan.limits.calls_in_flight_max == 1;
-        sim.client(format!("c{number}"), async move |net| lines(net, &of, in_order, is_proxied, &cover).await)
+        sim.client(format!("c{number}"), async move |net| lines(net, way, &of, in_order, &cover).await)
     };
     with_deeds(sim, plan, cover, &start, &client);
 }

@@ -23,6 +23,7 @@ use ringserve_server::{
 };
 
 use super::cover::Cover;
+use super::layered::check_facts;
 use super::meshes::{Deal, Meshes, Order, Question, push_on};
 use super::plan::{Plan, Verb};
 use super::proxied::check_peer;
@@ -394,6 +395,7 @@ impl Service for Model {
         assert!(is_second == self.common.is_second, "request {number} came to the other service");
         let is_proxied = self.plan.proxied && !self.common.is_second;
         check_peer(&cx.peer(), number.parse().expect("a number"), is_proxied, &self.cover);
+        check_facts(cx.facts(), number.parse().expect("a number"), &self.plan, &self.cover);
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
         // A slow one finds several pieces there.

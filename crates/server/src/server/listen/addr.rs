@@ -11,6 +11,7 @@ use ringserve_core::Address;
 
 use super::adopted::Adopted;
 use super::proxy_protocol::ProxyProtocol;
+use super::transport::MakeTransport;
 
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;
@@ -23,11 +24,13 @@ pub(crate) struct Bind {
     pub(crate) adopted: Option<Adopted>,
     /// Its connections begin with a PROXY header.
     pub(crate) proxy: Option<ProxyProtocol>,
+    /// What its connections have between socket and framing.
+    pub(crate) transport: Option<MakeTransport>,
 }
 
 impl Bind {
-    fn new(addr: Address) -> Bind {
-        Bind { addr, adopted: None, proxy: None }
+    pub(super) fn new(addr: Address) -> Bind {
+        Bind { addr, adopted: None, proxy: None, transport: None }
     }
 }
 
@@ -39,6 +42,7 @@ pub(crate) struct Binds {
     failed: Option<io::Error>,
     /// Of all of them.
     proxy: Option<ProxyProtocol>,
+    transport: Option<MakeTransport>,
 }
 
 impl Binds {
@@ -68,7 +72,7 @@ impl Binds {
 
     pub(crate) fn adopted(mut self, socket: OwnedFd) -> Binds {
         match Adopted::look_at(socket) {
-            Ok((addr, adopted)) => self.binds.push(Bind { addr, adopted: Some(adopted), proxy: None }),
+            Ok((addr, adopted)) => self.binds.push(Bind { adopted: Some(adopted), ..Bind::new(addr) }),
             Err(error) => self.fail(error),
         }
         self
@@ -88,11 +92,19 @@ impl Binds {
         self
     }
 
+    /// All of them have a transport.
+    pub(crate) fn transport(mut self, make: MakeTransport) -> Binds {
+        self.transport = Some(make);
+        self
+    }
+
     /// Each with what holds for all.
     fn each(&mut self) -> Vec<Bind> {
-        let (mut binds, proxy) = (std::mem::take(&mut self.binds), self.proxy.take());
-        for bind in binds.iter_mut().filter(|bind| bind.proxy.is_none()) {
-            bind.proxy.clone_from(&proxy);
+        let (proxy, transport) = (self.proxy.take(), self.transport.take());
+        let mut binds = std::mem::take(&mut self.binds);
+        for bind in &mut binds {
+            bind.proxy = bind.proxy.take().or_else(|| proxy.clone());
+            bind.transport = bind.transport.take().or_else(|| transport.clone());
         }
         binds
     }

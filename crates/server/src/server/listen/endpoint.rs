@@ -6,12 +6,13 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ringserve_core::Limits;
 use ringserve_core::framing::{Raw, TypedFraming};
+use ringserve_core::{Limits, Transport};
 use ringserve_drivers::take_activated;
 
 use super::addr::Binds;
 use super::proxy_protocol::ProxyProtocol;
+use super::transport::MakeTransport;
 use crate::peer::Peer;
 use crate::server::socket_options::options::SocketOptions;
 use crate::shard::state::Admit;
@@ -104,6 +105,13 @@ impl Endpoint {
     /// Proxies connect here: each connection begins with a header of the PROXY protocol, which says who the client is.
     pub fn proxy_protocol(self, protocol: ProxyProtocol) -> Endpoint {
         Endpoint(self.0.proxy_protocol(protocol))
+    }
+
+    /// Its connections have a [transport](crate::transport) between socket and framing, for which there is one value of `make` on each
+    /// shard, made at the start. The handshake comes behind the header of the [PROXY protocol](Endpoint::proxy_protocol), and before
+    /// [`Service::open`](crate::Service::open).
+    pub fn transport<T: Transport>(self, make: impl Fn() -> T + Send + Sync + 'static) -> Endpoint {
+        Endpoint(self.0.transport(MakeTransport::new(make)))
     }
 
     /// As [`Endpoints::framing`].

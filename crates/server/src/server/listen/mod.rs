@@ -6,4 +6,5 @@ pub(crate) mod endpoint;
 mod ip;
 pub(crate) mod proxy_protocol;
 pub(crate) mod sockets;
+pub(crate) mod transport;
 mod unix;

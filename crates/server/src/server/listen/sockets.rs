@@ -155,10 +155,7 @@ mod tests {
         share_port: bool,
     ) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
         let options = SocketOptions::default();
-        let binds = addrs
-            .iter()
-            .map(|addr| Bind { addr: addr.clone(), adopted: None, proxy: None })
-            .collect::<Vec<_>>();
+        let binds = addrs.iter().map(|addr| Bind::new(addr.clone())).collect::<Vec<_>>();
         let place = |bind| Place { bind, options: &options, service: None };
         Listen { shards, share_port, cpus: &[] }.at(&binds.iter().map(place).collect::<Vec<_>>())
     }

@@ -1,5 +1,8 @@
 //! What all ends of a network share: listeners, connections, rings, descriptors, time.
 
+mod delivery;
+mod listeners;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, PipeReader};
 use std::mem;
@@ -18,12 +21,11 @@ use crate::faults::{Injector, Plan};
 use crate::ring::Descriptors;
 use crate::rng::Rng;
 
+use listeners::Listeners;
+
 /// Bytes a socket holds that its peer did not take, in each direction. Linux begins with about as much and goes up to
 /// some MiB; with less, more sends are cut short.
 const SOCKET_BYTES: usize = 128 << 10;
-
-/// Connections that wait to be accepted: as Linux by default.
-const BACKLOG: usize = 4096;
 
 /// Ports of those who connect, above those of those who listen.
 const EPHEMERAL: u16 = 32 << 10;
@@ -37,47 +39,6 @@ pub(crate) const NEVER: Duration = Duration::MAX;
 /// Salts of what draws faults, beside the numbers of rings: each connection's, and the handshakes'.
 const CONNECTIONS_DRAW: u64 = 1 << 32;
 const HANDSHAKES_DRAW: u64 = 1 << 48;
-
-/// Who accepts at a listening socket.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Owner {
-    /// A shard whose ring is not made.
-    Shard(usize),
-    Ring(i32),
-    Client,
-    /// The network, as a service manager: rings adopt it.
-    Network,
-}
-
-/// The rings that wait at a queue which they share. For each connection one is woken, in the order in which they came, and a
-/// ring looks at the queue only then.
-#[derive(Default)]
-struct Waiting {
-    rings: VecDeque<i32>,
-    /// Those that may look.
-    woken: BTreeSet<i32>,
-}
-
-/// A listening socket: one for each shard.
-pub(crate) struct Listener {
-    addr: SocketAddr,
-    owner: Owner,
-    /// The listener whose queue it shares.
-    adopts: Option<usize>,
-    waiting: Waiting,
-    /// Connections that wait to be accepted.
-    pub(crate) backlog: VecDeque<u32>,
-    pub(crate) closed: bool,
-    /// Of a client that waits to accept.
-    pub(crate) waker: Option<Waker>,
-}
-
-impl Listener {
-    fn new(addr: SocketAddr, owner: Owner, adopts: Option<usize>) -> Listener {
-        let (waiting, backlog) = (Waiting::default(), VecDeque::new());
-        Listener { addr, owner, adopts, waiting, backlog, closed: false, waker: None }
-    }
-}
 
 /// A ring as others see it.
 struct Ring {
@@ -144,7 +105,7 @@ impl Connections {
 /// Listeners, connections, rings and descriptors of a network, and its time.
 pub(crate) struct State {
     plan: Arc<Plan>,
-    listeners: Vec<Listener>,
+    pub(crate) listeners: Listeners,
     rings: BTreeMap<i32, Ring>,
     connections: Connections,
     /// Accepted connections that have no slot: the ring that holds each, and the connection.
@@ -153,7 +114,6 @@ pub(crate) struct State {
     passed: BTreeMap<RawFd, Passed>,
     rings_made: i32,
     connections_made: u32,
-    ports_listened: u16,
     /// Rings whose connect waits for a place in a backlog, or for the end of a partition.
     connecting: BTreeSet<i32>,
     /// Clients that connect, by when to look again.
@@ -175,23 +135,18 @@ pub(crate) struct State {
     pub(crate) left: Vec<String>,
 }
 
-fn pair(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
-    (a.min(b), a.max(b))
-}
-
 impl State {
     pub(crate) fn new(stepped: bool, plan: Arc<Plan>) -> State {
         State {
             handshakes: Injector::new(plan.clone(), HANDSHAKES_DRAW),
             plan,
-            listeners: Vec::new(),
+            listeners: Listeners::default(),
             rings: BTreeMap::new(),
             connections: Connections::default(),
             descriptors: Descriptors::default(),
             passed: BTreeMap::new(),
             rings_made: 0,
             connections_made: 0,
-            ports_listened: 0,
             connecting: BTreeSet::new(),
             clients_connecting: BTreeMap::new(),
             agenda: Agenda::default(),
@@ -208,111 +163,34 @@ impl State {
     /// Listens once for each shard; port 0 finds a free one. A server that cannot listen at one of its addresses does not start,
     /// and those at which it listened before are free again.
     pub(crate) fn listen(&mut self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
-        let listened = self.listen_as(addr, (0..shards).map(Owner::Shard));
-        listened.inspect_err(|_| self.close_unclaimed())
-    }
-
-    /// Closes the listeners of shards whose rings are not made, and will not be.
-    fn close_unclaimed(&mut self) {
-        for n in 0..self.listeners.len() {
-            if matches!(self.listeners[n], Listener { owner: Owner::Shard(_), closed: false, .. }) {
-                self.close_listener(n);
-            }
-        }
-    }
-
-    /// Listens for a client; returns the listener's number and its address.
-    pub(crate) fn listen_client(&mut self, addr: SocketAddr) -> io::Result<(usize, SocketAddr)> {
-        let addr = self.listen_as(addr, [Owner::Client])?;
-        Ok((self.listeners.len() - 1, addr))
-    }
-
-    fn listen_as(
-        &mut self,
-        mut addr: SocketAddr,
-        owners: impl IntoIterator<Item = Owner>,
-    ) -> io::Result<SocketAddr> {
-        if addr.port() == 0 {
-            self.ports_listened += 1;
-            addr.set_port(self.ports_listened);
-        }
-        if self.listeners.iter().any(|listener| listener.addr == addr && !listener.closed) {
-            return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
-        }
-        self.listeners.extend(owners.into_iter().map(|owner| Listener::new(addr, owner, None)));
-        Ok(addr)
+        self.listeners.listen(addr, shards).inspect_err(|_| self.close_unclaimed())
     }
 
     /// Adopts a listener for each shard, and makes it if it is not there. A failure is as that of [`listen`](State::listen).
     pub(crate) fn adopt(&mut self, addr: SocketAddr, shards: usize) -> io::Result<()> {
-        let is_adopted = |listener: &Listener| listener.addr == addr && listener.owner == Owner::Network;
-        let adopts = match self.listeners.iter().position(is_adopted) {
-            Some(adopts) => adopts,
-            None => {
-                self.listen_as(addr, [Owner::Network]).inspect_err(|_| self.close_unclaimed())?;
-                self.listeners.len() - 1
-            }
-        };
-        let listener = |shard| Listener::new(addr, Owner::Shard(shard), Some(adopts));
-        self.listeners.extend((0..shards).map(listener));
-        Ok(())
+        self.listeners.adopt(addr, shards).inspect_err(|_| self.close_unclaimed())
     }
 
-    /// The listener that has the queue.
-    fn queue_of(&mut self, listener: usize) -> &mut Listener {
-        let of = self.listeners[listener].adopts.unwrap_or(listener);
-        &mut self.listeners[of]
-    }
-
-    pub(crate) fn is_adopted(&self, listener: usize) -> bool {
-        self.listeners[listener].adopts.is_some()
-    }
-
-    pub(crate) fn has_queued(&mut self, listener: usize) -> bool {
-        !self.queue_of(listener).backlog.is_empty()
-    }
-
-    /// A ring's accept looks at a queue that it shares with others.
-    pub(crate) fn begin_to_wait(&mut self, listener: usize, ring: i32) {
-        self.queue_of(listener).waiting.woken.insert(ring);
-    }
-
-    /// True if a ring that was woken finds a connection; else it waits for the next one.
-    pub(crate) fn finds_queued(&mut self, listener: usize, ring: i32) -> bool {
-        let Listener { backlog, waiting, .. } = self.queue_of(listener);
-        let woken = waiting.woken.remove(&ring);
-        if woken && backlog.is_empty() {
-            waiting.rings.push_back(ring);
+    /// Closes the listeners of shards whose rings are not made, and will not be.
+    fn close_unclaimed(&mut self) {
+        for listener in self.listeners.unclaimed() {
+            self.close_listener(listener);
         }
-        woken && !backlog.is_empty()
-    }
-
-    /// A ring waits no more. For what it was woken no other one is.
-    pub(crate) fn end_wait(&mut self, listener: usize, ring: i32) {
-        let waiting = &mut self.queue_of(listener).waiting;
-        waiting.woken.remove(&ring);
-        waiting.rings.retain(|other| *other != ring);
     }
 
     /// A new ring, told by `bell`, and the listeners of its shard, which are its own from now on.
     pub(crate) fn add_ring(&mut self, shard: usize, bell: Alarm) -> (i32, Vec<usize>) {
         let ring = self.rings_made;
         self.rings_made += 1;
-        let of_shard = |listener: &Listener| listener.owner == Owner::Shard(shard) && !listener.closed;
-        let own: Vec<usize> = (0..self.listeners.len()).filter(|n| of_shard(&self.listeners[*n])).collect();
-        own.iter().for_each(|n| self.listeners[*n].owner = Owner::Ring(ring));
-        let from = own.first().map_or(IpAddr::from([127, 0, 0, 1]), |n| self.listeners[*n].addr.ip());
+        let own = self.listeners.claim(shard, ring);
+        let from = own.first().map_or(IpAddr::from([127, 0, 0, 1]), |n| self.listeners.host(*n));
         self.rings.insert(ring, Ring { bell, news: Vec::new(), from, sleep: Sleep::default(), broken: 0 });
         (ring, own)
     }
 
-    pub(crate) fn listener(&mut self, listener: usize) -> &mut Listener {
-        &mut self.listeners[listener]
-    }
-
     /// Takes a connection out of a listener's queue, and tells those who wait for the place.
     pub(crate) fn take_queued(&mut self, listener: usize) -> Option<u32> {
-        let number = self.queue_of(listener).backlog.pop_front()?;
+        let number = self.listeners.take_queued(listener)?;
         self.look_again();
         Some(number)
     }
@@ -364,17 +242,15 @@ impl State {
         if self.is_parted(from, addr.ip()) {
             return Err(libc::EAGAIN);
         }
-        let listens =
-            |listener: &&mut Listener| listener.addr == addr && !listener.closed && listener.adopts.is_none();
-        let listening = self.listeners.iter_mut().filter(listens).count() as u64;
+        let listening = self.listeners.at(addr).count() as u64;
         if listening == 0 {
             return Err(libc::ECONNREFUSED);
         }
         let number = self.connections_made;
         let mut chance = Rng::new(self.plan.seed.wrapping_add(number.into()));
         let shard = if uneven && chance.one_in(2) { 0 } else { chance.below(listening) };
-        let chosen = self.listeners.iter_mut().filter(listens).nth(shard as usize);
-        let Some(listener) = chosen.filter(|listener| listener.backlog.len() < BACKLOG) else {
+        let chosen = self.listeners.at(addr).nth(shard as usize);
+        let Some(listener) = chosen.filter(|listener| listener.has_room()) else {
             return Err(libc::EAGAIN);
         };
         let client = SocketAddr::new(from, EPHEMERAL + (number % u32::from(EPHEMERAL)) as u16);
@@ -383,17 +259,11 @@ impl State {
             let draws = Injector::new(self.plan.clone(), CONNECTIONS_DRAW + u64::from(number));
             connection = connection.paced(number, self.agenda.clone(), draws);
         }
-        listener.backlog.push_back(number);
+        let (owner, woken) = (listener.ring(), listener.queue(number));
         self.wakes.extend(listener.waker.take());
-        let owner = listener.owner;
-        let woken = listener.waiting.rings.pop_front();
-        listener.waiting.woken.extend(woken);
         self.connections_made += 1;
-        if let Owner::Ring(ring) = owner {
-            connection.rings[Side::Server as usize] = Some(ring);
-            self.tell(ring);
-        }
-        if let Some(ring) = woken {
+        connection.rings[Side::Server as usize] = owner;
+        for ring in owner.into_iter().chain(woken) {
             self.tell(ring);
         }
         self.connections.push(connection);
@@ -513,12 +383,9 @@ impl State {
 
     /// Closes a listening socket, with a reset for what waits there. The queue of one that was adopted stays.
     pub(crate) fn close_listener(&mut self, listener: usize) {
-        self.listeners[listener].closed = true;
-        if let (true, Owner::Ring(ring)) = (self.is_adopted(listener), self.listeners[listener].owner) {
-            return self.end_wait(listener, ring);
-        }
+        let Some(queued) = self.listeners.close(listener) else { return };
         self.look_again();
-        for number in std::mem::take(&mut self.listeners[listener].backlog) {
+        for number in queued {
             self.close(number, Side::Server, true);
         }
     }
@@ -526,10 +393,8 @@ impl State {
     /// Closes what a ring holds but its slots: listeners, with a reset for who waits there, and descriptors.
     pub(crate) fn close_ring(&mut self, ring: i32) {
         self.rings.remove(&ring);
-        for index in 0..self.listeners.len() {
-            if self.listeners[index].owner == Owner::Ring(ring) {
-                self.close_listener(index);
-            }
+        for listener in self.listeners.of_ring(ring) {
+            self.close_listener(listener);
         }
         for (_, number) in self.descriptors.take_if(|held| held.0 == ring) {
             self.close(number, Side::Server, false);
@@ -568,93 +433,6 @@ impl State {
         self.now
     }
 
-    /// Sets the clock, and has what is due arrive.
-    pub(crate) fn set_now(&mut self, now: Duration) {
-        assert!(now >= self.now, "time goes back from {:?} to {now:?}", self.now);
-        self.now = now;
-        while let Some((at, number)) = self.next_arrival()
-            && at <= now
-        {
-            self.deliver(number);
-        }
-        while let Some(clients) = self.clients_connecting.first_entry()
-            && *clients.key() <= now
-        {
-            self.wakes.extend(clients.remove());
-        }
-    }
-
-    /// What arrives first, and where.
-    fn next_arrival(&mut self) -> Option<(Duration, u32)> {
-        let mut agenda = self.agenda.lock();
-        while let Some((at, number)) = agenda.first().copied() {
-            if self.connections.get_mut(number).and_then(|connection| connection.next_arrival()) == Some(at) {
-                return Some((at, number));
-            }
-            agenda.pop_first();
-        }
-        None
-    }
-
-    fn deliver(&mut self, number: u32) {
-        let told = self.connection(number).deliver();
-        for side in [Side::Client, Side::Server] {
-            if told[side as usize] {
-                self.tell_of(number, side);
-            }
-        }
-    }
-
-    /// When something arrives by itself.
-    pub(crate) fn next_event_at(&mut self) -> Option<Duration> {
-        let handshake = self.clients_connecting.keys().next().copied().filter(|at| *at != NEVER);
-        self.next_arrival().map(|(at, _)| at).into_iter().chain(handshake).min()
-    }
-
-    fn is_parted(&self, a: IpAddr, b: IpAddr) -> bool {
-        !self.partitions.is_empty() && self.partitions.contains(&pair(a, b))
-    }
-
-    pub(crate) fn set_partition(&mut self, a: IpAddr, b: IpAddr, parted: bool) {
-        if parted {
-            self.partitions.insert(pair(a, b))
-        } else {
-            self.partitions.remove(&pair(a, b))
-        };
-        for (number, _) in self.connections().collect::<Vec<_>>() {
-            self.hold_or_release(number);
-        }
-        self.look_again();
-    }
-
-    pub(crate) fn set_held(&mut self, number: u32, held: bool) {
-        if held {
-            self.held.insert(number)
-        } else {
-            self.held.remove(&number)
-        };
-        self.hold_or_release(number);
-    }
-
-    /// Holds a connection that is held by hand or by a partition, and lets another go on.
-    fn hold_or_release(&mut self, number: u32) {
-        let Some(connection) = self.connections.get_mut(number) else { return };
-        let (client, server) = connection.addrs();
-        let held = self.held.contains(&number) || self.is_parted(client.ip(), server.ip());
-        self.connection(number).hold(held);
-        self.deliver(number);
-    }
-
-    /// Breaks a connection between its ends.
-    pub(crate) fn break_off(&mut self, number: u32) {
-        if self.connections.get_mut(number).is_some() {
-            self.connection(number).break_off();
-            for side in [Side::Client, Side::Server] {
-                self.tell_of(number, side);
-            }
-        }
-    }
-
     /// Each connection, with its client's address and its server's.
     pub(crate) fn connections(&self) -> impl Iterator<Item = (u32, (SocketAddr, SocketAddr))> {
         self.connections.iter().map(|(number, connection)| (number, connection.addrs()))
@@ -665,11 +443,7 @@ impl State {
         let mut open = self.left.clone();
         open.extend(self.rings.keys().map(|ring| format!("ring {ring} is there")));
         // What the network holds, and what waits there, is for a later server.
-        let (held, others): (Vec<&Listener>, Vec<&Listener>) =
-            self.listeners.iter().partition(|listener| listener.owner == Owner::Network);
-        let waits = |number: u32| held.iter().any(|listener| listener.backlog.contains(&number));
-        let listening = others.into_iter().filter(|listener| !listener.closed);
-        open.extend(listening.map(|listener| format!("a listener at {} is open", listener.addr)));
+        open.extend(self.listeners.open().map(|addr| format!("a listener at {addr} is open")));
         open.extend(
             self.passed
                 .values()
@@ -678,7 +452,7 @@ impl State {
         for (number, connection) in self.connections.iter() {
             let (client, server) = connection.addrs();
             for (side, name) in [(Side::Client, "client's"), (Side::Server, "server's")] {
-                let is_held = side == Side::Server && waits(number);
+                let is_held = side == Side::Server && self.listeners.holds(number);
                 if !connection.is_closed(side) && !is_held {
                     let end = format!("the {name} end of connection {number}");
                     open.push(format!("{end}, from {client} to {server}, is open"));
@@ -698,12 +472,12 @@ mod tests {
     fn failed_adoption_frees_what_was_listened_at_before() {
         let mut state = State::new(true, Arc::new(Plan::new(Faults::none(), 1)));
         let (first, taken) = (([10, 0, 0, 1], 7000).into(), ([10, 0, 0, 1], 7001).into());
-        state.listen_client(taken).unwrap();
+        state.listeners.listen_client(taken).unwrap();
         for _ in 0..2 {
             state.listen(first, 2).expect("the address is free");
             assert_eq!(state.adopt(taken, 2).unwrap_err().raw_os_error(), Some(libc::EADDRINUSE));
         }
-        assert!(state.listeners.iter().all(|listener| listener.closed || listener.owner == Owner::Client));
+        assert!(state.listeners.are_clients());
     }
 
     #[test]

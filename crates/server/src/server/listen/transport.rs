@@ -1,0 +1,42 @@
+//! Listeners whose connections have something between socket and framing.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringserve_core::Transport;
+
+/// Makes the transport of a listener on each shard.
+#[derive(Clone)]
+pub(crate) struct MakeTransport(Arc<dyn Fn() -> Rc<dyn Transport> + Send + Sync>);
+
+impl MakeTransport {
+    pub(crate) fn new<T: Transport>(make: impl Fn() -> T + Send + Sync + 'static) -> MakeTransport {
+        MakeTransport(Arc::new(move || Rc::new(make())))
+    }
+}
+
+impl fmt::Debug for MakeTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MakeTransport")
+    }
+}
+
+/// The listeners of a server that have one, by number; empty if none has.
+#[derive(Clone, Default)]
+pub(crate) struct Transports(Arc<[Option<MakeTransport>]>);
+
+impl Transports {
+    /// Of the listeners in their order, each with what makes its transport, if it has one.
+    pub(crate) fn of<'a>(listeners: impl Iterator<Item = Option<&'a MakeTransport>>) -> Transports {
+        let all: Arc<[_]> = listeners.map(Option::<&MakeTransport>::cloned).collect();
+        if all.iter().any(Option::is_some) { Transports(all) } else { Transports::default() }
+    }
+
+    /// Makes each, on its shard's thread. It is user code, which may panic.
+    pub(crate) fn made(&self) -> impl Iterator<Item = (u16, Rc<dyn Transport>)> {
+        let made =
+            |(listener, make): (usize, &Option<MakeTransport>)| Some((listener as u16, (make.as_ref()?.0)()));
+        self.0.iter().enumerate().filter_map(made)
+    }
+}

@@ -1,0 +1,230 @@
+//! Clients whose connections have the toy transport between socket and frames, and intruders: peers that break it off or break its
+//! rules.
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ringserve_server::testing::{Net, Sim};
+
+use super::ADDR;
+use super::cover::Cover;
+use super::plan::{CLIENT_NUMBERS, Plan};
+use super::proxied;
+use crate::rng::Rng;
+use crate::toy::{Alive, Facts, HEADER_BYTES, PeerStream, Permits, Pieces, Toy};
+
+/// What stands between the sockets and the frames of a seed's server.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    toy: Toy,
+    /// The services that have it.
+    pub first: bool,
+    pub second: bool,
+    alive: Alive,
+    pieces: Pieces,
+}
+
+impl Layers {
+    pub fn drawn(seed: u64) -> Option<Layers> {
+        let rng = &mut Rng::new(seed ^ 0x6C61_7965_7273_21);
+        if !rng.one_in(3) {
+            return None;
+        }
+        let alive = Alive::default();
+        let toy = Toy::server()
+            .permits(rng.pick(Permits::ALL))
+            .record_bytes(rng.spread(1, 4096) as usize)
+            .updates_every(if rng.one_in(2) { rng.spread(1, 16) } else { 0 })
+            .counted(&alive);
+        let (first, second) = rng.pick(&[(true, false), (true, true), (false, true)]);
+        Some(Layers { toy, first, second, alive, pieces: rng.pick(Pieces::ALL) })
+    }
+
+    /// What makes it.
+    pub fn toy(&self) -> impl Fn() -> Toy + Send + Sync + use<> {
+        let toy = self.toy.clone();
+        move || toy.clone()
+    }
+}
+
+/// The transport of a client, by its number.
+fn toy_of(first: u32, net: &Net) -> Toy {
+    let records = 1 + net.random() % 4096;
+    let name = first.to_string();
+    Toy::client(name, net.random()).record_bytes(records as usize).updates_every(net.random() % 16)
+}
+
+/// How a client comes to its service.
+#[derive(Clone)]
+pub struct Way {
+    addr: SocketAddr,
+    first: u32,
+    is_proxied: bool,
+    /// Through the transport, whose bytes come so.
+    pieces: Option<Pieces>,
+    /// A shard may die.
+    may_be_cut: bool,
+    cover: Cover,
+}
+
+impl Way {
+    /// Of the client whose requests begin with this number.
+    pub fn of(plan: &Plan, addr: impl Into<SocketAddr>, first: u32, cover: &Cover) -> Way {
+        let is_second = plan.is_second(first);
+        let layers = plan.layers.as_ref().filter(|of| if is_second { of.second } else { of.first });
+        Way {
+            addr: addr.into(),
+            first,
+            is_proxied: plan.proxied && !is_second,
+            pieces: layers.map(|of| of.pieces),
+            may_be_cut: plan.shards_may_die(),
+            cover: cover.clone(),
+        }
+    }
+
+    /// Connects, and says for whom.
+    pub async fn connect(&self, net: &Net) -> io::Result<PeerStream> {
+        let mut stream = net.connect(self.addr).await?;
+        let header = if self.is_proxied { proxied::header(self.first).0 } else { Vec::new() };
+        let Some(pieces) = self.pieces else {
+            proxied::send_in_pieces(net, &mut stream, &header).await?;
+            return Ok(PeerStream::plain(net, stream));
+        };
+        self.cover.count("layer", format!("{pieces:?}"));
+        if self.is_proxied {
+            self.cover.count("layer", "behind a PROXY header");
+        }
+        // The handshake may begin in the segment in which the header ends.
+        let mut me = PeerStream::layered(net, stream, &toy_of(self.first, net), pieces);
+        me.may_be_cut(self.may_be_cut);
+        me.begins_with(&header);
+        Ok(me)
+    }
+}
+
+/// In a call of request `number`: the transport told of its client, and of no other.
+pub fn check_facts(facts: Option<Rc<Facts>>, number: u32, plan: &Plan, cover: &Cover) {
+    let is_layered = |of: &&Layers| if plan.is_second(number) { of.second } else { of.first };
+    let first = number / CLIENT_NUMBERS * CLIENT_NUMBERS;
+    let name = plan.layers.as_ref().filter(is_layered).map(|_| first.to_string().into_bytes());
+    if name.is_some() {
+        cover.count("layer", "call");
+    }
+    assert_eq!(
+        facts.map(|facts| facts.name.clone()),
+        name,
+        "what the transport found out of request {number}"
+    );
+}
+
+/// How an intruder behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Intruder {
+    Silent,
+    HalfHello,
+    Garbage,
+    FinInHandshake,
+    /// FIN between two records, without the mark of the end.
+    CutOff,
+    CutOffInRecord,
+    BadRecord,
+    CrawlsInRecord,
+}
+
+impl Intruder {
+    const ALL: &[Intruder] = &[
+        Intruder::Silent,
+        Intruder::HalfHello,
+        Intruder::Garbage,
+        Intruder::FinInHandshake,
+        Intruder::CutOff,
+        Intruder::CutOffInRecord,
+        Intruder::BadRecord,
+        Intruder::CrawlsInRecord,
+    ];
+
+    /// Comes and goes. Returns what the service said to it.
+    async fn run(self, net: &Net, me: &mut PeerStream) -> io::Result<Vec<u8>> {
+        let soon = Duration::from_millis(net.random() % 3000);
+        match self {
+            Intruder::Silent => {}
+            Intruder::HalfHello => {
+                let half = 1 + (net.random() % (HEADER_BYTES as u64 + 4)) as usize;
+                me.send_start(half).await?;
+            }
+            Intruder::Garbage => me.send_instead(b"GET / HTTP/1.1\r\n\r\n").await?,
+            Intruder::FinInHandshake => {
+                me.send_start((net.random() % 20) as usize).await?;
+                net.sleep(soon).await;
+                me.cut_off()?;
+            }
+            Intruder::CutOff => {
+                me.shake_hands().await?;
+                me.send_raw(&[]).await?;
+                me.cut_off()?;
+            }
+            Intruder::CutOffInRecord | Intruder::CrawlsInRecord => {
+                me.shake_hands().await?;
+                let record = me.sealed(&[b'x'; 40]);
+                for byte in &record[..record.len() - 1] {
+                    me.send_raw(&[*byte]).await?;
+                    if self == Intruder::CrawlsInRecord {
+                        net.sleep(soon / 4).await;
+                    }
+                }
+                me.cut_off()?;
+            }
+            Intruder::BadRecord => {
+                me.shake_hands().await?;
+                let mut record = me.sealed(&[b'x'; 40]);
+                let at = net.random() as usize % record.len();
+                record[at] ^= 1 << (net.random() % 8);
+                me.send_raw(&record).await?;
+                // Where the length is altered more has to come.
+                me.cut_off()?;
+            }
+        }
+        me.bytes_to_the_end().await
+    }
+}
+
+/// Has some intruders connect.
+pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
+    let Some(_) = plan.layers.as_ref().filter(|of| of.first) else { return };
+    // Nothing else ends them.
+    let is_calm = plan.keeps_upstreams && !plan.loses() && plan.waits;
+    for number in 0..sim.random() % 4 {
+        let intruder = Intruder::ALL[(sim.random() % Intruder::ALL.len() as u64) as usize];
+        // A number of no client.
+        let way = Way::of(plan, ADDR, 2 * CLIENT_NUMBERS, cover);
+        let way = Way { first: 998 * CLIENT_NUMBERS, pieces: Some(Pieces::Any), ..way };
+        let cover = cover.clone();
+        sim.client(format!("breaker {number}"), async move |net| {
+            net.sleep(Duration::from_micros(net.random() % 20_000_000)).await;
+            // Whatever becomes of it: the server may be gone.
+            let Ok(mut me) = way.connect(&net).await else { return Ok(()) };
+            let ended = net.timeout(Duration::from_secs(60), intruder.run(&net, &mut me)).await;
+            let Ok(ended) = ended else { return Ok(()) };
+            cover.count("layer", format!("{intruder:?}"));
+            match intruder {
+                Intruder::Garbage | Intruder::BadRecord if is_calm => {
+                    assert!(ended.is_ok(), "{intruder:?} is reset: {ended:?}");
+                    assert!(me.was_alerted() || me.saw_mark(), "{intruder:?} is told nothing");
+                    if me.was_alerted() {
+                        cover.count("layer", "alert");
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+    }
+}
+
+/// At the end, once every server is gone.
+pub fn check(plan: &Plan) {
+    let left = plan.layers.as_ref().map_or(0, |layers| layers.alive.count());
+    assert_eq!(left, 0, "channels of connections that are gone");
+}
