@@ -103,6 +103,7 @@
 //! |---|---|
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
+//! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
 //! | `tls` | the module `tls`: TLS below any service, by rustls, without cryptography |
@@ -124,12 +125,14 @@
 //! | [`limits`] | the server's own [`ServerLimits`](limits::ServerLimits), what belongs to both: errors, the memory that may be used |
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |
+//! | [`scatter`] | pipelined requests whose answers lie on several shards |
 //! | [`stats`] | what a server counts and holds |
 //! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
 //! | [`task`] | handles on tasks, and on calls that block |
 //! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
+//! | [`topics`] | publish and subscribe |
 //! | [`transport`] | what may stand between a socket and its framing |
-//! | `codec`, `http`, `testing`, `tls`, `tower` | with the feature of that name |
+//! | `codec`, `http`, `resp`, `testing`, `tls`, `tower` | with the feature of that name |
 //!
 //! # What it does not do
 //!
@@ -141,6 +144,8 @@
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
 pub use ringserve_server::http;
+#[cfg(feature = "resp")]
+pub use ringserve_server::resp;
 #[cfg(feature = "testing")]
 pub use ringserve_server::testing;
 #[cfg(feature = "tls")]
@@ -156,7 +161,7 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    factory, framing, limits, listen, middleware, net, stats, sync, task, time, transport,
+    factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time, topics, transport,
 };
 
 pub mod guide;

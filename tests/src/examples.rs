@@ -23,14 +23,15 @@ pub fn build(name: &str) -> PathBuf {
         target = target.parent().expect("the target directory");
     }
     let mut cargo = Command::new(env!("CARGO"));
-    // Of the whole workspace, so that features are those of `cargo test --workspace`: little is built twice.
-    cargo.args(["build", "--quiet", "--workspace"]).current_dir(workspace());
+    // Of the whole workspace, and with an example, which takes what tests take, so that features are those of
+    // `cargo test --workspace`: nothing is built twice.
+    cargo.args(["build", "--quiet", "--workspace", "--example"]).current_dir(workspace());
     let package = format!("example-{}", name.replace('_', "-"));
     let is_package = workspace().join("examples").join(name).join("Cargo.toml").exists();
     if is_package {
-        cargo.args(["--bin", &package]);
+        cargo.args(["echo", "--bin", &package]);
     } else {
-        cargo.args(["--example", name]);
+        cargo.arg(name);
     }
     if cfg!(feature = "runtime-tokio-uring") && name == "tokio_inside" {
         cargo.args(["--features", "example-tokio-inside/runtime-tokio-uring"]);

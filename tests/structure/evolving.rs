@@ -15,6 +15,8 @@ const COMPLETE: &[(&str, &str)] = &[
     ("CopySide", "two streams are copied"),
     ("Cut", "a framing makes it, and makes all of it"),
     ("Decode", "a framing makes it, and makes all of it"),
+    ("DotPart", "a service takes them apart, and there is nothing else in the stream"),
+    ("DotState", "the stream has lines and texts, and nothing else"),
     ("Payload", "callers make it"),
     ("PeerCredentials", "the kernel tells these three"),
     ("PushError", "what was not pushed is full or gone, and the caller does something else for each"),
@@ -23,6 +25,7 @@ const COMPLETE: &[(&str, &str)] = &[
         "Sending",
         "that of a simulated ring, which simulated kernels take apart; that of a mesh has nothing public",
     ),
+    ("Version", "the protocol of Redis has these two, and a service may count with their numbers"),
 ];
 
 /// What is public of a crate, by its sources.

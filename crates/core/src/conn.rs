@@ -7,9 +7,10 @@
 //!     └────────────────────┴── abort, reset, error ────┘
 //! ```
 //!
-//! * *Open*: where a listener expects a PROXY header that is read first, then the handshake of its transport is done, if it has one. Then frames go to the service, replies leave. It stays open after the peer's FIN until every frame
-//!   is answered. In a drain of the shard it is cut some time: what arrives from then on is thrown away, frames that were
-//!   received whole are answered, and it goes on to Draining.
+//! * *Open*: where a listener expects a PROXY header that is read first; then the handshake of its transport is done, if it has one.
+//!   Then frames go to the service, replies leave. It stays open after the peer's FIN until every frame is answered. In a drain of
+//!   the shard it is cut some time: what arrives from then on is thrown away, frames that were received whole are answered, and it
+//!   goes on to Draining.
 //! * *Draining*: no frame is handed out, what is queued leaves, input is thrown away.
 //! * *Closing*: the service is done with it (`Event::Ended`). In an orderly close FIN is sent and input is
 //!   thrown away until the peer closes too or the linger limit is over; then everything in flight is stopped and

@@ -14,7 +14,11 @@ pub mod http;
 mod log;
 pub mod middleware;
 mod opening;
+mod parts;
 mod peer;
+#[cfg(feature = "resp")]
+pub mod resp;
+pub mod scatter;
 mod server;
 mod service;
 mod shard;
@@ -25,6 +29,7 @@ pub mod sync;
 pub mod testing;
 #[cfg(feature = "tls")]
 pub mod tls;
+pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
 
@@ -60,6 +65,7 @@ pub mod factory {
 
 /// How bytes become frames, and replies become bytes.
 pub mod framing {
+    pub use crate::parts::{Kept, Parts, Span};
     pub use ringserve_core::Outbox;
     pub use ringserve_core::framing::*;
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use ringserve_server::framing::{LengthPrefix, Lines};
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::{ProxyProtocol, endpoints, tcp};
+use ringserve_server::net::{ProxyHeader, copy_bidirectional};
 use ringserve_server::testing::{Faults, Net, Sim};
 use ringserve_server::{
     CloseReason, Cx, Error, Frame, Limits, Opening, Peer, Refusal, Server, Service, Stream, stream,
@@ -403,5 +404,83 @@ fn transport_that_cannot_be_made_ends_the_start() {
         let server = server(|| panic!("planted: no transport"));
         let error = sim.start(server, |_shard| Who).unwrap_err();
         assert!(matches!(error, Error::FactoryPanicked { shard: 0 }), "{error}");
+    });
+}
+
+#[test]
+fn upstream_is_reached_through_a_transport() {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+        let (here, there) = (Alive::default(), Alive::default());
+        let says_who = sim.random().is_multiple_of(2);
+        let upstream = server(toy(sim, &there));
+        let upstream =
+            if says_who { upstream.proxy_protocol(ProxyProtocol::from(["10.0.0.0/8"])) } else { upstream };
+        sim.serve(upstream, |_shard| Who);
+        let alive = here.clone();
+        sim.serve(Server::bind(plain()), move |_shard| {
+            let alive = alive.clone();
+            stream(async move |mut client: Stream| {
+                let toy = Toy::client("proxy", client.shard().random()).updates_every(3).counted(&alive);
+                let mut connecting = client.shard().connect(layered()).transport(Rc::new(toy));
+                if says_who {
+                    connecting = connecting.proxy_header(ProxyHeader::v2(&client.peer()));
+                }
+                let mut upstream = connecting.await?;
+                assert!(upstream.facts::<Facts>().is_none(), "the client learned nothing");
+                copy_bidirectional(&mut client, &mut upstream).await.map_err(|broken| broken.error)
+            })
+        });
+        for number in 0..3 {
+            sim.client(format!("{number}"), async move |net| {
+                let mut me = net.connect(plain()).await?;
+                me.send("one\ntwo\n").await?;
+                for said in ["hello proxy", "one proxy", "two proxy"] {
+                    assert_eq!(me.line().await?.as_deref(), Some(said));
+                }
+                me.finish()?;
+                assert_eq!(me.closed().await?, b"");
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        sim.finish();
+        assert_eq!((here.count(), there.count()), (0, 0));
+    });
+}
+
+#[test]
+fn upstream_without_its_end_of_a_transport_is_no_stream() {
+    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+        sim.expect_losses();
+        let is_silent = sim.random().is_multiple_of(2);
+        sim.background("upstream", async move |net| {
+            let mut me = net.listen(layered())?.accept().await;
+            if !is_silent {
+                me.send("220 mail.example.org\r\n").await?;
+            }
+            me.closed().await?;
+            Ok(())
+        });
+        // Until it listens.
+        sim.run_for(SECOND / 1000);
+        let found = Rc::new(Cell::new(None));
+        let tell = found.clone();
+        sim.serve(Server::bind(plain()), move |_shard| {
+            let tell = tell.clone();
+            stream(async move |client: Stream| {
+                let toy = Toy::client("proxy", 7);
+                let error = client.shard().connect(layered()).transport(Rc::new(toy)).await.err();
+                tell.set(error.map(|error| error.kind()));
+            })
+        });
+        sim.client("it", async move |net| {
+            let mut me = net.connect(plain()).await?;
+            me.closed().await?;
+            assert_eq!(net.now() >= 10 * SECOND, is_silent, "{:?}", net.now());
+            Ok(())
+        });
+        sim.run_until_done();
+        let kind = if is_silent { io::ErrorKind::TimedOut } else { io::ErrorKind::InvalidData };
+        assert_eq!(found.get(), Some(kind));
     });
 }

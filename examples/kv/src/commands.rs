@@ -1,12 +1,12 @@
 //! The commands there are: their names, how many arguments they take, which keys they reach, and what they do.
 
-use std::collections::HashMap;
-use std::rc::Rc;
 use std::sync::LazyLock;
 
-use crate::client::{self, Client, Topics, unknown};
+use ringserve::framing::Parts;
+use ringserve::resp::{Names, Replied, Writer, unknown_subcommand};
+
+use crate::client::{self, Client, Topics};
 use crate::keys::{self, EX, EXAT, PX, PXAT, number};
-use crate::resp::{Args, Done, Out};
 use crate::store::Store;
 
 /// Which shards a command asks.
@@ -26,15 +26,15 @@ pub enum To {
     Cursor,
 }
 
-type OnClient = fn(&Rc<Client>, Args<'_>, &mut Out<'_, '_>) -> Done;
-type OnStore = fn(&mut Store, Args<'_>, &mut Out<'_, '_>) -> Done;
+type OnClient = fn(&Client, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
+type OnStore = fn(&mut Store, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
 
 /// What a command does. One that reaches several keys does it for each, where that key is.
 #[derive(Clone, Copy)]
 pub enum Run {
     Client(OnClient),
     Store(OnStore),
-    Topics(fn(&Topics, Args<'_>, &mut Out<'_, '_>) -> Done),
+    Topics(fn(&Topics, Parts<'_>, &mut Writer<'_, '_>) -> Replied),
 }
 
 pub struct Command {
@@ -55,7 +55,7 @@ impl Command {
     }
 
     /// What COMMAND tells: name, arity, flags, first key, last key (counted from the end if negative) and the step between.
-    fn tell(&self, out: &mut Out<'_, '_>) -> Done {
+    fn tell(&self, out: &mut Writer<'_, '_>) -> Replied {
         let [first, last, step] = match self.to {
             To::Key => [1, 1, 1],
             To::Each(step) => [1, -1, step as i64],
@@ -63,32 +63,25 @@ impl Command {
             To::Client | To::All | To::Cursor => [0, 0, 0],
         };
         out.array(6)?;
-        out.bytes(self.name.as_bytes())?;
-        out.int(self.arity)?;
+        out.bulk(self.name)?;
+        out.integer(self.arity)?;
         out.array(0)?;
-        [first, last, step].into_iter().try_for_each(|number| out.int(number))
+        [first, last, step].into_iter().try_for_each(|number| out.integer(number))
     }
 }
 
 /// The command of that name, in small or capital letters.
 #[inline]
 pub fn find(name: &[u8]) -> Option<&'static Command> {
-    static BY_WORD: LazyLock<HashMap<u128, &'static Command, foldhash::fast::FixedState>> =
-        LazyLock::new(|| COMMANDS.iter().map(|command| (word(command.name.as_bytes()), command)).collect());
-    // A space or a zero before a name looks like nothing in a word, and the end of a long one is not seen.
-    BY_WORD.get(&word(name)).copied().filter(|command| command.name.len() == name.len())
-}
-
-/// A name as a number, in which small and capital letters are the same. What is behind 16 bytes is left out.
-#[inline]
-fn word(name: &[u8]) -> u128 {
-    name.iter().take(16).fold(0, |word, byte| word << 8 | u128::from(byte & 0xDF))
+    static BY_NAME: LazyLock<Names<&Command>> =
+        LazyLock::new(|| Names::new(COMMANDS.iter().map(|command| (command.name, command))));
+    BY_NAME.get(name)
 }
 
 /// COMMAND: what there is to know of all commands, or of some.
-fn describe(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+fn describe(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     match (&*args.word(1), args.len()) {
-        ("count", 2) => out.int(COMMANDS.len() as i64),
+        ("count", 2) => out.integer(COMMANDS.len() as i64),
         ("", _) => {
             out.array(COMMANDS.len())?;
             COMMANDS.iter().try_for_each(|command| command.tell(out))
@@ -102,12 +95,8 @@ fn describe(_: &Rc<Client>, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
         }
         // redis-cli asks at its start.
         ("docs", _) => out.map(0),
-        _ => Err(unknown(args)),
+        _ => Err(unknown_subcommand(args).into()),
     }
-}
-
-const fn on_key(name: &'static str, arity: i64, run: OnStore) -> Command {
-    on_keys(name, arity, To::Key, run)
 }
 
 const fn on_keys(name: &'static str, arity: i64, to: To, run: OnStore) -> Command {
@@ -119,50 +108,50 @@ const fn on_client(name: &'static str, arity: i64, run: OnClient) -> Command {
 }
 
 static COMMANDS: &[Command] = &[
-    on_key("get", 2, keys::get),
-    on_key("set", -3, keys::set),
-    on_key("setnx", 3, |store, args, out| {
+    on_keys("get", 2, To::Key, keys::get),
+    on_keys("set", -3, To::Key, keys::set),
+    on_keys("setnx", 3, To::Key, |store, args, out| {
         let is_new = store.find(args.get(1)).is_none();
         is_new.then(|| store.put(args.get(1), args, 2, None));
-        out.int(is_new.into())
+        out.integer(is_new)
     }),
-    on_key("setex", 4, |store, args, out| keys::set_with_end(store, args, out, EX)),
-    on_key("psetex", 4, |store, args, out| keys::set_with_end(store, args, out, PX)),
-    on_key("getset", 3, keys::get_and_set),
-    on_key("getdel", 2, keys::get_and_delete),
-    on_key("getex", -2, keys::get_and_end),
-    on_key("append", 3, keys::append),
-    on_key("strlen", 2, keys::strlen),
-    on_key("getrange", 4, keys::get_range),
-    on_key("setrange", 4, keys::set_range),
-    on_key("incr", 2, |store, args, out| keys::add(store, args, out, 1)),
-    on_key("decr", 2, |store, args, out| keys::add(store, args, out, -1)),
-    on_key("incrby", 3, |store, args, out| keys::add(store, args, out, number(args, 2)?)),
-    on_key("decrby", 3, |store, args, out| {
+    on_keys("setex", 4, To::Key, |store, args, out| keys::set_with_end(store, args, out, EX)),
+    on_keys("psetex", 4, To::Key, |store, args, out| keys::set_with_end(store, args, out, PX)),
+    on_keys("getset", 3, To::Key, keys::get_and_set),
+    on_keys("getdel", 2, To::Key, keys::get_and_delete),
+    on_keys("getex", -2, To::Key, keys::get_and_end),
+    on_keys("append", 3, To::Key, keys::append),
+    on_keys("strlen", 2, To::Key, keys::strlen),
+    on_keys("getrange", 4, To::Key, keys::get_range),
+    on_keys("setrange", 4, To::Key, keys::set_range),
+    on_keys("incr", 2, To::Key, |store, args, out| keys::add(store, args, out, 1)),
+    on_keys("decr", 2, To::Key, |store, args, out| keys::add(store, args, out, -1)),
+    on_keys("incrby", 3, To::Key, |store, args, out| keys::add(store, args, out, number(args, 2)?)),
+    on_keys("decrby", 3, To::Key, |store, args, out| {
         let amount = number(args, 2)?.checked_neg().ok_or("ERR decrement would overflow")?;
         keys::add(store, args, out, amount)
     }),
-    on_key("type", 2, |store, args, out| {
-        out.word(if store.find(args.get(1)).is_some() { "string" } else { "none" })
+    on_keys("type", 2, To::Key, |store, args, out| {
+        out.simple(if store.find(args.get(1)).is_some() { "string" } else { "none" })
     }),
-    on_key("expire", -3, |store, args, out| keys::expire(store, args, out, EX)),
-    on_key("pexpire", -3, |store, args, out| keys::expire(store, args, out, PX)),
-    on_key("expireat", -3, |store, args, out| keys::expire(store, args, out, EXAT)),
-    on_key("pexpireat", -3, |store, args, out| keys::expire(store, args, out, PXAT)),
-    on_key("ttl", 2, |store, args, out| keys::ttl(store, args, out, EX)),
-    on_key("pttl", 2, |store, args, out| keys::ttl(store, args, out, PX)),
-    on_key("expiretime", 2, |store, args, out| keys::ttl(store, args, out, EXAT)),
-    on_key("pexpiretime", 2, |store, args, out| keys::ttl(store, args, out, PXAT)),
-    on_key("persist", 2, keys::persist),
+    on_keys("expire", -3, To::Key, |store, args, out| keys::expire(store, args, out, EX)),
+    on_keys("pexpire", -3, To::Key, |store, args, out| keys::expire(store, args, out, PX)),
+    on_keys("expireat", -3, To::Key, |store, args, out| keys::expire(store, args, out, EXAT)),
+    on_keys("pexpireat", -3, To::Key, |store, args, out| keys::expire(store, args, out, PXAT)),
+    on_keys("ttl", 2, To::Key, |store, args, out| keys::ttl(store, args, out, EX)),
+    on_keys("pttl", 2, To::Key, |store, args, out| keys::ttl(store, args, out, PX)),
+    on_keys("expiretime", 2, To::Key, |store, args, out| keys::ttl(store, args, out, EXAT)),
+    on_keys("pexpiretime", 2, To::Key, |store, args, out| keys::ttl(store, args, out, PXAT)),
+    on_keys("persist", 2, To::Key, keys::persist),
     on_keys("mget", -2, To::Values, keys::get),
     on_keys("mset", -3, To::Each(2), keys::set),
-    on_keys("del", -2, To::Each(1), |store, args, out| out.int(store.delete(args.get(1)).into())),
-    on_keys("unlink", -2, To::Each(1), |store, args, out| out.int(store.delete(args.get(1)).into())),
-    on_keys("exists", -2, To::Each(1), |store, args, out| out.int(store.find(args.get(1)).is_some().into())),
-    on_keys("touch", -2, To::Each(1), |store, args, out| out.int(store.find(args.get(1)).is_some().into())),
+    on_keys("del", -2, To::Each(1), |store, args, out| out.integer(store.delete(args.get(1)))),
+    on_keys("unlink", -2, To::Each(1), |store, args, out| out.integer(store.delete(args.get(1)))),
+    on_keys("exists", -2, To::Each(1), |store, args, out| out.integer(store.find(args.get(1)).is_some())),
+    on_keys("touch", -2, To::Each(1), |store, args, out| out.integer(store.find(args.get(1)).is_some())),
     on_keys("keys", 2, To::All, keys::keys),
     on_keys("scan", -2, To::Cursor, keys::scan),
-    on_keys("dbsize", 1, To::All, |store, _, out| out.int(store.len() as i64)),
+    on_keys("dbsize", 1, To::All, |store, _, out| out.integer(store.len() as i64)),
     on_keys("flushall", -1, To::All, keys::flush),
     on_keys("flushdb", -1, To::All, keys::flush),
     Command { name: "publish", arity: 3, to: To::All, run: Run::Topics(client::publish) },
@@ -171,7 +160,7 @@ static COMMANDS: &[Command] = &[
     on_client("psubscribe", -2, client::subscribe),
     on_client("punsubscribe", -1, client::subscribe),
     on_client("ping", -1, client::ping),
-    on_client("echo", 2, |_, args, out| out.bytes(args.get(1))),
+    on_client("echo", 2, |_, args, out| out.bulk(args.get(1))),
     on_client("select", 2, client::select),
     on_client("hello", -1, client::hello),
     on_client("reset", 1, client::reset),

@@ -1,7 +1,14 @@
 //! Commands that read or change keys of one shard.
 
-use crate::resp::{self, Args, Bad, Done, Out};
+use std::borrow::Cow;
+
+use ringserve::framing::Parts;
+use ringserve::resp::{self, Replied, Writer, matches};
+
 use crate::store::{NEVER, Store};
+
+/// What a client is told of a request that fails.
+pub type Bad = Cow<'static, str>;
 
 const SYNTAX: Bad = Bad::Borrowed("ERR syntax error");
 const NOT_A_NUMBER: Bad = Bad::Borrowed("ERR value is not an integer or out of range");
@@ -30,7 +37,7 @@ const ENDS: [(&str, Option<Unit>); 6] = [
 ];
 
 /// A number among the arguments.
-pub fn number(args: Args<'_>, n: usize) -> Result<i64, Bad> {
+pub fn number(args: Parts<'_>, n: usize) -> Result<i64, Bad> {
     resp::number(args.get(n)).ok_or(NOT_A_NUMBER)
 }
 
@@ -43,7 +50,7 @@ struct Options<'a> {
 
 impl<'a> Options<'a> {
     /// Reads those that the command knows, from an argument on. The error is one that it does not.
-    fn parse(args: Args<'a>, from: usize, known: &[&'static str]) -> Result<Options<'a>, &'a [u8]> {
+    fn parse(args: Parts<'a>, from: usize, known: &[&'static str]) -> Result<Options<'a>, &'a [u8]> {
         let mut found = Options { words: Vec::new(), time: None };
         let mut args = args.from(from);
         while let Some(arg) = args.next() {
@@ -88,14 +95,14 @@ fn end_to_be(store: &Store, unit: Unit, time: Option<i64>, command: &str) -> Res
     end_of(store, unit, time).filter(|_| time > 0).ok_or_else(|| invalid(command))
 }
 
-pub fn get(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn get(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     match store.find(args.get(1)) {
-        Some(at) => store.value(at).write(out),
+        Some(at) => out.bulk_kept(store.value(at)),
         None => out.null(),
     }
 }
 
-pub fn set(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn set(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     if args.len() <= 3 {
         store.put(args.get(1), args, 2, Some(NEVER));
         return out.ok();
@@ -120,25 +127,25 @@ pub fn set(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
 }
 
 /// SETEX and PSETEX.
-pub fn set_with_end(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, unit: Unit) -> Done {
+pub fn set_with_end(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> Replied {
     let end = end_to_be(store, unit, resp::number(args.get(2)), &args.word(0))?;
     store.put(args.get(1), args, 3, Some(end));
     out.ok()
 }
 
-pub fn get_and_set(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn get_and_set(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     get(store, args, out)?;
     store.put(args.get(1), args, 2, Some(NEVER));
     Ok(())
 }
 
-pub fn get_and_delete(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn get_and_delete(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     get(store, args, out)?;
     store.delete(args.get(1));
     Ok(())
 }
 
-pub fn get_and_end(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn get_and_end(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let known = ["persist", "ex", "px", "exat", "pxat"];
     let options = Options::parse(args, 2, &known).map_err(|_| SYNTAX)?;
     let end = options.end(store, "getex")?.or(options.has("persist").then_some(NEVER));
@@ -147,12 +154,12 @@ pub fn get_and_end(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> 
     Ok(())
 }
 
-pub fn append(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
-    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).bytes().len());
+pub fn append(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).len());
     overwrite(store, args, out, len, args.get(2))
 }
 
-pub fn set_range(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn set_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let from = usize::try_from(number(args, 2)?).map_err(|_| "ERR offset is out of range")?;
     match args.get(3) {
         b"" => strlen(store, args, out),
@@ -160,7 +167,13 @@ pub fn set_range(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Do
     }
 }
 
-fn overwrite(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, from: usize, bytes: &[u8]) -> Done {
+fn overwrite(
+    store: &mut Store,
+    args: Parts<'_>,
+    out: &mut Writer<'_, '_>,
+    from: usize,
+    bytes: &[u8],
+) -> Replied {
     let to = from.saturating_add(bytes.len());
     if to > store.value_bytes_max && !bytes.is_empty() {
         return Err(TOO_LONG);
@@ -170,33 +183,33 @@ fn overwrite(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, from: usi
         value[from..to].copy_from_slice(bytes);
         value.len()
     });
-    out.int(len as i64)
+    out.integer(len as i64)
 }
 
-pub fn strlen(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
-    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).bytes().len());
-    out.int(len as i64)
+pub fn strlen(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).len());
+    out.integer(len as i64)
 }
 
-pub fn get_range(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn get_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let (from, to) = (number(args, 2)?, number(args, 3)?);
-    let value = store.find(args.get(1)).map_or(&[][..], |at| store.value(at).bytes());
+    let value = store.find(args.get(1)).map_or(&[][..], |at| &**store.value(at));
     let place = |n: i64| if n < 0 { n.saturating_add(value.len() as i64).max(0) } else { n } as usize;
-    out.bytes(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
+    out.bulk(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
 }
 
-pub fn add(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, amount: i64) -> Done {
-    let before = store.find(args.get(1)).map_or(Some(0), |at| resp::number(store.value(at).bytes()));
+pub fn add(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, amount: i64) -> Replied {
+    let before = store.find(args.get(1)).map_or(Some(0), |at| resp::number(store.value(at)));
     let after = before.ok_or(NOT_A_NUMBER)?.checked_add(amount).ok_or(OVERFLOW)?;
     store.change(args.get(1), |value| {
         value.clear();
-        value.extend_from_slice(itoa::Buffer::new().format(after).as_bytes());
+        resp::write_number(after, value);
     });
-    out.int(after)
+    out.integer(after)
 }
 
 /// EXPIRE, PEXPIRE, EXPIREAT and PEXPIREAT.
-pub fn expire(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, unit: Unit) -> Done {
+pub fn expire(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> Replied {
     let options = Options::parse(args, 3, &["nx", "xx", "gt", "lt"])
         .map_err(|word| format!("ERR Unsupported option {}", String::from_utf8_lossy(word)))?;
     let [nx, xx, gt, lt] = ["nx", "xx", "gt", "lt"].map(|word| options.has(word));
@@ -215,25 +228,25 @@ pub fn expire(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, unit: Un
         Some(at) if end > store.now() => store.set_end(at, end),
         found => found.into_iter().for_each(|at| store.remove(at)),
     }
-    out.int(found.is_some().into())
+    out.integer(found.is_some())
 }
 
 /// TTL, PTTL, EXPIRETIME and PEXPIRETIME. Redis rounds to the nearest second.
-pub fn ttl(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>, unit: Unit) -> Done {
-    out.int(match store.find(args.get(1)).map(|at| store.end(at)) {
+pub fn ttl(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> Replied {
+    out.integer(match store.find(args.get(1)).map(|at| store.end(at)) {
         None => -2,
         Some(NEVER) => -1,
         Some(end) => (end as i64 - if unit.1 { 0 } else { store.now() as i64 } + unit.0 / 2) / unit.0,
     })
 }
 
-pub fn persist(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn persist(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let found = store.find(args.get(1)).filter(|at| store.end(*at) != NEVER);
     found.into_iter().for_each(|at| store.set_end(at, NEVER));
-    out.int(found.is_some().into())
+    out.integer(found.is_some())
 }
 
-pub fn flush(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn flush(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     if args.len() > 2 || !["", "sync", "async"].contains(&&*args.word(1)) {
         return Err(SYNTAX);
     }
@@ -241,19 +254,14 @@ pub fn flush(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
     out.ok()
 }
 
-pub fn keys(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn keys(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let keys = store.keys(0, usize::MAX).filter(|key| matches(args.get(1), key));
-    list(keys.collect(), out)
-}
-
-fn list(keys: Vec<&[u8]>, out: &mut Out<'_, '_>) -> Done {
-    out.array(keys.len())?;
-    keys.into_iter().try_for_each(|key| out.bytes(key))
+    out.bulks(keys.collect::<Vec<_>>())
 }
 
 /// A cursor names a shard and a position there. Shards are scanned one after the other. A key that is there from the first call to the
 /// last is seen, since keys only move to lower positions, and are seen from the highest to the lowest.
-pub fn scan(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
+pub fn scan(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let (shard, shards) = store.place;
     let cursor = resp::number(args.get(1)).and_then(|cursor| usize::try_from(cursor).ok());
     let cursor = cursor.ok_or("ERR invalid cursor")?;
@@ -274,51 +282,8 @@ pub fn scan(store: &mut Store, args: Args<'_>, out: &mut Out<'_, '_>) -> Done {
     let from = top.saturating_sub(count as usize);
     let wanted = |key: &&[u8]| strings && pattern.is_none_or(|pattern| matches(pattern, key));
     out.array(2)?;
-    out.digits(if from == 0 { (shard + 1) % shards } else { from * shards + shard })?;
-    list(store.keys(from, top).rev().filter(wanted).collect(), out)
-}
-
-/// True if `text` matches `pattern` as Redis reads it: `*` is any text, `?` any byte, `[abc]`, `[^abc]` and `[a-z]` a byte of a set,
-/// and `\` takes the next byte as it is. Only the last `*` is ever tried again.
-pub fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
-    // Where to go on after the last `*`, and the text that it has not taken.
-    let mut star = None;
-    loop {
-        let rest = match (pattern, text) {
-            ([b'*', rest @ ..], _) => {
-                (pattern, star) = (rest, Some((rest, text)));
-                continue;
-            }
-            (rest, []) => return rest.is_empty(),
-            ([b'?', rest @ ..], _) => Some(rest),
-            ([b'[', set @ ..], [byte, ..]) => behind_set(set, *byte),
-            ([b'\\', escaped, rest @ ..] | [escaped, rest @ ..], [byte, ..]) => {
-                (escaped == byte).then_some(rest)
-            }
-            ([], _) => None,
-        };
-        match (rest, star) {
-            (Some(rest), _) => (pattern, text) = (rest, &text[1..]),
-            (None, Some((after, [_, left @ ..]))) => {
-                (pattern, text, star) = (after, left, Some((after, left)));
-            }
-            _ => return false,
-        }
-    }
-}
-
-/// What follows a set, given from behind its `[` on, if `byte` is in it. A set may lack the `]` at the end.
-fn behind_set(set: &[u8], byte: u8) -> Option<&[u8]> {
-    let (negated, mut set) = set.strip_prefix(b"^").map_or((false, set), |set| (true, set));
-    let mut found = false;
-    loop {
-        (found, set) = match set {
-            [] | [b']', ..] => return (found != negated).then(|| set.get(1..).unwrap_or_default()),
-            [b'\\', escaped, rest @ ..] => (found | (*escaped == byte), rest),
-            [low, b'-', high, rest @ ..] => (found | (*low.min(high)..=*low.max(high)).contains(&byte), rest),
-            [literal, rest @ ..] => (found | (*literal == byte), rest),
-        };
-    }
+    out.bulk_integer(if from == 0 { (shard + 1) % shards } else { from * shards + shard } as i64)?;
+    out.bulks(store.keys(from, top).rev().filter(wanted).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 //!     cargo run --release -p example-kv
 //!     redis-cli -p 6379 set greeting hello
 //!
-//! Requests are frames ([`resp`]), which tell where their arguments lie. Each shard keeps the keys whose hash leads to it ([`store`],
-//! [`keys`]). What a connection asks of other shards is in its [`queue`]: one message to each shard for all that was pipelined, and
-//! replies in the order of the requests. Everything is in memory, and nothing is ever evicted.
+//! Requests are frames ([`ringserve::resp`]), which tell where their arguments lie. Each shard keeps the keys whose hash leads to it
+//! ([`store`], [`keys`]). What a connection asks of other shards is one message to each for all that was pipelined, with replies in the
+//! order of the requests ([`ringserve::scatter`]). Everything is in memory, and nothing is ever evicted.
 //!
 //! * A command on one key is atomic. One on several is done for each key alone.
 //! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The others do theirs all the same.
@@ -14,8 +14,6 @@
 mod client;
 mod commands;
 mod keys;
-mod queue;
-mod resp;
 mod service;
 mod store;
 #[cfg(test)]
@@ -23,17 +21,16 @@ mod tests;
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
-use ringserve::sync::Mesh;
+use ringserve::resp::Resp;
+use ringserve::scatter::Questions;
 use ringserve::{Driver, Limits, Server, Shard, WithHeads, with_heads};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::resp::Resp;
 use crate::service::{Kv, Node};
 use crate::store::Keyer;
 
@@ -56,20 +53,19 @@ struct Args {
 }
 
 impl Args {
-    fn limits(&self) -> Limits {
-        let (defaults, request) = (Limits::default(), self.request_bytes_max as usize);
-        let outbox = defaults.outbox_bytes_max.max(2 * request);
-        let limits = defaults.frame_bytes_max(request).outbox_bytes_max(outbox);
-        // One call carries the queue, and one may wait for its end.
+    /// The server, without what chooses the machine's part: driver and shards.
+    fn server(&self, listen: SocketAddr) -> Server<Resp> {
+        let (limits, of_server) = (Limits::default(), ServerLimits::default());
+        let request = self.request_bytes_max as usize;
+        let outbox = limits.outbox_bytes_max.max(2 * request);
+        let limits = limits.frame_bytes_max(request).outbox_bytes_max(outbox);
+        // One call carries the replies, and one may wait for its turn.
         let limits = limits.calls_in_flight_max(2).handler_timeout(None);
         // Clients keep connections for hours without a word, and Redis lets them.
-        limits.first_frame_timeout(None).idle_timeout(None)
-    }
-
-    fn server_limits(&self) -> ServerLimits {
-        let defaults = ServerLimits::default();
-        let held = defaults.held_bytes_max.max(4 * self.request_bytes_max as usize);
-        defaults.held_bytes_max(held)
+        let limits = limits.first_frame_timeout(None).idle_timeout(None);
+        let held = of_server.held_bytes_max.max(4 * request);
+        let of_server = of_server.held_bytes_max(held);
+        Server::bind(listen).limits(limits).server_limits(of_server).framing(Resp::new(request))
     }
 }
 
@@ -89,31 +85,15 @@ fn service(
     requests_max: usize,
     epoch: fn() -> Duration,
 ) -> impl Fn(&Shard) -> WithHeads<Kv> + Send + Sync {
-    let work = Mesh::with_capacity(requests_max);
-    move |shard| with_heads(Kv(Node::new(shard, keyer.clone(), value_bytes_max, &work, epoch)))
+    let work = Questions::with_capacity(requests_max);
+    move |shard| with_heads(Kv::new(Node::new(shard, keyer.clone(), value_bytes_max, epoch), &work))
 }
 
-fn main() -> ExitCode {
+fn main() -> Result<(), ringserve::Error> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    let value_bytes_max = args.request_bytes_max as usize;
-    let limits = (args.limits(), args.server_limits());
-    let mut server = Server::bind(args.listen).driver(args.driver).limits(limits.0).server_limits(limits.1);
-    if let Some(shards) = args.shards {
-        server = server.shards(shards);
-    }
-    match server.framing(Resp { request_bytes_max: value_bytes_max }).serve(service(
-        store::random_keyer(),
-        value_bytes_max,
-        REQUESTS_MAX,
-        unix_time,
-    )) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    let service = service(store::random_keyer(), args.request_bytes_max as usize, REQUESTS_MAX, unix_time);
+    args.server(args.listen).driver(args.driver).shards(args.shards).serve(service)
 }

@@ -5,115 +5,64 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve::framing::FrameError;
-use ringserve::sync::{Mesh, Mutex};
-use ringserve::{Closed, Cx, Frame, Opening, Refusal, Service, Shard};
+use ringserve::framing::{FrameError, Parts};
+use ringserve::resp::{self, Merged, Request, Version, Writer, unknown_command};
+use ringserve::scatter::{Answers, Questions, Replies, Rest, Scatter};
+use ringserve::sync::AskError;
+use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard};
 
 use crate::client::{Client, Topics};
 use crate::commands::{self, Command, Run, To};
-use crate::queue::{Batch, Queue};
-use crate::resp::{self, Args, Bad, Head, Out};
+use crate::keys::Bad;
 use crate::store::{Keyer, Store};
 
-/// Long replies go out in pieces of this size, and wait for the peer between them.
-const PIECE_BYTES: usize = 64 << 10;
 /// Keys that are removed at once when their time is over, before others are served.
 const EXPIRED_AT_ONCE: usize = 1000;
-/// Queues that are kept while no connection needs them.
-const SPARE_MAX: usize = 64;
-/// Letters of an unknown command, and of its arguments, that are told back.
-const TOLD_MAX: usize = 128;
+/// Bytes of messages that wait for a slow subscriber, beyond which it is cut off.
+const WAITING_BYTES_MAX: usize = 8 << 20;
 
-/// One shard: its keys, its subscribers, and its way to the others.
+/// What shards ask each other: to run a command, for a client that speaks this version.
+pub type Question = (&'static Command, Version);
+
+/// One shard: its keys and its subscribers.
 pub struct Node {
     shard: Shard,
     pub store: RefCell<Store>,
-    topics: Rc<Topics>,
+    topics: Topics,
     opened: Cell<u64>,
-    work: Mesh<Batch, Batch>,
-    spare: RefCell<Vec<Queue>>,
 }
 
-/// A connection, as the framework keeps it.
-pub struct Session {
-    client: Rc<Client>,
-    queue: RefCell<Queue>,
-    /// Taken by calls that wait, one after the other: the first one carries the queue.
-    turn: Mutex<()>,
-    /// Calls that have no turn yet.
-    waiting: Cell<usize>,
-}
+impl Answers for Node {
+    type Question = Question;
+    type Merged = Merged;
 
-impl ringserve::Session for Session {}
-
-/// What is left to do of a call that is not answered at once.
-enum Left {
-    /// Carry the queue until it is empty.
-    Carry,
-    /// Begin when those before are answered.
-    Wait(Frame<Head>),
-}
-
-/// The server on one shard.
-pub struct Kv(pub Rc<Node>);
-
-impl Service<Head> for Kv {
-    type Session = Session;
-    type Error = Infallible;
-
-    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
-        let node = &self.0;
-        // Different on all shards.
-        let id = node.opened.get() * node.shard.count() as u64 + node.shard.index() as u64 + 1;
-        node.opened.set(node.opened.get() + 1);
-        let client = Client::new(id, opening.local_handle(), &node.shard, &node.topics);
-        Ok(Session { client, queue: RefCell::default(), turn: Mutex::default(), waiting: Cell::default() })
+    fn answer(&self, (command, version): Question, args: Parts<'_>, out: &mut Vec<u8>) {
+        self.run(command, args, &mut Writer::to_vec(out, version));
     }
 
-    // Not an async function: what is answered at once is answered before there is a future to carry the frame into.
-    fn call(&self, cx: &Cx<'_, Session>, frame: Frame<Head>) -> impl Future<Output = Result<(), Infallible>> {
-        let left = self.begin(cx, frame).map(|left| Box::pin(self.finish(cx, left)));
-        async move {
-            if let Some(left) = left {
-                left.await;
-            }
-            Ok(())
-        }
-    }
-
-    fn malformed(&self, cx: &Cx<'_, Session>, _: &FrameError) {
-        // It is too large: Redis knows the length of strings only.
-        say(cx, |out| drop(out.error("ERR Protocol error: invalid bulk length")));
-    }
-
-    fn close(&self, closed: &Closed<'_, Session>) {
-        closed.session().client.leave();
+    fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>) {
+        Writer::to_vec(out, Version::Two).reply(|_| {
+            Err(Bad::Owned(match why {
+                AskError::Full => format!("TRYAGAIN shard {shard} has too many requests waiting"),
+                AskError::Gone => format!("ERR shard {shard} has ended"),
+                // The request may have been worked on.
+                _ => format!("ERR shard {shard} gave no answer"),
+            }))
+        });
     }
 }
 
 impl Node {
-    /// A shard without keys and connections, which the others can ask.
-    pub fn new(
-        shard: &Shard,
-        keyer: Keyer,
-        value_bytes_max: usize,
-        work: &Mesh<Batch, Batch>,
-        epoch: fn() -> Duration,
-    ) -> Rc<Node> {
+    /// A shard without keys and connections.
+    pub fn new(shard: &Shard, keyer: Keyer, value_bytes_max: usize, epoch: fn() -> Duration) -> Rc<Node> {
         let (clock, place, started) = (shard.clone(), (shard.index(), shard.count()), shard.now());
         // Read behind the clock, and cut to milliseconds once: so no key lives longer than the clock of a peer says.
         let epoch = epoch();
         let now = move || (epoch + (clock.now() - started)).as_millis() as u64;
-        let node = Rc::new(Node {
-            shard: shard.clone(),
-            store: RefCell::new(Store::new(keyer, now, place, value_bytes_max)),
-            topics: Rc::default(),
-            opened: Cell::new(0),
-            work: work.clone(),
-            spare: RefCell::default(),
-        });
-        let here = node.clone();
-        work.register(shard, move |_from, batch| here.answer(batch));
+        let store = RefCell::new(Store::new(keyer, now, place, value_bytes_max));
+        let topics = Topics::new(shard, WAITING_BYTES_MAX);
+        let node = Node { shard: shard.clone(), store, topics, opened: Cell::new(0) };
+        let node = Rc::new(node);
         shard.spawn(node.clone().expire());
         node
     }
@@ -133,157 +82,167 @@ impl Node {
         }
     }
 
-    fn answer(&self, mut batch: Batch) -> Batch {
-        batch.answer(|command, args, out| self.run(command, args, out));
-        batch
-    }
-
     /// Runs a command on the keys, or the subscribers, of this shard.
     #[inline]
-    fn run(&self, command: &Command, args: Args<'_>, out: &mut Out<'_, '_>) {
-        let done = match command.run {
+    fn run(&self, command: &Command, args: Parts<'_>, out: &mut Writer<'_, '_>) {
+        out.reply(|out| match command.run {
             Run::Store(run) => run(&mut self.store.borrow_mut(), args, out),
             Run::Topics(run) => run(&self.topics, args, out),
             Run::Client(_) => unreachable!("{} is about no shard", command.name),
-        };
-        done.or_else(|error| out.error(&error)).unwrap_or_default();
+        });
+    }
+}
+
+/// A connection, as the framework keeps it.
+pub struct Session {
+    client: Client,
+    replies: Replies<Node>,
+}
+
+impl ringserve::Session for Session {}
+
+/// The server on one shard.
+pub struct Kv {
+    node: Rc<Node>,
+    scatter: Scatter<Node>,
+}
+
+impl Service<Request> for Kv {
+    type Session = Session;
+    type Error = Infallible;
+
+    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+        let node = &self.node;
+        // Different on all shards.
+        let id = node.opened.get() * node.shard.count() as u64 + node.shard.index() as u64 + 1;
+        node.opened.set(node.opened.get() + 1);
+        let listens = node.topics.subscriber(opening.local_handle(), Version::Two);
+        let client = Client::new(id, node.store.borrow().place, listens);
+        Ok(Session { client, replies: Replies::default() })
+    }
+
+    // Not an async function: what is answered at once is answered before there is a future to carry the frame into.
+    fn call(
+        &self,
+        cx: &Cx<'_, Session>,
+        frame: Frame<Request>,
+    ) -> impl Future<Output = Result<(), Infallible>> {
+        let rest = self.begin(cx, frame);
+        async move {
+            rest.await;
+            Ok(())
+        }
+    }
+
+    fn malformed(&self, cx: &Cx<'_, Session>, _: &FrameError) {
+        // It is too large: Redis knows the length of strings only.
+        say(cx, |out| out.reply(|_| Err("ERR Protocol error: invalid bulk length".into())));
     }
 }
 
 impl Kv {
+    /// Of a shard, which the others can ask from then on.
+    pub fn new(node: Rc<Node>, work: &Questions<Question>) -> Kv {
+        Kv { scatter: Scatter::new(&node.shard, work, node.clone()), node }
+    }
+
     #[inline]
-    fn begin(&self, cx: &Cx<'_, Session>, frame: Frame<Head>) -> Option<Left> {
-        let (frame, head) = frame.into_parts();
-        let args = head.args(&frame);
-        if args.len() == 0 && head.bad.is_none() {
-            return None;
+    fn begin(&self, cx: &Cx<'_, Session>, frame: Frame<Request>) -> Rest<impl Future<Output = ()>> {
+        let (frame, request) = frame.into_parts();
+        let args = request.args(&frame);
+        if args.is_empty() && request.error().is_none() {
+            return Rest::none();
         }
-        let (node, session) = (&*self.0, cx.session());
+        let (node, session) = (&*self.node, cx.session());
         let command = commands::find(args.get(0)).filter(|command| command.fits(args.len()));
-        let is_idle = session.waiting.get() == 0 && !session.queue.borrow().is_carried();
-        if is_idle
+        if session.replies.is_idle()
             && let Some(command) = command
             && command.to == To::Key
             && !session.client.only_listens.get()
             && node.store.borrow().owner(args.get(1)) == node.shard.index()
         {
             say(cx, |out| node.run(command, args, out));
-            return None;
+            return Rest::none();
         }
-        let is_queued = command.is_some_and(|command| command.to != To::Client);
-        if !is_idle && (!is_queued || session.waiting.get() > 0 || !session.queue.borrow().has_room()) {
-            session.waiting.set(session.waiting.get() + 1);
-            return Some(Left::Wait(frame.with_head(head)));
-        }
-        self.answer(cx, &head, args);
-        (is_idle && session.queue.borrow().is_carried()).then_some(Left::Carry)
+        let asks = command.is_some_and(|command| command.to != To::Client);
+        self.scatter.in_turn(cx, &session.replies, asks, move || self.answer(cx, &frame, &request))
     }
 
     /// Answers a request whose turn it is, or asks the shards that it is about.
     #[inline(never)]
-    fn answer(&self, cx: &Cx<'_, Session>, head: &Head, args: Args<'_>) {
-        let (node, client) = (&*self.0, &cx.session().client);
-        let command = match checked(client, head, args) {
+    fn answer(&self, cx: &Cx<'_, Session>, frame: &Frame, request: &Request) {
+        let (args, client) = (request.args(frame), &cx.session().client);
+        let command = match checked(client, request, args) {
             Ok(command) => command,
             Err(error) => {
                 // A browser was made to talk to this port: what follows its headers may be requests of an attacker.
                 let is_browser = ["post", "host:"].contains(&&*args.word(0));
                 if !is_browser {
-                    say(cx, |out| drop(out.error(&error)));
+                    say(cx, |out| out.reply(|_| Err(error)));
                 }
-                if is_browser || head.bad.is_some() {
+                if is_browser || request.error().is_some() {
                     cx.close();
                 }
                 return;
             }
         };
         if let Run::Client(run) = command.run {
-            say(cx, |out| {
-                run(client, args, out).or_else(|error| out.error(&error)).unwrap_or_default();
-            });
+            say(cx, |out| out.reply(|out| run(client, args, out)));
             if command.name == "quit" {
                 cx.close();
             }
             return;
         }
-        let mut queue = cx.session().queue.borrow_mut();
-        if !queue.is_carried() {
-            *queue = node.spare.borrow_mut().pop().unwrap_or_else(|| Queue::new(node.shard.count()));
-        }
-        let (here, owner) = (node.shard.index(), |key: &[u8]| node.store.borrow().owner(key));
-        let run =
-            |command: &'static Command, args: Args<'_>, out: &mut Out<'_, '_>| node.run(command, args, out);
-        queue.ask(command, args, client.resp3.get(), owner, here, run);
+        self.ask(&cx.session().replies, (command, client.version()), args);
     }
 
-    async fn finish(&self, cx: &Cx<'_, Session>, left: Left) {
-        let session = cx.session();
-        let _turn = session.turn.lock().await;
-        match left {
-            // Other calls go first, so that what else was pipelined goes along.
-            Left::Carry => drop(cx.spawn(async {}).await),
-            Left::Wait(frame) => {
-                session.waiting.set(session.waiting.get() - 1);
-                let (frame, head) = frame.into_parts();
-                self.answer(cx, &head, head.args(&frame));
+    /// Asks the shards that a command is about.
+    fn ask(&self, replies: &Replies<Node>, question: Question, args: Parts<'_>) {
+        let (shards, store) = (self.scatter.shards(), &self.node.store);
+        let mut asking = self.scatter.asking(replies);
+        let owner = |key: &[u8]| store.borrow().owner(key);
+        let step = match question.0.to {
+            To::Each(step) => step,
+            To::Values => 1,
+            To::Key => return asking.ask(owner(args.get(1)), question, args),
+            To::Cursor => {
+                let cursor = resp::number(args.get(1)).unwrap_or_default() as usize;
+                return asking.ask(cursor % shards, question, args);
             }
+            To::All | To::Client => {
+                asking.merge(shards);
+                return (0..shards).for_each(|shard| asking.ask(shard, question, args));
+            }
+        };
+        let keys = (args.len() - 1) / step;
+        if question.0.to == To::Values {
+            let mut text = Vec::new();
+            Writer::to_vec(&mut text, question.1).reply(|out| out.array(keys));
+            asking.put(&text);
+        } else {
+            asking.merge(keys);
         }
-        if session.queue.borrow().is_carried() {
-            self.carry(cx).await;
-        }
-    }
-
-    async fn carry(&self, cx: &Cx<'_, Session>) {
-        let (node, queue) = (&*self.0, &cx.session().queue);
-        while !queue.borrow().is_done() {
-            let (mut asked, mut own) = (Vec::new(), None);
-            for (shard, batch) in queue.borrow_mut().take() {
-                match shard == node.shard.index() {
-                    true => own = Some(batch),
-                    false => asked.push((shard, batch.left(), node.work.ask(shard, batch))),
-                }
-            }
-            if let Some(own) = own {
-                queue.borrow_mut().answered(node.shard.index(), node.answer(own));
-            }
-            for (shard, left, answer) in asked {
-                let batch = answer.await.unwrap_or_else(|why| Batch::failed(left, shard, why));
-                queue.borrow_mut().answered(shard, batch);
-            }
-            loop {
-                let text = queue.borrow_mut().write();
-                if text.is_empty() {
-                    break;
-                }
-                for piece in text.chunks(PIECE_BYTES) {
-                    cx.ready().await;
-                    cx.write(piece);
-                }
-            }
-        }
-        let queue = queue.take().rest();
-        let mut spare = node.spare.borrow_mut();
-        if spare.len() < SPARE_MAX {
-            spare.push(queue);
+        for n in (1..args.len()).step_by(step) {
+            // Without the name, which no command on keys looks at that reaches several.
+            let mut spans = [(0, 0); 3];
+            spans[1..=step].copy_from_slice(&args.spans()[n..n + step]);
+            asking.ask(owner(args.get(n)), question, args.with_spans(&spans[..=step]));
         }
     }
 }
 
-fn say(cx: &Cx<'_, Session>, write: impl FnOnce(&mut Out<'_, '_>)) {
-    let resp3 = cx.session().client.resp3.get();
-    cx.write_with(|out| write(&mut Out { to: resp::To::Peer(out), resp3 }));
+fn say(cx: &Cx<'_, Session>, write: impl FnOnce(&mut Writer<'_, '_>)) {
+    let version = cx.session().client.version();
+    cx.write_with(|out| write(&mut Writer::new(out, version)));
 }
 
 /// The command that a client asks for, if it may.
-fn checked(client: &Client, head: &Head, args: Args<'_>) -> Result<&'static Command, Bad> {
-    if let Some(bad) = &head.bad {
-        return Err(format!("ERR Protocol error: {bad}").into());
+fn checked(client: &Client, request: &Request, args: Parts<'_>) -> Result<&'static Command, Bad> {
+    if let Some(error) = request.error() {
+        return Err(format!("ERR Protocol error: {error}").into());
     }
     let Some(command) = commands::find(args.get(0)) else {
-        let text = |n| String::from_utf8_lossy(args.get(n)).chars().take(TOLD_MAX).collect::<String>();
-        let (name, all) = (text(0), (1..args.len().min(TOLD_MAX)).map(|n| format!("'{}' ", text(n))));
-        let told: String = all.collect::<String>().chars().take(TOLD_MAX).collect();
-        return Err(format!("ERR unknown command '{name}', with args beginning with: {told}").into());
+        return Err(unknown_command(args).into());
     };
     let name = command.name;
     if !command.fits(args.len()) {

@@ -10,15 +10,12 @@ use std::rc::Rc;
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use indexmap::IndexMap;
-use ringserve::Frame;
+use ringserve::framing::{Kept, Parts};
+use ringserve::resp::hash_tag;
 use ringserve::sync::Notify;
-
-use crate::resp::{Args, Done, Out};
 
 /// The end of a key that has none.
 pub const NEVER: u64 = u64::MAX;
-/// From this size on a value that was received in a block of its own stays in it, and leaves without a copy.
-const KEPT_BYTES_MIN: usize = 16 << 10;
 
 /// Hashes keys, the same way on all shards, and in a way that clients do not know: they must not put all keys into one place.
 pub type Keyer = SeedableRandomState;
@@ -29,46 +26,8 @@ pub fn random_keyer() -> Keyer {
     SeedableRandomState::with_seed(random(), Box::leak(Box::new(SharedSeed::from_u64(random()))))
 }
 
-/// What a key holds.
-pub enum Value {
-    Own(Vec<u8>),
-    /// The block that it was received in.
-    Kept(Frame),
-}
-
-impl Value {
-    /// An argument, in the block that it lies in if that pays.
-    #[inline]
-    pub fn of(args: Args<'_>, n: usize) -> Value {
-        let (bytes, len) = (args.get(n), args.get(n).len());
-        if let Some(frame) = args.frame.filter(|_| len >= KEPT_BYTES_MIN) {
-            let lease = frame.clone().into_lease();
-            if !lease.is_pooled() && lease.pinned_bytes() <= len + len / 4 {
-                return Value::Kept(Frame::new(lease, args.spans[n].0 as usize, len));
-            }
-        }
-        Value::Own(bytes.to_vec())
-    }
-
-    #[inline]
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Value::Own(bytes) => bytes,
-            Value::Kept(frame) => frame,
-        }
-    }
-
-    #[inline]
-    pub fn write(&self, out: &mut Out<'_, '_>) -> Done {
-        match self {
-            Value::Own(bytes) => out.bytes(bytes),
-            Value::Kept(frame) => out.frame(frame),
-        }
-    }
-}
-
 struct Entry {
-    value: Value,
+    value: Kept,
     /// In milliseconds since 1970.
     end: u64,
 }
@@ -103,18 +62,13 @@ impl Store {
         (self.clock)()
     }
 
-    /// Which shard owns a key. As in a cluster of Redis, keys with the same text in `{}` are together. Bits that tables do not look
-    /// at decide.
+    /// Which shard owns a key. Bits that tables do not look at decide.
     #[inline]
     pub fn owner(&self, key: &[u8]) -> usize {
         if self.place.1 == 1 {
             return 0;
         }
-        let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
-            let inside = &key[open + 1..];
-            inside.iter().position(|byte| *byte == b'}').filter(|len| *len > 0).map(|len| &inside[..len])
-        });
-        let hash = self.keys.hasher().hash_one(tag.unwrap_or(key)) << 16;
+        let hash = self.keys.hasher().hash_one(hash_tag(key)) << 16;
         ((u128::from(hash) * self.place.1 as u128) >> 64) as usize
     }
 
@@ -130,7 +84,7 @@ impl Store {
     }
 
     #[inline]
-    pub fn value(&self, at: usize) -> &Value {
+    pub fn value(&self, at: usize) -> &Kept {
         &self.keys[at].value
     }
 
@@ -158,34 +112,18 @@ impl Store {
     pub fn change<R>(&mut self, key: &[u8], change: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let at = match self.find(key) {
             Some(at) => at,
-            None => self.insert(key, Value::Own(Vec::new())),
+            None => self.insert(key, Kept::default()),
         };
-        let value = &mut self.keys[at].value;
-        if let Value::Kept(frame) = value {
-            *value = Value::Own(frame.to_vec());
-        }
-        let Value::Own(bytes) = value else { unreachable!("it was copied") };
-        change(bytes)
+        change(self.keys[at].value.to_mut())
     }
 
     /// Gives a key an argument as its value, and another end if one is told. A new key without one never ends.
     #[inline]
-    pub fn put(&mut self, key: &[u8], args: Args<'_>, n: usize, end: Option<u64>) {
+    pub fn put(&mut self, key: &[u8], args: Parts<'_>, n: usize, end: Option<u64>) {
         let at = match self.find(key) {
-            None => self.insert(key, Value::of(args, n)),
+            None => self.insert(key, args.keep(n)),
             Some(at) => {
-                let (value, bytes) = (&mut self.keys[at].value, args.get(n));
-                match value {
-                    // Its memory is used again where it is not much too large.
-                    Value::Own(own)
-                        if bytes.len() < KEPT_BYTES_MIN
-                            && (own.capacity() / 4..=own.capacity()).contains(&bytes.len()) =>
-                    {
-                        own.clear();
-                        own.extend_from_slice(bytes);
-                    }
-                    _ => *value = Value::of(args, n),
-                }
+                self.keys[at].value.replace(args, n);
                 at
             }
         };
@@ -195,7 +133,7 @@ impl Store {
     }
 
     /// Adds a key that is not there.
-    fn insert(&mut self, key: &[u8], value: Value) -> usize {
+    fn insert(&mut self, key: &[u8], value: Kept) -> usize {
         self.keys.insert_full(key.into(), Entry { value, end: NEVER }).0
     }
 
@@ -239,13 +177,6 @@ impl Store {
         let now = if self.ends.is_empty() { 0 } else { self.now() };
         let entries = self.keys.get_range(from..to.min(self.keys.len())).into_iter().flatten();
         entries.filter(move |(_, entry)| entry.end > now).map(|(key, _)| &**key)
-    }
-
-    /// Panics if the parts disagree.
-    #[cfg(test)]
-    pub fn invariants(&self) {
-        let ends = self.keys.values().enumerate().filter(|(_, entry)| entry.end != NEVER);
-        assert_eq!(self.ends, ends.map(|(at, entry)| (entry.end, at as u32)).collect());
     }
 }
 

@@ -8,6 +8,7 @@
 //! | [`Fixed`] | a fixed number of bytes | nothing, and must have the size |
 //! | [`LengthPrefix`] | as many bytes as the number before it says | the same number |
 //! | [`LengthField`] | the same, with the number written, placed or counted otherwise | the same number, or nothing |
+//! | [`DotStuffed`] | a line, and a text up to a line with a dot alone, in pieces | what its lines get |
 //!
 //! A frame that lies in one receive buffer is never copied; one that spans buffers is copied once, to put it
 //! together. What can be wrong with received bytes has a name in [`FrameError`], with what a reply cannot be in
@@ -17,6 +18,7 @@
 //! frames come in pieces is a [`TypedFraming`].
 
 mod delimiter;
+mod dot_stuffed;
 mod error;
 mod field;
 mod fixed;
@@ -34,6 +36,7 @@ use crate::outbox::Outbox;
 use crate::{Batch, LimitError, Limits};
 
 pub use delimiter::Delimiter;
+pub use dot_stuffed::{DotPart, DotState, DotStuffed};
 pub use error::{EncodeError, FrameError};
 pub use field::LengthField;
 pub use fixed::Fixed;

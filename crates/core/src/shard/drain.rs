@@ -19,7 +19,7 @@
 //!   not interfered with.
 //! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
 //!   admitted it. One that was accepted less than that ago, and has not brought a frame, has as much time.
-//! * A connection whose PROXY header is not whole by then is closed.
+//! * A connection whose PROXY header is not whole by then, or whose handshake is not done, is closed.
 //! * Connections that the server made stay until the last accepted one is gone, since that one may need them. Then what is
 //!   queued for them leaves, and they are closed.
 //! * *Aborted*, when [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) is over or at the order: every connection is reset.

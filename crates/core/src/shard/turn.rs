@@ -50,7 +50,7 @@ pub trait Lane<O: Observer = ()> {
     fn hand_off(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
     /// The PROXY header of a connection was read, for which that was [awaited](Shard::await_header): answer as to
-    /// [`accepted`](Lane::accepted) behind [`Shard::admit`], with [`Shard::begin_handshake`] before anything else but a refusal. The peer of its outlet is the client from now on.
+    /// [`accepted`](Lane::accepted) behind [`Shard::admit`], or with [`Shard::begin_handshake`]. The peer of its outlet is the client from now on.
     fn proxied(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.opened(id);
     }

@@ -74,7 +74,10 @@ impl<O: Observer> Shard<O> {
                         self.take_plain(id, plain, &mut has_batch, lane);
                     }
                 }
-                Unsealed::More => break Some(came),
+                Unsealed::More => {
+                    debug_assert!(wire.is_empty(), "the channel of {id} leaves bytes and wants more");
+                    break Some(came);
+                }
                 Unsealed::Ready => {
                     self.ready(id, lane);
                     has_batch = false;

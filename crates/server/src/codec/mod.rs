@@ -126,6 +126,11 @@ pub trait CodecService: Sized + 'static {
     /// An item arrived. The next one of the same connection is handed over when this future is done. Items that were
     /// received before the connection was told to end are dropped.
     ///
+    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1, bytes that arrive while this future waits go on
+    /// to the decoder, and their items are handed over meanwhile, with those that were left of earlier bytes: in their order, as many at
+    /// once as that limit. What a later item replies then may overtake what an earlier one does, so that peers have to tell replies
+    /// apart by what is in them, as by ids. Items that arrived in one piece wait for each other until more bytes come.
+    ///
     /// # Errors
     /// Closes this connection after its queued replies.
     fn call(

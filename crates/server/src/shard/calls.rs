@@ -113,7 +113,7 @@ where
     pub(crate) fn idle(&mut self) -> Option<(u32, &mut Slot<S, H, Fut>)> {
         let task = match self.free.last() {
             Some(task) => *task,
-            None => self.grow()?,
+            None => grow(&mut self.slots, &mut self.free, self.numbers)?,
         };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
@@ -227,21 +227,6 @@ where
         let _ = guard(move || drop(slot));
     }
 
-    /// One slot more. `None` if the system has no memory for it, or there is no number for it.
-    #[cold]
-    fn grow(&mut self) -> Option<u32> {
-        if self.slots.len() >= self.numbers.max as usize {
-            return None;
-        }
-        self.slots.try_reserve(1).ok()?;
-        // Every slot may be free at once.
-        self.free.try_reserve(self.slots.len() + 1 - self.free.len()).ok()?;
-        let task = self.slots.len() as u32;
-        self.slots.push(None);
-        self.free.push(task);
-        Some(task)
-    }
-
     fn release(&mut self, task: u32) {
         if let Some(slot) = &mut self.slots[task as usize] {
             slot.id = None;
@@ -251,6 +236,21 @@ where
         }
         self.free.push(task);
     }
+}
+
+/// One slot more, which is free. `None` if the system has no memory for it, or there is no number for it.
+#[cold]
+pub(super) fn grow<T>(slots: &mut Vec<Option<T>>, free: &mut Vec<u32>, numbers: TaskNumbers) -> Option<u32> {
+    if slots.len() >= numbers.max as usize {
+        return None;
+    }
+    slots.try_reserve(1).ok()?;
+    // Every slot may be free at once.
+    free.try_reserve(slots.len() + 1 - free.len()).ok()?;
+    let task = slots.len() as u32;
+    slots.push(None);
+    free.push(task);
+    Some(task)
 }
 
 /// A call that was woken and does not wait any more.

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 use ringserve_buf::{has_room_for, try_box};
 use ringserve_core::{ConnHead, ConnId};
 
+use super::calls::grow;
 use super::handle::Shard;
 use super::inbox::TaskWaker;
 use super::many::TaskNumbers;
@@ -90,7 +91,9 @@ impl<S: Service<H>, H: 'static> Opens<S, H> {
     /// Opens a connection.
     pub(crate) fn begin(&mut self, head: ConnHead) -> Begun<S, H> {
         let id = head.id();
-        let Some(task) = self.free.last().copied().or_else(|| self.grow()) else { return Begun::NoMemory };
+        let free = self.free.last().copied();
+        let task = free.or_else(|| grow(&mut self.slots, &mut self.free, self.numbers));
+        let Some(task) = task else { return Begun::NoMemory };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
             empty => match Slot::new(&self.service, &self.shard, task | self.numbers.mark) {
@@ -155,21 +158,6 @@ impl<S: Service<H>, H: 'static> Opens<S, H> {
     fn discard(&mut self, task: u32) {
         let slot = self.slots[task as usize].take();
         let _ = guard(move || drop(slot));
-    }
-
-    /// One slot more. `None` if the system has no memory for it, or no number is left.
-    #[cold]
-    fn grow(&mut self) -> Option<u32> {
-        if self.slots.len() >= self.numbers.max as usize {
-            return None;
-        }
-        self.slots.try_reserve(1).ok()?;
-        // Every slot may be free at once.
-        self.free.try_reserve(self.slots.len() + 1 - self.free.len()).ok()?;
-        let task = self.slots.len() as u32;
-        self.slots.push(None);
-        self.free.push(task);
-        Some(task)
     }
 }
 

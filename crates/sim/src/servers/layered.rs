@@ -28,7 +28,7 @@ pub struct Layers {
 
 impl Layers {
     pub fn drawn(seed: u64) -> Option<Layers> {
-        let rng = &mut Rng::new(seed ^ 0x6C61_7965_7273_21);
+        let rng = &mut Rng::new(seed ^ 0x006C_6179_6572_7321);
         if !rng.one_in(3) {
             return None;
         }
@@ -221,6 +221,14 @@ pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
             Ok(())
         });
     }
+}
+
+/// What has to happen in a campaign.
+pub fn expected() -> impl Iterator<Item = String> {
+    let pieces = Pieces::ALL.iter().map(|pieces| format!("{pieces:?}"));
+    let intruders = Intruder::ALL.iter().map(|intruder| format!("{intruder:?}"));
+    let others = ["alert", "behind a PROXY header", "call"].map(str::to_owned);
+    pieces.chain(intruders).chain(others)
 }
 
 /// At the end, once every server is gone.

@@ -39,6 +39,8 @@ pub struct PeerStream {
     layer: Option<Layer>,
     /// Received, in the clear, and not asked for.
     unread: Vec<u8>,
+    /// FIN was sent, behind which nothing is answered.
+    has_ended: bool,
     /// What a write found, which a read does not find again.
     lost: Option<io::ErrorKind>,
     /// The server's sockets may be closed without its doing.
@@ -72,6 +74,7 @@ impl PeerStream {
             pieces: Pieces::Whole,
             layer: None,
             unread: Vec::new(),
+            has_ended: false,
             lost: None,
             may_be_cut: false,
         }
@@ -232,7 +235,9 @@ impl PeerStream {
     /// Those of the connection, and where the server breaks the rules of the transport.
     pub async fn some(&mut self) -> io::Result<Vec<u8>> {
         self.shake_hands().await?;
-        self.flush().await?;
+        if !self.has_ended {
+            self.flush().await?;
+        }
         while self.unread.is_empty() {
             if self.take_in().await? == 0 {
                 break;
@@ -306,7 +311,7 @@ impl PeerStream {
             layer.channel.finish(&mut layer.out);
         }
         self.flush().await?;
-        self.stream.finish()
+        self.cut_off()
     }
 
     /// FIN, and no mark.
@@ -314,6 +319,7 @@ impl PeerStream {
     /// # Errors
     /// Those of the connection.
     pub fn cut_off(&mut self) -> io::Result<()> {
+        self.has_ended = true;
         self.stream.finish()
     }
 
@@ -334,7 +340,7 @@ impl PeerStream {
 
     /// The transport says something to what came, which no one waits for: the server may be gone.
     async fn flush_answers(&mut self) {
-        if self.layer.as_ref().is_some_and(|layer| !layer.out.is_empty()) {
+        if !self.has_ended && self.layer.as_ref().is_some_and(|layer| !layer.out.is_empty()) {
             self.lost = self.flush().await.err().map(|error| error.kind());
         }
     }

@@ -2,14 +2,13 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use proptest::prelude::*;
 use ringserve::framing::{Cut, TypedFraming};
+use ringserve::resp::{Resp, Version};
 use ringserve::testing::frame;
 
 use super::*;
 use crate::commands;
 use crate::commands::Run;
-use crate::resp::Resp;
 use crate::tests::keyer_of;
 
 /// A shard without a connection.
@@ -28,15 +27,14 @@ impl Lab {
     /// The reply to a line, on one line.
     fn ask(&mut self, line: &str) -> String {
         let line = frame(format!("{line}\n"));
-        let Ok(Cut::Frame { head, .. }) = Resp { request_bytes_max: 1 << 20 }.cut(&mut (), &line, 0) else {
+        let Ok(Cut::Frame { head, .. }) = Resp::new(1 << 20).cut(&mut (), &line, 0) else {
             panic!("no request")
         };
         let args = head.args(&line);
         let command = commands::find(args.get(0)).expect("a command");
         let Run::Store(run) = command.run else { panic!("it is about no key") };
         let mut text = Vec::new();
-        let mut out = Out::text(&mut text, false);
-        run(&mut self.store, args, &mut out).or_else(|error| out.error(&error)).unwrap();
+        Writer::to_vec(&mut text, Version::Two).reply(|out| run(&mut self.store, args, out));
         self.store.invariants();
         String::from_utf8(text).unwrap().trim_end().replace("\r\n", " ")
     }
@@ -365,72 +363,4 @@ fn old_values_are_told_by_what_replaces_them() {
         ("getdel k", "$1 e"),
         ("getdel k", "$-1"),
     ]);
-}
-
-#[test]
-fn patterns_match_as_in_redis() {
-    let cases: &[(&str, &str, bool)] = &[
-        ("*", "", true),
-        ("", "", true),
-        ("", "a", false),
-        ("h?llo", "hallo", true),
-        ("h?llo", "hllo", false),
-        ("h*llo", "heeeello", true),
-        ("h[ae]llo", "hello", true),
-        ("h[ae]llo", "hillo", false),
-        ("h[^e]llo", "hallo", true),
-        ("h[^e]llo", "hello", false),
-        ("h[b-a]llo", "hallo", true),
-        ("a\\*c", "a*c", true),
-        ("a\\*c", "abc", false),
-        ("[\\]]", "]", true),
-        ("a[bc", "ab", true),
-        ("*a*b*c", "xxaxxbxxc", true),
-        ("*a*b*c", "xxaxxcxxb", false),
-        ("user:*", "user:1", true),
-        ("user:*", "usr:1", false),
-        ("**", "x", true),
-        ("a\\", "a\\", true),
-    ];
-    for (pattern, text, expected) in cases {
-        assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), *expected, "{pattern} {text}");
-    }
-}
-
-#[test]
-fn many_stars_do_not_take_forever() {
-    let pattern = b"a*".repeat(50);
-    assert!(!matches(&[&pattern[..], b"b"].concat(), &b"a".repeat(1000)));
-}
-
-proptest! {
-    #[test]
-    fn any_pattern_ends(pattern in "[*?a\\[\\]^\\\\-]{0,12}", text in "[a\\-^]{0,12}") {
-        matches(pattern.as_bytes(), text.as_bytes());
-    }
-
-    #[test]
-    fn stars_match_as_the_definition_says(pattern in "[*?ab]{0,7}", text in "[ab]{0,7}") {
-        fn defined(pattern: &[u8], text: &[u8]) -> bool {
-            match pattern {
-                [] => text.is_empty(),
-                [b'*', rest @ ..] => (0..=text.len()).any(|taken| defined(rest, &text[taken..])),
-                [first, rest @ ..] => {
-                    text.first().is_some_and(|byte| matches!(first, b'?') || first == byte)
-                        && defined(rest, &text[1..])
-                }
-            }
-        }
-        prop_assert_eq!(
-            matches(pattern.as_bytes(), text.as_bytes()),
-            defined(pattern.as_bytes(), text.as_bytes())
-        );
-    }
-
-    #[test]
-    fn an_escaped_text_matches_itself_alone(text in "[ -~]{0,12}", other in "[ -~]{0,12}") {
-        let pattern: Vec<u8> = text.bytes().flat_map(|byte| [b'\\', byte]).collect();
-        prop_assert!(matches(&pattern, text.as_bytes()));
-        prop_assert_eq!(matches(&pattern, other.as_bytes()), text == other);
-    }
 }

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use foldhash::SharedSeed;
-use ringserve::Server;
 use ringserve::testing::{ClientStream, Net, Sim, SimServer};
 
 use super::*;
 
+const ADDR: &str = "10.0.0.1:6379";
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The Unix time at which shards start: within a millisecond, as it is for most.
@@ -33,11 +33,7 @@ pub fn keyer_of(seed: u64, seeds: u64) -> Keyer {
 fn starts(sim: &Sim, args: &[&str]) -> SimServer {
     let args = Args::parse_from([&["kv"], args].concat());
     let keyer = keyer_of(sim.random(), sim.random());
-    let server = Server::bind("10.0.0.1:6379")
-        .limits(args.limits())
-        .server_limits(args.server_limits())
-        .framing(Resp { request_bytes_max: args.request_bytes_max as usize });
-    let server = server.shards(1 + sim.seed() as usize % 4);
+    let server = args.server(ADDR.parse().unwrap()).shards(1 + sim.seed() as usize % 4);
     sim.start(server, service(keyer, args.request_bytes_max as usize, REQUESTS_MAX, || UNIX_START)).unwrap()
 }
 

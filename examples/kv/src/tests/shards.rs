@@ -11,11 +11,7 @@ use super::*;
 fn two_shards(sim: &Sim, requests_max: usize) -> (SimServer, [String; 2]) {
     let args = Args::parse_from(["kv"]);
     let keyer = keyer_of(sim.random(), sim.random());
-    let server = Server::bind("10.0.0.1:6379")
-        .limits(args.limits())
-        .server_limits(args.server_limits())
-        .framing(Resp { request_bytes_max: args.request_bytes_max as usize })
-        .shards(2);
+    let server = args.server(ADDR.parse().unwrap()).shards(2);
     let server = sim
         .start(server, service(keyer.clone(), args.request_bytes_max as usize, requests_max, || UNIX_START))
         .unwrap();

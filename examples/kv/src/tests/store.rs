@@ -7,10 +7,18 @@ use proptest::prelude::*;
 use super::*;
 use crate::tests::keyer_of;
 
+impl Store {
+    /// Panics if the parts disagree.
+    pub fn invariants(&self) {
+        let ends = self.keys.values().enumerate().filter(|(_, entry)| entry.end != NEVER);
+        assert_eq!(self.ends, ends.map(|(at, entry)| (entry.end, at as u32)).collect());
+    }
+}
+
 /// Gives a key a value, and an end if one is told.
 fn put(store: &mut Store, key: &[u8], value: &[u8], end: Option<u64>) {
-    let args = Args { bytes: value, spans: &[(0, value.len() as u32)], frame: None };
-    store.put(key, args, 0, end);
+    let spans = [(0, value.len() as u32)];
+    store.put(key, Parts::new(value, &spans), 0, end);
 }
 
 #[derive(Clone, Debug)]
@@ -62,7 +70,7 @@ proptest! {
                 }
                 Step::Find { key } => {
                     let at = store.find(&[key]);
-                    let found = at.map(|at| (store.value(at).bytes().to_vec(), store.end(at)));
+                    let found = at.map(|at| (store.value(at).to_vec(), store.end(at)));
                     prop_assert_eq!(found.as_ref(), expected.get(&key));
                 }
                 Step::Pass { millis: passed } => {

@@ -121,20 +121,44 @@ fn first_frame_has_its_time_from_the_handshake_on() {
 fn peer_that_sends_too_much_before_the_end_of_its_handshake_is_closed() {
     let (mut shard, id) = starting(Limits::default(), TOY);
     let mut peer = Peer::default();
-    shard.begin(at(1), 9);
-    // Whatever comes while a step waits is kept.
-    shard.receive(id, &peer.flights());
+    shard.begin(at(1), 4);
     for _ in 0..3 {
-        shard.receive(id, &peer.record(DATA, &[7; 19_000]));
+        shard.receive(id, &peer.record(PADDING, &[7; 19_000]));
     }
     assert_eq!(shard.heard(), []);
-    shard.receive(id, &peer.record(DATA, &[7; 19_000]));
+    shard.receive(id, &peer.record(PADDING, &[7; 19_000]));
     shard.end();
-    leave(&mut shard, id, &mut peer);
-    shard.dispatch();
-    let Heard::Ended { reason: CloseReason::BadFrame(_), opened: false, .. } = shard.heard()[0] else {
-        panic!("it goes on")
-    };
+    let error = crate::framing::FrameError::TooLarge { bytes: 76_020, max: 65_536 };
+    let reason = CloseReason::BadFrame(error);
+    assert_eq!(shard.heard(), [Heard::Ended { id, reason, opened: false }]);
+    assert_eq!((stats(&shard).handshakes_failed, shard.held_bytes()), (1, 0));
+}
+
+#[test]
+fn peer_that_speaks_behind_its_last_flight_is_paused_and_not_closed() {
+    let (mut shard, id) = starting(Limits::default(), TOY);
+    let mut peer = Peer::default();
+    shard.begin(at(1), 5);
+    shard.receive(id, &peer.flights());
+    for _ in 0..4 {
+        shard.receive(id, &peer.frame(&[7; 19_000]));
+    }
+    shard.end();
+    assert_eq!((shard.heard(), taken(&mut shard).len(), stats(&shard).receives_paused), (vec![], 0, 1));
+    shard.turn(at(1));
+    assert_eq!(taken(&mut shard), vec![[7; 19_000]; 4]);
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+    let (_, ops) = leave(&mut shard, id, &mut peer);
+    assert!(matches!(ops[..], [.., Op::Receive { .. }]), "{ops:?}");
+}
+
+#[test]
+fn step_of_a_connection_that_ended_does_not_wait() {
+    let (mut shard, id) = starting(Limits::default(), TOY);
+    shard.begin(at(1), 1);
+    shard.receive(id, &Peer::default().flights());
+    shard.abort(id, CloseReason::Aborted);
+    shard.end();
     assert_eq!((stats(&shard).handshakes_failed, stats(&shard).handshakes_waiting), (1, 0));
     shard.turn(at(1));
     shard.check();

@@ -16,6 +16,8 @@ pub const ALERT: u8 = 5;
 pub const REKEY: u8 = 6;
 /// Begins a second piece of work, behind the handshake.
 pub const THINK: u8 = 7;
+/// Is ignored before the handshake is done.
+pub const PADDING: u8 = 8;
 
 const HEAD: usize = 5;
 /// Of an unfinished record, which is refused beyond that.
@@ -133,6 +135,7 @@ impl Channel for ToyChannel {
                     self.hello = true;
                     self.writer.record(HELLO, &mut core::iter::once(&b"certificate"[..]), out);
                 }
+                PADDING if !self.ready => {}
                 FINISHED if self.hello && !self.ready => self.works = true,
                 THINK if self.ready => self.works = true,
                 DATA if self.ready => return Unsealed::Plain(record),

@@ -1,9 +1,23 @@
 use proptest::prelude::*;
+use ringserve_buf::Lease;
+use ringserve_core::framing::{Cut, TypedFraming};
+use ringserve_core::{Frame, LimitError, Limits};
 
+use super::request::words;
 use super::*;
-use crate::tests::request;
+use crate::parts::Parts;
+use crate::scatter::Merge;
 
-const RESP: Resp = Resp { request_bytes_max: 600 << 20 };
+fn resp() -> Resp {
+    Resp::new(600 << 20)
+}
+
+/// A request as an array of strings.
+fn request(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    Writer::to_vec(&mut out, Version::Two).reply(|out| out.bulks(words));
+    out
+}
 
 /// Decodes all of `wire`, showing the framing one more piece at a time, until it errs.
 fn decoded(wire: &[u8], cuts: &[usize]) -> (Vec<Vec<Vec<u8>>>, Option<String>) {
@@ -17,15 +31,15 @@ fn decoded(wire: &[u8], cuts: &[usize]) -> (Vec<Vec<Vec<u8>>>, Option<String>) {
             continue;
         }
         loop {
-            match RESP.cut(&mut (), &wire[start..end], scanned) {
+            match resp().cut(&mut (), &wire[start..end], scanned) {
                 Ok(Cut::More(more)) => {
                     assert!(more >= 1);
                     scanned = end - start;
                     wanted = end + more;
                     break;
                 }
-                Ok(Cut::Frame { head: Head { bad: Some(bad), .. }, .. }) => {
-                    return (requests, Some(bad.into()));
+                Ok(Cut::Frame { head, .. }) if head.error().is_some() => {
+                    return (requests, head.error().map(str::to_owned));
                 }
                 Ok(Cut::Frame { skip, len, consumed, head }) => {
                     assert!(skip == 0 && len <= consumed && consumed >= 1 && consumed <= end - start);
@@ -41,8 +55,9 @@ fn decoded(wire: &[u8], cuts: &[usize]) -> (Vec<Vec<Vec<u8>>>, Option<String>) {
     (requests, None)
 }
 
-fn args(frame: &[u8], head: &Head) -> Vec<Vec<u8>> {
-    head.args(&ringserve::testing::frame(frame)).from(0).map(<[u8]>::to_vec).collect()
+fn args(frame: &[u8], head: &Request) -> Vec<Vec<u8>> {
+    let frame = Frame::new(Lease::copy_of(frame), 0, frame.len());
+    head.args(&frame).from(0).map(<[u8]>::to_vec).collect()
 }
 
 fn refusal(wire: &str) -> String {
@@ -90,7 +105,7 @@ fn empty_requests_are_requests_without_arguments() {
 
 #[test]
 fn missing_bytes_are_told_as_far_as_certain() {
-    let more = |wire: &[u8]| match RESP.cut(&mut (), wire, 0) {
+    let more = |wire: &[u8]| match resp().cut(&mut (), wire, 0) {
         Ok(Cut::More(more)) => more,
         other => panic!("{other:?}"),
     };
@@ -111,7 +126,7 @@ fn trickling_request_is_not_walked_for_each_byte() {
     let (mut seen, mut scanned, mut walked) = (1, 0, 0);
     loop {
         walked += seen;
-        match RESP.cut(&mut (), &wire[..seen], scanned).unwrap() {
+        match resp().cut(&mut (), &wire[..seen], scanned).unwrap() {
             Cut::More(more) => {
                 scanned = seen;
                 seen += more;
@@ -198,21 +213,60 @@ fn words_and_quotes_are_read_as_in_redis() {
     }
 }
 
-fn written(resp3: bool, write: impl Fn(&mut Out<'_, '_>) -> Done) -> String {
+fn written(version: Version, write: impl Fn(&mut Writer<'_, '_>) -> Replied) -> String {
     let mut text = Vec::new();
-    write(&mut Out::text(&mut text, resp3)).unwrap();
+    write(&mut Writer::to_vec(&mut text, version)).unwrap();
     String::from_utf8(text).unwrap()
 }
 
 #[test]
 fn each_version_has_its_types() {
-    let both = |write: fn(&mut Out<'_, '_>) -> Done| [false, true].map(|resp3| written(resp3, write));
+    let both =
+        |write: fn(&mut Writer<'_, '_>) -> Replied| [Version::Two, Version::Three].map(|v| written(v, write));
     assert_eq!(both(|out| out.null()), ["$-1\r\n", "_\r\n"]);
+    assert_eq!(both(|out| out.null_array()), ["*-1\r\n", "_\r\n"]);
     assert_eq!(both(|out| out.map(2)), ["*4\r\n", "%2\r\n"]);
+    assert_eq!(both(|out| out.set(2)), ["*2\r\n", "~2\r\n"]);
     assert_eq!(both(|out| out.push(2)), ["*2\r\n", ">2\r\n"]);
     assert_eq!(both(|out| out.array(1)), ["*1\r\n", "*1\r\n"]);
-    assert_eq!(both(|out| out.word("string")), ["+string\r\n", "+string\r\n"]);
-    assert_eq!(both(|out| out.digits(70)), ["$2\r\n70\r\n", "$2\r\n70\r\n"]);
+    assert_eq!(both(|out| out.boolean(true)), [":1\r\n", "#t\r\n"]);
+    assert_eq!(both(|out| out.boolean(false)), [":0\r\n", "#f\r\n"]);
+    assert_eq!(both(|out| out.verbatim("txt", "a b")), ["$3\r\na b\r\n", "=7\r\ntxt:a b\r\n"]);
+    assert_eq!(both(|out| out.simple("string")), ["+string\r\n", "+string\r\n"]);
+    assert_eq!(both(|out| out.bulk_integer(70)), ["$2\r\n70\r\n", "$2\r\n70\r\n"]);
+    assert_eq!(both(|out| out.bulks([b"a", b"b"])), ["*2\r\n$1\r\na\r\n$1\r\nb\r\n"; 2]);
+}
+
+#[test]
+fn doubles_are_short_and_read_back() {
+    let double = |value| written(Version::Three, |out| out.double(value));
+    let cases = [
+        (0.0, "0"),
+        (-1.5, "-1.5"),
+        (10.0, "10"),
+        (1e300, "1e300"),
+        (1.25e-7, "1.25e-7"),
+        (f64::INFINITY, "inf"),
+        (f64::NEG_INFINITY, "-inf"),
+        (f64::NAN, "nan"),
+    ];
+    for (value, text) in cases {
+        assert_eq!(double(value), format!(",{text}\r\n"));
+        assert_eq!(written(Version::Two, |out| out.double(value)), format!("${}\r\n{text}\r\n", text.len()));
+    }
+}
+
+#[test]
+#[should_panic(expected = "three letters")]
+fn format_of_a_verbatim_string_has_three_letters() {
+    written(Version::Three, |out| out.verbatim("text", "a"));
+}
+
+#[test]
+fn error_of_a_command_is_its_reply() {
+    let mut text = Vec::new();
+    Writer::to_vec(&mut text, Version::Three).reply(|_| Err("ERR no".into()));
+    assert_eq!(text, b"-ERR no\r\n");
 }
 
 #[test]
@@ -220,25 +274,49 @@ fn replies_of_several_shards_become_one() {
     let merged = |replies: &[&str]| {
         let (mut merged, mut text) = (Merged::default(), Vec::new());
         replies.iter().for_each(|reply| merged.add(reply.as_bytes()));
-        merged.write(&mut text).unwrap();
+        merged.write(&mut text);
         String::from_utf8(text).unwrap()
     };
     assert_eq!(merged(&[":1\r\n", ":0\r\n", ":12\r\n"]), ":13\r\n");
     assert_eq!(merged(&["+OK\r\n", "+OK\r\n"]), "+OK\r\n");
     assert_eq!(merged(&["*1\r\n$1\r\na\r\n", "*0\r\n", "*1\r\n$1\r\nb\r\n"]), "*2\r\n$1\r\na\r\n$1\r\nb\r\n");
     assert_eq!(merged(&[":1\r\n", "-ERR a\r\n", ":1\r\n", "-ERR b\r\n"]), "-ERR a\r\n");
+    // What no shard says is merged too, somehow.
+    assert_eq!(merged(&["", ":", ":9223372036854775807\r\n", ":1\r\n"]), ":9223372036854775807\r\n");
+}
+
+#[test]
+fn bytes_of_a_request_are_within_limits() {
+    let check =
+        |bytes: usize, frame: usize| Resp::new(bytes).check_limits(&Limits::default().frame_bytes_max(frame));
+    assert_eq!(check(1 << 20, 1 << 20), Ok(()));
+    assert!(matches!(check(1000, 1 << 20), Err(LimitError::Range { name: "request_bytes_max", .. })));
+    assert!(matches!(check(5 << 30, 1 << 20), Err(LimitError::Range { .. })), "spans have 32 bits");
+    assert!(matches!(check(2 << 20, 1 << 20), Err(LimitError::Order { small: "request_bytes_max", .. })));
+}
+
+#[test]
+fn keys_with_the_same_tag_are_together() {
+    for (key, tag) in
+        [("a", "a"), ("{a}b", "a"), ("x{a}{b}", "a"), ("{}b", "{}b"), ("a{b", "a{b"), ("}{c}", "c")]
+    {
+        assert_eq!(hash_tag(key.as_bytes()), tag.as_bytes(), "{key}");
+    }
 }
 
 #[test]
 fn error_is_one_line_whatever_the_client_sent() {
-    assert_eq!(written(false, |out| out.error("ERR a\r\n+OK")), "-ERR a  +OK\r\n");
+    assert_eq!(written(Version::Two, |out| out.error("ERR a\r\n+OK")), "-ERR a  +OK\r\n");
 }
 
 #[test]
 fn strings_of_every_length_are_whole() {
     for len in (0..300).chain([4095, 70_000]) {
         let bytes = vec![b'x'; len];
-        assert_eq!(written(true, |out| out.bytes(&bytes)), format!("${len}\r\n{}\r\n", "x".repeat(len)));
+        assert_eq!(
+            written(Version::Three, |out| out.bulk(&bytes)),
+            format!("${len}\r\n{}\r\n", "x".repeat(len))
+        );
     }
 }
 
@@ -246,9 +324,12 @@ proptest! {
     #[test]
     fn a_number_is_read_back(value in any::<i64>(), shift in 0..64u32) {
         let value = value >> shift;
-        let reply = written(false, |out| out.int(value));
+        let reply = written(Version::Two, |out| out.integer(value));
         prop_assert_eq!(&reply, &format!(":{value}\r\n"));
         prop_assert_eq!(number(&reply.as_bytes()[1..reply.len() - 2]), Some(value));
+        let mut text = Vec::new();
+        write_number(value, &mut text);
+        prop_assert_eq!(number(&text), Some(value));
     }
 
     #[test]
@@ -268,4 +349,124 @@ fn the_ends_of_the_range_are_read_and_nothing_beyond() {
     {
         assert_eq!(number(text.as_bytes()), None, "{text}");
     }
+}
+
+#[test]
+fn patterns_match_as_in_redis() {
+    let cases: &[(&str, &str, bool)] = &[
+        ("*", "", true),
+        ("", "", true),
+        ("", "a", false),
+        ("h?llo", "hallo", true),
+        ("h?llo", "hllo", false),
+        ("h*llo", "heeeello", true),
+        ("h[ae]llo", "hello", true),
+        ("h[ae]llo", "hillo", false),
+        ("h[^e]llo", "hallo", true),
+        ("h[^e]llo", "hello", false),
+        ("h[b-a]llo", "hallo", true),
+        ("a\\*c", "a*c", true),
+        ("a\\*c", "abc", false),
+        ("[\\]]", "]", true),
+        ("a[bc", "ab", true),
+        ("*a*b*c", "xxaxxbxxc", true),
+        ("*a*b*c", "xxaxxcxxb", false),
+        ("user:*", "user:1", true),
+        ("user:*", "usr:1", false),
+        ("**", "x", true),
+        ("a\\", "a\\", true),
+    ];
+    for (pattern, text, expected) in cases {
+        assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), *expected, "{pattern} {text}");
+    }
+}
+
+#[test]
+fn many_stars_do_not_take_forever() {
+    let pattern = b"a*".repeat(50);
+    assert!(!matches(&[&pattern[..], b"b"].concat(), &b"a".repeat(1000)));
+}
+
+proptest! {
+    #[test]
+    fn any_pattern_ends(pattern in "[*?a\\[\\]^\\\\-]{0,12}", text in "[a\\-^]{0,12}") {
+        matches(pattern.as_bytes(), text.as_bytes());
+    }
+
+    #[test]
+    fn stars_match_as_the_definition_says(pattern in "[*?ab]{0,7}", text in "[ab]{0,7}") {
+        fn defined(pattern: &[u8], text: &[u8]) -> bool {
+            match pattern {
+                [] => text.is_empty(),
+                [b'*', rest @ ..] => (0..=text.len()).any(|taken| defined(rest, &text[taken..])),
+                [first, rest @ ..] => {
+                    text.first().is_some_and(|byte| matches!(first, b'?') || first == byte)
+                        && defined(rest, &text[1..])
+                }
+            }
+        }
+        prop_assert_eq!(
+            matches(pattern.as_bytes(), text.as_bytes()),
+            defined(pattern.as_bytes(), text.as_bytes())
+        );
+    }
+
+    #[test]
+    fn an_escaped_text_matches_itself_alone(text in "[ -~]{0,12}", other in "[ -~]{0,12}") {
+        let pattern: Vec<u8> = text.bytes().flat_map(|byte| [b'\\', byte]).collect();
+        prop_assert!(matches(&pattern, text.as_bytes()));
+        prop_assert_eq!(matches(&pattern, other.as_bytes()), text == other);
+    }
+}
+
+#[test]
+fn names_are_found_in_any_letters_and_nothing_else_is() {
+    let names = Names::new([("get", 1), ("set", 2), ("punsubscribe", 3), ("abcdefghijklmnop", 4)]);
+    for (name, found) in [("GET", 1), ("sEt", 2), ("PUNSUBSCRIBE", 3), ("abcdefghijklmnoP", 4)] {
+        assert_eq!(names.get(name.as_bytes()), Some(found));
+    }
+    for other in
+        ["", "ge", "gets", " get", "get ", "\0get", "g\x05t", "'et", "abcdefghijklmnopq", "punsubscribe\0"]
+    {
+        assert_eq!(names.get(other.as_bytes()), None, "{other:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "\"get\" is there twice")]
+fn name_is_there_once() {
+    Names::new([("GET", 1), ("get", 2)]);
+}
+
+#[test]
+#[should_panic(expected = "no name of 1 to 16 letters")]
+fn name_has_letters_alone() {
+    Names::new([("get0", 1)]);
+}
+
+#[test]
+fn unknown_commands_are_told_back_up_to_a_length() {
+    let said = |words: &[&str]| {
+        let (text, mut at) = (words.concat(), 0);
+        let spans: Vec<_> = words
+            .iter()
+            .map(|word| {
+                at += word.len() as u32;
+                (at - word.len() as u32, at)
+            })
+            .collect();
+        let parts = Parts::new(text.as_bytes(), &spans);
+        (unknown_command(parts), unknown_subcommand(parts))
+    };
+    let (command, subcommand) = said(&["foo", "a", "b"]);
+    assert_eq!(command, "ERR unknown command 'foo', with args beginning with: 'a' 'b' ");
+    assert_eq!(subcommand, "ERR unknown subcommand 'a'. Try FOO HELP.");
+    let (command, _) = said(&[&"x".repeat(1000), &"y".repeat(1000)]);
+    assert_eq!(command.len(), "ERR unknown command '', with args beginning with: ".len() + 2 * 128);
+}
+
+#[test]
+fn string_that_may_not_be_there_is_null_then() {
+    assert_eq!(written(Version::Three, |out| out.bulk_or_null(None::<&str>)), "_\r\n");
+    assert_eq!(written(Version::Two, |out| out.bulk_or_null(Some("a"))), "$1\r\na\r\n");
 }

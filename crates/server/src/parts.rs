@@ -1,0 +1,237 @@
+//! Where the parts of a message lie, and parts that are kept.
+
+use std::fmt;
+use std::ops::Deref;
+
+use ringserve_core::Frame;
+
+/// From this size on a part that was received in a block of its own is kept in it.
+const KEPT_BYTES_MIN: usize = 16 << 10;
+
+/// Where a part begins and ends.
+pub type Span = (u32, u32);
+
+/// The parts of a message: the arguments of a request, the fields of a record. What a framing finds while it looks for the end of a
+/// frame can go on as spans in the [head](crate::framing::TypedFraming::Head), and be read as this.
+///
+/// ```
+/// use ringserve::framing::Parts;
+///
+/// let parts = Parts::new(b"set greeting hello", &[(0, 3), (4, 12), (13, 18)]);
+/// assert_eq!((parts.len(), parts.get(1)), (3, b"greeting".as_slice()));
+/// assert_eq!(parts.from(1).collect::<Vec<_>>(), [b"greeting".as_slice(), b"hello"]);
+/// assert_eq!(parts.get(7), b"");
+/// ```
+#[derive(Clone, Copy)]
+pub struct Parts<'a> {
+    bytes: &'a [u8],
+    spans: &'a [Span],
+    /// The frame whose payload these bytes are.
+    frame: Option<&'a Frame>,
+}
+
+impl<'a> Parts<'a> {
+    /// Those at `spans` in `bytes`. [`get`](Parts::get) panics for one that lies outside.
+    #[inline]
+    pub fn new(bytes: &'a [u8], spans: &'a [Span]) -> Parts<'a> {
+        Parts { bytes, spans, frame: None }
+    }
+
+    /// Those at `spans` in the payload of a frame, which can be [kept](Parts::keep) without a copy.
+    #[inline]
+    pub fn of_frame(frame: &'a Frame, spans: &'a [Span]) -> Parts<'a> {
+        Parts { bytes: frame, spans, frame: Some(frame) }
+    }
+
+    /// Other parts of the same message.
+    #[inline]
+    pub fn with_spans<'b>(self, spans: &'b [Span]) -> Parts<'b>
+    where
+        'a: 'b,
+    {
+        Parts { spans, ..self }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// True if there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Where they lie.
+    #[inline]
+    pub fn spans(&self) -> &'a [Span] {
+        self.spans
+    }
+
+    /// One of them, empty if it is not there.
+    #[inline]
+    pub fn get(&self, n: usize) -> &'a [u8] {
+        let (from, to) = self.spans.get(n).copied().unwrap_or_default();
+        &self.bytes[from as usize..to as usize]
+    }
+
+    /// Those from one on.
+    pub fn from(self, n: usize) -> impl ExactSizeIterator<Item = &'a [u8]> {
+        (n.min(self.len())..self.len()).map(move |n| self.get(n))
+    }
+
+    /// One of them in small letters, to be compared or told. What is no UTF-8 is replaced.
+    pub fn word(&self, n: usize) -> String {
+        String::from_utf8_lossy(self.get(n)).to_ascii_lowercase()
+    }
+
+    /// One of them for longer than its frame lives.
+    #[inline]
+    pub fn keep(&self, n: usize) -> Kept {
+        let bytes = self.get(n);
+        if let Some(frame) = self.frame.filter(|_| bytes.len() >= KEPT_BYTES_MIN) {
+            let lease = frame.clone().into_lease();
+            if !lease.is_pooled() && lease.pinned_bytes() <= bytes.len() + bytes.len() / 4 {
+                return Kept(Held::Block(Frame::new(lease, self.spans[n].0 as usize, bytes.len())));
+            }
+        }
+        Kept(Held::Copy(bytes.to_vec()))
+    }
+}
+
+impl fmt::Debug for Parts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.from(0).map(<[u8]>::escape_ascii)).finish()
+    }
+}
+
+/// Bytes that are kept, as the value of a key: a copy, or the block that they were received in, so that a large one is never copied.
+///
+/// A block is kept from 16 KiB on, if it is none of the receive buffers and at most a quarter larger than what lies in it. A frame
+/// that is larger than a receive buffer has such a block.
+///
+/// ```
+/// use ringserve::framing::{Kept, Parts};
+///
+/// let mut value: Kept = Parts::new(b"hello", &[(0, 5)]).keep(0);
+/// value.to_mut().extend_from_slice(b" there");
+/// assert_eq!(*value, *b"hello there");
+/// ```
+pub struct Kept(Held);
+
+enum Held {
+    Copy(Vec<u8>),
+    Block(Frame),
+}
+
+impl Kept {
+    /// Takes a part in place of what was kept. A copy goes into the memory of the last one where that is not much too large.
+    #[inline]
+    pub fn replace(&mut self, parts: Parts<'_>, n: usize) {
+        let bytes = parts.get(n);
+        match &mut self.0 {
+            Held::Copy(own)
+                if bytes.len() < KEPT_BYTES_MIN
+                    && (own.capacity() / 4..=own.capacity()).contains(&bytes.len()) =>
+            {
+                own.clear();
+                own.extend_from_slice(bytes);
+            }
+            _ => *self = parts.keep(n),
+        }
+    }
+
+    /// To change it. Bytes in a block are copied out before.
+    #[inline]
+    pub fn to_mut(&mut self) -> &mut Vec<u8> {
+        if let Held::Block(frame) = &self.0 {
+            self.0 = Held::Copy(frame.to_vec());
+        }
+        match &mut self.0 {
+            Held::Copy(bytes) => bytes,
+            Held::Block(_) => unreachable!("it was copied"),
+        }
+    }
+
+    /// The block that it lies in, to be [lent](crate::ReplyWriter::lend).
+    #[inline]
+    pub fn block(&self) -> Option<&Frame> {
+        match &self.0 {
+            Held::Copy(_) => None,
+            Held::Block(frame) => Some(frame),
+        }
+    }
+}
+
+impl Default for Kept {
+    fn default() -> Kept {
+        Kept(Held::Copy(Vec::new()))
+    }
+}
+
+impl Deref for Kept {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Held::Copy(bytes) => bytes,
+            Held::Block(frame) => frame,
+        }
+    }
+}
+
+impl AsRef<[u8]> for Kept {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kept({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringserve_buf::Lease;
+
+    use super::*;
+
+    #[test]
+    fn large_part_stays_in_its_block_unless_that_is_much_larger() {
+        let block = |bytes: usize| Frame::new(Lease::copy_of(&vec![b'x'; bytes]), 0, bytes);
+        let (frame, len) = (block(20_000), 19_900);
+        let spans = [(100, 100 + len), (0, 10), (0, 15_000)];
+        let parts = Parts::of_frame(&frame, &spans);
+        assert!(parts.keep(0).block().is_some_and(|kept| kept.len() == len as usize));
+        assert!(parts.keep(1).block().is_none(), "small");
+        assert!(parts.keep(2).block().is_none(), "below 16 KiB");
+        assert!(Parts::new(&frame, &spans).keep(0).block().is_none(), "of no frame");
+        let frame = block(40_000);
+        assert!(Parts::of_frame(&frame, &[(0, 20_000)]).keep(0).block().is_none(), "half of its block");
+    }
+
+    #[test]
+    fn replaced_bytes_take_the_memory_of_the_last_ones_if_it_fits() {
+        let parts = Parts::new(&[b'x'; 1000], &[(0, 1000), (0, 300), (0, 20)]);
+        let mut kept = parts.keep(0);
+        let memory = kept.as_ptr();
+        kept.replace(parts, 1);
+        assert_eq!((kept.as_ptr(), kept.len()), (memory, 300));
+        kept.replace(parts, 2);
+        assert_eq!((kept.len(), kept.to_mut().capacity()), (20, 20), "1000 bytes are not kept for 20");
+    }
+
+    #[test]
+    fn block_that_changes_is_copied_before() {
+        let frame = Frame::new(Lease::copy_of(&[b'x'; 20_000]), 0, 20_000);
+        let mut kept = Parts::of_frame(&frame, &[(0, 20_000)]).keep(0);
+        kept.to_mut()[0] = b'y';
+        assert_eq!((kept[0], frame[0]), (b'y', b'x'));
+    }
+}

@@ -1,0 +1,90 @@
+//! The protocol of Redis, RESP, for servers: requests as frames, replies in both versions. With the feature `resp`, which is off by
+//! default.
+//!
+//! ```text
+//!   *2\r\n $3\r\nGET\r\n $3\r\nkey\r\n      an array of strings, as every client library sends
+//!   GET key\r\n                             a line, as typed by hand
+//! ```
+//!
+//! | | |
+//! |---|---|
+//! | [`Resp`], [`Request`] | the framing, and what it hands over with each request: where the arguments lie |
+//! | [`Parts`](crate::framing::Parts) | the arguments |
+//! | [`Writer`], [`Version`] | replies, written in place; what version 2 has no type for is written as Redis does |
+//! | [`Merged`] | one reply made of those of several shards |
+//! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |
+//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | what commands of Redis have in common: numbers, patterns, keys that stay together |
+//!
+//! ```no_run
+//! use std::convert::Infallible;
+//!
+//! use ringserve::resp::{Request, Resp, Version, Writer};
+//! use ringserve::{Cx, Frame, Limits, Server, Service, with_heads};
+//!
+//! /// ECHO and PING.
+//! struct Echo;
+//!
+//! impl Service<Request> for Echo {
+//!     type Session = ();
+//!     type Error = Infallible;
+//!
+//!     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame<Request>) -> Result<(), Infallible> {
+//!         let (frame, request) = frame.into_parts();
+//!         let args = request.args(&frame);
+//!         cx.write_with(|out| {
+//!             Writer::new(out, Version::Two).reply(|out| match (request.error(), &*args.word(0)) {
+//!                 (Some(error), _) => Err(format!("ERR Protocol error: {error}").into()),
+//!                 (None, "ping") => out.simple("PONG"),
+//!                 (None, "echo") => out.bulk(args.get(1)),
+//!                 _ => Err("ERR unknown command".into()),
+//!             });
+//!         });
+//!         if request.error().is_some() {
+//!             cx.close();
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! let limits = Limits::default().frame_bytes_max(1 << 20);
+//! Server::bind("127.0.0.1:6379").framing(Resp::new(1 << 20)).limits(limits).serve(|_shard| with_heads(Echo))
+//! # }
+//! ```
+//!
+//! `examples/kv` is a server of keys on all shards.
+
+mod glob;
+mod names;
+mod reply;
+mod request;
+
+pub use glob::matches;
+pub use names::{Names, unknown_command, unknown_subcommand};
+pub use reply::{Merged, Replied, Version, Writer};
+pub use request::{Request, Resp};
+
+/// Reads a number the way Redis does: only as it would be written, so neither `01` nor `+1`.
+pub fn number(text: &[u8]) -> Option<i64> {
+    let value = std::str::from_utf8(text).ok()?.parse().ok()?;
+    (itoa::Buffer::new().format(value).as_bytes() == text).then_some(value)
+}
+
+/// Writes a number as it is [read](number), to the end of `text`.
+pub fn write_number(value: i64, text: &mut Vec<u8>) {
+    text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+}
+
+/// What of a key decides on which shard it lies: the text in the first `{}` if there is some, so that keys with the same text are
+/// together, as in a cluster of Redis; or all of it.
+#[inline]
+pub fn hash_tag(key: &[u8]) -> &[u8] {
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let inside = &key[open + 1..];
+        inside.iter().position(|byte| *byte == b'}').filter(|len| *len > 0).map(|len| &inside[..len])
+    });
+    tag.unwrap_or(key)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,311 @@
+//! Replies, in both versions of the protocol.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use bytes::BufMut;
+use ringserve_buf::ReplyWriter;
+
+use super::number;
+use crate::parts::Kept;
+use crate::scatter::Merge;
+
+/// The version of the protocol that a client speaks: 2 until it says `HELLO 3`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    /// Strings, numbers, errors, arrays.
+    #[default]
+    Two,
+    /// Types for all that a reply can be, and for messages that were not asked for.
+    Three,
+}
+
+/// What becomes of a command: a reply was written, or the text of the error that is its reply is to be, which
+/// [`Writer::reply`] writes. No other method of [`Writer`] gives an error; each gives this so that it can be the last thing of a command.
+///
+/// ```
+/// use ringserve::framing::Parts;
+/// use ringserve::resp::{Replied, Version, Writer, number};
+///
+/// fn double(args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+///     out.integer(2 * number(args.get(1)).ok_or("ERR value is not an integer")?)
+/// }
+///
+/// let mut text = Vec::new();
+/// let mut out = Writer::to_vec(&mut text, Version::Two);
+/// for args in [Parts::new(b"DOUBLE 21", &[(0, 6), (7, 9)]), Parts::new(b"DOUBLE it", &[(0, 6), (7, 9)])] {
+///     out.reply(|out| double(args, out));
+/// }
+/// assert_eq!(text, b":42\r\n-ERR value is not an integer\r\n");
+/// ```
+pub type Replied = Result<(), Cow<'static, str>>;
+
+/// Where a reply goes.
+enum To<'a, 'b> {
+    Peer(&'a mut ReplyWriter<'b>),
+    Vec(&'a mut Vec<u8>),
+}
+
+/// Writes replies, in the version that the client speaks. An array, a map or a push is its length, and then its elements one after
+/// the other.
+///
+/// ```
+/// use ringserve::resp::{Version, Writer};
+///
+/// let written = |version| {
+///     let mut text = Vec::new();
+///     let mut out = Writer::to_vec(&mut text, version);
+///     out.map(2).and_then(|()| out.simple("hits")).and_then(|()| out.integer(7)).unwrap();
+///     out.simple("last").and_then(|()| out.null()).unwrap();
+///     String::from_utf8(text).unwrap()
+/// };
+/// assert_eq!(written(Version::Three), "%2\r\n+hits\r\n:7\r\n+last\r\n_\r\n");
+/// assert_eq!(written(Version::Two), "*4\r\n+hits\r\n:7\r\n+last\r\n$-1\r\n");
+/// ```
+pub struct Writer<'a, 'b> {
+    to: To<'a, 'b>,
+    version: Version,
+}
+
+impl<'a, 'b> Writer<'a, 'b> {
+    /// Writes in place, to a client of this shard: [`Cx::write_with`](crate::Cx::write_with) has the `ReplyWriter`.
+    #[inline]
+    pub fn new(to: &'a mut ReplyWriter<'b>, version: Version) -> Writer<'a, 'b> {
+        Writer { to: To::Peer(to), version }
+    }
+
+    /// Writes to the end of bytes that go to another shard, or to several clients.
+    #[inline]
+    pub fn to_vec(to: &'a mut Vec<u8>, version: Version) -> Writer<'a, 'b> {
+        Writer { to: To::Vec(to), version }
+    }
+
+    /// What the client speaks.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// What follows is in this version: for the reply to HELLO.
+    pub fn set_version(&mut self, version: Version) {
+        self.version = version;
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        match &mut self.to {
+            To::Peer(to) => to.put_slice(bytes),
+            To::Vec(to) => to.extend_from_slice(bytes),
+        }
+    }
+
+    #[inline]
+    fn line(&mut self, kind: &[u8], text: &[u8]) -> Replied {
+        [kind, text, b"\r\n"].into_iter().for_each(|piece| self.put(piece));
+        Ok(())
+    }
+
+    #[inline]
+    fn count(&mut self, kind: &[u8], count: usize) -> Replied {
+        self.line(kind, itoa::Buffer::new().format(count).as_bytes())
+    }
+
+    /// Writes a type that version 3 has, and otherwise the one that stands for it in version 2.
+    #[inline]
+    fn typed(&mut self, three: &[u8], two: &[u8], text: &[u8]) -> Replied {
+        self.line(if self.version == Version::Three { three } else { two }, text)
+    }
+
+    /// The reply to a command: what it writes, or the error that it gives. A command has to give it before it writes.
+    #[inline]
+    pub fn reply(&mut self, command: impl FnOnce(&mut Self) -> Replied) {
+        if let Err(error) = command(self) {
+            let _ = self.error(&error);
+        }
+    }
+
+    /// `OK`.
+    #[inline]
+    pub fn ok(&mut self) -> Replied {
+        self.simple("OK")
+    }
+
+    /// A simple string, of the server's words: it must have no line's end in it.
+    #[inline]
+    pub fn simple(&mut self, text: &str) -> Replied {
+        debug_assert!(!text.contains(['\r', '\n']), "{text:?} is more than a line");
+        self.line(b"+", text.as_bytes())
+    }
+
+    /// An error, whose first word is its kind: `ERR`, `WRONGTYPE`. It stays one line, whatever the client sent.
+    pub fn error(&mut self, text: &str) -> Replied {
+        self.line(b"-", text.replace(['\r', '\n'], " ").as_bytes())
+    }
+
+    /// A number; true is 1.
+    #[inline]
+    pub fn integer(&mut self, value: impl Into<i64>) -> Replied {
+        self.line(b":", itoa::Buffer::new().format(value.into()).as_bytes())
+    }
+
+    /// A string of any bytes.
+    #[inline]
+    pub fn bulk(&mut self, bytes: impl AsRef<[u8]>) -> Replied {
+        let bytes = bytes.as_ref();
+        self.count(b"$", bytes.len())?;
+        self.line(bytes, b"")
+    }
+
+    /// A string, or [nothing](Writer::null).
+    #[inline]
+    pub fn bulk_or_null(&mut self, bytes: Option<impl AsRef<[u8]>>) -> Replied {
+        match bytes {
+            Some(bytes) => self.bulk(bytes),
+            None => self.null(),
+        }
+    }
+
+    /// A number as a string.
+    pub fn bulk_integer(&mut self, value: i64) -> Replied {
+        self.bulk(itoa::Buffer::new().format(value))
+    }
+
+    /// A string that was kept. One in a block leaves without a copy, if it goes to a client of this shard.
+    #[inline]
+    pub fn bulk_kept(&mut self, kept: &Kept) -> Replied {
+        match (&mut self.to, kept.block()) {
+            (To::Peer(_), Some(block)) => {
+                self.count(b"$", block.len())?;
+                if let To::Peer(to) = &mut self.to {
+                    to.lend(block.clone().into_lease());
+                }
+                self.line(b"", b"")
+            }
+            _ => self.bulk(kept),
+        }
+    }
+
+    /// Nothing: no such key, no such element.
+    #[inline]
+    pub fn null(&mut self) -> Replied {
+        if self.version == Version::Three { self.line(b"_", b"") } else { self.line(b"$", b"-1") }
+    }
+
+    /// Nothing in place of an array, as where a time limit is over.
+    pub fn null_array(&mut self) -> Replied {
+        if self.version == Version::Three { self.line(b"_", b"") } else { self.line(b"*", b"-1") }
+    }
+
+    /// True or false. In version 2 the number 1 or 0.
+    pub fn boolean(&mut self, value: bool) -> Replied {
+        match self.version {
+            Version::Two => self.integer(value),
+            Version::Three => self.line(b"#", if value { b"t" } else { b"f" }),
+        }
+    }
+
+    /// A number with a fraction, in as many digits as it takes to read it back. In version 2 a string.
+    pub fn double(&mut self, value: f64) -> Replied {
+        let mut text = String::new();
+        let _ = match value {
+            _ if value.is_nan() => write!(text, "nan"),
+            // Digits alone, as long as there are few.
+            _ if value == 0.0 || (1e-5..1e17).contains(&value.abs()) => write!(text, "{value}"),
+            _ => write!(text, "{value:e}"),
+        };
+        if self.version == Version::Three { self.line(b",", text.as_bytes()) } else { self.bulk(text) }
+    }
+
+    /// A text with its format, three letters as `txt` or `mkd`. In version 2 a string.
+    ///
+    /// # Panics
+    /// If the format has another length.
+    pub fn verbatim(&mut self, format: &str, text: impl AsRef<[u8]>) -> Replied {
+        assert_eq!(format.len(), 3, "the format of a verbatim string has three letters: {format:?}");
+        if self.version == Version::Two {
+            return self.bulk(text);
+        }
+        let text = text.as_ref();
+        self.count(b"=", text.len() + 4)?;
+        self.put(format.as_bytes());
+        self.line(b":", text)
+    }
+
+    /// The start of this many elements.
+    #[inline]
+    pub fn array(&mut self, len: usize) -> Replied {
+        self.count(b"*", len)
+    }
+
+    /// The start of this many pairs. In version 2 an array of twice as many elements.
+    pub fn map(&mut self, len: usize) -> Replied {
+        if self.version == Version::Three { self.count(b"%", len) } else { self.array(2 * len) }
+    }
+
+    /// The start of this many elements that differ. In version 2 an array.
+    pub fn set(&mut self, len: usize) -> Replied {
+        self.typed(b"~", b"*", itoa::Buffer::new().format(len).as_bytes())
+    }
+
+    /// The start of a message of this many elements which no request asked for. In version 2 an array.
+    pub fn push(&mut self, len: usize) -> Replied {
+        self.typed(b">", b"*", itoa::Buffer::new().format(len).as_bytes())
+    }
+
+    /// An array of strings.
+    pub fn bulks(
+        &mut self,
+        all: impl IntoIterator<Item = impl AsRef<[u8]>, IntoIter: ExactSizeIterator>,
+    ) -> Replied {
+        let mut all = all.into_iter();
+        self.array(all.len())?;
+        all.try_for_each(|bytes| self.bulk(bytes))
+    }
+}
+
+/// One reply made of those of several shards: the sum of numbers, an array of all elements, the last `OK` or other string, or the
+/// first error.
+///
+/// ```
+/// use ringserve::resp::Merged;
+/// use ringserve::scatter::Merge;
+///
+/// let (mut merged, mut text) = (Merged::default(), Vec::new());
+/// [b"*1\r\n+a\r\n".as_slice(), b"*0\r\n", b"*2\r\n+b\r\n+c\r\n"].into_iter().for_each(|reply| merged.add(reply));
+/// merged.write(&mut text);
+/// assert_eq!(text, b"*3\r\n+a\r\n+b\r\n+c\r\n");
+/// ```
+#[derive(Debug, Default)]
+pub struct Merged {
+    kind: u8,
+    sum: i64,
+    text: Vec<u8>,
+}
+
+impl Merge for Merged {
+    fn add(&mut self, reply: &[u8]) {
+        let end = reply.iter().position(|byte| *byte == b'\r').unwrap_or(reply.len());
+        match reply.first() {
+            _ if self.kind == b'-' => {}
+            Some(kind @ (b':' | b'*')) => {
+                self.kind = *kind;
+                self.sum = self.sum.saturating_add(number(&reply[1..end]).unwrap_or_default());
+                self.text.extend_from_slice(reply.get(end + 2..).unwrap_or_default());
+            }
+            kind => {
+                self.kind = kind.copied().unwrap_or_default();
+                self.text.clear();
+                self.text.extend_from_slice(reply);
+            }
+        }
+    }
+
+    fn write(&mut self, to: &mut Vec<u8>) {
+        let mut out = Writer::to_vec(to, Version::Two);
+        out.reply(|out| match self.kind {
+            b':' => out.integer(self.sum),
+            b'*' => out.array(self.sum as usize),
+            _ => Ok(()),
+        });
+        to.extend_from_slice(&self.text);
+    }
+}

@@ -1,0 +1,216 @@
+//! Requests: where they end, and where their arguments lie.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use ringserve_core::framing::{Cut, EncodeError, Encoding, FrameError, Framing, Payload, Raw, TypedFraming};
+use ringserve_core::{Frame, LimitError, Limits, Outbox};
+use smallvec::SmallVec;
+
+use crate::parts::{Parts, Span};
+
+/// Arguments of one request at most, as in Redis until 7.
+const ARGS_MAX: usize = 1 << 20;
+/// Bytes of a line at most, as `PROTO_INLINE_MAX_SIZE` of Redis.
+const LINE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the shortest argument, `$0\r\n\r\n`.
+const ARG_BYTES_MIN: usize = 6;
+/// From this size on a request that lacks many arguments is walked again only when it has grown by a part of [`GROWTH`]: so one
+/// that trickles in is walked about 16 times its length, and not the square of it.
+const PATIENT_FROM_BYTES: usize = 1024;
+const GROWTH: usize = 16;
+
+const BAD_COUNT: &str = "invalid multibulk length";
+const BAD_LENGTH: &str = "invalid bulk length";
+
+/// Why bytes are no request.
+type Bad = Cow<'static, str>;
+
+/// The framing of requests: arrays of strings, and lines with words, in which quotes stand as in a shell. Each comes with a
+/// [`Request`]. Replies leave as they are written, so a service writes them with a [`Writer`](super::Writer).
+///
+/// Bytes that are no request are handed over too, as one with an [`error`](Request::error): Redis answers all that came before, says
+/// why, and closes.
+///
+/// A request has at most 1 048 576 arguments, a line at most 64 KiB. Beside its bytes, a request of more than four arguments takes
+/// memory for 8 bytes an argument; a line that is one takes its bytes twice. Both are given back when its call is done with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Resp {
+    request_bytes_max: usize,
+}
+
+impl Resp {
+    /// With at most `request_bytes_max` bytes in a request, 1 KiB to 4 GiB - 1 and not above [`Limits::frame_bytes_max`]. One
+    /// that says that it is larger is no request.
+    pub fn new(request_bytes_max: usize) -> Resp {
+        Resp { request_bytes_max }
+    }
+}
+
+/// Where the arguments of a request lie: in its frame, or in a copy of its words where it is a line. An empty one, which Redis leaves
+/// without a reply, has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    spans: SmallVec<[Span; 4]>,
+    words: Option<Box<[u8]>>,
+    error: Option<Bad>,
+}
+
+impl Request {
+    /// The arguments, the name of the command first. `frame` is the one that this came with.
+    #[inline]
+    pub fn args<'a>(&'a self, frame: &'a Frame) -> Parts<'a> {
+        match &self.words {
+            None => Parts::of_frame(frame, &self.spans),
+            Some(words) => Parts::new(words, &self.spans),
+        }
+    }
+
+    /// Why what was received is no request, in the words of Redis. Nothing that follows can be read: reply, and close.
+    #[inline]
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+}
+
+impl TypedFraming for Resp {
+    type State = ();
+    type Head = Request;
+
+    #[inline]
+    fn cut(&self, _: &mut (), bytes: &[u8], scanned: usize) -> Result<Cut<Request>, FrameError> {
+        let found = match bytes.first() {
+            Some(b'*') => array(bytes, self.request_bytes_max),
+            Some(_) => line(bytes, scanned),
+            None => Ok(Cut::More(1)),
+        };
+        Ok(found.unwrap_or_else(|bad| {
+            let head = Request { error: Some(bad), ..Request::default() };
+            Cut::Frame { skip: 0, len: 0, consumed: bytes.len(), head }
+        }))
+    }
+
+    fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        Raw.encode(payload, out)
+    }
+
+    fn check_limits(&self, limits: &Limits) -> Result<(), LimitError> {
+        let (name, value, max) =
+            ("request_bytes_max", self.request_bytes_max as u64, limits.frame_bytes_max as u64);
+        if !(1024..=u64::from(u32::MAX)).contains(&value) {
+            return Err(LimitError::Range { name, value, min: 1024, max: u64::from(u32::MAX) });
+        }
+        if value > max {
+            let (small, small_value, large, large_value) = (name, value, "frame_bytes_max", max);
+            return Err(LimitError::Order { small, small_value, large, large_value });
+        }
+        Ok(())
+    }
+
+    fn reply_encoding(self: &Rc<Self>) -> Encoding {
+        Encoding::of(&Raw)
+    }
+}
+
+/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind one, and a negative count for none.
+#[inline]
+fn array(bytes: &[u8], max: usize) -> Result<Cut<Request>, Bad> {
+    // What is missing to judge further, and how many arguments come then.
+    let more = |missing, left: usize| {
+        let patience = if bytes.len() < PATIENT_FROM_BYTES { 0 } else { bytes.len() / GROWTH };
+        Ok(Cut::More(missing + patience.min(left * ARG_BYTES_MIN)))
+    };
+    let sign = usize::from(bytes.get(1) == Some(&b'-'));
+    let Some((count, header)) = length(&bytes[sign..], ARGS_MAX, BAD_COUNT)? else { return more(1, 0) };
+    let (mut at, mut spans) = (sign + header, SmallVec::new());
+    for left in (0..if sign == 0 { count } else { 0 }).rev() {
+        let rest = bytes.get(at..).unwrap_or_default();
+        let found = match rest.first() {
+            Some(b'$') => length(rest, max, BAD_LENGTH)?,
+            Some(other) => return Err(format!("expected '$', got '{}'", char::from(*other)).into()),
+            None => None,
+        };
+        let Some((len, header)) = found else { return more(1, left) };
+        spans.push(((at + header) as u32, (at + header + len) as u32));
+        at += header + len + 2;
+        if at > max {
+            return Err(BAD_LENGTH.into());
+        }
+        if at > bytes.len() {
+            return more(at - bytes.len(), left);
+        }
+    }
+    Ok(Cut::Frame { skip: 0, len: at, consumed: at, head: Request { spans, ..Request::default() } })
+}
+
+/// The number in a line behind its first byte, and the bytes of that line; `None` if it is not whole. A byte that has no place in a
+/// number is refused as soon as it is seen.
+#[inline]
+fn length(line: &[u8], max: usize, refused: &'static str) -> Result<Option<(usize, usize)>, Bad> {
+    let mut value = 0;
+    for (at, byte) in line.iter().enumerate().skip(1) {
+        match byte {
+            b'0'..=b'9' if value > 0 || at == 1 => value = 10 * value + usize::from(byte - b'0'),
+            b'\r' if at > 1 => return Ok((at + 1 < line.len()).then_some((value, at + 2))),
+            _ => return Err(refused.into()),
+        }
+        if value > max {
+            return Err(refused.into());
+        }
+    }
+    Ok(None)
+}
+
+fn line(bytes: &[u8], scanned: usize) -> Result<Cut<Request>, Bad> {
+    match bytes[scanned..].iter().position(|byte| *byte == b'\n').map(|found| scanned + found) {
+        Some(end) if end <= LINE_BYTES_MAX => {
+            let head = words(&bytes[..end]).ok_or("unbalanced quotes in request")?;
+            Ok(Cut::Frame { skip: 0, len: end, consumed: end + 1, head })
+        }
+        None if bytes.len() <= LINE_BYTES_MAX => Ok(Cut::More(1)),
+        _ => Err("too big inline request".into()),
+    }
+}
+
+/// The words of a line, with quotes as in a shell. `None` if a quote is not closed, or a word goes on right behind it.
+pub(super) fn words(line: &[u8]) -> Option<Request> {
+    let (mut words, mut spans, mut bytes) = (Vec::new(), SmallVec::new(), line.iter().copied().peekable());
+    loop {
+        while bytes.next_if(u8::is_ascii_whitespace).is_some() {}
+        if bytes.peek().is_none() {
+            return Some(Request { spans, words: Some(words.into()), error: None });
+        }
+        let start = words.len() as u32;
+        while let Some(quote) = bytes.next_if(|byte| !byte.is_ascii_whitespace()) {
+            if quote != b'"' && quote != b'\'' {
+                words.push(quote);
+                continue;
+            }
+            loop {
+                match bytes.next()? {
+                    byte if byte == quote => break,
+                    b'\\' if quote == b'"' => words.push(escaped(&mut bytes)?),
+                    b'\\' if bytes.next_if_eq(&quote).is_some() => words.push(quote),
+                    byte => words.push(byte),
+                }
+            }
+            if bytes.peek().is_some_and(|byte| !byte.is_ascii_whitespace()) {
+                return None;
+            }
+        }
+        spans.push((start, words.len() as u32));
+    }
+}
+
+/// What stands behind a backslash: `\x41` is an A, `\n` a line feed, and most bytes are themselves.
+fn escaped(bytes: &mut (impl Iterator<Item = u8> + Clone)) -> Option<u8> {
+    let escape = bytes.next()?;
+    let mut ahead = bytes.clone();
+    let mut hex = || ahead.next().and_then(|digit| char::from(digit).to_digit(16));
+    if let (b'x', Some(high), Some(low)) = (escape, hex(), hex()) {
+        *bytes = ahead;
+        return Some((high << 4 | low) as u8);
+    }
+    let special = b"nrtba".iter().position(|special| *special == escape);
+    Some(special.map_or(escape, |n| b"\n\r\t\x08\x07"[n]))
+}

@@ -1,0 +1,131 @@
+//! Questions to one shard, and its answers.
+
+use std::collections::VecDeque;
+
+use super::Answers;
+use crate::parts::{Parts, Span};
+use crate::sync::AskError;
+
+/// Bytes of answers that one shard sends another at once, beyond which at most one more goes with them. The rest is asked for when
+/// these are written, so this is what a connection of a slow reader keeps in memory for each shard.
+pub(super) const ANSWER_BYTES_MAX: usize = 256 << 10;
+/// Bytes of a batch that are kept for the next one.
+pub(super) const SPARE_BYTES_MAX: usize = 16 << 10;
+
+/// What one shard asks another at once, and what it is answered: the message of a [`Scatter`](super::Scatter)'s mesh.
+pub struct Batch<Q> {
+    /// Parts of questions, and where they lie.
+    bytes: Vec<u8>,
+    spans: Vec<Span>,
+    /// Questions without an answer, each with the count of its parts, and where these begin.
+    asked: VecDeque<(Q, usize)>,
+    at: usize,
+    /// Answers, the length of each that is not read, and where they begin.
+    answers: Vec<u8>,
+    lens: VecDeque<usize>,
+    read: usize,
+}
+
+impl<Q> Default for Batch<Q> {
+    fn default() -> Batch<Q> {
+        let (bytes, spans, asked, at, answers, lens, read) = Default::default();
+        Batch { bytes, spans, asked, at, answers, lens, read }
+    }
+}
+
+impl<Q: Copy> Batch<Q> {
+    /// Adds a question, and tells how many bytes it has.
+    pub(super) fn ask(&mut self, question: Q, parts: Parts<'_>) -> usize {
+        let before = self.bytes.len();
+        for part in parts.from(0) {
+            let from = self.bytes.len() as u32;
+            self.bytes.extend_from_slice(part);
+            self.spans.push((from, self.bytes.len() as u32));
+        }
+        self.asked.push_back((question, parts.len()));
+        self.bytes.len() - before
+    }
+
+    /// Answers a question at once.
+    pub(super) fn answer_now<A: Answers<Question = Q>>(&mut self, shard: &A, question: Q, parts: Parts<'_>) {
+        let before = self.answers.len();
+        shard.answer(question, parts, &mut self.answers);
+        self.lens.push_back(self.answers.len() - before);
+    }
+
+    /// Answers as many questions as one answer holds.
+    pub(super) fn answer<A: Answers<Question = Q>>(&mut self, shard: &A) {
+        while self.has_room()
+            && let Some((question, count)) = self.asked.pop_front()
+        {
+            let (before, spans) = (self.answers.len(), &self.spans[self.at..][..count]);
+            shard.answer(question, Parts::new(&self.bytes, spans), &mut self.answers);
+            self.lens.push_back(self.answers.len() - before);
+            self.at += count;
+        }
+    }
+
+    /// Stands for the answers of a shard that gave none to this many questions.
+    pub(super) fn failed<A: Answers<Question = Q>>(
+        here: &A,
+        asked: usize,
+        shard: usize,
+        why: AskError,
+    ) -> Batch<Q> {
+        let mut batch = Batch::default();
+        for _ in 0..asked {
+            let before = batch.answers.len();
+            here.failed(shard, why, &mut batch.answers);
+            batch.lens.push_back(batch.answers.len() - before);
+        }
+        batch
+    }
+
+    /// Questions without an answer.
+    pub(super) fn left(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// True if answers were not read.
+    pub(super) fn is_answered(&self) -> bool {
+        !self.lens.is_empty()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.answers.len() <= ANSWER_BYTES_MAX
+    }
+
+    /// Bytes of questions.
+    pub(super) fn question_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The next answer.
+    pub(super) fn next(&mut self) -> Option<&[u8]> {
+        let from = self.read;
+        self.read += self.lens.pop_front()?;
+        Some(&self.answers[from..self.read])
+    }
+
+    /// Forgets the answers, which were read.
+    pub(super) fn ask_on(&mut self) {
+        self.answers.clear();
+        self.read = 0;
+    }
+
+    /// Forgets all, and keeps its memory unless that is large.
+    pub(super) fn clear(&mut self) {
+        if self.bytes.capacity() + self.answers.capacity() > SPARE_BYTES_MAX {
+            return *self = Batch::default();
+        }
+        self.bytes.clear();
+        self.spans.clear();
+        self.ask_on();
+        self.at = 0;
+    }
+    /// Where it keeps what.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> [usize; 3] {
+        [self.bytes.as_ptr() as usize, self.spans.as_ptr() as usize, self.answers.as_ptr() as usize]
+    }
+}

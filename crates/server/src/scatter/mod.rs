@@ -1,0 +1,399 @@
+//! Pipelined requests whose answers lie on several shards: one question to each shard for all that a connection has pipelined, and
+//! replies in the order of the requests.
+//!
+//! ```text
+//!   get a, get b, mget a c ──▶ Replies ──▶ batch to shard 0: a, a ──┐
+//!                                 │   └──▶ batch to shard 1: b, c ──┤ one message each
+//!                                 ▼                                 │
+//!          a, b, [a c]  ◀── in order ◀── answers ◀──────────────────┘
+//! ```
+//!
+//! * What a shard is asked and what it answers is [`Answers`]: a question is a small value with [parts](Parts) in bytes beside it, and
+//!   an answer is bytes as they leave, frames and all.
+//! * Each shard makes a [`Scatter`]; the session of a connection has its [`Replies`].
+//! * [`Scatter::in_turn`] begins a request when its turn has come, [`Scatter::asking`] asks what it is about.
+//!
+//! A batch is one message of a [`Mesh`], however many questions are in it, and the batches of a connection to all shards are under way
+//! at the same time. Of the questions to the connection's own shard those are answered at once that no earlier one waits before. A
+//! question costs no allocation once the memory of as many is there; a batch costs a few.
+//!
+//! # What is bounded
+//!
+//! Of one connection at most 256 KiB of questions and one request wait before others begin. An answer to a batch has 256 KiB and one
+//! reply at most; the rest is asked for when that is written. Replies are written as the peer takes them. So a connection whose
+//! peer does not read keeps about 512 KiB for each shard, and the shards stay free for others.
+//!
+//! # What goes wrong
+//!
+//! A shard that is full, that ended or whose answer panicked fails its questions alone ([`Answers::failed`]), and the others are answered. A
+//! call that is dropped while it carries replies, as by a middleware's time limit, takes them along: close the connection then.
+//!
+//! ```no_run
+//! use std::cell::RefCell;
+//! use std::collections::HashMap;
+//! use std::convert::Infallible;
+//! use std::rc::Rc;
+//!
+//! use ringserve::framing::{Lines, Parts};
+//! use ringserve::scatter::{Answers, Questions, Replies, Scatter};
+//! use ringserve::sync::AskError;
+//! use ringserve::{Cx, Frame, Limits, Server, Service};
+//!
+//! /// Counts words, each on the shard that its first byte names.
+//! #[derive(Default)]
+//! struct Words(RefCell<HashMap<Vec<u8>, u64>>);
+//!
+//! impl Answers for Words {
+//!     type Question = ();
+//!     type Merged = Vec<u8>;
+//!
+//!     fn answer(&self, (): (), parts: Parts<'_>, out: &mut Vec<u8>) {
+//!         let mut counts = self.0.borrow_mut();
+//!         let count = counts.entry(parts.get(0).to_vec()).or_default();
+//!         *count += 1;
+//!         out.extend_from_slice(format!("{count} ").as_bytes());
+//!     }
+//!
+//!     fn failed(&self, _shard: usize, why: AskError, out: &mut Vec<u8>) {
+//!         out.extend_from_slice(format!("({why}) ").as_bytes());
+//!     }
+//! }
+//!
+//! /// Tells how often each word of a line was seen.
+//! struct Count(Scatter<Words>);
+//!
+//! impl Service for Count {
+//!     type Session = Replies<Words>;
+//!     type Error = Infallible;
+//!
+//!     async fn call(&self, cx: &Cx<'_, Replies<Words>>, line: Frame) -> Result<(), Infallible> {
+//!         let scatter = &self.0;
+//!         let begin = || {
+//!             let mut asking = scatter.asking(cx.session());
+//!             for word in line.split(|byte| *byte == b' ').filter(|word| !word.is_empty()) {
+//!                 let span = [(0, word.len() as u32)];
+//!                 asking.ask(usize::from(word[0]) % scatter.shards(), (), Parts::new(word, &span));
+//!             }
+//!             asking.put(b"\n");
+//!         };
+//!         scatter.in_turn(cx, cx.session(), true, begin).await;
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! let questions = Questions::new();
+//! // One call carries the replies, another one may wait for its turn.
+//! let limits = Limits::default().calls_in_flight_max(2);
+//! Server::bind("127.0.0.1:7000").framing(Lines::default()).limits(limits).serve(move |shard| {
+//!     Count(Scatter::new(shard, &questions, Rc::new(Words::default())))
+//! })
+//! # }
+//! ```
+
+mod batch;
+mod queue;
+mod turns;
+
+use std::cell::{RefCell, RefMut};
+use std::fmt;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+pub use batch::Batch;
+
+use self::queue::Queue;
+use self::turns::{Turn, Turns};
+use crate::cx::Cx;
+use crate::parts::Parts;
+use crate::shard::handle::Shard;
+use crate::sync::{AskError, Mesh};
+
+/// Long replies go out in pieces of this size, and wait for the peer between them.
+const PIECE_BYTES: usize = 64 << 10;
+/// Queues that a shard keeps while no connection needs them.
+const SPARE_MAX: usize = 64;
+
+/// The way of questions between the shards of a server: made before it starts, cloned into its factory.
+pub type Questions<Q> = Mesh<Batch<Q>, Batch<Q>>;
+
+/// The rest of a request, which [`Scatter::in_turn`] could not do at once: nothing, as for most, or something to wait for.
+#[must_use = "it does nothing unless it is awaited"]
+pub struct Rest<F>(Option<Pin<Box<F>>>);
+
+impl<F> Rest<F> {
+    /// Nothing is left to do.
+    #[inline]
+    pub fn none() -> Rest<F> {
+        Rest(None)
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Rest<F> {
+    type Output = ();
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().map_or(Poll::Ready(()), |rest| rest.as_mut().poll(task))
+    }
+}
+
+impl<F> fmt::Debug for Rest<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rest").field("is_none", &self.0.is_none()).finish()
+    }
+}
+
+/// What a shard answers.
+pub trait Answers: 'static {
+    /// What is asked, beside parts in bytes: which command, in which version of a protocol.
+    type Question: Copy + Send + 'static;
+    /// Makes one reply of several answers; [`Vec<u8>`] to put them together as they are.
+    type Merged: Merge;
+
+    /// Adds the answer to `out`, behind those to others.
+    fn answer(&self, question: Self::Question, parts: Parts<'_>, out: &mut Vec<u8>);
+
+    /// Adds what stands for the answer that a shard did not give. On the shard of the connection, once for each question.
+    fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>);
+}
+
+/// One reply made of several answers.
+pub trait Merge: Default + 'static {
+    /// Takes an answer, in the order in which they were asked for.
+    fn add(&mut self, answer: &[u8]);
+
+    /// Adds the reply to `out`, once all answers were taken.
+    fn write(&mut self, out: &mut Vec<u8>);
+}
+
+impl Merge for Vec<u8> {
+    fn add(&mut self, answer: &[u8]) {
+        self.extend_from_slice(answer);
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) {
+        out.append(self);
+    }
+}
+
+/// One shard's way to ask all of them. Cloned, it is the same.
+pub struct Scatter<A: Answers> {
+    inner: Rc<Inner<A>>,
+}
+
+struct Inner<A: Answers> {
+    answers: Rc<A>,
+    shard: Shard,
+    questions: Questions<A::Question>,
+    spare: RefCell<Vec<Queue<A>>>,
+}
+
+impl<A: Answers> Scatter<A> {
+    /// In the factory of a server: from now on this shard answers with `answers` what others ask it through `questions`.
+    ///
+    /// # Panics
+    /// As [`Mesh::register`].
+    pub fn new(shard: &Shard, questions: &Questions<A::Question>, answers: Rc<A>) -> Scatter<A> {
+        let here = answers.clone();
+        questions.register(shard, move |_from, mut batch| {
+            batch.answer(&*here);
+            batch
+        });
+        let (shard, questions, spare) = (shard.clone(), questions.clone(), RefCell::default());
+        Scatter { inner: Rc::new(Inner { answers, shard, questions, spare }) }
+    }
+
+    /// How many shards there are.
+    #[inline]
+    pub fn shards(&self) -> usize {
+        self.inner.shard.count()
+    }
+
+    /// Begins a request in its turn: `begin` is called at once, or when all replies before it are written. A request that does nothing
+    /// but [ask](Scatter::asking), as `asks` says, begins at once also while such ones before it wait, so that its questions go with
+    /// theirs; one that replies by itself waits for them, and what follows waits for it.
+    ///
+    /// The rest is for the call to await. It waits for the turn, or it carries the replies of this request and of those
+    /// that begin meanwhile. So [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) has to be 2 or more for
+    /// pipelined requests to go together.
+    #[inline]
+    pub fn in_turn<S: 'static>(
+        &self,
+        cx: &Cx<'_, S>,
+        replies: &Replies<A>,
+        asks: bool,
+        begin: impl FnOnce(),
+    ) -> Rest<impl Future<Output = ()>> {
+        let is_idle = replies.is_idle();
+        let (turn, begin) = if is_idle || asks && replies.takes_questions() {
+            begin();
+            if !is_idle || !replies.queue.borrow().is_carried() {
+                return Rest(None);
+            }
+            (replies.turns.take(), None)
+        } else {
+            (replies.turns.wait(), Some(begin))
+        };
+        Rest(Some(Box::pin(self.finish(cx, replies, turn, begin))))
+    }
+
+    async fn finish<S: 'static>(
+        &self,
+        cx: &Cx<'_, S>,
+        replies: &Replies<A>,
+        turn: Turn<'_>,
+        begin: Option<impl FnOnce()>,
+    ) {
+        match begin {
+            Some(begin) => {
+                turn.begin().await;
+                begin();
+            }
+            // Other calls go first, so that what else was pipelined goes along.
+            None => drop(cx.spawn(async {}).await),
+        }
+        self.carry(cx, replies).await;
+    }
+
+    /// Asks for the reply to a request whose turn it is, from within the `begin` of [`in_turn`](Scatter::in_turn).
+    ///
+    /// # Panics
+    /// While another one of the same connection lives.
+    pub fn asking<'a>(&'a self, replies: &'a Replies<A>) -> Asking<'a, A> {
+        let mut queue = replies.queue.borrow_mut();
+        if !queue.is_carried() {
+            *queue = self.inner.spare.borrow_mut().pop().unwrap_or_else(|| Queue::new(self.shards()));
+        }
+        Asking { inner: &self.inner, queue }
+    }
+
+    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>) {
+        let (inner, queue, mut asked) = (&*self.inner, &replies.queue, Vec::new());
+        let _carried = Carried(queue);
+        let here = inner.shard.index();
+        while !queue.borrow().is_done() {
+            let mut own = None;
+            for (shard, batch) in queue.borrow_mut().take() {
+                match shard == here {
+                    true => own = Some(batch),
+                    false => asked.push((shard, batch.left(), inner.questions.ask(shard, batch))),
+                }
+            }
+            if let Some(mut batch) = own {
+                batch.answer(&*inner.answers);
+                queue.borrow_mut().answered(here, batch);
+            }
+            for (shard, left, answer) in asked.drain(..) {
+                let batch = answer.await;
+                let batch = batch.unwrap_or_else(|why| Batch::failed(&*inner.answers, left, shard, why));
+                queue.borrow_mut().answered(shard, batch);
+            }
+            loop {
+                let text = queue.borrow_mut().write();
+                for piece in text.chunks(PIECE_BYTES) {
+                    cx.ready().await;
+                    cx.write(piece);
+                }
+                let is_all = text.is_empty();
+                queue.borrow_mut().wrote(text);
+                if is_all {
+                    break;
+                }
+            }
+        }
+        let queue = queue.take();
+        let mut spare = inner.spare.borrow_mut();
+        if queue.is_carried() && spare.len() < SPARE_MAX {
+            spare.push(queue.rest());
+        }
+    }
+}
+
+/// A queue that a call carries. Dropped before its end, as by a time limit, that leaves nothing behind which later requests would
+/// wait for.
+struct Carried<'a, A: Answers>(&'a RefCell<Queue<A>>);
+
+impl<A: Answers> Drop for Carried<'_, A> {
+    fn drop(&mut self) {
+        if let Ok(mut queue) = self.0.try_borrow_mut() {
+            *queue = Queue::default();
+        }
+    }
+}
+
+impl<A: Answers> Clone for Scatter<A> {
+    fn clone(&self) -> Scatter<A> {
+        Scatter { inner: self.inner.clone() }
+    }
+}
+
+impl<A: Answers> fmt::Debug for Scatter<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scatter").field("shard", &self.inner.shard.index()).finish_non_exhaustive()
+    }
+}
+
+/// The replies of one connection: a part of its session, or all of it. It takes a few words while none is waited for.
+pub struct Replies<A: Answers> {
+    queue: RefCell<Queue<A>>,
+    turns: Turns,
+}
+
+impl<A: Answers> Replies<A> {
+    /// True if no request waits, and no reply: one that needs no other shard can be written at once.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.turns.is_free()
+    }
+
+    /// True if a request may ask while others before it wait.
+    fn takes_questions(&self) -> bool {
+        !self.turns.has_waiting() && self.queue.borrow().has_room()
+    }
+}
+
+impl<A: Answers> Default for Replies<A> {
+    fn default() -> Replies<A> {
+        Replies { queue: RefCell::default(), turns: Turns::default() }
+    }
+}
+
+impl<A: Answers> fmt::Debug for Replies<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replies").field("is_idle", &self.is_idle()).finish_non_exhaustive()
+    }
+}
+
+/// The reply to one request, in the order of its parts.
+pub struct Asking<'a, A: Answers> {
+    inner: &'a Inner<A>,
+    queue: RefMut<'a, Queue<A>>,
+}
+
+impl<A: Answers> Asking<'_, A> {
+    /// The reply goes on with these bytes.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.queue.put(bytes);
+    }
+
+    /// The reply goes on with what a shard answers.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>) {
+        self.queue.ask(shard, question, parts, (&*self.inner.answers, self.inner.shard.index()));
+    }
+
+    /// The reply goes on with what is [merged](Merge) of the next `answers` answers, which have to be asked for next.
+    pub fn merge(&mut self, answers: usize) {
+        self.queue.merge(answers);
+    }
+}
+
+impl<A: Answers> fmt::Debug for Asking<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asking").finish_non_exhaustive()
+    }
+}

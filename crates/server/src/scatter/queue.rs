@@ -1,0 +1,322 @@
+//! Replies that wait for shards, in the order of their requests.
+
+use std::collections::VecDeque;
+use std::mem;
+
+use super::batch::{ANSWER_BYTES_MAX, Batch, SPARE_BYTES_MAX};
+use super::{Answers, Merge};
+use crate::parts::Parts;
+
+/// Bytes of questions of one connection that wait, beyond which it begins no other request.
+const QUEUE_BYTES_MAX: usize = 256 << 10;
+
+/// What is due, in this order.
+enum Due {
+    /// As many bytes of the texts.
+    Text(usize),
+    /// What that shard answers.
+    Answer(usize),
+    /// One reply made of this many answers.
+    Merged(usize),
+}
+
+/// What one shard is asked and answers now, and what it is asked then.
+struct Way<Q> {
+    now: Batch<Q>,
+    next: Batch<Q>,
+}
+
+/// The replies that a connection waits for.
+pub(super) struct Queue<A: Answers> {
+    due: VecDeque<Due>,
+    /// One for each shard. None while no call carries the queue.
+    ways: Vec<Way<A::Question>>,
+    /// Bytes of questions that were not asked.
+    bytes: usize,
+    texts: VecDeque<u8>,
+    /// What is being merged, and of how many answers more.
+    merged: Option<(A::Merged, usize)>,
+    /// What is written, for the next time.
+    written: Vec<u8>,
+}
+
+impl<A: Answers> Default for Queue<A> {
+    fn default() -> Queue<A> {
+        Queue::new(0)
+    }
+}
+
+impl<A: Answers> Queue<A> {
+    pub(super) fn new(shards: usize) -> Queue<A> {
+        let ways = (0..shards).map(|_| Way { now: Batch::default(), next: Batch::default() }).collect();
+        let (due, bytes, texts, written) = Default::default();
+        Queue { due, ways, bytes, texts, merged: None, written }
+    }
+
+    pub(super) fn is_carried(&self) -> bool {
+        !self.ways.is_empty()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.bytes <= QUEUE_BYTES_MAX
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.due.is_empty()
+    }
+
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.texts.extend(bytes);
+        self.due.push_back(Due::Text(bytes.len()));
+    }
+
+    /// The next `answers` answers become one reply.
+    pub(super) fn merge(&mut self, answers: usize) {
+        self.due.push_back(Due::Merged(answers));
+    }
+
+    /// Asks a shard. `here` is this one and its index: it answers at once, as long as its answers
+    /// have room.
+    pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
+        let Way { now, next } = &mut self.ways[shard];
+        if shard == here.1 && now.has_room() {
+            debug_assert_eq!(now.left() + next.left(), 0, "what waits does so since there was no room");
+            now.answer_now(here.0, question, parts);
+        } else {
+            self.bytes += next.ask(question, parts);
+        }
+        self.due.push_back(Due::Answer(shard));
+    }
+
+    /// What is to be asked now, each with its shard.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = (usize, Batch<A::Question>)> {
+        let Queue { ways, bytes, .. } = self;
+        ways.iter_mut().enumerate().filter_map(|(shard, Way { now, next })| {
+            if now.is_answered() {
+                return None;
+            }
+            if now.left() > 0 {
+                // What did not fit into the answer comes first.
+                now.ask_on();
+            } else {
+                now.clear();
+                mem::swap(now, next);
+                *bytes -= now.question_bytes();
+            }
+            (now.left() > 0).then(|| (shard, mem::take(now)))
+        })
+    }
+
+    pub(super) fn answered(&mut self, shard: usize, batch: Batch<A::Question>) {
+        self.ways[shard].now = batch;
+    }
+
+    /// What is due and answered: this many bytes and one reply at most. Its memory comes back by [`wrote`](Queue::wrote).
+    pub(super) fn write(&mut self) -> Vec<u8> {
+        let mut text = mem::take(&mut self.written);
+        while text.len() < ANSWER_BYTES_MAX
+            && let Some(due) = self.due.front()
+        {
+            match *due {
+                Due::Text(len) => text.extend(self.texts.drain(..len)),
+                Due::Answer(shard) => {
+                    let Some(answer) = self.ways[shard].now.next() else { break };
+                    match &mut self.merged {
+                        None => text.extend_from_slice(answer),
+                        Some((merged, left)) => {
+                            merged.add(answer);
+                            *left -= 1;
+                        }
+                    }
+                }
+                Due::Merged(answers) => self.merged = Some((A::Merged::default(), answers)),
+            }
+            if let Some((mut merged, _)) = self.merged.take_if(|(_, left)| *left == 0) {
+                merged.write(&mut text);
+            }
+            self.due.pop_front();
+        }
+        text
+    }
+
+    pub(super) fn wrote(&mut self, mut text: Vec<u8>) {
+        text.clear();
+        self.written = text;
+    }
+
+    /// Nothing is due: memory that is large is given back.
+    pub(super) fn rest(mut self) -> Queue<A> {
+        for Way { now, next } in &mut self.ways {
+            now.clear();
+            next.clear();
+        }
+        if self.written.capacity() > SPARE_BYTES_MAX {
+            self.written = Vec::new();
+        }
+        if self.texts.capacity() > SPARE_BYTES_MAX {
+            self.texts = VecDeque::new();
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::AskError;
+
+    /// Answers a number with as many bytes, each the first one of the part.
+    struct Fills;
+
+    impl Answers for Fills {
+        type Question = usize;
+        type Merged = Vec<u8>;
+
+        fn answer(&self, len: usize, parts: Parts<'_>, out: &mut Vec<u8>) {
+            out.resize(out.len() + len, parts.get(0)[0]);
+        }
+
+        fn failed(&self, shard: usize, _: AskError, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!("!{shard}").as_bytes());
+        }
+    }
+
+    fn ask(queue: &mut Queue<Fills>, shard: usize, len: usize, name: &[u8]) {
+        queue.ask(shard, len, Parts::new(name, &[(0, name.len() as u32)]), (&Fills, 0));
+    }
+
+    /// All that is written until every shard has answered all.
+    fn carried(queue: &mut Queue<Fills>) -> Vec<u8> {
+        let mut all = Vec::new();
+        while !queue.is_done() {
+            let batches: Vec<_> = queue.take().collect();
+            for (shard, mut batch) in batches {
+                batch.answer(&Fills);
+                queue.answered(shard, batch);
+            }
+            let text = queue.write();
+            assert!(text.len() <= 2 * ANSWER_BYTES_MAX, "{} bytes at once", text.len());
+            all.extend_from_slice(&text);
+            queue.wrote(text);
+        }
+        all
+    }
+
+    #[test]
+    fn pipelined_questions_are_one_batch_a_shard() {
+        let mut queue = Queue::new(3);
+        queue.put(b"<");
+        for (n, name) in (0..).zip(b"abcdef") {
+            ask(&mut queue, n % 3, 2, &[*name]);
+        }
+        queue.put(b">");
+        let batches: Vec<_> = queue.take().collect();
+        let asked: Vec<_> = batches.iter().map(|(shard, batch)| (*shard, batch.left())).collect();
+        assert_eq!(asked, [(1, 2), (2, 2)], "this shard answered at once");
+        assert!(queue.take().next().is_none(), "they are under way");
+        let text = queue.write();
+        assert_eq!(text, b"<aa", "and no further than what is answered");
+        queue.wrote(text);
+        for (shard, mut batch) in batches.into_iter().rev() {
+            batch.answer(&Fills);
+            queue.answered(shard, batch);
+        }
+        assert_eq!(queue.write(), b"bbccddeeff>");
+        assert!(queue.is_done());
+    }
+
+    #[test]
+    fn merged_answers_are_one_reply_also_of_none() {
+        let mut queue = Queue::new(2);
+        queue.merge(0);
+        queue.merge(2);
+        ask(&mut queue, 1, 1, b"a");
+        ask(&mut queue, 0, 1, b"b");
+        ask(&mut queue, 1, 1, b"c");
+        assert_eq!(carried(&mut queue), b"abc");
+    }
+
+    #[test]
+    fn long_answers_come_in_parts_and_in_order() {
+        let mut queue = Queue::new(2);
+        let mut expected = Vec::new();
+        for n in 0..60_u8 {
+            ask(&mut queue, usize::from(n) % 2, 40_000, &[n]);
+            expected.resize(expected.len() + 40_000, n);
+        }
+        let mut own = queue.take().filter(|(shard, _)| *shard == 0);
+        assert!(own.next().is_none(), "what this shard has answered is read first");
+        drop(own);
+        let mut queue = Queue::new(2);
+        for n in 0..60_u8 {
+            ask(&mut queue, usize::from(n) % 2, 40_000, &[n]);
+        }
+        assert!(carried(&mut queue) == expected);
+    }
+
+    #[test]
+    fn own_question_waits_for_earlier_ones_of_this_shard() {
+        let mut queue = Queue::new(1);
+        for name in b"abc" {
+            ask(&mut queue, 0, ANSWER_BYTES_MAX, &[*name]);
+        }
+        assert_eq!(queue.ways[0].now.left() + queue.ways[0].next.left(), 1, "two fill an answer");
+        ask(&mut queue, 0, 1, b"d");
+        let all = carried(&mut queue);
+        assert_eq!((all.len(), all.last()), (3 * ANSWER_BYTES_MAX + 1, Some(&b'd')));
+    }
+
+    #[test]
+    fn questions_have_room_up_to_their_bytes_and_again_when_asked() {
+        let mut queue = Queue::new(2);
+        let name = [b'x'; 1 << 10];
+        while queue.has_room() {
+            ask(&mut queue, 1, 1, &name);
+        }
+        assert_eq!(queue.bytes, QUEUE_BYTES_MAX + name.len());
+        let batch = queue.take().next().unwrap();
+        assert!(queue.has_room());
+        queue.answered(1, Batch::failed(&Fills, batch.1.left(), 1, AskError::Gone));
+        assert_eq!(carried(&mut queue), b"!1".repeat(257));
+    }
+
+    #[test]
+    fn questions_of_a_second_pipeline_take_no_new_memory() {
+        let mut queue = Queue::new(2);
+        let rest = |queue: &mut Queue<Fills>| {
+            for n in 0..50_u8 {
+                ask(queue, usize::from(n) % 2, 100, &[n]);
+                queue.put(b"\n");
+            }
+            let all = carried(queue);
+            assert_eq!(all.len(), 50 * 101);
+            let Way { now, next } = &queue.ways[1];
+            [now.memory(), next.memory()]
+                .concat()
+                .into_iter()
+                .chain([queue.written.as_ptr() as usize])
+                .collect()
+        };
+        let _: Vec<usize> = rest(&mut queue);
+        // The two batches of a shard change places.
+        let mut kept: Vec<usize> = rest(&mut queue);
+        let mut again = rest(&mut queue);
+        kept.sort_unstable();
+        again.sort_unstable();
+        assert_eq!(kept, again);
+        let queue = queue.rest();
+        assert!(queue.is_carried() && queue.is_done());
+    }
+
+    #[test]
+    fn memory_of_long_replies_is_given_back() {
+        let mut queue = Queue::new(1);
+        ask(&mut queue, 0, 1 << 20, b"a");
+        queue.put(&[b'b'; SPARE_BYTES_MAX + 1]);
+        let text = queue.write();
+        queue.wrote(text);
+        let queue = queue.rest();
+        assert_eq!((queue.written.capacity(), queue.texts.capacity()), (0, 0));
+        assert_eq!(queue.ways[0].now.memory(), Batch::<usize>::default().memory());
+    }
+}

@@ -1,0 +1,265 @@
+//! Publish and subscribe: which connections of a shard hear what, and messages that wait for those that read slowly.
+//!
+//! ```text
+//!   publish ──▶ one message to each shard ──▶ Topics of the shard ──▶ each subscriber, encoded once
+//!               (Mesh, or a Scatter)              topic: subscribers       └─▶ or its queue, until it has read
+//! ```
+//!
+//! Each shard has its [`Topics`], and knows its own subscribers alone. What is published goes to all shards by a
+//! [`Mesh`](crate::sync::Mesh) or a [`Scatter`](crate::scatter::Scatter), once to each, and is encoded there once for all
+//! that hear it. Messages from one connection reach a subscriber in their order, and none is left out: those that a peer reads
+//! too slowly wait, and one for which too much waits is reset.
+//!
+//! ```no_run
+//! use std::convert::Infallible;
+//!
+//! use ringserve::framing::Lines;
+//! use ringserve::sync::Mesh;
+//! use ringserve::topics::{Subscriber, Topics};
+//! use ringserve::{Cx, Frame, Opening, Refusal, Server, Service, Session};
+//!
+//! struct News { topics: Topics<String>, published: Mesh<(String, String)> }
+//!
+//! struct Reader(Subscriber<String>);
+//! impl Session for Reader {}
+//!
+//! impl Service for News {
+//!     type Session = Reader;
+//!     type Error = Infallible;
+//!
+//!     async fn open(&self, opening: &Opening<'_>) -> Result<Reader, Refusal> {
+//!         Ok(Reader(self.topics.subscriber(opening.local_handle(), ())))
+//!     }
+//!
+//!     async fn call(&self, cx: &Cx<'_, Reader>, line: Frame) -> Result<(), Infallible> {
+//!         let line = String::from_utf8_lossy(&line).into_owned();
+//!         match line.split_once(' ') {
+//!             // A topic alone subscribes to it; text behind it is published.
+//!             None => drop(cx.session().0.subscribe(line)),
+//!             Some((topic, text)) => {
+//!                 self.published.on_all(|_shard| (topic.to_owned(), text.to_owned())).await;
+//!             }
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! let published = Mesh::<(String, String)>::new();
+//! Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(move |shard| {
+//!     let topics = Topics::new(shard, 1 << 20);
+//!     let here = topics.clone();
+//!     published.register(shard, move |_from, (topic, text)| {
+//!         here.publish(&topic, |()| text.clone());
+//!     });
+//!     News { topics, published: published.clone() }
+//! })
+//! # }
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::ops::RangeBounds;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use ringserve_core::SharedPayload;
+
+use crate::handle::{LocalHandle, PushError};
+use crate::shard::handle::Shard;
+
+/// The subscribers of one shard, by what they hear. Cloned, it is the same.
+///
+/// A topic `T` costs memory while it has a subscriber. `F` is the form in which a subscriber is sent messages, where there are
+/// several: a version of a protocol, a language.
+pub struct Topics<T, F = ()>(Rc<Shared<T, F>>);
+
+struct Shared<T, F> {
+    shard: Shard,
+    waiting_bytes_max: usize,
+    topics: RefCell<BTreeMap<T, Vec<Rc<Listener<F>>>>>,
+}
+
+/// A connection that hears what is published. Dropped, as with its session, it hears nothing any more.
+pub struct Subscriber<T: Ord, F = ()> {
+    listener: Rc<Listener<F>>,
+    hears: RefCell<BTreeSet<T>>,
+    shared: Rc<Shared<T, F>>,
+}
+
+struct Listener<F> {
+    handle: LocalHandle,
+    form: Cell<F>,
+    /// Messages that wait until the peer has read others, and their bytes.
+    waiting: RefCell<VecDeque<Rc<SharedPayload>>>,
+    waiting_bytes: Cell<usize>,
+}
+
+impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
+    /// Of a shard, without a subscriber. Messages of `waiting_bytes_max` bytes may wait for a peer that reads slowly, beside its
+    /// outbox; with more its connection is reset. They are shared by all for which they wait.
+    pub fn new(shard: &Shard, waiting_bytes_max: usize) -> Topics<T, F> {
+        Topics(Rc::new(Shared { shard: shard.clone(), waiting_bytes_max, topics: RefCell::default() }))
+    }
+
+    /// A connection that can hear something, in this form.
+    pub fn subscriber(&self, handle: LocalHandle, form: F) -> Subscriber<T, F> {
+        let (waiting, waiting_bytes) = Default::default();
+        let listener = Rc::new(Listener { handle, form: Cell::new(form), waiting, waiting_bytes });
+        Subscriber { listener, hears: RefCell::default(), shared: self.0.clone() }
+    }
+
+    /// Sends the subscribers of a topic on this shard a message, and tells how many they are. `message` makes it once for each
+    /// form.
+    ///
+    /// # Panics
+    /// If `message` subscribes or unsubscribes.
+    pub fn publish<M: Into<Bytes>>(&self, topic: &T, mut message: impl FnMut(F) -> M) -> usize {
+        self.publish_where(topic..=topic, |_| true, |_, form| message(form))
+    }
+
+    /// The same to the subscribers of all topics of a range that are wanted, as for topics that are patterns. Who hears
+    /// several of them is sent a message for each.
+    ///
+    /// # Panics
+    /// As [`publish`](Topics::publish).
+    pub fn publish_where<'a, M: Into<Bytes>>(
+        &self,
+        range: impl RangeBounds<&'a T>,
+        is_wanted: impl Fn(&T) -> bool,
+        mut message: impl FnMut(&T, F) -> M,
+    ) -> usize
+    where
+        T: 'a,
+    {
+        let (topics, mut told) = (self.0.topics.borrow(), 0);
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        for (topic, listeners) in topics.range(range).filter(|(topic, _)| is_wanted(topic)) {
+            let mut made: Vec<(F, Rc<SharedPayload>)> = Vec::new();
+            for listener in listeners {
+                let form = listener.form.get();
+                let at = made.iter().position(|(of, _)| *of == form).unwrap_or_else(|| {
+                    made.push((form, Rc::new(SharedPayload::new(message(topic, form)))));
+                    made.len() - 1
+                });
+                listener.send(&made[at].1, &self.0.shard, self.0.waiting_bytes_max);
+            }
+            told += listeners.len();
+        }
+        told
+    }
+}
+
+impl<T: Ord + Clone, F: Copy> Subscriber<T, F> {
+    /// The form in which it is sent messages.
+    #[inline]
+    pub fn form(&self) -> F {
+        self.listener.form.get()
+    }
+
+    /// Has it sent further messages in another form.
+    pub fn set_form(&self, form: F) {
+        self.listener.form.set(form);
+    }
+
+    /// Has it hear a topic. False if it does already.
+    pub fn subscribe(&self, topic: T) -> bool {
+        let is_new = self.hears.borrow_mut().insert(topic.clone());
+        if is_new {
+            self.shared.topics.borrow_mut().entry(topic).or_default().push(self.listener.clone());
+        }
+        is_new
+    }
+
+    /// Has it hear a topic no more. False if it did not.
+    pub fn unsubscribe(&self, topic: &T) -> bool {
+        let was_heard = self.hears.borrow_mut().remove(topic);
+        if was_heard {
+            self.shared.forget(topic, &self.listener);
+        }
+        was_heard
+    }
+
+    /// Has it hear nothing any more.
+    pub fn unsubscribe_all(&self) {
+        let hears = self.hears.take();
+        hears.iter().for_each(|topic| self.shared.forget(topic, &self.listener));
+    }
+
+    /// How many topics it hears.
+    pub fn count(&self) -> usize {
+        self.hears.borrow().len()
+    }
+
+    /// The topics that it hears, in their order.
+    pub fn topics(&self) -> Vec<T> {
+        self.hears.borrow().iter().cloned().collect()
+    }
+}
+
+impl<T: Ord, F> Shared<T, F> {
+    fn forget(&self, topic: &T, listener: &Rc<Listener<F>>) {
+        let mut topics = self.topics.borrow_mut();
+        let Some(listeners) = topics.get_mut(topic) else { return };
+        listeners.retain(|other| !Rc::ptr_eq(other, listener));
+        if listeners.is_empty() {
+            topics.remove(topic);
+        }
+    }
+}
+
+impl<F: 'static> Listener<F> {
+    /// Sends a message, after those that wait until the peer has read others.
+    fn send(self: &Rc<Self>, message: &Rc<SharedPayload>, shard: &Shard, waiting_bytes_max: usize) {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.is_empty() && self.handle.push_shared(message) != Err(PushError::Full) {
+            return;
+        }
+        self.waiting_bytes.set(self.waiting_bytes.get() + message.payload().len());
+        if self.waiting_bytes.get() > waiting_bytes_max {
+            waiting.clear();
+            return self.handle.abort();
+        }
+        waiting.push_back(message.clone());
+        if waiting.len() == 1 {
+            shard.spawn(self.clone().catch_up());
+        }
+    }
+
+    /// Sends what waits, as the peer reads.
+    async fn catch_up(self: Rc<Self>) {
+        while !self.waiting.borrow().is_empty() {
+            self.handle.ready().await;
+            let Some(message) = self.waiting.borrow_mut().pop_front() else { return };
+            self.waiting_bytes.set(self.waiting_bytes.get() - message.payload().len());
+            let _ = self.handle.push_shared(&message);
+        }
+    }
+}
+
+impl<T: Ord, F> Drop for Subscriber<T, F> {
+    fn drop(&mut self) {
+        for topic in self.hears.get_mut().iter() {
+            self.shared.forget(topic, &self.listener);
+        }
+    }
+}
+
+impl<T, F> Clone for Topics<T, F> {
+    fn clone(&self) -> Topics<T, F> {
+        Topics(self.0.clone())
+    }
+}
+
+impl<T, F> fmt::Debug for Topics<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Topics").field("topics", &self.0.topics.borrow().len()).finish_non_exhaustive()
+    }
+}
+
+impl<T: Ord, F> fmt::Debug for Subscriber<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscriber").field("hears", &self.hears.borrow().len()).finish_non_exhaustive()
+    }
+}

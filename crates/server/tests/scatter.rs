@@ -1,0 +1,275 @@
+//! Requests that ask several shards, replies in order: in simulations, by seed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ringserve_server::framing::{Lines, Parts};
+use ringserve_server::scatter::{Answers, Questions, Replies, Scatter};
+use ringserve_server::sync::AskError;
+use ringserve_server::testing::{ClientStream, Faults, Sim, SimServer};
+use ringserve_server::{Cx, Frame, Limits, Server, Service, Shard};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What is asked of a word.
+#[derive(Clone, Copy)]
+enum Question {
+    /// How often it was asked for.
+    Count,
+    /// Many bytes of it.
+    Long,
+    Panic,
+}
+
+/// Words, each on the shard that its last byte names.
+struct Words {
+    counts: RefCell<HashMap<Vec<u8>, u32>>,
+    answered: Rc<Cell<u32>>,
+}
+
+impl Answers for Words {
+    type Question = Question;
+    type Merged = Vec<u8>;
+
+    fn answer(&self, question: Question, parts: Parts<'_>, out: &mut Vec<u8>) {
+        self.answered.set(self.answered.get() + 1);
+        let word = parts.get(0);
+        match question {
+            Question::Count => {
+                let mut counts = self.counts.borrow_mut();
+                let count = counts.entry(word.to_vec()).or_default();
+                *count += 1;
+                out.extend_from_slice(format!(" {}={count}", word.escape_ascii()).as_bytes());
+            }
+            Question::Long => out.extend(word.iter().cycle().take(50_000)),
+            Question::Panic => panic!("planted: an answer"),
+        }
+    }
+
+    fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!(" {shard}!{why:?}").as_bytes());
+    }
+}
+
+/// `count`, `long` and `panic` ask for the words behind them, the first letter of `merged` for all at once; `here` and `shard` reply
+/// by themselves.
+/// A time limit on the rest of a request makes it be dropped.
+struct Asks {
+    scatter: Scatter<Words>,
+    shard: Shard,
+    limit: Option<Duration>,
+}
+
+impl Service for Asks {
+    type Session = Replies<Words>;
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, Replies<Words>>, line: Frame) -> Result<(), Infallible> {
+        let mut words = line.split(|byte| *byte == b' ');
+        let verb = words.next().unwrap_or_default();
+        let begin = || {
+            let (question, is_merged) = match verb {
+                b"count" => (Question::Count, false),
+                b"merged" => (Question::Count, true),
+                b"long" => (Question::Long, false),
+                b"panic" => (Question::Panic, false),
+                b"shard" => return cx.reply(self.shard.index().to_string()),
+                _ => return cx.reply("here"),
+            };
+            let mut asking = self.scatter.asking(cx.session());
+            asking.put(verb);
+            if is_merged {
+                asking.merge(words.clone().count());
+            }
+            for word in words {
+                let span = [(0, word.len() as u32)];
+                let shard = usize::from(*word.last().unwrap()) % self.scatter.shards();
+                asking.ask(shard, question, Parts::new(word, &span));
+            }
+            asking.put(b"\n");
+        };
+        let asks = ![b"here".as_slice(), b"shard"].contains(&verb);
+        let rest = self.scatter.in_turn(cx, cx.session(), asks, begin);
+        match self.limit {
+            Some(limit) => drop(self.shard.timeout(limit, rest).await),
+            None => rest.await,
+        }
+        Ok(())
+    }
+}
+
+struct Lab {
+    server: SimServer,
+    answered: Rc<Cell<u32>>,
+}
+
+fn starts(sim: &Sim, shards: usize, questions_max: usize, limit: Option<Duration>) -> Lab {
+    let calls = 2 + sim.seed() as u16 % 3;
+    let limits = Limits::default().calls_in_flight_max(calls).handler_timeout(None);
+    let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).limits(limits).shards(shards);
+    let (questions, answered) = (Questions::with_capacity(questions_max), Rc::new(Cell::new(0)));
+    let shared = answered.clone();
+    let server = sim.start(server, move |shard| {
+        let words = Words { counts: RefCell::default(), answered: shared.clone() };
+        let scatter = Scatter::new(shard, &questions, Rc::new(words));
+        Asks { scatter, shard: shard.clone(), limit }
+    });
+    Lab { server: server.unwrap(), answered }
+}
+
+async fn hears(me: &mut ClientStream, expected: &str) -> io::Result<()> {
+    let line = me.line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    assert!(line == expected, "{:.200} where {:.200} is right", line, expected);
+    Ok(())
+}
+
+#[test]
+fn replies_come_in_the_order_of_their_requests() {
+    Sim::seeds(150).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, 1 + sim.seed() as usize % 4, 1000, None).server.addr();
+        for n in 0..1 + sim.random() % 4 {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                let mut counts = HashMap::<String, u32>::new();
+                for _ in 0..1 + net.random() % 20 {
+                    let (mut sent, mut expected) = (String::new(), Vec::new());
+                    for _ in 0..net.random() % 30 {
+                        if net.random().is_multiple_of(6) {
+                            sent += "here\n";
+                            expected.push("here".to_owned());
+                            continue;
+                        }
+                        let verb = ["count", "merged"][net.random() as usize % 2];
+                        let (mut ask, mut reply) = (verb.to_owned(), verb.to_owned());
+                        for _ in 0..net.random() % 5 {
+                            let word = format!("c{n}:{}", net.random() % 9);
+                            let count = counts.entry(word.clone()).or_default();
+                            *count += 1;
+                            ask += &format!(" {word}");
+                            reply += &format!(" {word}={count}");
+                        }
+                        sent += &(ask + "\n");
+                        expected.push(reply);
+                    }
+                    me.send(sent).await?;
+                    for reply in expected {
+                        hears(&mut me, &reply).await?;
+                    }
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn reader_that_is_slow_gets_all_and_holds_back_its_questions() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let lab = starts(sim, 2, 1000, None);
+        let (addr, answered) = (lab.server.addr(), lab.answered.clone());
+        sim.client("slow", async move |net| {
+            let mut me = net.connect(addr).await?;
+            let words: Vec<String> = (0..300).map(|n| format!("w{n:03}")).collect();
+            me.send(format!("long {}\nhere\n", words.join(" "))).await?;
+            net.sleep(5 * SECOND).await;
+            assert!(answered.get() < 60, "{} answers for a peer that does not read", answered.get());
+            // Others go on meanwhile.
+            let mut other = net.connect(addr).await?;
+            other.send("count a b\n").await?;
+            hears(&mut other, "count a=1 b=1").await?;
+            assert_eq!(me.exactly(4).await?, b"long");
+            for word in words {
+                let text = me.exactly(50_000).await?;
+                assert!(text.chunks(4).all(|chunk| chunk == word.as_bytes()), "{word}");
+            }
+            hears(&mut me, "").await?;
+            hears(&mut me, "here").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+/// A connection to shard 0.
+async fn connects(net: &ringserve_server::testing::Net, lab: &SimServer) -> io::Result<ClientStream> {
+    loop {
+        let mut me = net.connect(lab.addr()).await?;
+        me.send("shard\n").await?;
+        if me.line().await?.as_deref() == Some("0") {
+            return Ok(me);
+        }
+    }
+}
+
+#[test]
+fn full_shard_fails_its_questions_alone() {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+        let lab = starts(sim, 2, 1, None);
+        sim.client("me", async move |net| {
+            let mut waits = connects(&net, &lab.server).await?;
+            let mut me = connects(&net, &lab.server).await?;
+            lab.server.stall(1, 40 * SECOND);
+            waits.send("count 1 1\n").await?;
+            net.sleep(5 * SECOND).await;
+            me.send("count 0 1 2\nmerged 0 1\nhere\n").await?;
+            hears(&mut me, "count 0=1 1!Full 2=1").await?;
+            hears(&mut me, "merged 0=2 1!Full").await?;
+            hears(&mut me, "here").await?;
+            hears(&mut waits, "count 1=1 1=2").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn request_that_is_dropped_takes_its_replies_along() {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+        let lab = starts(sim, 2, 1000, Some(10 * SECOND));
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            me.send("count 0 1\n").await?;
+            hears(&mut me, "count 0=1 1=1").await?;
+            lab.server.stall(1, 40 * SECOND);
+            me.send("count 0 1\nhere\n").await?;
+            net.sleep(30 * SECOND).await;
+            me.send("count 0\n").await?;
+            // The second one had its turn when the first one was given up, or was given up with it.
+            let line = me.line().await?.unwrap();
+            if line == "here" {
+                hears(&mut me, "count 0=3").await?;
+            } else {
+                assert_eq!(line, "count 0=3");
+            }
+            net.sleep(30 * SECOND).await;
+            me.send("count 0 1\n").await?;
+            hears(&mut me, "count 0=4 1=3").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn answer_that_panics_fails_its_batch_alone() {
+    Sim::seeds(40).faults(Faults::harmless()).allow_panics(|said| said.starts_with("planted")).run(|sim| {
+        let lab = starts(sim, 3, 1000, None);
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            me.send("count 0 2\npanic 1\nmerged 0 1 2\nhere\n").await?;
+            hears(&mut me, "count 0=1 2=1").await?;
+            hears(&mut me, "panic 1!Unanswered").await?;
+            // With the panic in one batch, or not.
+            let line = me.line().await?.unwrap();
+            assert!(["merged 0=2 1!Unanswered 2=2", "merged 0=2 1=1 2=2"].contains(&&*line), "{line}");
+            hears(&mut me, "here").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
