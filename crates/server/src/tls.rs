@@ -28,51 +28,55 @@
 //! The feature `tls` brings no cryptography: that is one of `tls-ring`, `tls-graviola` and `tls-aws-lc-rs`, or a provider of rustls'
 //! that the program gives ([`Tls::provider`]).
 
-use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
+
+use ringserve_core::framing::TypedFraming;
 
 pub use ringserve_tls::{
-    Clients, Identity, Pem, Tickets, Tls, TlsClient, TlsClientTransport, TlsError, TlsInfo, TlsListener,
-    rustls,
+    Clients, Identity, Pem, ServerTls, Tickets, Tls, TlsClient, TlsClientTransport, TlsError, TlsInfo,
+    TlsListener, rustls,
 };
 
 use crate::cx::Cx;
 use crate::opening::Opening;
+use crate::server::builder::Server;
+use crate::server::listen::endpoint::Endpoint;
 use crate::stream::byte_stream::Stream;
 
-/// The TLS of a running server ([`ServerControl::tls`](crate::ServerControl::tls)).
-#[derive(Clone, Default)]
-pub struct ServerTls {
-    listeners: Arc<[TlsListener]>,
-}
-
-impl ServerTls {
-    pub(crate) fn new(listeners: Vec<TlsListener>) -> ServerTls {
-        ServerTls { listeners: listeners.into() }
-    }
-
-    /// New connections have `tls` from now on, at every address that has TLS. Those that are there keep what they have. Where
-    /// addresses have different ones, keep a [`TlsListener`] of each instead.
-    ///
-    /// # Errors
-    /// If it cannot be used: then the old one stays.
-    pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
-        self.listeners.iter().try_for_each(|listener| listener.replace(tls.clone()))
-    }
-
-    /// Reads the files of certificates, keys and authorities again, of every address that has TLS.
-    ///
-    /// # Errors
-    /// Of the first whose files cannot be used: its old one stays, as those of the addresses behind it.
-    pub fn reload(&self) -> Result<(), TlsError> {
-        self.listeners.iter().try_for_each(TlsListener::reload)
+impl<F: TypedFraming + Clone + Send> Server<F> {
+    /// All connections have TLS: a [`Tls`], or a [`TlsListener`] of which the program keeps a clone, to replace it. A
+    /// server that is also reached without it is one of [several endpoints](Server::new), of which some [have it](Endpoint::tls).
+    pub fn tls(self, tls: impl Into<TlsListener>) -> Server<F> {
+        self.with_binds(|binds| binds.tls(tls.into()))
     }
 }
 
-impl fmt::Debug for ServerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ServerTls").field(&self.listeners).finish()
+impl Endpoint {
+    /// Its connections have TLS: a [`Tls`], or a [`TlsListener`] of which the program keeps a clone, to replace it.
+    ///
+    /// ```no_run
+    /// use ringserve::listen::{endpoints, tcp};
+    /// use ringserve::tls::{Pem, Tls};
+    /// # use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+    /// # struct Echo;
+    /// # impl Service for Echo {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tls = Tls::server().certificate(Pem::file("cert.pem")?, Pem::file("key.pem")?);
+    /// let both = endpoints((tcp("0.0.0.0:7000"), tcp("0.0.0.0:7443").tls(tls)));
+    /// Server::new().service(both.framing(Lines::default()), |_shard| Echo).serve()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn tls(self, tls: impl Into<TlsListener>) -> Endpoint {
+        Endpoint(self.0.tls(tls.into()))
     }
 }
 

@@ -23,6 +23,7 @@ mod names;
 mod pem;
 mod provider;
 mod records;
+mod server;
 mod tickets;
 
 pub use client::{TlsClient, TlsClientTransport};
@@ -32,6 +33,7 @@ pub use error::TlsError;
 pub use info::{Identity, TlsInfo};
 pub use listener::{TlsListener, TlsTransport};
 pub use pem::Pem;
+pub use server::ServerTls;
 pub use tickets::Tickets;
 
 pub use rustls;

@@ -332,7 +332,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     }
 
     #[cfg(feature = "tls")]
-    pub(in crate::server) fn with_binds(self, change: impl FnOnce(Binds) -> Binds) -> Server<F> {
+    pub(crate) fn with_binds(self, change: impl FnOnce(Binds) -> Binds) -> Server<F> {
         Server { binds: change(self.binds), ..self }
     }
 

@@ -23,7 +23,7 @@ pub struct ServerControl {
     listeners: Arc<[Address]>,
     blocking: Arc<dyn Pool>,
     #[cfg(feature = "tls")]
-    tls: crate::tls::ServerTls,
+    tls: ringserve_tls::ServerTls,
 }
 
 impl ServerControl {
@@ -42,13 +42,13 @@ impl ServerControl {
     }
 
     #[cfg(feature = "tls")]
-    pub(crate) fn with_tls(self, tls: crate::tls::ServerTls) -> ServerControl {
+    pub(crate) fn with_tls(self, tls: ringserve_tls::ServerTls) -> ServerControl {
         ServerControl { tls, ..self }
     }
 
     /// The TLS of all addresses that have it, to be replaced.
     #[cfg(feature = "tls")]
-    pub fn tls(&self) -> &crate::tls::ServerTls {
+    pub fn tls(&self) -> &ringserve_tls::ServerTls {
         &self.tls
     }
 

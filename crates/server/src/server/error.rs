@@ -29,7 +29,7 @@ pub enum Error {
     },
     /// TLS cannot be as the server was told ([`Server::tls`](crate::Server::tls)).
     #[cfg(feature = "tls")]
-    Tls(crate::tls::TlsError),
+    Tls(ringserve_tls::TlsError),
     /// A limit is out of range, or two contradict each other.
     Limits(LimitError),
     /// A socket option is out of range, or the kernel refused it.

@@ -51,7 +51,7 @@ pub(super) struct Plan<S> {
     pub(super) blocking: Arc<dyn Pool>,
     /// What of TLS can be replaced.
     #[cfg(feature = "tls")]
-    pub(super) tls: crate::tls::ServerTls,
+    pub(super) tls: ringserve_tls::ServerTls,
 }
 
 /// A service's lane.

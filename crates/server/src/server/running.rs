@@ -101,7 +101,7 @@ impl ServerHandle {
 
     /// The TLS of all addresses that have it, to be replaced.
     #[cfg(feature = "tls")]
-    pub fn tls(&self) -> &crate::tls::ServerTls {
+    pub fn tls(&self) -> &ringserve_tls::ServerTls {
         self.control.tls()
     }
 

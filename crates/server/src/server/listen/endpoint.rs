@@ -99,7 +99,7 @@ pub fn endpoints(list: impl IntoEndpoints<Framing = Raw>) -> Endpoints<Raw> {
 
 /// Where a service is reached: made by [`tcp`], [`unix`], [`adopt`] and [`activated`].
 #[derive(Debug)]
-pub struct Endpoint(pub(super) Binds);
+pub struct Endpoint(pub(crate) Binds);
 
 impl Endpoint {
     /// Proxies connect here: each connection begins with a header of the PROXY protocol, which says who the client is.

@@ -1,0 +1,43 @@
+//! The TLS of all listeners of a server.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Tls, TlsError, TlsListener};
+
+/// The TLS of a running server (`ServerHandle::tls`).
+#[derive(Clone, Default)]
+pub struct ServerTls {
+    listeners: Arc<[TlsListener]>,
+}
+
+impl ServerTls {
+    /// New connections have `tls` from now on, at every address that has TLS. Those that are there keep what they have. Where
+    /// addresses have different ones, keep a [`TlsListener`] of each instead.
+    ///
+    /// # Errors
+    /// If it cannot be used: then the old one stays.
+    pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
+        self.listeners.iter().try_for_each(|listener| listener.replace(tls.clone()))
+    }
+
+    /// Reads the files of certificates, keys and authorities again, of every address that has TLS.
+    ///
+    /// # Errors
+    /// Of the first whose files cannot be used: its old one stays, as those of the addresses behind it.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.listeners.iter().try_for_each(TlsListener::reload)
+    }
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ServerTls").field(&self.listeners).finish()
+    }
+}
+
+impl FromIterator<TlsListener> for ServerTls {
+    fn from_iter<I: IntoIterator<Item = TlsListener>>(listeners: I) -> ServerTls {
+        ServerTls { listeners: listeners.into_iter().collect() }
+    }
+}
