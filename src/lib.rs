@@ -106,6 +106,8 @@
 //! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
+//! | `tls` | the module `tls`: TLS below any service, by rustls, without cryptography |
+//! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | the same with that cryptography |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
 //! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
@@ -130,11 +132,11 @@
 //! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | what may stand between a socket and its framing |
-//! | `codec`, `http`, `resp`, `testing`, `tower` | with the feature of that name |
+//! | `codec`, `http`, `resp`, `testing`, `tls`, `tower` | with the feature of that name |
 //!
 //! # What it does not do
 //!
-//! Yet: TLS, metrics export, UDP. It runs on Linux only.
+//! Yet: metrics export, UDP. It runs on Linux only.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

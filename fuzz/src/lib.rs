@@ -6,6 +6,7 @@
 //!   `ringserve_core`'s driver module and otherwise does whatever the bytes say.
 //! * [`proxy`]: any bytes as a PROXY header mean the same however they come.
 //! * [`switching`]: the same as the first, of a framing whose rule calls switch, with pieces.
+//! * [`tls_bytes`]: any bytes in place of what a client of TLS says are refused or waited for.
 //!
 //! `framing` and `shard` go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
 
@@ -18,6 +19,7 @@ pub mod rig;
 pub mod service;
 pub mod shard;
 pub mod switching;
+pub mod tls_bytes;
 pub mod wire;
 
 /// Runs each file named on the command line through a target.

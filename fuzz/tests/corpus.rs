@@ -101,3 +101,8 @@ fn switching_of_drawn_streams() {
         ringserve_fuzz::switching::run(&bytes);
     }
 }
+
+#[test]
+fn tls_bytes_corpus() {
+    replay("tls_bytes", ringserve_fuzz::tls_bytes::run);
+}

@@ -26,5 +26,6 @@ page!(middleware, "middleware.md", all());
 page!(state, "state.md", all());
 page!(stopping, "stopping.md", all());
 page!(testing, "testing.md", any(not(doctest), feature = "testing"));
+page!(tls, "tls.md", any(not(doctest), feature = "tls"));
 page!(upstreams, "upstreams.md", all());
 page!(waiting, "waiting.md", all());

@@ -32,7 +32,10 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub use ringserve_tls::{Clients, Identity, Pem, Tickets, Tls, TlsError, TlsInfo, TlsListener, rustls};
+pub use ringserve_tls::{
+    Clients, Identity, Pem, Tickets, Tls, TlsClient, TlsClientTransport, TlsError, TlsInfo, TlsListener,
+    rustls,
+};
 
 use crate::cx::Cx;
 use crate::opening::Opening;

@@ -229,6 +229,8 @@ impl Own {
             .map_err(TlsError::new)?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(Arc::new(names));
+        // All of them are good; scanners want the server to choose.
+        config.ignore_client_order = true;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         if self.tickets_sent != Some(0) {
             config.ticketer = Arc::new(Ticketer::new(&provider, &secret, &depends_on, tickets::now)?);

@@ -11,6 +11,7 @@
 //! was received lies in receive buffers as plaintext until they are used again.
 
 mod channel;
+mod client;
 mod clients;
 mod config;
 mod connection;
@@ -24,6 +25,7 @@ mod provider;
 mod records;
 mod tickets;
 
+pub use client::{TlsClient, TlsClientTransport};
 pub use clients::Clients;
 pub use config::Tls;
 pub use error::TlsError;

@@ -23,8 +23,8 @@
 //!
 //! # What it takes care of
 //!
-//! * The protocol is told by the first bytes: those of HTTP/2 with prior knowledge begin with its preface. TLS and its ALPN
-//!   are not there yet.
+//! * The protocol is told by the first bytes: those of HTTP/2 begin with its preface. Below TLS the service offers `h2` and
+//!   `http/1.1` (ALPN), unless the program says which: one that serves a single version does so by `Tls::alpn`.
 //! * When the server shuts down, connections end as soon as what was asked is answered: HTTP/1.1 says
 //!   `connection: close`, HTTP/2 sends GOAWAY, and connections that wait for a request are closed.
 //! * [`HttpOptions`] bound headers, time, rates and streams. What hyper finds too large it answers with 431 or 414 and

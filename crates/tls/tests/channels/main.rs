@@ -7,3 +7,4 @@ mod pair;
 mod records;
 mod replacing;
 mod sessions;
+mod upstream;

@@ -1,0 +1,115 @@
+//! TLS towards other servers.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringserve_core::{Channel, Transport};
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::channel::{Common, TlsChannel};
+use crate::{Pem, Tls, TlsError, provider};
+
+/// TLS of the connections that a server makes: which authorities it believes, and which certificate it shows. Clones share sessions
+/// that are resumed.
+///
+/// ```no_run
+/// use ringserve_tls::{Pem, Tls};
+///
+/// # fn main() -> Result<(), ringserve_tls::TlsError> {
+/// let client = Tls::client(Pem::file("ca.pem")?)?;
+/// let transport = client.to("db.example.org")?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct TlsClient {
+    config: Arc<ClientConfig>,
+}
+
+impl Tls {
+    /// TLS towards other servers, whose certificates must be of an authority in `authorities`. `/etc/ssl/certs/ca-certificates.crt` has
+    /// those that Debian believes.
+    ///
+    /// # Errors
+    /// If one of them is none, or there is no cryptography.
+    pub fn client(authorities: Pem) -> Result<TlsClient, TlsError> {
+        Tls::client_of(authorities, None)
+    }
+
+    /// The same, where the server asks for a certificate: its chain and its key.
+    ///
+    /// # Errors
+    /// If one of them is none, they do not fit, or there is no cryptography.
+    pub fn client_with(authorities: Pem, chain: Pem, key: Pem) -> Result<TlsClient, TlsError> {
+        Tls::client_of(authorities, Some((chain, key)))
+    }
+
+    fn client_of(authorities: Pem, shown: Option<(Pem, Pem)>) -> Result<TlsClient, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for authority in authorities.certificates()? {
+            roots.add(authority).map_err(|error| {
+                authorities.error(format_args!("has a certificate that is none: {error}"))
+            })?;
+        }
+        let config = ClientConfig::builder_with_provider(provider::provider()?)
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::new)?
+            .with_root_certificates(roots);
+        let config = match shown {
+            None => config.with_no_client_auth(),
+            Some((chain, key)) => config
+                .with_client_auth_cert(chain.certificates()?, key.key()?)
+                .map_err(|error| key.error(error))?,
+        };
+        Ok(TlsClient { config: Arc::new(config) })
+    }
+}
+
+/// All that rustls can.
+impl From<Arc<ClientConfig>> for TlsClient {
+    fn from(config: Arc<ClientConfig>) -> TlsClient {
+        TlsClient { config }
+    }
+}
+
+impl TlsClient {
+    /// The transport of connections to the server with this name, which its certificate must have: a name, or an IP address.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn to(&self, name: &str) -> Result<Rc<TlsClientTransport>, TlsError> {
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| TlsError::new(format_args!("`{name}` is no name of a server")))?;
+        let common = Rc::new(Common::new(false));
+        Ok(Rc::new(TlsClientTransport { config: self.config.clone(), name, common }))
+    }
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsClient")
+    }
+}
+
+/// TLS towards one server, on one shard.
+pub struct TlsClientTransport {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+    common: Rc<Common>,
+}
+
+impl Transport for TlsClientTransport {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+        let connection = UnbufferedClientConnection::new(self.config.clone(), self.name.clone()).ok()?;
+        Some(Box::new(TlsChannel::new(connection, self.common.clone(), out)))
+    }
+}
+
+impl fmt::Debug for TlsClientTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TlsClientTransport({:?})", self.name)
+    }
+}
