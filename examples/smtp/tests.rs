@@ -167,8 +167,8 @@ fn half_a_message_leaves_no_file() {
             Ok(())
         });
         sim.run_until_done();
-        // What is being written then is written to its end.
-        sim.run_for(Duration::from_secs(1));
+        // What is being written then is written to its end: a call that blocks takes a second at most.
+        sim.run_for(Duration::from_secs(5));
         sim.finish();
         assert!(spool.take().is_empty());
     });

@@ -118,6 +118,12 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head.abort();
     }
 
+    /// True if the connection was closed or reset by the service, or ended otherwise. Another call of it that waits may have done
+    /// that: a request that came behind is better not begun.
+    pub fn is_ending(&self) -> bool {
+        self.head.is_ending()
+    }
+
     /// Waits until the outbox is below its high mark; at once if it is. A handler that writes without end
     /// awaits this between pieces, so that a slow peer slows it down.
     pub async fn ready(&self) {

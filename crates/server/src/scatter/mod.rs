@@ -213,7 +213,8 @@ impl<A: Answers> Scatter<A> {
 
     /// Begins a request in its turn: `begin` is called at once, or when all replies before it are written. A request that does nothing
     /// but [ask](Scatter::asking), as `asks` says, begins at once also while such ones before it wait, so that its questions go with
-    /// theirs; one that replies by itself waits for them, and what follows waits for it.
+    /// theirs; one that replies by itself waits for them, and what follows waits for it. One that waits does not begin if the connection
+    /// was closed meanwhile.
     ///
     /// The rest is for the call to await. It waits for the turn, or it carries the replies of this request and of those
     /// that begin meanwhile. So [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) has to be 2 or more for
@@ -249,6 +250,9 @@ impl<A: Answers> Scatter<A> {
         match begin {
             Some(begin) => {
                 turn.begin().await;
+                if cx.is_ending() {
+                    return;
+                }
                 begin();
             }
             // Other calls go first, so that what else was pipelined goes along.
