@@ -25,6 +25,7 @@ const COMPLETE: &[(&str, &str)] = &[
         "Sending",
         "that of a simulated ring, which simulated kernels take apart; that of a mesh has nothing public",
     ),
+    ("Unsealed", "a channel makes it, and one that stands upon another takes all of it apart"),
     ("Version", "the protocol of Redis has these two, and a service may count with their numbers"),
 ];
 

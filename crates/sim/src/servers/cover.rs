@@ -133,7 +133,6 @@ pub fn expected() -> Vec<(&'static str, String)> {
         all.push(("rule", rule.to_owned()));
     }
     all.extend(["last line without its end", "client heard all"].map(|name| ("codec", name.to_owned())));
-    all.extend(super::layered::expected().map(|name| ("layer", name)));
     all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
     all.push(("crowd", "beyond a turn".to_owned()));
     all.push(("watch", "saw the end".to_owned()));

@@ -10,44 +10,9 @@ use ringserve_server::testing::{Net, Sim};
 
 use super::ADDR;
 use super::cover::Cover;
-use super::plan::{CLIENT_NUMBERS, Plan};
+use super::plan::{CLIENT_NUMBERS, Layers, Plan};
 use super::proxied;
-use crate::rng::Rng;
-use crate::toy::{Alive, Facts, HEADER_BYTES, PeerStream, Permits, Pieces, Toy};
-
-/// What stands between the sockets and the frames of a seed's server.
-#[derive(Clone, Debug)]
-pub struct Layers {
-    toy: Toy,
-    /// The services that have it.
-    pub first: bool,
-    pub second: bool,
-    alive: Alive,
-    pieces: Pieces,
-}
-
-impl Layers {
-    pub fn drawn(seed: u64) -> Option<Layers> {
-        let rng = &mut Rng::new(seed ^ 0x006C_6179_6572_7321);
-        if !rng.one_in(3) {
-            return None;
-        }
-        let alive = Alive::default();
-        let toy = Toy::server()
-            .permits(rng.pick(Permits::ALL))
-            .record_bytes(rng.spread(1, 4096) as usize)
-            .updates_every(if rng.one_in(2) { rng.spread(1, 16) } else { 0 })
-            .counted(&alive);
-        let (first, second) = rng.pick(&[(true, false), (true, true), (false, true)]);
-        Some(Layers { toy, first, second, alive, pieces: rng.pick(Pieces::ALL) })
-    }
-
-    /// What makes it.
-    pub fn toy(&self) -> impl Fn() -> Toy + Send + Sync + use<> {
-        let toy = self.toy.clone();
-        move || toy.clone()
-    }
-}
+use crate::toy::{Facts, HEADER_BYTES, PeerStream, Pieces, Toy};
 
 /// The transport of a client, by its number.
 fn toy_of(first: u32, net: &Net) -> Toy {

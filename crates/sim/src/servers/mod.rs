@@ -41,8 +41,8 @@ use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Error, Peer, Server, Several, Shard, Stream, stream};
 
 use cover::{Counts, Cover, QUOTA, expected};
-use layered::{Layers, Way};
-use plan::{ClientPlan, Deed, Fate, Frames, Leave, Plan};
+use layered::Way;
+use plan::{ClientPlan, Deed, Fate, Frames, Layers, Leave, Plan};
 use service::{Common, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
 use start::Start;
 
@@ -146,7 +146,12 @@ impl Sum {
             let count = self.counts.get(&(*kind, name.clone())).copied().unwrap_or(0);
             count * QUOTA.1 < QUOTA.0 * seeds
         };
-        let missing = expected().into_iter().filter(seldom).map(|(kind, name)| format!("{kind}: {name}"));
+        let layered = layered::expected().map(|name| ("layer", name));
+        let missing = expected()
+            .into_iter()
+            .chain(layered)
+            .filter(seldom)
+            .map(|(kind, name)| format!("{kind}: {name}"));
         (text, missing.collect())
     }
 }

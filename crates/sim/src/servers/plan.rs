@@ -6,8 +6,8 @@ use ringserve_server::Limits;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{Fault, Faults};
 
-use super::layered::Layers;
 use crate::rng::Rng;
+use crate::toy::{Alive, Permits, Pieces, Toy};
 
 /// How bytes become frames in a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -459,4 +459,38 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
             .read_bytes_per_second_min(0);
     }
     (server, limits)
+}
+
+/// What stands between the sockets and the frames of a seed's server.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    toy: Toy,
+    /// The services that have it.
+    pub first: bool,
+    pub second: bool,
+    pub alive: Alive,
+    pub pieces: Pieces,
+}
+
+impl Layers {
+    pub fn drawn(seed: u64) -> Option<Layers> {
+        let rng = &mut Rng::new(seed ^ 0x006C_6179_6572_7321);
+        if !rng.one_in(3) {
+            return None;
+        }
+        let alive = Alive::default();
+        let toy = Toy::server()
+            .permits(rng.pick(Permits::ALL))
+            .record_bytes(rng.spread(1, 4096) as usize)
+            .updates_every(if rng.one_in(2) { rng.spread(1, 16) } else { 0 })
+            .counted(&alive);
+        let (first, second) = rng.pick(&[(true, false), (true, true), (false, true)]);
+        Some(Layers { toy, first, second, alive, pieces: rng.pick(Pieces::ALL) })
+    }
+
+    /// What makes it.
+    pub fn toy(&self) -> impl Fn() -> Toy + Send + Sync + use<> {
+        let toy = self.toy.clone();
+        move || toy.clone()
+    }
 }
