@@ -118,7 +118,12 @@ impl<C: Connection> TlsChannel<C> {
         let (done, found) = connection::process(&mut self.connection, &mut self.held, out);
         self.discard(done, seen);
         match found {
-            Ok(Found::Closed) => return self.closed(),
+            Ok(Found::Closed) if self.connection.state().is_handshaking() => return self.closed(),
+            // The service hears of the end behind its beginning: from the next `open`.
+            Ok(Found::Closed) => {
+                self.closed();
+                return Unsealed::Ready;
+            }
             Ok(Found::Plain) => {
                 // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
                 self.kept = 0;

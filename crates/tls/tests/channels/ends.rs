@@ -52,6 +52,25 @@ fn peer_may_end_its_side_and_still_hear_replies() {
 }
 
 #[test]
+fn end_that_comes_with_the_handshake_is_heard_behind_it() {
+    for mut pair in pairs() {
+        let hello = pair.client_bytes();
+        pair.feed(&hello);
+        pair.hear();
+        pair.client.send_close_notify();
+        let finished = pair.client_bytes();
+        pair.feed(&finished);
+        assert_eq!((pair.seen.ready, pair.seen.closed, &pair.seen.fault), (1, true, &None));
+        assert!(pair.channel.facts().is_some());
+        assert_eq!((pair.channel.held_bytes(), pair.channel.cut_off()), (0, None));
+        pair.reply_bytes(b"an answer");
+        pair.channel.finish(&mut pair.out);
+        pair.hear();
+        assert_eq!(pair.heard, b"an answer");
+    }
+}
+
+#[test]
 fn missing_close_notify_is_a_fault_only_where_it_is_required() {
     let authority = Authority::new("authority");
     for required in [false, true] {
