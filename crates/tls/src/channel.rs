@@ -20,6 +20,9 @@ use crate::records::{self, Extent};
 /// The most bytes of a handshake that is not through. rustls takes messages of 64 KiB at most.
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 
+/// The most bytes of messages behind the handshake that began and have not ended: tickets and new keys, which take one record.
+const KEPT_BYTES_MAX: usize = 32 * 1024;
+
 /// What the channels of a shard have in common.
 pub(crate) struct Common {
     /// Where the pieces of a record are gathered.
@@ -223,7 +226,7 @@ impl<C: Connection> TlsChannel<C> {
                     self.held.extend_from_slice(&record);
                     self.kept = record.len();
                 }
-                None
+                self.kept_too_much(out)
             }
             Ok(Found::Closed) => Some(self.closed()),
             Err(error) => Some(self.refused(error, out)),
@@ -268,11 +271,16 @@ impl<C: Connection> TlsChannel<C> {
             }
             Ok(Found::Nothing) => {
                 self.discard(done, first);
-                None
+                self.kept_too_much(out)
             }
             Ok(Found::Closed) => Some(self.closed()),
             Err(error) => Some(self.refused(error, out)),
         }
+    }
+
+    /// A fault, if a message has more records than any that is of use.
+    fn kept_too_much(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
+        (self.kept > KEPT_BYTES_MAX).then(|| self.fail(CloseReason::TlsBadRecord, out))
     }
 
     fn closed(&mut self) -> Unsealed {
