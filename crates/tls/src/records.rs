@@ -124,6 +124,7 @@ pub(crate) fn server_name(bytes: &[u8]) -> Option<Box<str>> {
                 let name = names.sized::<2>()?;
                 if kind == [0] {
                     let name = std::str::from_utf8(name).ok()?;
+                    let name = name.strip_suffix('.').unwrap_or(name);
                     // An address is not a name: rustls takes none for one either.
                     return (name.parse::<std::net::IpAddr>().is_err())
                         .then(|| name.to_ascii_lowercase().into());
@@ -201,9 +202,8 @@ mod tests {
         assert!(calls_for_a_step(b"GET /", false));
     }
 
-    #[test]
-    fn name_of_cut_or_changed_hello_is_none_or_text() {
-        let name = b"WWW.example.org";
+    /// A ClientHello that asks for `name`.
+    fn hello_for(name: &[u8]) -> Vec<u8> {
         let mut body = vec![3, 3];
         body.extend([0; 32]);
         body.extend([0, 0, 2, 0x13, 1, 1, 0]);
@@ -213,7 +213,17 @@ mod tests {
         body.extend((extension.len() as u16).to_be_bytes());
         body.extend(extension);
         let message = [&[1, 0, 0, body.len() as u8][..], &body].concat();
-        let hello = record(HANDSHAKE, &message);
+        record(HANDSHAKE, &message)
+    }
+
+    #[test]
+    fn name_with_a_trailing_dot_is_the_name_without() {
+        assert_eq!(server_name(&hello_for(b"www.example.org.")).as_deref(), Some("www.example.org"));
+    }
+
+    #[test]
+    fn name_of_cut_or_changed_hello_is_none_or_text() {
+        let hello = hello_for(b"WWW.example.org");
         assert_eq!(server_name(&hello).as_deref(), Some("www.example.org"));
         for at in 0..hello.len() {
             assert_eq!(server_name(&hello[..at]), None);

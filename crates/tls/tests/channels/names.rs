@@ -44,6 +44,24 @@ fn name_then_wildcard_then_default_is_shown() {
 }
 
 #[test]
+fn name_with_a_trailing_dot_is_the_name_without() {
+    let authority = Authority::new("authority");
+    let [default, exact] = [(); 2].map(|()| authority.ecdsa(&["www.example.org"]));
+    let tls = Tls::server().certificate(default.pems().0, default.pems().1);
+    let tls = tls.certificate_for("www.example.org", exact.pems().0, exact.pems().1);
+    let listener = TlsListener::new(tls).unwrap();
+    // A client of rustls' takes the dot away, so another byte is there first.
+    let config = Arc::new(client_config(&authority, &[&TLS12], None));
+    let mut pair = Pair::new(&listener, &config, "www.example.orgX");
+    let mut hello = pair.client_bytes();
+    let name = hello.windows(16).position(|bytes| bytes == b"www.example.orgX").unwrap();
+    hello[name + 15] = b'.';
+    pair.feed(&hello);
+    let certificate = CertificateDer::from_pem_slice(exact.chain.as_bytes()).unwrap();
+    assert!(pair.out.windows(certificate.len()).any(|bytes| *bytes == *certificate));
+}
+
+#[test]
 fn client_is_shown_the_key_that_it_can_use() {
     let authority = Authority::new("authority");
     let (ecdsa, rsa) = (authority.ecdsa(&["localhost"]), authority.rsa(&["localhost"]));
