@@ -15,7 +15,7 @@ use rustls::{AlertDescription, Error};
 
 use crate::TlsInfo;
 use crate::connection::{self, Connection, Found};
-use crate::records::{self, Extent};
+use crate::records::{self, Extent, Scan};
 
 /// The most bytes of a handshake that is not through. rustls takes messages of 64 KiB at most.
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
@@ -58,6 +58,8 @@ pub(crate) struct TlsChannel<C> {
     /// memory where all records came whole.
     held: Vec<u8>,
     kept: usize,
+    /// How far a message of the handshake was looked at, behind the `kept` bytes.
+    scan: Scan,
     /// Plaintext that came with the last step of the handshake.
     early: Vec<u8>,
     /// What the client asked for. rustls does not tell this of an unbuffered connection.
@@ -75,6 +77,7 @@ impl<C: Connection> TlsChannel<C> {
             phase: Phase::Handshake { encrypted: false },
             held: Vec::new(),
             kept: 0,
+            scan: Scan::default(),
             early: Vec::new(),
             server_name: None,
             finished: false,
@@ -97,7 +100,7 @@ impl<C: Connection> TlsChannel<C> {
             return self.step(out);
         }
         let encrypted = encrypted || self.kept > 0;
-        if records::calls_for_a_step(&self.held[self.kept..], encrypted) {
+        if self.scan.calls_for_a_step(&self.held[self.kept..], encrypted) {
             // The peer may speak right behind its last flight. The shard stops receiving from one of which much waits for its step.
             return Unsealed::Work;
         }
@@ -147,6 +150,7 @@ impl<C: Connection> TlsChannel<C> {
     fn discard(&mut self, done: usize, seen: usize) {
         self.held.drain(..done);
         self.kept = seen.saturating_sub(done);
+        self.scan = Scan::default();
         if self.held.is_empty() {
             self.held = Vec::new();
         }

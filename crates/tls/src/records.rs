@@ -69,18 +69,53 @@ pub(crate) fn changes_cipher(bytes: &[u8]) -> bool {
     whole(bytes).any(|record| record[0] == CHANGE_CIPHER_SPEC)
 }
 
-/// True if there is something to do: a whole message of a handshake, or a record that is none.
-///
-/// `encrypted` means that what looks like a handshake may be encrypted, so that each record is to be looked at.
-pub(crate) fn calls_for_a_step(bytes: &[u8], mut encrypted: bool) -> bool {
-    for record in whole(bytes) {
-        match record[0] {
-            CHANGE_CIPHER_SPEC if record.len() == HEADER + 1 => encrypted = true,
-            HANDSHAKE if !encrypted => return first_message(bytes).is_some(),
-            _ => return true,
+/// How far the records of a message were looked at that is not whole, so that each is looked at once.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    /// Bytes of the records that were looked at.
+    end: usize,
+    /// Bytes of the message that they hold.
+    gathered: usize,
+    /// The header of the message, as far as it is there.
+    header: u32,
+    encrypted: bool,
+    /// A step is to be made.
+    calls: bool,
+}
+
+impl Scan {
+    /// True if there is something to do: a whole message of a handshake, or a record that is none. `bytes` begins with those that
+    /// were there before.
+    ///
+    /// `encrypted` means that what looks like a handshake may be encrypted, so that each record is to be looked at.
+    pub(crate) fn calls_for_a_step(&mut self, bytes: &[u8], encrypted: bool) -> bool {
+        self.encrypted |= encrypted;
+        let mut new = whole(&bytes[self.end..]);
+        while !self.calls
+            && let Some(record) = new.next()
+        {
+            self.end += record.len();
+            self.calls = match record[0] {
+                _ if extent(record) == Extent::Broken => true,
+                CHANGE_CIPHER_SPEC if record.len() == HEADER + 1 => {
+                    self.encrypted = true;
+                    false
+                }
+                HANDSHAKE if !self.encrypted => self.gather(&record[HEADER..]),
+                _ => true,
+            };
         }
+        self.calls
     }
-    false
+
+    /// True if the message is whole with `part`.
+    fn gather(&mut self, part: &[u8]) -> bool {
+        for byte in part.iter().take(4_usize.saturating_sub(self.gathered)) {
+            self.header = self.header << 8 | u32::from(*byte);
+        }
+        self.gathered += part.len();
+        self.gathered >= 4 && self.gathered - 4 >= (self.header & 0xff_ffff) as usize
+    }
 }
 
 /// The first message of a handshake, with its header, if it is whole: its bytes if they lie in one record, or a copy.
@@ -177,6 +212,25 @@ mod tests {
         assert_eq!(extent(&[23, 3, 3, 0x48, 0]), Extent::Record(HEADER + BODY_MAX));
         assert_eq!(extent(&[23, 3, 3, 0x48, 1]), Extent::Broken);
         assert_eq!(extent(b"GET / HTTP/1.1"), Extent::Broken);
+    }
+
+    fn calls_for_a_step(bytes: &[u8], encrypted: bool) -> bool {
+        Scan::default().calls_for_a_step(bytes, encrypted)
+    }
+
+    #[test]
+    fn records_are_looked_at_once_until_their_message_is_whole() {
+        let message = [&[1, 0, 1, 0][..], &[7; 256]].concat();
+        let mut all: Vec<u8> = message.chunks(1).flat_map(|part| record(HANDSHAKE, part)).collect();
+        let (mut scan, count) = (Scan::default(), all.len());
+        for cut in 0..count {
+            assert!(!scan.calls_for_a_step(&all[..cut], false), "{cut}");
+            // A second look would find no record.
+            all[..cut - cut % 6].fill(0);
+        }
+        for _ in 0..2 {
+            assert!(scan.calls_for_a_step(&all, false), "until the step is made");
+        }
     }
 
     #[test]
