@@ -49,8 +49,8 @@ impl Names {
 
     fn of(&self, name: Option<&str>) -> &[Arc<CertifiedKey>] {
         let Some(name) = name else { return &self.default };
-        // rustls has it as the client wrote it.
-        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        // rustls has it without a trailing dot, but as the client wrote it.
+        let name = name.to_ascii_lowercase();
         if let Some(keys) = self.named.get(&name) {
             return keys;
         }
