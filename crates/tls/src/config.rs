@@ -95,13 +95,6 @@ impl Tls {
         self.own(|own| own.alpn = Some(protocols.into_iter().map(Into::into).collect()))
     }
 
-    /// The same, unless a program has said something itself.
-    pub(crate) fn alpn_by_default(self, protocols: &[&str]) -> Tls {
-        self.own(|own| {
-            own.alpn.get_or_insert_with(|| protocols.iter().map(|name| name.as_bytes().to_vec()).collect());
-        })
-    }
-
     /// Looks at the files of certificates, keys and authorities every `interval`, and reads them again where one changed. What cannot
     /// be used then is named in the log, and the old one stays. 0 s is taken for 1.
     pub fn watch_files(mut self, interval: Duration) -> Tls {
@@ -180,17 +173,19 @@ impl Tls {
 
     /// As rustls has it. `secret` is what tickets are sealed with if the program has given none; it is set where it is first needed.
     pub(crate) fn build(&self, secret: &mut Option<Arc<[u8]>>) -> Result<Built, TlsError> {
-        let config = match &self.source {
-            Source::Own(own) => Arc::new(own.build(secret)?),
-            Source::Given(config) => config.clone(),
+        let (config, alpn_by_service) = match &self.source {
+            Source::Own(own) => (Arc::new(own.build(secret)?), own.alpn.is_none()),
+            Source::Given(config) => (config.clone(), false),
         };
-        Ok(Built { config, require_close_notify: self.require_close_notify })
+        Ok(Built { config, alpn_by_service, require_close_notify: self.require_close_notify })
     }
 }
 
 /// A configuration that was looked at.
 pub(crate) struct Built {
     pub(crate) config: Arc<ServerConfig>,
+    /// The program said nothing of protocols.
+    pub(crate) alpn_by_service: bool,
     pub(crate) require_close_notify: bool,
 }
 
