@@ -8,10 +8,13 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Unsealed};
-use rustls::{AlertDescription, Error};
+use rustls::pki_types::UnixTime;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{AlertDescription, CommonState, Error, HandshakeKind};
 
 use crate::TlsInfo;
 use crate::connection::{self, Connection, Found};
@@ -29,11 +32,24 @@ pub(crate) struct Common {
     gathered: RefCell<Vec<u8>>,
     /// A connection that ends without `close_notify` was cut off.
     pub(crate) require_close_notify: bool,
+    /// What decides about clients, again where they resume a session.
+    clients: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl Common {
-    pub(crate) fn new(require_close_notify: bool) -> Common {
-        Common { gathered: RefCell::default(), require_close_notify }
+    pub(crate) fn new(require_close_notify: bool, clients: Option<Arc<dyn ClientCertVerifier>>) -> Common {
+        Common { gathered: RefCell::default(), require_close_notify, clients }
+    }
+
+    /// Verifies a client that resumed a session: rustls takes its certificates from the ticket as they are.
+    fn verify_again(&self, state: &CommonState) -> Result<(), Error> {
+        if let Some(clients) = &self.clients
+            && state.handshake_kind() == Some(HandshakeKind::Resumed)
+            && let Some([first, others @ ..]) = state.peer_certificates()
+        {
+            clients.verify_client_cert(first, others, UnixTime::now())?;
+        }
+        Ok(())
     }
 }
 
@@ -123,26 +139,30 @@ impl<C: Connection> TlsChannel<C> {
         let seen = self.kept + records::whole_bytes(&self.held[self.kept..]);
         let (done, found) = connection::process(&mut self.connection, &mut self.held, out);
         self.discard(done, seen);
+        let is_closed = matches!(found, Ok(Found::Closed));
         match found {
-            Ok(Found::Closed) if self.connection.state().is_handshaking() => return self.closed(),
-            // The service hears of the end behind its beginning: from the next `open`.
-            Ok(Found::Closed) => {
-                self.closed();
-                return Unsealed::Ready;
-            }
             Ok(Found::Plain) => {
                 // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
                 self.kept = 0;
                 let early = &mut self.early;
                 connection::take_plain(&mut self.connection, |plain| early.extend_from_slice(plain));
             }
-            Ok(Found::Nothing) => {}
+            Ok(Found::Nothing | Found::Closed) => {}
             Err(error) => return self.refused(error, out),
         }
         if self.connection.state().is_handshaking() {
-            return Unsealed::More;
+            return if is_closed { self.closed() } else { Unsealed::More };
+        }
+        if let Err(error) = self.common.verify_again(self.connection.state()) {
+            // The unbuffered connections of rustls send no alert on behalf of their user.
+            self.finish(out);
+            return self.refused(error, out);
         }
         self.phase = Phase::Open;
+        if is_closed {
+            // The service hears of the end behind its beginning: from the next `open`.
+            self.closed();
+        }
         Unsealed::Ready
     }
 

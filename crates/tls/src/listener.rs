@@ -226,7 +226,10 @@ impl Kept {
         if built.alpn_by_service {
             config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         }
-        Kept { config: Arc::new(config), common: Rc::new(Common::new(built.require_close_notify)) }
+        Kept {
+            config: Arc::new(config),
+            common: Rc::new(Common::new(built.require_close_notify, built.clients.clone())),
+        }
     }
 }
 
