@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 
 use crate::clients::Verifier;
 use crate::key_log::KeyLogFile;
@@ -62,7 +62,8 @@ impl Tls {
     }
 
     /// All that rustls can: `config` is used as it is, with its tickets, its storage of sessions and its key log. What else is said
-    /// here of a configuration does nothing then, but for [`require_close_notify`](Tls::require_close_notify).
+    /// here of a configuration does nothing then, but for [`require_close_notify`](Tls::require_close_notify). One that takes early
+    /// data is refused when the server starts, as one of which rustls makes no connection.
     ///
     /// A client that resumes a session of `config` is not verified again: not against other authorities, and not against the time.
     /// So where configurations differ in which clients they believe, their tickets must have different keys; ours have.
@@ -181,6 +182,13 @@ impl Tls {
             }
             Source::Given(config) => (config.clone(), None, false),
         };
+        if config.max_early_data_size > 0 {
+            return Err(TlsError::new(
+                "the configuration takes early data, which can be replayed: set `max_early_data_size` to 0",
+            ));
+        }
+        // What rustls refuses it refuses for each connection.
+        UnbufferedServerConnection::new(config.clone()).map_err(TlsError::new)?;
         Ok(Built { config, clients, alpn_by_service, require_close_notify: self.require_close_notify })
     }
 }
