@@ -128,9 +128,17 @@ impl<Q: Copy> Batch<Q> {
         self.read = 0;
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.bytes.capacity()
+            + self.spans.capacity() * size_of::<Span>()
+            + self.asked.capacity() * size_of::<(Q, usize)>()
+            + self.answers.capacity()
+            + self.lens.capacity() * size_of::<usize>()
+    }
+
     /// Forgets all, and keeps its memory unless that is large.
     pub(super) fn clear(&mut self) {
-        if self.bytes.capacity() + self.answers.capacity() > SPARE_BYTES_MAX {
+        if self.memory_bytes() > SPARE_BYTES_MAX {
             return *self = Batch::default();
         }
         self.bytes.clear();

@@ -152,6 +152,9 @@ impl<A: Answers> Queue<A> {
         }
         // A request that panicked, or that asked for less than it merges, leaves it behind.
         self.merged = None;
+        if self.due.capacity() * size_of::<Due>() > SPARE_BYTES_MAX {
+            self.due = VecDeque::new();
+        }
         if self.written.capacity() > SPARE_BYTES_MAX {
             self.written = Vec::new();
         }
@@ -349,5 +352,19 @@ mod tests {
         let queue = queue.rest();
         assert_eq!((queue.written.capacity(), queue.texts.capacity()), (0, 0));
         assert_eq!(queue.ways[0].now.memory(), Batch::<usize>::default().memory());
+    }
+
+    #[test]
+    fn memory_of_many_short_questions_is_given_back() {
+        let mut queue = Queue::new(2);
+        for n in 0..6000 {
+            ask(&mut queue, n % 2, 0, b"a");
+        }
+        assert_eq!(carried(&mut queue), b"");
+        let queue = queue.rest();
+        assert_eq!(queue.due.capacity(), 0);
+        for Way { now, next } in &queue.ways {
+            assert_eq!((now.memory_bytes(), next.memory_bytes()), (0, 0));
+        }
     }
 }
