@@ -263,7 +263,8 @@ impl<'a, 'b> Writer<'a, 'b> {
 }
 
 /// One reply made of those of several shards: the sum of numbers, an array of all elements, the last `OK` or other string, or the
-/// first error.
+/// first error. A null in place of an array adds no element, and is the reply if no shard has an array. Of replies that differ in
+/// kind the last kind counts.
 ///
 /// ```
 /// use ringserve::resp::Merged;
@@ -284,15 +285,23 @@ pub struct Merged {
 impl Merge for Merged {
     fn add(&mut self, reply: &[u8]) {
         let end = reply.iter().position(|byte| *byte == b'\r').unwrap_or(reply.len());
-        match reply.first() {
+        let value = reply.get(1..end).and_then(number).unwrap_or_default();
+        let kind = match reply.first() {
+            Some(b'*') if value < 0 => b'_',
+            kind => kind.copied().unwrap_or_default(),
+        };
+        match kind {
             _ if self.kind == b'-' => {}
-            Some(kind @ (b':' | b'*')) => {
-                self.kind = *kind;
-                self.sum = self.sum.saturating_add(number(&reply[1..end]).unwrap_or_default());
+            b'_' if self.kind == b'*' => {}
+            b':' | b'*' => {
+                if self.kind != kind {
+                    *self = Merged { kind, ..Merged::default() };
+                }
+                self.sum = self.sum.saturating_add(value);
                 self.text.extend_from_slice(reply.get(end + 2..).unwrap_or_default());
             }
-            kind => {
-                self.kind = kind.copied().unwrap_or_default();
+            _ => {
+                self.kind = kind;
                 self.text.clear();
                 self.text.extend_from_slice(reply);
             }

@@ -281,7 +281,13 @@ fn replies_of_several_shards_become_one() {
     assert_eq!(merged(&["+OK\r\n", "+OK\r\n"]), "+OK\r\n");
     assert_eq!(merged(&["*1\r\n$1\r\na\r\n", "*0\r\n", "*1\r\n$1\r\nb\r\n"]), "*2\r\n$1\r\na\r\n$1\r\nb\r\n");
     assert_eq!(merged(&[":1\r\n", "-ERR a\r\n", ":1\r\n", "-ERR b\r\n"]), "-ERR a\r\n");
+    for null in ["*-1\r\n", "_\r\n"] {
+        assert_eq!(merged(&[null, null]), null);
+        assert_eq!(merged(&[null, "*1\r\n+a\r\n", null]), "*1\r\n+a\r\n");
+        assert_eq!(merged(&[null, "-ERR a\r\n", null]), "-ERR a\r\n");
+    }
     // What no shard says is merged too, somehow.
+    assert_eq!(merged(&[":5\r\n", "+OK\r\n", "*1\r\n+a\r\n"]), "*1\r\n+a\r\n");
     assert_eq!(merged(&["", ":", ":9223372036854775807\r\n", ":1\r\n"]), ":9223372036854775807\r\n");
 }
 

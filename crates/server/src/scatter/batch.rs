@@ -26,6 +26,18 @@ pub struct Batch<Q> {
     read: usize,
 }
 
+/// Takes back what an answer wrote before it panicked.
+struct Kept<'a> {
+    answers: &'a mut Vec<u8>,
+    len: usize,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        self.answers.truncate(self.len);
+    }
+}
+
 impl<Q> Default for Batch<Q> {
     fn default() -> Batch<Q> {
         let (bytes, spans, asked, at, answers, lens, read) = Default::default();
@@ -49,7 +61,10 @@ impl<Q: Copy> Batch<Q> {
     /// Answers a question at once.
     pub(super) fn answer_now<A: Answers<Question = Q>>(&mut self, shard: &A, question: Q, parts: Parts<'_>) {
         let before = self.answers.len();
-        shard.answer(question, parts, &mut self.answers);
+        let mut kept = Kept { answers: &mut self.answers, len: before };
+        shard.answer(question, parts, kept.answers);
+        kept.len = kept.answers.len();
+        drop(kept);
         self.lens.push_back(self.answers.len() - before);
     }
 
@@ -113,9 +128,17 @@ impl<Q: Copy> Batch<Q> {
         self.read = 0;
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.bytes.capacity()
+            + self.spans.capacity() * size_of::<Span>()
+            + self.asked.capacity() * size_of::<(Q, usize)>()
+            + self.answers.capacity()
+            + self.lens.capacity() * size_of::<usize>()
+    }
+
     /// Forgets all, and keeps its memory unless that is large.
     pub(super) fn clear(&mut self) {
-        if self.bytes.capacity() + self.answers.capacity() > SPARE_BYTES_MAX {
+        if self.memory_bytes() > SPARE_BYTES_MAX {
             return *self = Batch::default();
         }
         self.bytes.clear();

@@ -150,6 +150,11 @@ impl<A: Answers> Queue<A> {
             now.clear();
             next.clear();
         }
+        // A request that panicked, or that asked for less than it merges, leaves it behind.
+        self.merged = None;
+        if self.due.capacity() * size_of::<Due>() > SPARE_BYTES_MAX {
+            self.due = VecDeque::new();
+        }
         if self.written.capacity() > SPARE_BYTES_MAX {
             self.written = Vec::new();
         }
@@ -162,6 +167,8 @@ impl<A: Answers> Queue<A> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
     use crate::sync::AskError;
 
@@ -173,6 +180,10 @@ mod tests {
         type Merged = Vec<u8>;
 
         fn answer(&self, len: usize, parts: Parts<'_>, out: &mut Vec<u8>) {
+            if len == PANICS {
+                out.extend_from_slice(b"half of it");
+                panic!("planted: an answer");
+            }
             out.resize(out.len() + len, parts.get(0)[0]);
         }
 
@@ -180,6 +191,8 @@ mod tests {
             out.extend_from_slice(format!("!{shard}").as_bytes());
         }
     }
+
+    const PANICS: usize = usize::MAX;
 
     fn ask(queue: &mut Queue<Fills>, shard: usize, len: usize, name: &[u8]) {
         queue.ask(shard, len, Parts::new(name, &[(0, name.len() as u32)]), (&Fills, 0));
@@ -234,6 +247,27 @@ mod tests {
         ask(&mut queue, 0, 1, b"b");
         ask(&mut queue, 1, 1, b"c");
         assert_eq!(carried(&mut queue), b"abc");
+    }
+
+    #[test]
+    fn reply_of_too_few_answers_swallows_none_of_the_next_user() {
+        let mut queue = Queue::new(1);
+        queue.merge(4);
+        ask(&mut queue, 0, 1, b"a");
+        assert_eq!(carried(&mut queue), b"");
+        let mut queue = queue.rest();
+        ask(&mut queue, 0, 1, b"b");
+        assert_eq!(carried(&mut queue), b"b");
+    }
+
+    #[test]
+    fn own_answer_that_panics_leaves_no_bytes() {
+        let mut queue = Queue::new(1);
+        ask(&mut queue, 0, 1, b"a");
+        let asked = AssertUnwindSafe(|| ask(&mut queue, 0, PANICS, b"x"));
+        catch_unwind(asked).expect_err("it panics");
+        ask(&mut queue, 0, 1, b"b");
+        assert_eq!(carried(&mut queue), b"ab");
     }
 
     #[test]
@@ -318,5 +352,19 @@ mod tests {
         let queue = queue.rest();
         assert_eq!((queue.written.capacity(), queue.texts.capacity()), (0, 0));
         assert_eq!(queue.ways[0].now.memory(), Batch::<usize>::default().memory());
+    }
+
+    #[test]
+    fn memory_of_many_short_questions_is_given_back() {
+        let mut queue = Queue::new(2);
+        for n in 0..6000 {
+            ask(&mut queue, n % 2, 0, b"a");
+        }
+        assert_eq!(carried(&mut queue), b"");
+        let queue = queue.rest();
+        assert_eq!(queue.due.capacity(), 0);
+        for Way { now, next } in &queue.ways {
+            assert_eq!((now.memory_bytes(), next.memory_bytes()), (0, 0));
+        }
     }
 }
