@@ -40,22 +40,29 @@ pub struct TlsListener {
 struct Shared {
     /// Grows with each replacement. A shard looks at it for each connection, and at what follows only if it grew.
     version: AtomicU64,
+    /// Shards take this lock too, so no file is read under it.
     current: Mutex<Current>,
+    /// Held while a replacement is made, by which its makers wait for each other. What tickets are sealed with where the program
+    /// gave nothing: the same after a replacement.
+    secret: Mutex<Option<Arc<[u8]>>>,
 }
 
 struct Current {
     tls: Tls,
     /// `None` until it was looked at.
     built: Option<Arc<Built>>,
-    /// What tickets are sealed with where the program gave nothing: the same after a replacement.
-    secret: Option<Arc<[u8]>>,
 }
 
 /// It is looked at when the server starts.
 impl From<Tls> for TlsListener {
     fn from(tls: Tls) -> TlsListener {
-        let current = Current { tls, built: None, secret: None };
-        TlsListener { shared: Arc::new(Shared { version: AtomicU64::new(0), current: Mutex::new(current) }) }
+        TlsListener {
+            shared: Arc::new(Shared {
+                version: AtomicU64::new(0),
+                current: Mutex::new(Current { tls, built: None }),
+                secret: Mutex::new(None),
+            }),
+        }
     }
 }
 
@@ -76,19 +83,19 @@ impl TlsListener {
     /// Those of [`new`](TlsListener::new).
     #[doc(hidden)]
     pub fn prepare(&self) -> Result<(), TlsError> {
-        let mut current = self.current();
-        if current.built.is_some() {
+        let secret = &mut *self.writing();
+        if self.current().built.is_some() {
             return Ok(());
         }
-        let tls = current.tls.clone();
-        self.set(&mut current, tls)
+        let tls = self.current().tls.clone();
+        self.set(secret, tls)
     }
 
-    fn set(&self, current: &mut Current, tls: Tls) -> Result<(), TlsError> {
-        let built = tls.build(&mut current.secret)?;
-        current.built = Some(Arc::new(built));
-        current.tls = tls;
+    fn set(&self, secret: &mut Option<Arc<[u8]>>, tls: Tls) -> Result<(), TlsError> {
+        let built = Some(Arc::new(tls.build(secret)?));
+        let before = std::mem::replace(&mut *self.current(), Current { tls, built });
         self.shared.version.fetch_add(1, Ordering::Release);
+        drop(before);
         Ok(())
     }
 
@@ -97,17 +104,18 @@ impl TlsListener {
     /// # Errors
     /// If it cannot be used: then the old one stays.
     pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
-        self.set(&mut self.current(), tls)
+        self.set(&mut self.writing(), tls)
     }
 
-    /// Reads all files of certificates, keys and authorities again.
+    /// Reads all files of certificates, keys and authorities again. It waits for the disk, and for another replacement: call it on a
+    /// thread that is no shard's.
     ///
     /// # Errors
     /// If what they hold now cannot be used: then the old one stays.
     pub fn reload(&self) -> Result<(), TlsError> {
-        let mut current = self.current();
-        let again = current.tls.read_again()?;
-        self.set(&mut current, again)
+        let secret = &mut *self.writing();
+        let tls = self.current().tls.clone();
+        self.set(secret, tls.read_again()?)
     }
 
     /// The files that [`reload`](TlsListener::reload) reads.
@@ -181,6 +189,10 @@ impl TlsListener {
     /// If it was not looked at.
     fn built(&self) -> Arc<Built> {
         self.current().built.clone().expect("TLS that was looked at")
+    }
+
+    fn writing(&self) -> std::sync::MutexGuard<'_, Option<Arc<[u8]>>> {
+        self.shared.secret.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn current(&self) -> std::sync::MutexGuard<'_, Current> {

@@ -62,6 +62,44 @@ fn what_cannot_be_used_leaves_the_old_one() {
 }
 
 #[test]
+fn shards_do_not_wait_for_files_that_are_read() {
+    let authority = Authority::new("authority");
+    let dir = std::env::temp_dir().join(format!("ringserve-tls-reading-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+    let cert = authority.ecdsa(&["localhost"]);
+    fs::write(&chain, &cert.chain).unwrap();
+    fs::write(&key, &cert.key).unwrap();
+    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let listener = TlsListener::new(tls).unwrap();
+    // What is read of a pipe waits for what is written to it.
+    fs::remove_file(&key).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &key, rustix::fs::Mode::RWXU).unwrap();
+    let reloads = std::thread::spawn({
+        let listener = listener.clone();
+        move || listener.reload()
+    });
+    // Can be opened once the other end is.
+    let mut pipe = fs::File::options().write(true).open(&key).unwrap();
+    let (says, hears) = std::sync::mpsc::channel();
+    let shard = std::thread::spawn({
+        let listener = listener.clone();
+        move || {
+            let mut out = Vec::new();
+            let begun = listener.transport().begin(&mut out).is_some();
+            says.send(begun).unwrap();
+        }
+    });
+    let begun = hears.recv_timeout(Duration::from_secs(10));
+    std::io::Write::write_all(&mut pipe, cert.key.as_bytes()).unwrap();
+    drop(pipe);
+    reloads.join().unwrap().unwrap();
+    shard.join().unwrap();
+    assert_eq!(begun, Ok(true), "a shard waited for a file");
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
 fn files_that_are_watched_are_read_again() {
     static REPORTS: Mutex<Vec<Result<(), TlsError>>> = Mutex::new(Vec::new());
     let authority = Authority::new("authority");
