@@ -44,7 +44,7 @@ pub trait Channel: 'static {
     /// Appends `plain`, sealed, to `out`. Called once for what leaves in one send, and never again for the same bytes.
     ///
     /// # Errors
-    /// Where nothing more can be sent. The connection is closed with the fault's reason.
+    /// Where nothing more can be sent. The connection is closed with the fault's reason, once `out` has left.
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault>;
 
     /// Appends what tells the peer that nothing more will come. Called once at most, behind all replies, and only of a channel

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 
 use crate::clients::Verifier;
 use crate::key_log::KeyLogFile;
-use crate::names::Names;
+use crate::names::{Names, Times};
+use crate::pem::Stamp;
 use crate::tickets::{self, Ticketer};
 use crate::{Clients, Pem, Tickets, TlsError, provider};
 
@@ -167,17 +169,37 @@ impl Tls {
 
     /// The files that it was read from.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let Source::Own(own) = &self.source else { return Vec::new() };
-        let certificates = own.certificates.iter().flat_map(|(_, chain, key)| [chain, key]);
-        let clients = own.clients.iter().flat_map(Clients::files);
-        certificates.chain(clients).filter_map(|pem| pem.path().map(Into::into)).collect()
+        self.pems().filter_map(|pem| pem.path().map(Into::into)).collect()
+    }
+
+    /// What shows whether they changed since.
+    pub(crate) fn stamps(&self) -> Vec<Stamp> {
+        self.pems().filter_map(Pem::stamp).collect()
+    }
+
+    fn pems(&self) -> impl Iterator<Item = &Pem> {
+        let own = match &self.source {
+            Source::Own(own) => Some(own),
+            Source::Given(_) => None,
+        };
+        own.into_iter().flat_map(|own| {
+            let certificates = own.certificates.iter().flat_map(|(_, chain, key)| [chain, key]);
+            certificates.chain(own.clients.iter().flat_map(Clients::files))
+        })
     }
 
     /// As rustls has it. `secret` is what tickets are sealed with if the program has given none; it is set where it is first needed.
-    pub(crate) fn build(&self, secret: &mut Option<Arc<[u8]>>) -> Result<Built, TlsError> {
+    /// `before` is what is in use.
+    pub(crate) fn build(
+        &self,
+        secret: &mut Option<Arc<[u8]>>,
+        before: Option<&Tls>,
+    ) -> Result<Built, TlsError> {
+        let in_use = before.map(Tls::shown).unwrap_or_default();
+        let mut times = Times { in_use, warnings: Vec::new() };
         let (config, clients, alpn_by_service) = match &self.source {
             Source::Own(own) => {
-                let (config, clients) = own.build(secret)?;
+                let (config, clients) = own.build(secret, &mut times)?;
                 (Arc::new(config), clients, own.alpn.is_none())
             }
             Source::Given(config) => (config.clone(), None, false),
@@ -189,7 +211,21 @@ impl Tls {
         }
         // What rustls refuses it refuses for each connection.
         UnbufferedServerConnection::new(config.clone()).map_err(TlsError::new)?;
-        Ok(Built { config, clients, alpn_by_service, require_close_notify: self.require_close_notify })
+        let Times { warnings, .. } = times;
+        Ok(Built {
+            config,
+            clients,
+            alpn_by_service,
+            require_close_notify: self.require_close_notify,
+            warnings,
+        })
+    }
+
+    /// The first certificate of each chain.
+    fn shown(&self) -> Vec<CertificateDer<'static>> {
+        let Source::Own(own) = &self.source else { return Vec::new() };
+        let chains = own.certificates.iter().filter_map(|(_, chain, _)| chain.certificates().ok());
+        chains.filter_map(|chain| chain.into_iter().next()).collect()
     }
 }
 
@@ -201,12 +237,15 @@ pub(crate) struct Built {
     /// The program said nothing of protocols.
     pub(crate) alpn_by_service: bool,
     pub(crate) require_close_notify: bool,
+    /// What is wrong and was so before.
+    pub(crate) warnings: Vec<TlsError>,
 }
 
 impl Own {
     fn build(
         &self,
         secret: &mut Option<Arc<[u8]>>,
+        times: &mut Times,
     ) -> Result<(ServerConfig, Option<Arc<dyn ClientCertVerifier>>), TlsError> {
         let provider = match &self.provider {
             Some(provider) => provider.clone(),
@@ -217,7 +256,7 @@ impl Own {
         }
         let mut names = Names::default();
         for (name, chain, key) in &self.certificates {
-            names.add(name.as_deref(), chain, key, &provider)?;
+            names.add(name.as_deref(), chain, key, &provider, times)?;
         }
         let (clients, mut depends_on) = match &self.clients {
             Some(clients) => {

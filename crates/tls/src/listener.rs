@@ -2,14 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
-use std::time::SystemTime;
 
 use ringserve_core::{Channel, Transport};
 use rustls::ServerConfig;
@@ -17,6 +15,7 @@ use rustls::server::UnbufferedServerConnection;
 
 use crate::channel::{Common, TlsChannel};
 use crate::config::Built;
+use crate::pem::Stamp;
 use crate::{Tls, TlsError};
 
 /// The TLS of a listener, while it is in use. Clones are the same one: a program that keeps one can replace what the server has.
@@ -40,22 +39,35 @@ pub struct TlsListener {
 struct Shared {
     /// Grows with each replacement. A shard looks at it for each connection, and at what follows only if it grew.
     version: AtomicU64,
+    /// Shards take this lock too, so no file is read under it.
     current: Mutex<Current>,
+    /// Held while a replacement is made, by which its makers wait for each other. What tickets are sealed with where the program
+    /// gave nothing: the same after a replacement.
+    secret: Mutex<Option<Arc<[u8]>>>,
+    /// Where warnings go.
+    warn: OnceLock<fn(fmt::Arguments<'_>)>,
+    /// Its files are watched.
+    is_watched: AtomicBool,
 }
 
 struct Current {
     tls: Tls,
     /// `None` until it was looked at.
     built: Option<Arc<Built>>,
-    /// What tickets are sealed with where the program gave nothing: the same after a replacement.
-    secret: Option<Arc<[u8]>>,
 }
 
 /// It is looked at when the server starts.
 impl From<Tls> for TlsListener {
     fn from(tls: Tls) -> TlsListener {
-        let current = Current { tls, built: None, secret: None };
-        TlsListener { shared: Arc::new(Shared { version: AtomicU64::new(0), current: Mutex::new(current) }) }
+        TlsListener {
+            shared: Arc::new(Shared {
+                version: AtomicU64::new(0),
+                current: Mutex::new(Current { tls, built: None }),
+                secret: Mutex::new(None),
+                warn: OnceLock::new(),
+                is_watched: AtomicBool::new(false),
+            }),
+        }
     }
 }
 
@@ -76,19 +88,29 @@ impl TlsListener {
     /// Those of [`new`](TlsListener::new).
     #[doc(hidden)]
     pub fn prepare(&self) -> Result<(), TlsError> {
-        let mut current = self.current();
-        if current.built.is_some() {
+        let secret = &mut *self.writing();
+        if self.current().built.is_some() {
             return Ok(());
         }
-        let tls = current.tls.clone();
-        self.set(&mut current, tls)
+        let tls = self.current().tls.clone();
+        self.set(secret, tls)
     }
 
-    fn set(&self, current: &mut Current, tls: Tls) -> Result<(), TlsError> {
-        let built = tls.build(&mut current.secret)?;
-        current.built = Some(Arc::new(built));
-        current.tls = tls;
+    fn set(&self, secret: &mut Option<Arc<[u8]>>, tls: Tls) -> Result<(), TlsError> {
+        let in_use = {
+            let current = self.current();
+            current.built.is_some().then(|| current.tls.clone())
+        };
+        let built = Arc::new(tls.build(secret, in_use.as_ref())?);
+        let key_log = tls.key_log_file().map(Path::to_owned);
+        let before = std::mem::replace(&mut *self.current(), Current { tls, built: Some(built.clone()) });
         self.shared.version.fetch_add(1, Ordering::Release);
+        if let Some(warn) = self.shared.warn.get() {
+            built.warnings.iter().for_each(|warning| warn(format_args!("{warning}; it stays in use")));
+            if let Some(file) = key_log.filter(|file| before.tls.key_log_file() != Some(file)) {
+                warn(format_args!("the secrets of connections are logged in {}", file.display()));
+            }
+        }
         Ok(())
     }
 
@@ -97,17 +119,18 @@ impl TlsListener {
     /// # Errors
     /// If it cannot be used: then the old one stays.
     pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
-        self.set(&mut self.current(), tls)
+        self.set(&mut self.writing(), tls)
     }
 
-    /// Reads all files of certificates, keys and authorities again.
+    /// Reads all files of certificates, keys and authorities again. It waits for the disk, and for another replacement: call it on a
+    /// thread that is no shard's.
     ///
     /// # Errors
-    /// If what they hold now cannot be used: then the old one stays.
+    /// If what they hold now cannot be used: then the old one stays. A certificate that is in use may be over its time.
     pub fn reload(&self) -> Result<(), TlsError> {
-        let mut current = self.current();
-        let again = current.tls.read_again()?;
-        self.set(&mut current, again)
+        let secret = &mut *self.writing();
+        let tls = self.current().tls.clone();
+        self.set(secret, tls.read_again()?)
     }
 
     /// The files that [`reload`](TlsListener::reload) reads.
@@ -121,28 +144,39 @@ impl TlsListener {
         self.current().tls.key_log_file().map(Into::into)
     }
 
+    /// What is dangerous or over its time after a replacement is told to the first `warn` that was given.
+    #[doc(hidden)]
+    pub fn warn_by(&self, warn: fn(fmt::Arguments<'_>)) {
+        let _ = self.shared.warn.set(warn);
+    }
+
     /// Starts to watch its files, where the program wants that ([`Tls::watch_files`]), on a thread that ends with the last clone of
-    /// this. `report` is told of each time that they were read again.
+    /// this. `report` is told of each time that they were read again. Does nothing where that thread is there.
     ///
     /// # Errors
     /// If there can be no thread.
     #[doc(hidden)]
     pub fn watch(&self, report: fn(Result<(), TlsError>)) -> io::Result<()> {
         let Some(interval) = self.current().tls.watch_interval() else { return Ok(()) };
-        let (shared, mut seen) = (Arc::downgrade(&self.shared), Stamp::of(&self.files()));
+        if self.shared.is_watched.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (shared, mut seen) = (Arc::downgrade(&self.shared), self.current().tls.stamps());
         let watch = move || {
             loop {
                 thread::sleep(interval);
                 let Some(shared) = shared.upgrade() else { return };
                 let listener = TlsListener { shared };
-                let stamp = Stamp::of(&listener.files());
+                let stamp: Vec<_> = listener.files().iter().map(|file| Stamp::of(file)).collect();
                 if stamp != seen {
                     seen = stamp;
                     report(listener.reload());
                 }
             }
         };
-        thread::Builder::new().name("ringserve-tls".into()).spawn(watch).map(drop)
+        thread::Builder::new().name("ringserve-tls".into()).spawn(watch).map(drop).inspect_err(|_| {
+            self.shared.is_watched.store(false, Ordering::Relaxed);
+        })
     }
 
     /// What rustls has of it now.
@@ -183,6 +217,10 @@ impl TlsListener {
         self.current().built.clone().expect("TLS that was looked at")
     }
 
+    fn writing(&self) -> std::sync::MutexGuard<'_, Option<Arc<[u8]>>> {
+        self.shared.secret.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     fn current(&self) -> std::sync::MutexGuard<'_, Current> {
         self.shared.current.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -191,17 +229,6 @@ impl TlsListener {
 impl fmt::Debug for TlsListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("TlsListener").field(&self.current().tls).finish()
-    }
-}
-
-/// What shows that a file changed: its time and its size.
-#[derive(PartialEq, Eq)]
-struct Stamp(Vec<Option<(SystemTime, u64)>>);
-
-impl Stamp {
-    fn of(files: &[PathBuf]) -> Stamp {
-        let stamp = |file| fs::metadata(file).and_then(|data| Ok((data.modified()?, data.len()))).ok();
-        Stamp(files.iter().map(stamp).collect())
     }
 }
 

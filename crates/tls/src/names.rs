@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::UnixTime;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
@@ -23,6 +23,15 @@ pub(crate) struct Names {
     default: Vec<Arc<CertifiedKey>>,
 }
 
+/// How the time of certificates is looked at.
+#[derive(Default)]
+pub(crate) struct Times {
+    /// Certificates that are in use. To refuse one of them would keep what is new of the others.
+    pub(crate) in_use: Vec<CertificateDer<'static>>,
+    /// What is wrong with these.
+    pub(crate) warnings: Vec<TlsError>,
+}
+
 impl Names {
     /// A further certificate for `name`, or for whatever name. Of several for one, the first is taken with which the client can.
     pub(crate) fn add(
@@ -31,8 +40,9 @@ impl Names {
         chain: &Pem,
         key: &Pem,
         provider: &CryptoProvider,
+        times: &mut Times,
     ) -> Result<(), TlsError> {
-        let key = Arc::new(certified(chain, key, provider)?);
+        let key = Arc::new(certified(chain, key, provider, times)?);
         match name {
             Some(name) => self.named.entry(normal(name)?).or_default().push(key),
             None => self.default.push(key),
@@ -85,9 +95,17 @@ fn normal(name: &str) -> Result<String, TlsError> {
 }
 
 /// A chain with its key, which fit, and of which the first certificate is within its time.
-fn certified(chain: &Pem, key: &Pem, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
+fn certified(
+    chain: &Pem,
+    key: &Pem,
+    provider: &CryptoProvider,
+    times: &mut Times,
+) -> Result<CertifiedKey, TlsError> {
     let certificates = chain.certificates()?;
-    check_time(chain, &certificates[0])?;
+    match check_time(chain, &certificates[0]) {
+        Err(error) if times.in_use.contains(&certificates[0]) => times.warnings.push(error),
+        checked => checked?,
+    }
     let private = key.key()?;
     CertifiedKey::from_der(certificates, private, provider).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => key.error(match chain.path() {
@@ -98,7 +116,7 @@ fn certified(chain: &Pem, key: &Pem, provider: &CryptoProvider) -> Result<Certif
     })
 }
 
-fn check_time(pem: &Pem, certificate: &rustls::pki_types::CertificateDer<'_>) -> Result<(), TlsError> {
+fn check_time(pem: &Pem, certificate: &CertificateDer<'_>) -> Result<(), TlsError> {
     let certificate = webpki::EndEntityCert::try_from(certificate)
         .map_err(|error| pem.error(format_args!("has a certificate that cannot be read: {error}")))?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

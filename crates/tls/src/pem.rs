@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
@@ -13,8 +14,18 @@ use crate::TlsError;
 /// The text of a PEM file: certificates, a key, or revocation lists.
 #[derive(Clone)]
 pub struct Pem {
-    file: Option<PathBuf>,
+    file: Option<(PathBuf, Stamp)>,
     text: Arc<[u8]>,
+}
+
+/// What shows that a file changed: its time and its size. `None` where there is none.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Stamp(Option<(SystemTime, u64)>);
+
+impl Stamp {
+    pub(crate) fn of(file: &Path) -> Stamp {
+        Stamp(fs::metadata(file).and_then(|data| Ok((data.modified()?, data.len()))).ok())
+    }
 }
 
 impl Pem {
@@ -24,9 +35,11 @@ impl Pem {
     /// If it cannot be read.
     pub fn file(file: impl Into<PathBuf>) -> Result<Pem, TlsError> {
         let file = file.into();
+        // Before it is read, so that a change beside that is seen.
+        let stamp = Stamp::of(&file);
         let text = fs::read(&file)
             .map_err(|error| TlsError::of(Some(&file), format_args!("cannot be read: {error}")))?;
-        Ok(Pem { file: Some(file), text: text.into() })
+        Ok(Pem { file: Some((file, stamp)), text: text.into() })
     }
 
     /// The same file, read again; a text that came from none as it is.
@@ -35,14 +48,19 @@ impl Pem {
     /// If it cannot be read.
     pub(crate) fn read_again(&self) -> Result<Pem, TlsError> {
         match &self.file {
-            Some(file) => Pem::file(file),
+            Some((file, _)) => Pem::file(file),
             None => Ok(self.clone()),
         }
     }
 
     /// Where it was read.
     pub(crate) fn path(&self) -> Option<&Path> {
-        self.file.as_deref()
+        self.file.as_ref().map(|(file, _)| &**file)
+    }
+
+    /// The file as it was when it was read.
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
+        self.file.as_ref().map(|(_, stamp)| stamp.clone())
     }
 
     pub(crate) fn error(&self, cause: impl fmt::Display) -> TlsError {
@@ -96,7 +114,7 @@ impl From<&str> for Pem {
 impl fmt::Debug for Pem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.file {
-            Some(file) => write!(f, "Pem({})", file.display()),
+            Some((file, _)) => write!(f, "Pem({})", file.display()),
             None => write!(f, "Pem({} bytes)", self.text.len()),
         }
     }

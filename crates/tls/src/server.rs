@@ -21,7 +21,8 @@ impl ServerTls {
         self.listeners.iter().try_for_each(|listener| listener.replace(tls.clone()))
     }
 
-    /// Reads the files of certificates, keys and authorities again, of every address that has TLS.
+    /// Reads the files of certificates, keys and authorities again, of every address that has TLS. It waits for the disk: call it
+    /// on a thread that is no shard's.
     ///
     /// # Errors
     /// Of the first whose files cannot be used: its old one stays, as those of the addresses behind it.

@@ -1,5 +1,7 @@
 //! Replies of a connection with a channel, on their way to the peer.
 
+use alloc::boxed::Box;
+
 use super::Shard;
 use super::secure::Sealed;
 use crate::batch::KEPT_BYTES_MAX;
@@ -61,14 +63,12 @@ impl<O: Observer> Shard<O> {
             batch.trim();
         }
         shared.sealed(batch.len());
-        if let Some(fault) = fault {
-            self.shared.recycle(batch);
-            return self.abort(id, fault.0);
-        }
         if batch.is_empty() {
             self.shared.recycle(batch);
-            if half_closes {
-                self.end_writing(id);
+            match fault {
+                Some(fault) => self.abort(id, fault.0),
+                None if half_closes => self.end_writing(id),
+                None => {}
             }
             return;
         }
@@ -79,5 +79,19 @@ impl<O: Observer> Shard<O> {
         if much {
             self.watch(id);
         }
+        if let Some(fault) = fault {
+            self.seal_failed(id, fault.0);
+        }
+    }
+
+    /// Nothing more can be sealed: what the channel said last leaves, and nothing behind that.
+    #[cold]
+    fn seal_failed(&mut self, id: ConnId, reason: CloseReason) {
+        if let Some(conn) = self.conns.get_mut(id)
+            && conn.state == State::Draining
+        {
+            conn.reason = Some(Box::new(reason));
+        }
+        self.fault(id, reason);
     }
 }

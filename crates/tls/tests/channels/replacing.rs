@@ -3,13 +3,15 @@
 use std::fs;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
+use rcgen::{KeyPair, date_time_ymd};
 use ringserve_core::Transport;
 use ringserve_tls::rustls::version::TLS13;
 use ringserve_tls::{Pem, Tls, TlsError, TlsListener};
 
-use crate::pair::{Authority, Pair, client_config};
+use crate::pair::{Authority, Cert, Pair, client_config};
 
 #[test]
 fn new_connections_have_the_new_certificate_and_old_ones_stay() {
@@ -62,6 +64,44 @@ fn what_cannot_be_used_leaves_the_old_one() {
 }
 
 #[test]
+fn shards_do_not_wait_for_files_that_are_read() {
+    let authority = Authority::new("authority");
+    let dir = std::env::temp_dir().join(format!("ringserve-tls-reading-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+    let cert = authority.ecdsa(&["localhost"]);
+    fs::write(&chain, &cert.chain).unwrap();
+    fs::write(&key, &cert.key).unwrap();
+    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let listener = TlsListener::new(tls).unwrap();
+    // What is read of a pipe waits for what is written to it.
+    fs::remove_file(&key).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &key, rustix::fs::Mode::RWXU).unwrap();
+    let reloads = std::thread::spawn({
+        let listener = listener.clone();
+        move || listener.reload()
+    });
+    // Can be opened once the other end is.
+    let mut pipe = fs::File::options().write(true).open(&key).unwrap();
+    let (says, hears) = std::sync::mpsc::channel();
+    let shard = std::thread::spawn({
+        let listener = listener.clone();
+        move || {
+            let mut out = Vec::new();
+            let begun = listener.transport().begin(&mut out).is_some();
+            says.send(begun).unwrap();
+        }
+    });
+    let begun = hears.recv_timeout(Duration::from_secs(10));
+    std::io::Write::write_all(&mut pipe, cert.key.as_bytes()).unwrap();
+    drop(pipe);
+    reloads.join().unwrap().unwrap();
+    shard.join().unwrap();
+    assert_eq!(begun, Ok(true), "a shard waited for a file");
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
 fn files_that_are_watched_are_read_again() {
     static REPORTS: Mutex<Vec<Result<(), TlsError>>> = Mutex::new(Vec::new());
     let authority = Authority::new("authority");
@@ -92,5 +132,70 @@ fn files_that_are_watched_are_read_again() {
     wait_for(true);
     let config = Arc::new(client_config(&authority, &[&TLS13], None));
     Pair::new(&listener, &config, "localhost").connected();
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn expired_certificate_in_use_does_not_keep_the_others() {
+    static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let authority = Authority::new("authority");
+    let end = now() + 2;
+    let sign = |end: u64| {
+        authority.sign(&["old.example.org"], KeyPair::generate().unwrap(), |params| {
+            params.not_after = date_time_ymd(1970, 1, 1) + Duration::from_secs(end);
+        })
+    };
+    let (old, other) = (sign(end), sign(end));
+    let [first, second] = [(); 2].map(|()| authority.ecdsa(&["localhost"]));
+    let tls = |old: &Cert, new: &Cert| {
+        let tls = Tls::server().certificate(new.pems().0, new.pems().1);
+        tls.certificate_for("old.example.org", old.pems().0, old.pems().1)
+    };
+    let listener = TlsListener::new(tls(&old, &first)).unwrap();
+    listener.warn_by(|warning| WARNINGS.lock().unwrap().push(warning.to_string()));
+    while now() <= end {
+        std::thread::yield_now();
+    }
+    listener.replace(tls(&old, &second)).unwrap();
+    let expired = "the certificate expired 0 days ago";
+    assert_eq!(WARNINGS.lock().unwrap()[..], [format!("{expired}; it stays in use")]);
+    assert_eq!(listener.replace(tls(&other, &second)).unwrap_err().to_string(), expired, "a new one");
+    let log = std::env::temp_dir().join(format!("ringserve-tls-warned-{}", std::process::id()));
+    for _ in 0..2 {
+        listener.replace(tls(&first, &second).key_log(&log)).unwrap();
+    }
+    let logged = format!("the secrets of connections are logged in {}", log.display());
+    assert_eq!(WARNINGS.lock().unwrap()[1..], [logged]);
+    fs::remove_file(&log).unwrap();
+}
+
+#[test]
+fn change_before_the_watch_begins_is_seen() {
+    static REPORTS: AtomicUsize = AtomicUsize::new(0);
+    let authority = Authority::new("authority");
+    let dir = std::env::temp_dir().join(format!("ringserve-tls-stamps-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+    let cert = authority.ecdsa(&["localhost"]);
+    fs::write(&chain, &cert.chain).unwrap();
+    fs::write(&key, &cert.key).unwrap();
+    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let listener = TlsListener::new(tls.watch_files(Duration::from_millis(5))).unwrap();
+    fs::write(&chain, format!("{}\n", cert.chain)).unwrap();
+    // As of a server with two addresses.
+    for _ in 0..2 {
+        listener
+            .watch(|_| {
+                REPORTS.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+    }
+    let start = Instant::now();
+    while REPORTS.load(Ordering::Relaxed) == 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing was read");
+        std::thread::yield_now();
+    }
+    drop(listener);
     fs::remove_dir_all(&dir).unwrap();
 }

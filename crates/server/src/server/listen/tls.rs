@@ -1,5 +1,7 @@
 //! Listeners with TLS.
 
+use std::fmt;
+
 use ringserve_tls::{ServerTls, TlsError};
 use tracing::{info, warn};
 
@@ -35,9 +37,15 @@ pub(crate) fn begin<'a>(binds: impl Iterator<Item = &'a Bind>) -> Result<(), Err
                 file.display()
             );
         }
+        tls.warn_by(caution);
         tls.watch(report).map_err(Error::Thread)?;
     }
     Ok(())
+}
+
+/// The program's logger may panic, and the replacement holds.
+fn caution(warning: fmt::Arguments<'_>) {
+    let _ = guard(|| warn!("TLS: {warning}"));
 }
 
 /// The program's logger may panic, and the thread that watches goes on.

@@ -85,6 +85,31 @@ fn fault_is_told_behind_a_send_that_is_in_flight() {
 }
 
 #[test]
+fn channel_that_can_seal_no_more_has_its_last_word() {
+    // While it is open, and while its replies leave at the end.
+    for closes in [false, true] {
+        let (mut shard, id, mut peer) = ready(Limits::default());
+        shard.shared(id).unwrap().write(b"first");
+        shard.turn(at(2));
+        let first = sent_to(&mut shard, id);
+        shard.shared(id).unwrap().write(UNSEALABLE);
+        if closes {
+            shard.finish(id, CloseReason::Closed);
+        }
+        let mut said = hear(&mut peer, &first);
+        done(&mut shard, id, first);
+        let (more, ops) = leave(&mut shard, id, &mut peer);
+        said.extend(more);
+        assert_eq!(said, [Said::Data(b"first".to_vec()), Said::Other(ALERT)]);
+        assert!(matches!(ops[..], [Op::Shutdown { .. }]), "{ops:?}");
+        shard.dispatch();
+        let reason = CloseReason::TlsBadRecord;
+        assert_eq!(shard.heard(), [Heard::Ended { id, reason, opened: true }]);
+        assert_eq!(shard.held_bytes(), 0);
+    }
+}
+
+#[test]
 fn peer_that_closes_gets_its_replies_and_all_behind_is_ignored() {
     let (mut shard, id, mut peer) = ready(Limits::default());
     shard.lane.parks = Some(0);

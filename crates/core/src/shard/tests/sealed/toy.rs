@@ -19,6 +19,9 @@ pub const THINK: u8 = 7;
 /// Is ignored before the handshake is done.
 pub const PADDING: u8 = 8;
 
+/// What cannot be sealed.
+pub const UNSEALABLE: &[u8] = b"one record too many";
+
 const HEAD: usize = 5;
 /// Of an unfinished record, which is refused beyond that.
 pub const RECORD_BYTES_MAX: usize = 20_000;
@@ -161,6 +164,10 @@ impl Channel for ToyChannel {
 
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
         assert!(self.ready && !self.finished && !plain.is_empty());
+        if plain.pieces().flatten().eq(UNSEALABLE) {
+            self.writer.empty(ALERT, out);
+            return Err(Fault(CloseReason::TlsBadRecord));
+        }
         self.writer.record(DATA, &mut plain.pieces(), out);
         Ok(())
     }
