@@ -69,6 +69,9 @@ use ringserve_core::SharedPayload;
 use crate::handle::{LocalHandle, PushError};
 use crate::shard::handle::Shard;
 
+/// What a message that waits counts for beside its bytes.
+const MESSAGE_BYTES: usize = 64;
+
 /// The subscribers of one shard, by what they hear. Cloned, it is the same.
 ///
 /// A topic `T` costs memory while it has a subscriber. `F` is the form in which a subscriber is sent messages, where there are
@@ -95,14 +98,14 @@ struct Listener<T, F> {
     /// The topics that it hears, each with its place among the listeners.
     hears: RefCell<BTreeMap<T, usize>>,
     form: Cell<F>,
-    /// Messages that wait until the peer has read others, and their bytes.
+    /// Messages that wait until the peer has read others, and what they count for.
     waiting: RefCell<VecDeque<Rc<SharedPayload>>>,
     waiting_bytes: Cell<usize>,
 }
 
 impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
-    /// Of a shard, without a subscriber. Messages of `waiting_bytes_max` bytes may wait for a peer that reads slowly, beside its
-    /// outbox; with more its connection is reset. They are shared by all for which they wait.
+    /// Of a shard, without a subscriber. Messages of `waiting_bytes_max` bytes, each with 64 more, may wait for a peer that reads
+    /// slowly, beside its outbox; with more its connection is reset. They are shared by all for which they wait.
     pub fn new(shard: &Shard, waiting_bytes_max: usize) -> Topics<T, F> {
         Topics(Rc::new(Shared { shard: shard.clone(), waiting_bytes_max, topics: RefCell::default() }))
     }
@@ -227,6 +230,10 @@ impl<T: Ord, F> Shared<T, F> {
     }
 }
 
+fn waiting_bytes(message: &SharedPayload) -> usize {
+    message.payload().len() + MESSAGE_BYTES
+}
+
 impl<T: 'static, F: 'static> Listener<T, F> {
     /// Sends a message, after those that wait until the peer has read others.
     fn send(self: &Rc<Self>, message: &Rc<SharedPayload>, shard: &Shard, waiting_bytes_max: usize) {
@@ -234,7 +241,7 @@ impl<T: 'static, F: 'static> Listener<T, F> {
         if waiting.is_empty() && self.handle.push_shared(message) != Err(PushError::Full) {
             return;
         }
-        self.waiting_bytes.set(self.waiting_bytes.get() + message.payload().len());
+        self.waiting_bytes.set(self.waiting_bytes.get() + waiting_bytes(message));
         if self.waiting_bytes.get() > waiting_bytes_max {
             waiting.clear();
             return self.handle.abort();
@@ -250,7 +257,7 @@ impl<T: 'static, F: 'static> Listener<T, F> {
         while !self.waiting.borrow().is_empty() {
             self.handle.ready().await;
             let Some(message) = self.waiting.borrow_mut().pop_front() else { return };
-            self.waiting_bytes.set(self.waiting_bytes.get() - message.payload().len());
+            self.waiting_bytes.set(self.waiting_bytes.get() - waiting_bytes(&message));
             let _ = self.handle.push_shared(&message);
         }
     }

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const WAITING_BYTES_MAX: usize = 1 << 20;
 
 /// `+topic` subscribes, `-topic` ends it, `-` ends all, `loud` has messages come in capital letters, `topic text` publishes, `*t text`
-/// to each topic that begins so. `crowd count` has so many subscribers hear one topic,
+/// to each topic that begins so, `empty topic` a thousand messages without a byte. `crowd count` has so many subscribers hear one topic,
 /// and leave one by one.
 struct News {
     topics: Topics<String, bool>,
@@ -102,6 +102,9 @@ fn starts(sim: &Sim, shards: usize) -> (SimServer, Made, All) {
                 let text = format!("{topic}: {text}");
                 if is_loud { text.to_uppercase() } else { text }
             };
+            if topic == "empty" {
+                return (0..1000).map(|_| here.publish(&text.to_owned(), |_| "")).min().unwrap();
+            }
             match topic.strip_prefix('*') {
                 None => here.publish(&topic.to_owned(), |is_loud| message(topic, is_loud)),
                 Some(start) => here.publish_where(
@@ -223,6 +226,45 @@ fn subscriber_that_reads_slowly_misses_nothing_until_too_much_waits() {
                 sent += 1;
                 assert!(sent < 300, "6 MB wait for a peer that does not read");
                 net.sleep(SECOND).await;
+            }
+            assert_eq!(told, "= 0");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn messages_without_a_byte_have_a_bound_where_they_wait() {
+    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
+        let (server, _, _) = starts(sim, 1);
+        let (addr, ready) = (server.addr(), Rc::new(Cell::new(false)));
+        sim.expect_losses();
+        let is_ready = ready.clone();
+        sim.client("deaf", async move |net| {
+            let mut me = net.connect(addr).await?;
+            me.send("+deaf\n").await?;
+            assert_eq!(me.line().await?.as_deref(), Some("= true"));
+            is_ready.set(true);
+            net.sleep(900 * SECOND).await;
+            Ok(())
+        });
+        sim.client("speaker", async move |net| {
+            let mut me = net.connect(addr).await?;
+            while !ready.get() {
+                net.sleep(SECOND).await;
+            }
+            // More than the outbox and the sockets hold.
+            for _ in 0..50 {
+                me.send(format!("deaf {}\n", "m".repeat(20_000))).await?;
+                assert_eq!(me.line().await?.as_deref(), Some("= 1"));
+            }
+            let (mut told, mut sent) = ("= 1".to_owned(), 0);
+            while told == "= 1" {
+                me.send("empty deaf\n").await?;
+                told = me.line().await?.unwrap();
+                sent += 1;
+                assert!(sent < 20, "20 000 messages wait for a peer that does not read");
             }
             assert_eq!(told, "= 0");
             Ok(())
