@@ -401,16 +401,20 @@ impl Inbox {
                 continue;
             }
             let seen = self.partial.len();
-            // A frame that ends in bytes the framing had passed over before is as unsound as one outside.
-            let sound = |skip, len, consumed| is_sound(skip, len, consumed, seen) && consumed > before;
+            // A frame that ends in bytes the framing had passed over before is as unsound as one outside. A piece may end where these
+            // do: what came since may belong to the next one.
+            let ends_soundly =
+                |skip, len, consumed, least| is_sound(skip, len, consumed, seen) && consumed >= least;
             match look(framing, state, &self.partial, self.scanned) {
-                Ok(Cut::Frame { skip, len, consumed, head }) if sound(skip, len, consumed) => {
+                Ok(Cut::Frame { skip, len, consumed, head })
+                    if ends_soundly(skip, len, consumed, before + 1) =>
+                {
                     lease.advance(consumed - before);
                     let wire = self.take_partial(consumed);
                     return wire
                         .map_or(Found::NoMemory, |wire| Found::Frame(Frame::sound(wire, skip, len, head)));
                 }
-                Ok(Cut::Piece { skip, len, consumed, head }) if sound(skip, len, consumed) => {
+                Ok(Cut::Piece { skip, len, consumed, head }) if ends_soundly(skip, len, consumed, before) => {
                     lease.advance(consumed - before);
                     // They are counted with the piece.
                     self.window_bytes = self.window_bytes.saturating_sub(seen);
@@ -488,7 +492,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framing::{Framing, LengthPrefix, Lines};
+    use crate::framing::{DotState, DotStuffed, Framing, LengthPrefix, Lines};
     use proptest::prelude::*;
     use ringserve_buf::{Pool, PoolConfig};
 
@@ -584,6 +588,38 @@ mod tests {
         assert!(inbox.is_empty() && inbox.held_bytes() == 0);
         inbox.put(received(b'5', 64), false).unwrap();
         assert!(!inbox.take().unwrap().is_pooled(), "kept a buffer while they are short");
+    }
+
+    #[test]
+    fn text_is_whole_where_its_ends_of_lines_are_cut() {
+        for sent in ["..\r\n.\r\n", "\r\n..\r\n.\r\n", ".\r\r\n.\r\n", "\r\r\n..a\r\n.\r\n"] {
+            let text = &sent[..sent.len() - 3].replace("\r\n.", "\r\n");
+            let text = text.strip_prefix('.').unwrap_or(text);
+            let (mut inbox, state) = (Inbox::default(), FramingState::new(DotState::TEXT));
+            let (mut found, mut is_over) = (Vec::new(), false);
+            for byte in sent.bytes() {
+                let mut lease = Lease::copy_of(&[byte]);
+                while !lease.is_empty() {
+                    let begun = inbox.has_partial();
+                    let framing = DotStuffed::new(Lines::crlf());
+                    match if begun {
+                        inbox.finish(&framing, &state, &mut lease, 100)
+                    } else {
+                        cut(&framing, &state, &mut lease, 100)
+                    } {
+                        Found::Piece(piece) => found.extend_from_slice(&piece),
+                        Found::Frame(_) => is_over = true,
+                        Found::More(missing) if !begun => {
+                            inbox.begin(&lease, missing, Stamp::default()).unwrap();
+                            lease = Lease::empty();
+                        }
+                        Found::More(_) => assert!(lease.is_empty()),
+                        other => panic!("{sent:?}: {other:?}"),
+                    }
+                }
+            }
+            assert_eq!((found.as_slice(), is_over), (text.as_bytes(), true), "{sent:?}");
+        }
     }
 
     proptest! {

@@ -8,17 +8,23 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Unsealed};
-use rustls::{AlertDescription, Error};
+use rustls::pki_types::UnixTime;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{AlertDescription, CommonState, Error, HandshakeKind};
 
 use crate::TlsInfo;
 use crate::connection::{self, Connection, Found};
-use crate::records::{self, Extent};
+use crate::records::{self, Extent, Scan};
 
 /// The most bytes of a handshake that is not through. rustls takes messages of 64 KiB at most.
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
+
+/// The most bytes of messages behind the handshake that began and have not ended: tickets and new keys, which take one record.
+const KEPT_BYTES_MAX: usize = 32 * 1024;
 
 /// What the channels of a shard have in common.
 pub(crate) struct Common {
@@ -26,11 +32,24 @@ pub(crate) struct Common {
     gathered: RefCell<Vec<u8>>,
     /// A connection that ends without `close_notify` was cut off.
     pub(crate) require_close_notify: bool,
+    /// What decides about clients, again where they resume a session.
+    clients: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl Common {
-    pub(crate) fn new(require_close_notify: bool) -> Common {
-        Common { gathered: RefCell::default(), require_close_notify }
+    pub(crate) fn new(require_close_notify: bool, clients: Option<Arc<dyn ClientCertVerifier>>) -> Common {
+        Common { gathered: RefCell::default(), require_close_notify, clients }
+    }
+
+    /// Verifies a client that resumed a session: rustls takes its certificates from the ticket as they are.
+    fn verify_again(&self, state: &CommonState) -> Result<(), Error> {
+        if let Some(clients) = &self.clients
+            && state.handshake_kind() == Some(HandshakeKind::Resumed)
+            && let Some([first, others @ ..]) = state.peer_certificates()
+        {
+            clients.verify_client_cert(first, others, UnixTime::now())?;
+        }
+        Ok(())
     }
 }
 
@@ -55,6 +74,8 @@ pub(crate) struct TlsChannel<C> {
     /// memory where all records came whole.
     held: Vec<u8>,
     kept: usize,
+    /// How far a message of the handshake was looked at, behind the `kept` bytes.
+    scan: Scan,
     /// Plaintext that came with the last step of the handshake.
     early: Vec<u8>,
     /// What the client asked for. rustls does not tell this of an unbuffered connection.
@@ -72,6 +93,7 @@ impl<C: Connection> TlsChannel<C> {
             phase: Phase::Handshake { encrypted: false },
             held: Vec::new(),
             kept: 0,
+            scan: Scan::default(),
             early: Vec::new(),
             server_name: None,
             finished: false,
@@ -94,7 +116,7 @@ impl<C: Connection> TlsChannel<C> {
             return self.step(out);
         }
         let encrypted = encrypted || self.kept > 0;
-        if records::calls_for_a_step(&self.held[self.kept..], encrypted) {
+        if self.scan.calls_for_a_step(&self.held[self.kept..], encrypted) {
             // The peer may speak right behind its last flight. The shard stops receiving from one of which much waits for its step.
             return Unsealed::Work;
         }
@@ -117,21 +139,30 @@ impl<C: Connection> TlsChannel<C> {
         let seen = self.kept + records::whole_bytes(&self.held[self.kept..]);
         let (done, found) = connection::process(&mut self.connection, &mut self.held, out);
         self.discard(done, seen);
+        let is_closed = matches!(found, Ok(Found::Closed));
         match found {
-            Ok(Found::Closed) => return self.closed(),
             Ok(Found::Plain) => {
                 // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
                 self.kept = 0;
                 let early = &mut self.early;
                 connection::take_plain(&mut self.connection, |plain| early.extend_from_slice(plain));
             }
-            Ok(Found::Nothing) => {}
+            Ok(Found::Nothing | Found::Closed) => {}
             Err(error) => return self.refused(error, out),
         }
         if self.connection.state().is_handshaking() {
-            return Unsealed::More;
+            return if is_closed { self.closed() } else { Unsealed::More };
+        }
+        if let Err(error) = self.common.verify_again(self.connection.state()) {
+            // The unbuffered connections of rustls send no alert on behalf of their user.
+            self.finish(out);
+            return self.refused(error, out);
         }
         self.phase = Phase::Open;
+        if is_closed {
+            // The service hears of the end behind its beginning: from the next `open`.
+            self.closed();
+        }
         Unsealed::Ready
     }
 
@@ -139,6 +170,7 @@ impl<C: Connection> TlsChannel<C> {
     fn discard(&mut self, done: usize, seen: usize) {
         self.held.drain(..done);
         self.kept = seen.saturating_sub(done);
+        self.scan = Scan::default();
         if self.held.is_empty() {
             self.held = Vec::new();
         }
@@ -218,7 +250,7 @@ impl<C: Connection> TlsChannel<C> {
                     self.held.extend_from_slice(&record);
                     self.kept = record.len();
                 }
-                None
+                self.kept_too_much(out)
             }
             Ok(Found::Closed) => Some(self.closed()),
             Err(error) => Some(self.refused(error, out)),
@@ -263,11 +295,16 @@ impl<C: Connection> TlsChannel<C> {
             }
             Ok(Found::Nothing) => {
                 self.discard(done, first);
-                None
+                self.kept_too_much(out)
             }
             Ok(Found::Closed) => Some(self.closed()),
             Err(error) => Some(self.refused(error, out)),
         }
+    }
+
+    /// A fault, if a message has more records than any that is of use.
+    fn kept_too_much(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
+        (self.kept > KEPT_BYTES_MAX).then(|| self.fail(CloseReason::TlsBadRecord, out))
     }
 
     fn closed(&mut self) -> Unsealed {

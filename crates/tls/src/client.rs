@@ -83,7 +83,7 @@ impl TlsClient {
     pub fn to(&self, name: &str) -> Result<Rc<TlsClientTransport>, TlsError> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| TlsError::new(format_args!("`{name}` is no name of a server")))?;
-        let common = Rc::new(Common::new(false));
+        let common = Rc::new(Common::new(false, None));
         Ok(Rc::new(TlsClientTransport { config: self.config.clone(), name, common }))
     }
 }

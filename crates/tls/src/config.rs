@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 
 use crate::clients::Verifier;
 use crate::key_log::KeyLogFile;
@@ -61,10 +62,11 @@ impl Tls {
     }
 
     /// All that rustls can: `config` is used as it is, with its tickets, its storage of sessions and its key log. What else is said
-    /// here of a configuration does nothing then, but for [`require_close_notify`](Tls::require_close_notify).
+    /// here of a configuration does nothing then, but for [`require_close_notify`](Tls::require_close_notify). One that takes early
+    /// data is refused when the server starts, as one of which rustls makes no connection.
     ///
-    /// A session that is resumed is not verified again. So where configurations differ in which clients they believe, their
-    /// tickets must have different keys; ours have.
+    /// A client that resumes a session of `config` is not verified again: not against other authorities, and not against the time.
+    /// So where configurations differ in which clients they believe, their tickets must have different keys; ours have.
     pub fn from_config(config: Arc<ServerConfig>) -> Tls {
         Tls { source: Source::Given(config), require_close_notify: false, watch: None }
     }
@@ -93,13 +95,6 @@ impl Tls {
     /// none is not. HTTP services set `h2` and `http/1.1` themselves.
     pub fn alpn<P: Into<Vec<u8>>>(self, protocols: impl IntoIterator<Item = P>) -> Tls {
         self.own(|own| own.alpn = Some(protocols.into_iter().map(Into::into).collect()))
-    }
-
-    /// The same, unless a program has said something itself.
-    pub(crate) fn alpn_by_default(self, protocols: &[&str]) -> Tls {
-        self.own(|own| {
-            own.alpn.get_or_insert_with(|| protocols.iter().map(|name| name.as_bytes().to_vec()).collect());
-        })
     }
 
     /// Looks at the files of certificates, keys and authorities every `interval`, and reads them again where one changed. What cannot
@@ -180,22 +175,39 @@ impl Tls {
 
     /// As rustls has it. `secret` is what tickets are sealed with if the program has given none; it is set where it is first needed.
     pub(crate) fn build(&self, secret: &mut Option<Arc<[u8]>>) -> Result<Built, TlsError> {
-        let config = match &self.source {
-            Source::Own(own) => Arc::new(own.build(secret)?),
-            Source::Given(config) => config.clone(),
+        let (config, clients, alpn_by_service) = match &self.source {
+            Source::Own(own) => {
+                let (config, clients) = own.build(secret)?;
+                (Arc::new(config), clients, own.alpn.is_none())
+            }
+            Source::Given(config) => (config.clone(), None, false),
         };
-        Ok(Built { config, require_close_notify: self.require_close_notify })
+        if config.max_early_data_size > 0 {
+            return Err(TlsError::new(
+                "the configuration takes early data, which can be replayed: set `max_early_data_size` to 0",
+            ));
+        }
+        // What rustls refuses it refuses for each connection.
+        UnbufferedServerConnection::new(config.clone()).map_err(TlsError::new)?;
+        Ok(Built { config, clients, alpn_by_service, require_close_notify: self.require_close_notify })
     }
 }
 
 /// A configuration that was looked at.
 pub(crate) struct Built {
     pub(crate) config: Arc<ServerConfig>,
+    /// What decides about clients, where they are asked for certificates.
+    pub(crate) clients: Option<Arc<dyn ClientCertVerifier>>,
+    /// The program said nothing of protocols.
+    pub(crate) alpn_by_service: bool,
     pub(crate) require_close_notify: bool,
 }
 
 impl Own {
-    fn build(&self, secret: &mut Option<Arc<[u8]>>) -> Result<ServerConfig, TlsError> {
+    fn build(
+        &self,
+        secret: &mut Option<Arc<[u8]>>,
+    ) -> Result<(ServerConfig, Option<Arc<dyn ClientCertVerifier>>), TlsError> {
         let provider = match &self.provider {
             Some(provider) => provider.clone(),
             None => provider::provider()?,
@@ -207,9 +219,12 @@ impl Own {
         for (name, chain, key) in &self.certificates {
             names.add(name.as_deref(), chain, key, &provider)?;
         }
-        let Verifier { verifier, decides_by: mut depends_on } = match &self.clients {
-            Some(clients) => clients.verifier(&provider)?,
-            None => Verifier { verifier: WebPkiClientVerifier::no_client_auth(), decides_by: Vec::new() },
+        let (clients, mut depends_on) = match &self.clients {
+            Some(clients) => {
+                let Verifier { verifier, decides_by } = clients.verifier(&provider)?;
+                (Some(verifier), decides_by)
+            }
+            None => (None, Vec::new()),
         };
         depends_on.push(names.names().join(" ").into_bytes());
         let alpn = self.alpn.clone().unwrap_or_default();
@@ -227,7 +242,7 @@ impl Own {
         let mut config = ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(TlsError::new)?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(clients.clone().unwrap_or_else(WebPkiClientVerifier::no_client_auth))
             .with_cert_resolver(Arc::new(names));
         // All of them are good; scanners want the server to choose.
         config.ignore_client_order = true;
@@ -240,7 +255,7 @@ impl Own {
         if let Some(file) = &self.key_log {
             config.key_log = Arc::new(KeyLogFile::open(file)?);
         }
-        Ok(config)
+        Ok((config, clients))
     }
 }
 

@@ -50,7 +50,7 @@ impl TlsInfo {
         self.server_name.as_deref()
     }
 
-    /// True if the client resumed a session that it had before. What it showed then was not verified again.
+    /// True if the client resumed a session that it had before. The certificates are those that it showed then.
     pub fn is_resumed(&self) -> bool {
         self.resumed
     }

@@ -49,14 +49,12 @@ struct Current {
     built: Option<Arc<Built>>,
     /// What tickets are sealed with where the program gave nothing: the same after a replacement.
     secret: Option<Arc<[u8]>>,
-    /// The protocols of the service behind it.
-    protocols: &'static [&'static str],
 }
 
 /// It is looked at when the server starts.
 impl From<Tls> for TlsListener {
     fn from(tls: Tls) -> TlsListener {
-        let current = Current { tls, built: None, secret: None, protocols: &[] };
+        let current = Current { tls, built: None, secret: None };
         TlsListener { shared: Arc::new(Shared { version: AtomicU64::new(0), current: Mutex::new(current) }) }
     }
 }
@@ -68,27 +66,26 @@ impl TlsListener {
     /// If a file holds what it should not, a key does not fit its certificate, or a certificate is not within its time.
     pub fn new(tls: Tls) -> Result<TlsListener, TlsError> {
         let listener = TlsListener::from(tls);
-        listener.prepare(&[])?;
+        listener.prepare()?;
         Ok(listener)
     }
 
-    /// Looks at it, for a service that speaks `protocols` if the program says nothing else.
+    /// Looks at it, unless that was done.
     ///
     /// # Errors
     /// Those of [`new`](TlsListener::new).
     #[doc(hidden)]
-    pub fn prepare(&self, protocols: &'static [&'static str]) -> Result<(), TlsError> {
+    pub fn prepare(&self) -> Result<(), TlsError> {
         let mut current = self.current();
-        if current.built.is_some() && current.protocols == protocols {
+        if current.built.is_some() {
             return Ok(());
         }
-        current.protocols = protocols;
         let tls = current.tls.clone();
         self.set(&mut current, tls)
     }
 
     fn set(&self, current: &mut Current, tls: Tls) -> Result<(), TlsError> {
-        let built = tls.clone().alpn_by_default(current.protocols).build(&mut current.secret)?;
+        let built = tls.build(&mut current.secret)?;
         current.built = Some(Arc::new(built));
         current.tls = tls;
         self.shared.version.fetch_add(1, Ordering::Release);
@@ -161,9 +158,23 @@ impl TlsListener {
     /// # Panics
     /// If it was made from a [`Tls`] and no server has looked at it.
     pub fn transport(&self) -> TlsTransport {
+        self.transport_for(&[])
+    }
+
+    /// The same, of a service that speaks `protocols` (ALPN) if the program says nothing else. Services may share a listener.
+    ///
+    /// # Panics
+    /// If it was made from a [`Tls`] and no server has looked at it.
+    #[doc(hidden)]
+    pub fn transport_for(&self, protocols: &'static [&'static str]) -> TlsTransport {
         let version = self.shared.version.load(Ordering::Acquire);
-        let kept = Kept::of(&self.built());
-        TlsTransport { listener: self.clone(), version: Cell::new(version), kept: RefCell::new(kept) }
+        let kept = Kept::of(&self.built(), protocols);
+        TlsTransport {
+            listener: self.clone(),
+            protocols,
+            version: Cell::new(version),
+            kept: RefCell::new(kept),
+        }
     }
 
     /// # Panics
@@ -197,6 +208,8 @@ impl Stamp {
 /// TLS of a listener on one shard.
 pub struct TlsTransport {
     listener: TlsListener,
+    /// Those of the service behind it.
+    protocols: &'static [&'static str],
     version: Cell<u64>,
     kept: RefCell<Kept>,
 }
@@ -208,10 +221,14 @@ struct Kept {
 }
 
 impl Kept {
-    fn of(built: &Built) -> Kept {
+    fn of(built: &Built, protocols: &[&str]) -> Kept {
+        let mut config = (*built.config).clone();
+        if built.alpn_by_service {
+            config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        }
         Kept {
-            config: Arc::new((*built.config).clone()),
-            common: Rc::new(Common::new(built.require_close_notify)),
+            config: Arc::new(config),
+            common: Rc::new(Common::new(built.require_close_notify, built.clients.clone())),
         }
     }
 }
@@ -220,7 +237,7 @@ impl Transport for TlsTransport {
     fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
         let version = self.listener.shared.version.load(Ordering::Acquire);
         if version != self.version.get() {
-            *self.kept.borrow_mut() = Kept::of(&self.listener.built());
+            *self.kept.borrow_mut() = Kept::of(&self.listener.built(), self.protocols);
             self.version.set(version);
         }
         let kept = self.kept.borrow();

@@ -69,18 +69,53 @@ pub(crate) fn changes_cipher(bytes: &[u8]) -> bool {
     whole(bytes).any(|record| record[0] == CHANGE_CIPHER_SPEC)
 }
 
-/// True if there is something to do: a whole message of a handshake, or a record that is none.
-///
-/// `encrypted` means that what looks like a handshake may be encrypted, so that each record is to be looked at.
-pub(crate) fn calls_for_a_step(bytes: &[u8], mut encrypted: bool) -> bool {
-    for record in whole(bytes) {
-        match record[0] {
-            CHANGE_CIPHER_SPEC if record.len() == HEADER + 1 => encrypted = true,
-            HANDSHAKE if !encrypted => return first_message(bytes).is_some(),
-            _ => return true,
+/// How far the records of a message were looked at that is not whole, so that each is looked at once.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    /// Bytes of the records that were looked at.
+    end: usize,
+    /// Bytes of the message that they hold.
+    gathered: usize,
+    /// The header of the message, as far as it is there.
+    header: u32,
+    encrypted: bool,
+    /// A step is to be made.
+    calls: bool,
+}
+
+impl Scan {
+    /// True if there is something to do: a whole message of a handshake, or a record that is none. `bytes` begins with those that
+    /// were there before.
+    ///
+    /// `encrypted` means that what looks like a handshake may be encrypted, so that each record is to be looked at.
+    pub(crate) fn calls_for_a_step(&mut self, bytes: &[u8], encrypted: bool) -> bool {
+        self.encrypted |= encrypted;
+        let mut new = whole(&bytes[self.end..]);
+        while !self.calls
+            && let Some(record) = new.next()
+        {
+            self.end += record.len();
+            self.calls = match record[0] {
+                _ if extent(record) == Extent::Broken => true,
+                CHANGE_CIPHER_SPEC if record.len() == HEADER + 1 => {
+                    self.encrypted = true;
+                    false
+                }
+                HANDSHAKE if !self.encrypted => self.gather(&record[HEADER..]),
+                _ => true,
+            };
         }
+        self.calls
     }
-    false
+
+    /// True if the message is whole with `part`.
+    fn gather(&mut self, part: &[u8]) -> bool {
+        for byte in part.iter().take(4_usize.saturating_sub(self.gathered)) {
+            self.header = self.header << 8 | u32::from(*byte);
+        }
+        self.gathered += part.len();
+        self.gathered >= 4 && self.gathered - 4 >= (self.header & 0xff_ffff) as usize
+    }
 }
 
 /// The first message of a handshake, with its header, if it is whole: its bytes if they lie in one record, or a copy.
@@ -124,6 +159,7 @@ pub(crate) fn server_name(bytes: &[u8]) -> Option<Box<str>> {
                 let name = names.sized::<2>()?;
                 if kind == [0] {
                     let name = std::str::from_utf8(name).ok()?;
+                    let name = name.strip_suffix('.').unwrap_or(name);
                     // An address is not a name: rustls takes none for one either.
                     return (name.parse::<std::net::IpAddr>().is_err())
                         .then(|| name.to_ascii_lowercase().into());
@@ -178,6 +214,25 @@ mod tests {
         assert_eq!(extent(b"GET / HTTP/1.1"), Extent::Broken);
     }
 
+    fn calls_for_a_step(bytes: &[u8], encrypted: bool) -> bool {
+        Scan::default().calls_for_a_step(bytes, encrypted)
+    }
+
+    #[test]
+    fn records_are_looked_at_once_until_their_message_is_whole() {
+        let message = [&[1, 0, 1, 0][..], &[7; 256]].concat();
+        let mut all: Vec<u8> = message.chunks(1).flat_map(|part| record(HANDSHAKE, part)).collect();
+        let (mut scan, count) = (Scan::default(), all.len());
+        for cut in 0..count {
+            assert!(!scan.calls_for_a_step(&all[..cut], false), "{cut}");
+            // A second look would find no record.
+            all[..cut - cut % 6].fill(0);
+        }
+        for _ in 0..2 {
+            assert!(scan.calls_for_a_step(&all, false), "until the step is made");
+        }
+    }
+
     #[test]
     fn handshake_calls_for_a_step_once_its_message_is_whole() {
         let message = [&[1, 0, 0, 6][..], b"abcdef"].concat();
@@ -201,9 +256,8 @@ mod tests {
         assert!(calls_for_a_step(b"GET /", false));
     }
 
-    #[test]
-    fn name_of_cut_or_changed_hello_is_none_or_text() {
-        let name = b"WWW.example.org";
+    /// A ClientHello that asks for `name`.
+    fn hello_for(name: &[u8]) -> Vec<u8> {
         let mut body = vec![3, 3];
         body.extend([0; 32]);
         body.extend([0, 0, 2, 0x13, 1, 1, 0]);
@@ -213,7 +267,17 @@ mod tests {
         body.extend((extension.len() as u16).to_be_bytes());
         body.extend(extension);
         let message = [&[1, 0, 0, body.len() as u8][..], &body].concat();
-        let hello = record(HANDSHAKE, &message);
+        record(HANDSHAKE, &message)
+    }
+
+    #[test]
+    fn name_with_a_trailing_dot_is_the_name_without() {
+        assert_eq!(server_name(&hello_for(b"www.example.org.")).as_deref(), Some("www.example.org"));
+    }
+
+    #[test]
+    fn name_of_cut_or_changed_hello_is_none_or_text() {
+        let hello = hello_for(b"WWW.example.org");
         assert_eq!(server_name(&hello).as_deref(), Some("www.example.org"));
         for at in 0..hello.len() {
             assert_eq!(server_name(&hello[..at]), None);

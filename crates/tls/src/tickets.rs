@@ -26,7 +26,8 @@ const SECRET_BYTES_MIN: usize = 32;
 const SESSION_BYTES_MAX: usize = 15 * 1024;
 
 /// What the tickets of a server are sealed with. The keys follow from a secret, the time and the configuration, and change every 6
-/// hours, so all shards make and open tickets without asking each other; a ticket is good for 6 to 12 hours.
+/// hours, so all shards make and open tickets without asking each other. Clients are told that a ticket is good for 6 hours; the
+/// server opens it for 6 to 12, by when it was made. A client that resumes gets new tickets, and its certificates are verified again.
 #[derive(Clone, Default)]
 pub struct Tickets {
     pub(crate) secret: Option<Arc<[u8]>>,
@@ -87,7 +88,7 @@ pub(crate) struct Ticketer {
     expander: Box<dyn HkdfExpander>,
     suite: &'static Tls13CipherSuite,
     random: &'static dyn SecureRandom,
-    /// A hash of what a session depends on. What is verified of a client is not verified again when it resumes.
+    /// A hash of what a session depends on.
     configuration: Vec<u8>,
     /// Seconds since 1970.
     now: fn() -> u64,

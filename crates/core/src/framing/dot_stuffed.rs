@@ -93,7 +93,7 @@ impl TypedFraming for DotStuffed {
             *state = DotState::Line;
             return Ok(Cut::Frame { skip: 3, len: 0, consumed: 3, head: DotPart::End });
         } else if line_begins && b".\r\n".starts_with(bytes) {
-            return Ok(Cut::More(3 - bytes.len()));
+            return Ok(Cut::More(1));
         }
         let skip = usize::from(line_begins && bytes.starts_with(b"."));
         // Up to a line that begins with a dot; what may be the first half of a line's end waits for the other.
@@ -213,7 +213,7 @@ mod tests {
             short.cut(&mut DotState::TEXT.clone(), &[b'x'; 20], 0),
             Ok(Cut::Piece { len: 20, .. })
         ));
-        assert_eq!(SMTP.cut(&mut DotState::TEXT.clone(), b"", 0), Ok(Cut::More(3)));
+        assert_eq!(SMTP.cut(&mut DotState::TEXT.clone(), b"", 0), Ok(Cut::More(1)));
         assert!(short.check_limits(&Limits::default().frame_bytes_max(9)).is_err());
     }
 }

@@ -26,7 +26,7 @@ impl<O: Observer> Shard<O> {
             let text = || describe(id, conn);
             assert_eq!(conn.shared.is_none(), conn.state == State::Closing, "{}", text());
             assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
-            starting += usize::from(conn.is_starting());
+            starting += usize::from(conn.is_starting() && !self.lanes[conn.lane].is_outbound);
             working += u64::from(conn.queued.is_in(Queued::WORKING));
             if conn.has_channel() && conn.state != State::Closing {
                 channels += 1;

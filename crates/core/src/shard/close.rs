@@ -78,7 +78,7 @@ impl<O: Observer> Shard<O> {
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.has_fin();
         conn.send_at = self.stamp;
-        let (was_starting, has_channel) = (conn.is_starting(), conn.has_channel());
+        let (of, was_starting, has_channel) = (conn.lane, conn.is_starting(), conn.has_channel());
         if was_starting {
             conn.opened = Opened::No;
         }
@@ -97,7 +97,7 @@ impl<O: Observer> Shard<O> {
             self.drop_channel(id, reason);
         }
         if was_starting {
-            self.start_over();
+            self.start_over(of);
         }
         self.join(id);
     }

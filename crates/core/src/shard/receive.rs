@@ -207,6 +207,10 @@ impl<O: Observer> Shard<O> {
         let is_switched = conn.outlet().is_some_and(Outlet::is_switched)
             && !conn.is_cut()
             && conn.inbox.as_ref().is_some_and(|inbox| inbox.has_partial());
+        if conn.has_channel() && !conn.is_cut() {
+            self.sealed_input_ended(id);
+        }
+        let Some(conn) = self.conns.get_mut(id) else { return };
         if is_switched || conn.owes_end() {
             return self.events.push_back(Event::Frames(id));
         }
@@ -240,12 +244,15 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // What the service holds open is held back as ever.
         let cut = conn.is_cut();
+        // Looked at each time, since a turn may bring as much as there is.
+        let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
+        let keeps = !self.short_of_buffers && pinned * 2 <= self.limits.receive_bytes_max;
         if conn.inbox.is_none() {
             conn.inbox = try_box(Inbox::new(&self.blocks));
         }
         let Some(inbox) = &mut conn.inbox else { return self.abort(id, CloseReason::MemoryLimit) };
         let before = inbox.held_bytes();
-        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease, !self.short_of_buffers) };
+        let kept = if front { inbox.put_back(lease) } else { inbox.put(lease, keeps) };
         self.shared.hold(inbox.held_bytes() - before);
         if kept.is_err() {
             return self.abort(id, CloseReason::MemoryLimit);

@@ -167,7 +167,10 @@ impl<O: Observer> Shard<O> {
         conn.aside.seal();
         conn.opened = Opened::Handshake;
         self.lanes[conn.lane].counters.handshakes_started += 1;
-        self.accepting.starting += 1;
+        // Those that the server makes have a bound of their own.
+        if !self.lanes[conn.lane].is_outbound {
+            self.accepting.starting += 1;
+        }
         if self.is_full_of_starts() {
             self.sync_accept();
         }
@@ -264,13 +267,14 @@ impl<O: Observer> Shard<O> {
         };
         conn.opened = Opened::No;
         conn.since = self.stamp;
-        self.lanes[conn.lane].counters.handshakes_done += 1;
+        let lane_id = conn.lane;
+        self.lanes[lane_id].counters.handshakes_done += 1;
         let Some(shared) = conn.shared.clone() else { return };
         let facts = self.channels.get_mut(id).and_then(|sealed| {
             sealed.is_ready = true;
             sealed.channel.facts()
         });
-        self.start_over();
+        self.start_over(lane_id);
         if facts.is_some_and(|facts| !shared.keep_facts(facts)) {
             return self.abort(id, CloseReason::MemoryLimit);
         }

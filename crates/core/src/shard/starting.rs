@@ -16,7 +16,7 @@ use super::turn::Lane;
 use crate::conn::Opened;
 use crate::inbox::Inbox;
 use crate::proxy::{self, Expected, Header, HeaderError, Tlvs};
-use crate::{CloseReason, ConnId, Observer};
+use crate::{CloseReason, ConnId, LaneId, Observer};
 
 impl<O: Observer> Shard<O> {
     /// Has the connections of a listener begin with a PROXY header. Before the first turn.
@@ -105,7 +105,7 @@ impl<O: Observer> Shard<O> {
             conn.since = self.stamp;
         }
         let lane = conn.lane;
-        self.start_over();
+        self.start_over(lane);
         let is_kept = shared.keep_header(header.ends, tlvs);
         self.observer.proxied(self.now, lane, id, shared.peer(), shared.proxied().via);
         is_kept
@@ -139,7 +139,10 @@ impl<O: Observer> Shard<O> {
 
     /// A connection's header, or the end of its handshake, is not awaited any more.
     #[cold]
-    pub(super) fn start_over(&mut self) {
+    pub(super) fn start_over(&mut self, lane: LaneId) {
+        if self.lanes[lane].is_outbound {
+            return;
+        }
         let was_full = self.is_full_of_starts();
         self.accepting.starting -= 1;
         if was_full {

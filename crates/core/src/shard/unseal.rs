@@ -65,6 +65,10 @@ impl<O: Observer> Shard<O> {
             let unsealed = answered.take().unwrap_or_else(|| sealed.channel.open(&mut wire, &mut sealed.out));
             let is_ready = sealed.is_ready;
             self.note_out(id);
+            // What it appended may have been too much.
+            if !self.conns.get(id).is_some_and(goes_on) {
+                return None;
+            }
             match unsealed {
                 Unsealed::Plain(plain) => {
                     debug_assert!(is_ready, "plain bytes of {id} before its handshake is done");

@@ -142,6 +142,13 @@ pub enum Leave {
     With(Verb),
 }
 
+impl Leave {
+    /// True if the connection ends with a reset by what the client asks for last, or may.
+    pub fn resets(self) -> bool {
+        matches!(self, Leave::With(verb) if !matches!(verb, Verb::Close | Verb::Fail))
+    }
+}
+
 /// What the first start of a server comes to. The next one succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {

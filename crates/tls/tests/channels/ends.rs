@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use ringserve_core::{Batch, CloseReason};
+use ringserve_core::{Batch, CloseReason, Transport};
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use ringserve_tls::rustls::{AlertDescription, Error};
-use ringserve_tls::{Tls, TlsListener};
+use ringserve_tls::{Tls, TlsListener, TlsTransport};
 
 use crate::pair::{Authority, Pair, client_config, listener};
 
@@ -44,6 +44,25 @@ fn peer_may_end_its_side_and_still_hear_replies() {
         pair.feed(&bytes);
         assert!(pair.seen.closed && pair.seen.fault.is_none());
         assert!(!pair.channel.is_mid_record());
+        pair.reply_bytes(b"an answer");
+        pair.channel.finish(&mut pair.out);
+        pair.hear();
+        assert_eq!(pair.heard, b"an answer");
+    }
+}
+
+#[test]
+fn end_that_comes_with_the_handshake_is_heard_behind_it() {
+    for mut pair in pairs() {
+        let hello = pair.client_bytes();
+        pair.feed(&hello);
+        pair.hear();
+        pair.client.send_close_notify();
+        let finished = pair.client_bytes();
+        pair.feed(&finished);
+        assert_eq!((pair.seen.ready, pair.seen.closed, &pair.seen.fault), (1, true, &None));
+        assert!(pair.channel.facts().is_some());
+        assert_eq!((pair.channel.held_bytes(), pair.channel.cut_off()), (0, None));
         pair.reply_bytes(b"an answer");
         pair.channel.finish(&mut pair.out);
         pair.hear();
@@ -142,6 +161,32 @@ fn client_without_a_common_protocol_is_told_so() {
     assert_eq!(pair.client_error, Some(Error::AlertReceived(AlertDescription::NoApplicationProtocol)));
     config.alpn_protocols = vec![];
     assert_eq!(Pair::new(&listener, &Arc::new(config), "localhost").connected().info().alpn(), None);
+}
+
+#[test]
+fn services_that_share_a_listener_speak_their_own_protocols() {
+    let authority = Authority::new("authority");
+    let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+    let tls = Tls::server().certificate(chain, key);
+    let mut config = client_config(&authority, &[&TLS13], None);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"mqtt".to_vec()];
+    let config = Arc::new(config);
+    let agreed = |listener: &TlsListener, transport: &TlsTransport| {
+        let mut pair = Pair::new(listener, &config, "localhost");
+        pair.channel = transport.begin(&mut pair.out).unwrap();
+        pair.connected().info().alpn().map(<[u8]>::to_vec)
+    };
+    let listener = TlsListener::new(tls.clone()).unwrap();
+    let transports: [_; 3] = [&["h2"][..], &["mqtt"], &[]].map(|names| listener.transport_for(names));
+    for _ in 0..2 {
+        let all = transports.each_ref().map(|transport| agreed(&listener, transport));
+        assert_eq!(all, [Some(b"h2".to_vec()), Some(b"mqtt".to_vec()), None]);
+        listener.replace(tls.clone()).unwrap();
+    }
+    // What the program says holds for all.
+    listener.replace(tls.alpn(["mqtt"])).unwrap();
+    let all = transports.each_ref().map(|transport| agreed(&listener, transport));
+    assert_eq!(all, [(); 3].map(|()| Some(b"mqtt".to_vec())));
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use rcgen::{KeyPair, date_time_ymd};
-use ringserve_tls::rustls::ClientConfig;
 use ringserve_tls::rustls::pki_types::CertificateDer;
 use ringserve_tls::rustls::pki_types::pem::PemObject;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
+use ringserve_tls::rustls::{self, ClientConfig, ServerConfig};
 use ringserve_tls::{Pem, Tls, TlsError, TlsListener};
 
 use crate::pair::{Authority, Cert, Pair, client_config, client_config_of};
@@ -41,6 +41,24 @@ fn name_then_wildcard_then_default_is_shown() {
         assert!(is(cert, &pair), "{name}");
         assert_eq!(pair.info().server_name(), Some(&*name.to_ascii_lowercase()));
     }
+}
+
+#[test]
+fn name_with_a_trailing_dot_is_the_name_without() {
+    let authority = Authority::new("authority");
+    let [default, exact] = [(); 2].map(|()| authority.ecdsa(&["www.example.org"]));
+    let tls = Tls::server().certificate(default.pems().0, default.pems().1);
+    let tls = tls.certificate_for("www.example.org", exact.pems().0, exact.pems().1);
+    let listener = TlsListener::new(tls).unwrap();
+    // A client of rustls' takes the dot away, so another byte is there first.
+    let config = Arc::new(client_config(&authority, &[&TLS12], None));
+    let mut pair = Pair::new(&listener, &config, "www.example.orgX");
+    let mut hello = pair.client_bytes();
+    let name = hello.windows(16).position(|bytes| bytes == b"www.example.orgX").unwrap();
+    hello[name + 15] = b'.';
+    pair.feed(&hello);
+    let certificate = CertificateDer::from_pem_slice(exact.chain.as_bytes()).unwrap();
+    assert!(pair.out.windows(certificate.len()).any(|bytes| *bytes == *certificate));
 }
 
 #[test]
@@ -101,6 +119,22 @@ fn certificates_that_cannot_be_shown_are_named_at_the_start() {
     assert!(named("www.*.org").starts_with("`www.*.org` is no name"));
     let alpn = Tls::server().certificate(good.pems().0, good.pems().1).alpn([""]);
     assert_eq!(error(alpn), "a protocol of ALPN has 0 bytes; it must have 1 to 255");
+}
+
+#[test]
+fn configuration_that_makes_no_connection_is_refused_at_the_start() {
+    let authority = Authority::new("authority");
+    let config = crate::pair::listener(&authority).config();
+    let with = |change: fn(&mut ServerConfig)| {
+        let mut config = (*config).clone();
+        change(&mut config);
+        TlsListener::new(Tls::from_config(Arc::new(config))).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(with(|_| {}), Ok(()));
+    let early = "the configuration takes early data, which can be replayed: set `max_early_data_size` to 0";
+    assert_eq!(with(|config| config.max_early_data_size = 1), Err(early.into()));
+    let fragment = with(|config| config.max_fragment_size = Some(1)).unwrap_err();
+    assert_eq!(fragment, rustls::Error::BadMaxFragmentSize.to_string());
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use ringserve_buf::Lease;
 use ringserve_core::{Batch, CloseReason};
+use ringserve_tls::rustls::crypto::cipher::OutboundPlainMessage;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
+use ringserve_tls::rustls::{ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVersion};
 use ringserve_tls::{Tls, TlsListener};
 
 use crate::pair::{Authority, Pair, client_config, listener};
@@ -152,6 +154,51 @@ fn flood_of_key_updates_ends_the_connection() {
         assert!(rounds < 100, "nothing bounds them");
     }
     assert_eq!(pair.seen.fault, Some(CloseReason::TlsBadRecord));
+}
+
+#[test]
+fn message_behind_the_handshake_that_never_ends_is_bounded() {
+    let authority = Authority::new("authority");
+    let listener = listener(&authority);
+    let mut config = client_config(&authority, &[&TLS13], None);
+    config.enable_secret_extraction = true;
+    let config = Arc::new(config);
+    // Padded to the size of a record, or as small as can be.
+    for padding in [16 * 1024 - 2, 0] {
+        let mut pair = Pair::new(&listener, &config, "localhost").connected();
+        let other = ClientConnection::new(config.clone(), "localhost".try_into().unwrap()).unwrap();
+        let client = std::mem::replace(&mut pair.client, other);
+        let suite = client.negotiated_cipher_suite().unwrap().tls13().unwrap();
+        let (mut number, secrets) = client.dangerous_extract_secrets().unwrap().tx;
+        let (ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv }) = secrets
+        else {
+            panic!("a cipher that is not known")
+        };
+        let mut cipher = suite.aead_alg.encrypter(key, iv);
+        // A message of 65 535 bytes, one byte a record. What follows the type of a record is its padding.
+        let message = [&[4, 0, 0xff, 0xff][..], &[0; 0xffff]].concat();
+        let mut most = 0;
+        for byte in message {
+            let inner = [&[byte, 22][..], &vec![0; padding]].concat();
+            let plain = OutboundPlainMessage {
+                typ: ContentType::Unknown(0),
+                version: ProtocolVersion::TLSv1_3,
+                payload: inner[..].into(),
+            };
+            let record = cipher.encrypt(plain, number).unwrap().encode();
+            number += 1;
+            pair.feed(&record);
+            most = most.max(pair.channel.held_bytes());
+            if pair.seen.fault.is_some() {
+                break;
+            }
+            assert!(most <= 128 * 1024, "nothing bounds it");
+        }
+        assert_eq!((&pair.seen.fault, pair.channel.held_bytes()), (&Some(CloseReason::TlsBadRecord), 0));
+        assert!(most > 0 && pair.seen.plain.is_empty());
+    }
 }
 
 proptest! {

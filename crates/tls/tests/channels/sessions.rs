@@ -1,9 +1,12 @@
 //! Sessions that are resumed, and those that must not be.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use ringserve_tls::rustls::ClientConfig;
+use rcgen::{KeyPair, date_time_ymd};
+use ringserve_core::CloseReason;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
+use ringserve_tls::rustls::{AlertDescription, ClientConfig, HandshakeKind};
 use ringserve_tls::{Clients, Tickets, Tls, TlsListener};
 
 use crate::pair::{Authority, Pair, client_config};
@@ -76,6 +79,36 @@ fn session_of_other_authorities_is_not_resumed() {
         let mut pair = Pair::new(&listener, &config, "localhost");
         pair.exchange();
         assert!(pair.seen.fault.is_some() && pair.seen.ready == 0);
+    }
+}
+
+#[test]
+fn client_whose_certificate_expired_does_not_resume() {
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let authority = Authority::new("authority");
+    let end = now().as_secs() + 4;
+    let client = authority.sign(&["client"], KeyPair::generate().unwrap(), |params| {
+        params.not_after = date_time_ymd(1970, 1, 1) + Duration::from_secs(end);
+    });
+    let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+    let clients = Clients::of(authority.pem().into(), true);
+    let listener = TlsListener::new(Tls::server().certificate(chain, key).clients(clients)).unwrap();
+    let configs =
+        [&TLS12, &TLS13].map(|version| Arc::new(client_config(&authority, &[version], Some(&client))));
+    for config in &configs {
+        assert!(!resumes(&listener, config));
+        assert!(resumes(&listener, config), "while it is within its time");
+    }
+    while now().as_secs() <= end {
+        std::thread::yield_now();
+    }
+    for config in &configs {
+        let mut pair = Pair::new(&listener, config, "localhost");
+        pair.exchange();
+        let expired = AlertDescription::CertificateExpired.into();
+        assert_eq!(pair.seen.fault, Some(CloseReason::TlsHandshakeFailed(expired)));
+        assert_eq!(pair.client.handshake_kind(), Some(HandshakeKind::Resumed));
+        assert!(pair.seen.ready == 0 && pair.client.process_new_packets().unwrap().peer_has_closed());
     }
 }
 

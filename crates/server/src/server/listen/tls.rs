@@ -12,8 +12,8 @@ use crate::server::error::Error;
 pub(crate) fn prepare(binds: &mut [Bind], protocols: &'static [&'static str]) -> Result<(), Error> {
     for bind in binds {
         if let Some(tls) = bind.tls.clone() {
-            tls.prepare(protocols).map_err(Error::Tls)?;
-            bind.transport = Some(MakeTransport::new(move || tls.transport()));
+            tls.prepare().map_err(Error::Tls)?;
+            bind.transport = Some(MakeTransport::new(move || tls.transport_for(protocols)));
         }
     }
     Ok(())
