@@ -58,7 +58,7 @@
 //! ```
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::RangeBounds;
 use std::rc::Rc;
@@ -69,6 +69,9 @@ use ringserve_core::SharedPayload;
 use crate::handle::{LocalHandle, PushError};
 use crate::shard::handle::Shard;
 
+/// What a message that waits counts for beside its bytes.
+const MESSAGE_BYTES: usize = 64;
+
 /// The subscribers of one shard, by what they hear. Cloned, it is the same.
 ///
 /// A topic `T` costs memory while it has a subscriber. `F` is the form in which a subscriber is sent messages, where there are
@@ -78,36 +81,40 @@ pub struct Topics<T, F = ()>(Rc<Shared<T, F>>);
 struct Shared<T, F> {
     shard: Shard,
     waiting_bytes_max: usize,
-    topics: RefCell<BTreeMap<T, Vec<Rc<Listener<F>>>>>,
+    topics: RefCell<BTreeMap<T, Listeners<T, F>>>,
 }
+
+/// Those that hear a topic.
+type Listeners<T, F> = Vec<Rc<Listener<T, F>>>;
 
 /// A connection that hears what is published. Dropped, as with its session, it hears nothing any more.
 pub struct Subscriber<T: Ord, F = ()> {
-    listener: Rc<Listener<F>>,
-    hears: RefCell<BTreeSet<T>>,
+    listener: Rc<Listener<T, F>>,
     shared: Rc<Shared<T, F>>,
 }
 
-struct Listener<F> {
+struct Listener<T, F> {
     handle: LocalHandle,
+    /// The topics that it hears, each with its place among the listeners.
+    hears: RefCell<BTreeMap<T, usize>>,
     form: Cell<F>,
-    /// Messages that wait until the peer has read others, and their bytes.
+    /// Messages that wait until the peer has read others, and what they count for.
     waiting: RefCell<VecDeque<Rc<SharedPayload>>>,
     waiting_bytes: Cell<usize>,
 }
 
 impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
-    /// Of a shard, without a subscriber. Messages of `waiting_bytes_max` bytes may wait for a peer that reads slowly, beside its
-    /// outbox; with more its connection is reset. They are shared by all for which they wait.
+    /// Of a shard, without a subscriber. Messages of `waiting_bytes_max` bytes, each with 64 more, may wait for a peer that reads
+    /// slowly, beside its outbox; with more its connection is reset. They are shared by all for which they wait.
     pub fn new(shard: &Shard, waiting_bytes_max: usize) -> Topics<T, F> {
         Topics(Rc::new(Shared { shard: shard.clone(), waiting_bytes_max, topics: RefCell::default() }))
     }
 
     /// A connection that can hear something, in this form.
     pub fn subscriber(&self, handle: LocalHandle, form: F) -> Subscriber<T, F> {
-        let (waiting, waiting_bytes) = Default::default();
-        let listener = Rc::new(Listener { handle, form: Cell::new(form), waiting, waiting_bytes });
-        Subscriber { listener, hears: RefCell::default(), shared: self.0.clone() }
+        let (hears, waiting, waiting_bytes) = Default::default();
+        let listener = Rc::new(Listener { handle, hears, form: Cell::new(form), waiting, waiting_bytes });
+        Subscriber { listener, shared: self.0.clone() }
     }
 
     /// Sends the subscribers of a topic on this shard a message, and tells how many they are. `message` makes it once for each
@@ -165,58 +172,76 @@ impl<T: Ord + Clone, F: Copy> Subscriber<T, F> {
 
     /// Has it hear a topic. False if it does already.
     pub fn subscribe(&self, topic: T) -> bool {
-        let is_new = self.hears.borrow_mut().insert(topic.clone());
-        if is_new {
-            self.shared.topics.borrow_mut().entry(topic).or_default().push(self.listener.clone());
+        let mut hears = self.listener.hears.borrow_mut();
+        if hears.contains_key(&topic) {
+            return false;
         }
-        is_new
+        let mut topics = self.shared.topics.borrow_mut();
+        let listeners = topics.entry(topic.clone()).or_default();
+        hears.insert(topic, listeners.len());
+        listeners.push(self.listener.clone());
+        true
     }
 
     /// Has it hear a topic no more. False if it did not.
     pub fn unsubscribe(&self, topic: &T) -> bool {
-        let was_heard = self.hears.borrow_mut().remove(topic);
-        if was_heard {
-            self.shared.forget(topic, &self.listener);
+        let place = self.listener.hears.borrow_mut().remove(topic);
+        if let Some(place) = place {
+            self.shared.forget(topic, place);
         }
-        was_heard
+        place.is_some()
     }
 
     /// Has it hear nothing any more.
     pub fn unsubscribe_all(&self) {
-        let hears = self.hears.take();
-        hears.iter().for_each(|topic| self.shared.forget(topic, &self.listener));
+        self.shared.forget_all(&self.listener);
     }
 
     /// How many topics it hears.
     pub fn count(&self) -> usize {
-        self.hears.borrow().len()
+        self.listener.hears.borrow().len()
     }
 
     /// The topics that it hears, in their order.
     pub fn topics(&self) -> Vec<T> {
-        self.hears.borrow().iter().cloned().collect()
+        self.listener.hears.borrow().keys().cloned().collect()
     }
 }
 
 impl<T: Ord, F> Shared<T, F> {
-    fn forget(&self, topic: &T, listener: &Rc<Listener<F>>) {
+    /// Takes the listener at this place of a topic away; the last one has the place then.
+    fn forget(&self, topic: &T, place: usize) {
         let mut topics = self.topics.borrow_mut();
         let Some(listeners) = topics.get_mut(topic) else { return };
-        listeners.retain(|other| !Rc::ptr_eq(other, listener));
+        listeners.swap_remove(place);
+        if let Some(moved) = listeners.get(place)
+            && let Some(at) = moved.hears.borrow_mut().get_mut(topic)
+        {
+            *at = place;
+        }
         if listeners.is_empty() {
             topics.remove(topic);
         }
     }
+
+    fn forget_all(&self, listener: &Listener<T, F>) {
+        let hears = listener.hears.take();
+        hears.iter().for_each(|(topic, place)| self.forget(topic, *place));
+    }
 }
 
-impl<F: 'static> Listener<F> {
+fn waiting_bytes(message: &SharedPayload) -> usize {
+    message.payload().len() + MESSAGE_BYTES
+}
+
+impl<T: 'static, F: 'static> Listener<T, F> {
     /// Sends a message, after those that wait until the peer has read others.
     fn send(self: &Rc<Self>, message: &Rc<SharedPayload>, shard: &Shard, waiting_bytes_max: usize) {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() && self.handle.push_shared(message) != Err(PushError::Full) {
             return;
         }
-        self.waiting_bytes.set(self.waiting_bytes.get() + message.payload().len());
+        self.waiting_bytes.set(self.waiting_bytes.get() + waiting_bytes(message));
         if self.waiting_bytes.get() > waiting_bytes_max {
             waiting.clear();
             return self.handle.abort();
@@ -232,7 +257,7 @@ impl<F: 'static> Listener<F> {
         while !self.waiting.borrow().is_empty() {
             self.handle.ready().await;
             let Some(message) = self.waiting.borrow_mut().pop_front() else { return };
-            self.waiting_bytes.set(self.waiting_bytes.get() - message.payload().len());
+            self.waiting_bytes.set(self.waiting_bytes.get() - waiting_bytes(&message));
             let _ = self.handle.push_shared(&message);
         }
     }
@@ -240,9 +265,7 @@ impl<F: 'static> Listener<F> {
 
 impl<T: Ord, F> Drop for Subscriber<T, F> {
     fn drop(&mut self) {
-        for topic in self.hears.get_mut().iter() {
-            self.shared.forget(topic, &self.listener);
-        }
+        self.shared.forget_all(&self.listener);
     }
 }
 
@@ -260,6 +283,8 @@ impl<T, F> fmt::Debug for Topics<T, F> {
 
 impl<T: Ord, F> fmt::Debug for Subscriber<T, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscriber").field("hears", &self.hears.borrow().len()).finish_non_exhaustive()
+        f.debug_struct("Subscriber")
+            .field("hears", &self.listener.hears.borrow().len())
+            .finish_non_exhaustive()
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringserve_server::framing::Lines;
 use ringserve_server::sync::Mesh;
@@ -15,7 +15,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const WAITING_BYTES_MAX: usize = 1 << 20;
 
 /// `+topic` subscribes, `-topic` ends it, `-` ends all, `loud` has messages come in capital letters, `topic text` publishes, `*t text`
-/// to each topic that begins so.
+/// to each topic that begins so, `empty topic` a thousand messages without a byte. `crowd count` has so many subscribers hear one topic,
+/// and leave one by one.
 struct News {
     topics: Topics<String, bool>,
     published: Mesh<String, usize>,
@@ -41,6 +42,7 @@ impl Service for News {
                 me.count().to_string()
             }
             ("-", topic) => me.unsubscribe(&topic.to_owned()).to_string(),
+            _ if line.starts_with("crowd ") => self.crowd(cx, line[6..].parse().unwrap()),
             _ if line == "loud" => {
                 me.set_form(true);
                 format!("{} {:?}", me.form(), me.topics())
@@ -52,6 +54,30 @@ impl Service for News {
         };
         cx.reply(format!("= {said}"));
         Ok(())
+    }
+}
+
+impl News {
+    /// How many hear a topic when all but each hundredth of these have left, and when all have.
+    fn crowd(&self, cx: &Cx<'_, Reader>, count: usize) -> String {
+        let topic = "crowd".to_owned();
+        let subscriber = |_| self.topics.subscriber(cx.local_handle(), false);
+        let (crowd, mut leave): (Vec<_>, Vec<_>) =
+            (0..count).map(|n| (n, subscriber(n))).partition(|(n, _)| n % 100 == 0);
+        let mut all: Vec<_> = crowd.iter().chain(&leave).collect();
+        all.sort_by_key(|(n, _)| *n);
+        assert!(all.iter().all(|(_, one)| one.subscribe(topic.clone()) && !one.subscribe(topic.clone())));
+        let (began, mut at) = (Instant::now(), 0);
+        // In an order that is none of those in which they came.
+        while !leave.is_empty() {
+            at = (at + 7919) % leave.len();
+            leave.swap_remove(at);
+        }
+        assert!(began.elapsed() < SECOND, "{count} subscribers leave in {:?}", began.elapsed());
+        let told = || self.topics.publish(&topic, |_| "heard");
+        let left = told();
+        assert!(crowd.iter().all(|(_, one)| one.unsubscribe(&topic) && !one.unsubscribe(&topic)));
+        format!("{left} {}", told())
     }
 }
 
@@ -76,6 +102,9 @@ fn starts(sim: &Sim, shards: usize) -> (SimServer, Made, All) {
                 let text = format!("{topic}: {text}");
                 if is_loud { text.to_uppercase() } else { text }
             };
+            if topic == "empty" {
+                return (0..1000).map(|_| here.publish(&text.to_owned(), |_| "")).min().unwrap();
+            }
             match topic.strip_prefix('*') {
                 None => here.publish(&topic.to_owned(), |is_loud| message(topic, is_loud)),
                 Some(start) => here.publish_where(
@@ -199,6 +228,63 @@ fn subscriber_that_reads_slowly_misses_nothing_until_too_much_waits() {
                 net.sleep(SECOND).await;
             }
             assert_eq!(told, "= 0");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn messages_without_a_byte_have_a_bound_where_they_wait() {
+    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
+        let (server, _, _) = starts(sim, 1);
+        let (addr, ready) = (server.addr(), Rc::new(Cell::new(false)));
+        sim.expect_losses();
+        let is_ready = ready.clone();
+        sim.client("deaf", async move |net| {
+            let mut me = net.connect(addr).await?;
+            me.send("+deaf\n").await?;
+            assert_eq!(me.line().await?.as_deref(), Some("= true"));
+            is_ready.set(true);
+            net.sleep(900 * SECOND).await;
+            Ok(())
+        });
+        sim.client("speaker", async move |net| {
+            let mut me = net.connect(addr).await?;
+            while !ready.get() {
+                net.sleep(SECOND).await;
+            }
+            // More than the outbox and the sockets hold.
+            for _ in 0..50 {
+                me.send(format!("deaf {}\n", "m".repeat(20_000))).await?;
+                assert_eq!(me.line().await?.as_deref(), Some("= 1"));
+            }
+            let (mut told, mut sent) = ("= 1".to_owned(), 0);
+            while told == "= 1" {
+                me.send("empty deaf\n").await?;
+                told = me.line().await?.unwrap();
+                sent += 1;
+                assert!(sent < 20, "20 000 messages wait for a peer that does not read");
+            }
+            assert_eq!(told, "= 0");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn subscribers_of_one_topic_leave_without_a_search_among_all() {
+    Sim::seeds(1).run(|sim| {
+        let (server, _, _) = starts(sim, 1);
+        let addr = server.addr();
+        sim.client("me", async move |net| {
+            let mut me = net.connect(addr).await?;
+            me.send("crowd 20000\n").await?;
+            for _ in 0..200 {
+                assert_eq!(me.line().await?.as_deref(), Some("heard"));
+            }
+            assert_eq!(me.line().await?.as_deref(), Some("= 200 0"));
             Ok(())
         });
         sim.run_until_done();

@@ -46,16 +46,16 @@ impl<Q> Default for Batch<Q> {
 }
 
 impl<Q: Copy> Batch<Q> {
-    /// Adds a question, and tells how many bytes it has.
+    /// Adds a question, and tells how many bytes it takes.
     pub(super) fn ask(&mut self, question: Q, parts: Parts<'_>) -> usize {
-        let before = self.bytes.len();
+        let before = self.question_bytes();
         for part in parts.from(0) {
             let from = self.bytes.len() as u32;
             self.bytes.extend_from_slice(part);
             self.spans.push((from, self.bytes.len() as u32));
         }
         self.asked.push_back((question, parts.len()));
-        self.bytes.len() - before
+        self.question_bytes() - before
     }
 
     /// Answers a question at once.
@@ -110,9 +110,9 @@ impl<Q: Copy> Batch<Q> {
         self.answers.len() <= ANSWER_BYTES_MAX
     }
 
-    /// Bytes of questions.
+    /// What the questions without an answer, and the parts of all, take in memory.
     pub(super) fn question_bytes(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() + self.spans.len() * size_of::<Span>() + self.asked.len() * size_of::<(Q, usize)>()
     }
 
     /// The next answer.

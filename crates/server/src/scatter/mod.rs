@@ -19,9 +19,10 @@
 //!
 //! # What is bounded
 //!
-//! Of one connection at most 256 KiB of questions and one request wait before others begin. An answer to a batch has 256 KiB and one
-//! reply at most; the rest is asked for when that is written. Replies are written as the peer takes them. So a connection whose
-//! peer does not read keeps about 512 KiB for each shard, and the shards stay free for others.
+//! Of one connection at most 256 KiB and one request wait before others begin: questions that were not asked, texts, and 16 bytes
+//! for each text and each answer that is due. A question counts with its size, 8 bytes, and its parts with 8 bytes each. An answer to
+//! a batch has 256 KiB and one reply at most; the rest is asked for when that is written. Replies are written as the peer takes them.
+//! So a connection whose peer does not read keeps about 512 KiB for each shard, and the shards stay free for others.
 //!
 //! # What goes wrong
 //!

@@ -7,7 +7,8 @@ use super::batch::{ANSWER_BYTES_MAX, Batch, SPARE_BYTES_MAX};
 use super::{Answers, Merge};
 use crate::parts::Parts;
 
-/// Bytes of questions of one connection that wait, beyond which it begins no other request.
+/// Bytes of what waits of one connection, beyond which it begins no other request: questions that were not asked, texts, and what is
+/// due.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
 
 /// What is due, in this order.
@@ -31,7 +32,7 @@ pub(super) struct Queue<A: Answers> {
     due: VecDeque<Due>,
     /// One for each shard. None while no call carries the queue.
     ways: Vec<Way<A::Question>>,
-    /// Bytes of questions that were not asked.
+    /// What questions take in memory that were not asked.
     bytes: usize,
     texts: VecDeque<u8>,
     /// What is being merged, and of how many answers more.
@@ -58,7 +59,7 @@ impl<A: Answers> Queue<A> {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.bytes <= QUEUE_BYTES_MAX
+        self.bytes + self.texts.len() + self.due.len() * size_of::<Due>() <= QUEUE_BYTES_MAX
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -170,6 +171,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
+    use crate::parts::Span;
     use crate::sync::AskError;
 
     /// Answers a number with as many bytes, each the first one of the part.
@@ -307,11 +309,43 @@ mod tests {
         while queue.has_room() {
             ask(&mut queue, 1, 1, &name);
         }
-        assert_eq!(queue.bytes, QUEUE_BYTES_MAX + name.len());
+        let each = name.len() + size_of::<(usize, usize)>() + size_of::<Span>() + size_of::<Due>();
+        assert_eq!(queue.due.len(), QUEUE_BYTES_MAX / each + 1);
         let batch = queue.take().next().unwrap();
         assert!(queue.has_room());
         queue.answered(1, Batch::failed(&Fills, batch.1.left(), 1, AskError::Gone));
-        assert_eq!(carried(&mut queue), b"!1".repeat(257));
+        assert_eq!(carried(&mut queue), b"!1".repeat(QUEUE_BYTES_MAX / each + 1));
+    }
+
+    #[test]
+    fn texts_and_answers_without_bytes_take_room_until_written() {
+        type Add = fn(&mut Queue<Fills>);
+        let adds: [(Add, usize); 4] = [
+            (|queue| queue.put(b"\n"), size_of::<Due>() + 1),
+            (|queue| queue.merge(0), size_of::<Due>()),
+            (|queue| ask(queue, 0, 0, b"a"), size_of::<Due>()),
+            (
+                |queue| queue.ask(1, 0, Parts::new(b"", &[]), (&Fills, 0)),
+                size_of::<Due>() + size_of::<(usize, usize)>(),
+            ),
+        ];
+        for (add, each) in adds {
+            let mut queue = Queue::new(2);
+            for _ in 0..QUEUE_BYTES_MAX / each {
+                add(&mut queue);
+            }
+            assert!(queue.has_room(), "{each} bytes each");
+            add(&mut queue);
+            assert!(!queue.has_room(), "{each} bytes each");
+            for (shard, batch) in queue.take().collect::<Vec<_>>() {
+                queue.answered(shard, Batch::failed(&Fills, batch.left(), shard, AskError::Gone));
+            }
+            while !queue.is_done() {
+                let text = queue.write();
+                queue.wrote(text);
+            }
+            assert!(queue.has_room(), "{each} bytes each, that were written");
+        }
     }
 
     #[test]
