@@ -15,6 +15,7 @@ use super::byte_stream::Stream;
 use super::proxy_header::ProxyHeader;
 use crate::shard::attempts::{Attempt, Progress};
 use crate::shard::blocking::{Blocking, resolve};
+use crate::shard::guarded_transport::GuardedTransport;
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 use crate::shard::timers::Sleep;
@@ -194,7 +195,10 @@ impl Connecting {
     /// The shard may begin before this is polled.
     fn tell_transport(&mut self) {
         let Some(transport) = &self.transport else { return };
-        let behind = Rc::new(Behind { header: self.header.clone(), transport: transport.clone() });
+        let behind = Rc::new(Behind {
+            header: self.header.clone(),
+            transport: GuardedTransport::new(transport.clone(), &self.shard),
+        });
         match &mut self.stage {
             Stage::Address(attempting) => attempting.attempt.set_transport(behind),
             Stage::Name(named) => named.transport = Some(behind),
@@ -206,7 +210,7 @@ impl Connecting {
 /// A transport behind a header that is none of its bytes.
 struct Behind {
     header: Box<[u8]>,
-    transport: Rc<dyn Transport>,
+    transport: GuardedTransport,
 }
 
 impl Transport for Behind {
