@@ -454,11 +454,32 @@ fn upstream_is_reached_through_a_transport() {
 fn upstream_without_its_end_of_a_transport_is_no_stream() {
     Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
         sim.expect_losses();
-        let is_silent = sim.random().is_multiple_of(2);
+        let kinds = [
+            io::ErrorKind::TimedOut,
+            io::ErrorKind::InvalidData,
+            io::ErrorKind::ConnectionReset,
+            io::ErrorKind::ConnectionAborted,
+            io::ErrorKind::UnexpectedEof,
+        ];
+        let kind = kinds[sim.random() as usize % kinds.len()];
+        let is_silent = kind == io::ErrorKind::TimedOut;
         sim.background("upstream", async move |net| {
             let mut me = net.listen(layered())?.accept().await;
-            if !is_silent {
-                me.send("220 mail.example.org\r\n").await?;
+            // It has the client's first flight.
+            me.some().await?;
+            match kind {
+                io::ErrorKind::InvalidData => me.send("220 mail.example.org\r\n").await?,
+                io::ErrorKind::ConnectionReset => {
+                    me.reset();
+                    return Ok(());
+                }
+                io::ErrorKind::ConnectionAborted => me.finish()?,
+                io::ErrorKind::UnexpectedEof => {
+                    // The start of its answer.
+                    me.send(b"\xa2").await?;
+                    me.finish()?;
+                }
+                _ => {}
             }
             me.closed().await?;
             Ok(())
@@ -482,7 +503,6 @@ fn upstream_without_its_end_of_a_transport_is_no_stream() {
             Ok(())
         });
         sim.run_until_done();
-        let kind = if is_silent { io::ErrorKind::TimedOut } else { io::ErrorKind::InvalidData };
         assert_eq!(found.get(), Some(kind));
     });
 }

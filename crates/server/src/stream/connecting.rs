@@ -182,6 +182,18 @@ impl Connecting {
     /// Has the stream stand on a [transport](crate::transport), of which the connection has the end of a client. The stream is there once
     /// its handshake is done, which comes behind the [header](Connecting::proxy_header). It is said before the first poll: behind that the
     /// future fails with `InvalidInput`, and no stream without the transport comes of it.
+    ///
+    /// The handshake may take [`Limits::handshake_timeout`](crate::Limits::handshake_timeout). To an IP address or a Unix socket that
+    /// begins once it is connected, beside [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout). To a name
+    /// `connect_timeout` is for the handshake too: the part of it that an address gets ends the attempt at that address, and a handshake
+    /// that fails leads to the next address.
+    ///
+    /// # Errors
+    /// Where the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the other
+    /// ([`TlsHandshakeFailed`](crate::CloseReason::TlsHandshakeFailed), [`TlsBadRecord`](crate::CloseReason::TlsBadRecord),
+    /// [`TlsAlertReceived`](crate::CloseReason::TlsAlertReceived)); `TimedOut` when its time is over; `ConnectionReset` if the upstream
+    /// resets the connection; `UnexpectedEof` if it ends that within the handshake; `ConnectionAborted` if it ends that before it said
+    /// anything or says too much, if the transport panics, and if the shard has no memory for it or ends. An error of the system is itself.
     pub fn transport(mut self, transport: Rc<dyn Transport>) -> Connecting {
         self.transport = Some(transport);
         self.told()
