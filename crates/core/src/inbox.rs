@@ -228,7 +228,7 @@ impl Inbox {
     }
 
     /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them, or `keeps` says that
-    /// there are buffers enough, and they fill most of one.
+    /// they wait for a moment, with buffers enough, and they fill most of one.
     pub(crate) fn put(&mut self, lease: Lease, keeps: bool) -> Result<(), NoMemory> {
         if !lease.is_pooled() && self.nothing_waits() {
             self.rest = lease;

@@ -86,6 +86,9 @@ pub mod listen {
 /// handshake before [`Service::open`], and makes clear what is received and seals what is sent from there on. Services, streams, HTTP and
 /// codecs do not notice. What the handshake found out is asked for by its type: [`Cx::facts`], [`Opening::facts`], [`Stream::facts`].
 ///
+/// A panic of a transport or of a channel ends one connection ([`CloseReason::HandlerPanicked`]), with a line in the log. What the call
+/// that panicked appended does not leave, and the channel is dropped at once. For this each channel has 24 bytes of memory beside its own.
+///
 /// ```
 /// use ringserve::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
 /// # use ringserve::{Cx, Frame, Server, Service, framing::Lines};

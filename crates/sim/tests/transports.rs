@@ -5,8 +5,10 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use ringserve_server::framing::{LengthPrefix, Lines};
@@ -452,11 +454,32 @@ fn upstream_is_reached_through_a_transport() {
 fn upstream_without_its_end_of_a_transport_is_no_stream() {
     Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
         sim.expect_losses();
-        let is_silent = sim.random().is_multiple_of(2);
+        let kinds = [
+            io::ErrorKind::TimedOut,
+            io::ErrorKind::InvalidData,
+            io::ErrorKind::ConnectionReset,
+            io::ErrorKind::ConnectionAborted,
+            io::ErrorKind::UnexpectedEof,
+        ];
+        let kind = kinds[sim.random() as usize % kinds.len()];
+        let is_silent = kind == io::ErrorKind::TimedOut;
         sim.background("upstream", async move |net| {
             let mut me = net.listen(layered())?.accept().await;
-            if !is_silent {
-                me.send("220 mail.example.org\r\n").await?;
+            // It has the client's first flight.
+            me.some().await?;
+            match kind {
+                io::ErrorKind::InvalidData => me.send("220 mail.example.org\r\n").await?,
+                io::ErrorKind::ConnectionReset => {
+                    me.reset();
+                    return Ok(());
+                }
+                io::ErrorKind::ConnectionAborted => me.finish()?,
+                io::ErrorKind::UnexpectedEof => {
+                    // The start of its answer.
+                    me.send(b"\xa2").await?;
+                    me.finish()?;
+                }
+                _ => {}
             }
             me.closed().await?;
             Ok(())
@@ -480,7 +503,64 @@ fn upstream_without_its_end_of_a_transport_is_no_stream() {
             Ok(())
         });
         sim.run_until_done();
-        let kind = if is_silent { io::ErrorKind::TimedOut } else { io::ErrorKind::InvalidData };
         assert_eq!(found.get(), Some(kind));
+    });
+}
+
+#[test]
+fn upstream_waits_for_the_first_poll_and_takes_no_transport_behind() {
+    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+        let is_polled = sim.random().is_multiple_of(2);
+        let has_header = sim.random().is_multiple_of(2);
+        let upstream = server(toy(sim, &Alive::default()));
+        let upstream =
+            if has_header { upstream.proxy_protocol(ProxyProtocol::from(["10.0.0.0/8"])) } else { upstream };
+        let upstream = sim.start(upstream, |_shard| Who).unwrap();
+        let told = Rc::new(RefCell::new(None));
+        let tell = told.clone();
+        sim.serve(Server::bind(plain()), move |_shard| {
+            let tell = tell.clone();
+            stream(async move |client: Stream| {
+                let shard = client.shard().clone();
+                let mut connecting = shard.connect(layered());
+                if is_polled {
+                    let polled =
+                        std::future::poll_fn(|task| Poll::Ready(Pin::new(&mut connecting).poll(task)));
+                    assert!(polled.await.is_pending());
+                }
+                // Time for all of it.
+                shard.sleep(SECOND).await;
+                if has_header {
+                    connecting = connecting.proxy_header(ProxyHeader::v2(&client.peer()));
+                }
+                let made = connecting.transport(Rc::new(Toy::client("proxy", 7))).await;
+                let said = match made {
+                    Ok(mut upstream) => {
+                        upstream.write_all(b"one\n").await.unwrap();
+                        let mut said = Vec::new();
+                        while said.len() < "hello proxy\none proxy\n".len() {
+                            let more = upstream.read_frame().await.unwrap();
+                            said.extend_from_slice(&more.expect("the server answers"));
+                        }
+                        Ok(String::from_utf8(said).unwrap())
+                    }
+                    Err(error) => Err(error.kind()),
+                };
+                *tell.borrow_mut() = Some(said);
+            })
+        });
+        sim.client("it", async move |net| {
+            net.connect(plain()).await?.closed().await?;
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.run_for(SECOND);
+        let said = told.take().expect("the attempt is over");
+        match is_polled {
+            true => assert_eq!(said, Err(io::ErrorKind::InvalidInput)),
+            false => assert_eq!(said.as_deref(), Ok("hello proxy\none proxy\n")),
+        }
+        let done = upstream.stats().counters.handshakes_done;
+        assert_eq!(done, u64::from(!is_polled));
     });
 }

@@ -244,9 +244,11 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // What the service holds open is held back as ever.
         let cut = conn.is_cut();
-        // Looked at each time, since a turn may bring as much as there is.
+        // Behind replies that are on their way the bytes wait for a moment; behind calls and readers they may for long. What is pinned
+        // is looked at each time, since a turn may bring as much as there is.
         let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
-        let keeps = !self.short_of_buffers && pinned * 2 <= self.limits.receive_bytes_max;
+        let keeps =
+            conn.is_held_back() && !self.short_of_buffers && pinned * 2 <= self.limits.receive_bytes_max;
         if conn.inbox.is_none() {
             conn.inbox = try_box(Inbox::new(&self.blocks));
         }

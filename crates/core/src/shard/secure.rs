@@ -135,7 +135,8 @@ impl<O: Observer> Shard<O> {
 
     /// Begins the handshake of a connection that was [admitted](Shard::admit), behind its PROXY header if one is expected.
     /// [`Lane::secured`] says that it is done, [`Lane::ended`] that it will not be. False if the listener has no
-    /// [transport](Shard::secure): then the service is asked at once.
+    /// [transport](Shard::secure): then the service is asked at once. [`Transport::begin`] is called before anything changes, so a
+    /// connection for which that panics is as it was.
     pub fn begin_handshake(&mut self, id: ConnId) -> bool {
         let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open()) else { return true };
         let Some(listener) = conn.outlet().map(|outlet| outlet.listener()) else { return true };

@@ -1,6 +1,7 @@
 //! What a server's shards are made from, and the making of one: the same for threads and for a simulation.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
@@ -19,6 +20,7 @@ use crate::log::LogObserver;
 use crate::service::Made;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
+use crate::shard::guarded_transport::GuardedTransport;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
@@ -158,7 +160,7 @@ impl<S: Serves> OneShard<S> {
             core.expect_header(listener, header);
         }
         for (listener, transport) in transports {
-            core.secure(listener, transport);
+            core.secure(listener, Rc::new(GuardedTransport::new(transport, &shard)));
         }
         let others = (remotes.len() > 1).then_some(remotes);
         if others.is_some() {

@@ -47,7 +47,7 @@ pub(crate) struct Attempt {
     pub(crate) progress: Cell<Progress>,
     pub(crate) waker: Cell<Option<Waker>>,
     /// What stands between the socket and the stream, if that is something.
-    transport: RefCell<Option<Rc<dyn Transport>>>,
+    transport: Option<Rc<dyn Transport>>,
 }
 
 /// How far it came.
@@ -64,15 +64,11 @@ pub(crate) enum Progress {
 impl Attempt {
     pub(crate) fn new(address: Address, transport: Option<Rc<dyn Transport>>) -> Attempt {
         let progress = Cell::new(Progress::Asked(address));
-        Attempt { progress, waker: Cell::default(), transport: RefCell::new(transport) }
-    }
-
-    pub(crate) fn set_transport(&self, transport: Rc<dyn Transport>) {
-        self.transport.replace(Some(transport));
+        Attempt { progress, waker: Cell::default(), transport }
     }
 
     pub(crate) fn transport(&self) -> Option<Rc<dyn Transport>> {
-        self.transport.borrow().clone()
+        self.transport.clone()
     }
 
     /// The shard begins: where to, unless no future waits any more.

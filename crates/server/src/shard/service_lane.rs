@@ -167,8 +167,14 @@ where
 
     /// Begins a connection that was admitted: with the handshake of its transport, if it has one.
     fn begin(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
-        if !core.begin_handshake(id) {
-            self.open(common, core, id);
+        // Nothing has changed where the transport panics.
+        match guard(|| core.begin_handshake(id)) {
+            Ok(true) => {}
+            Ok(false) => self.open(common, core, id),
+            Err(panicked) => {
+                common.report_panic("transport", named(core, id), &panicked);
+                core.abort(id, CloseReason::HandlerPanicked);
+            }
         }
     }
 

@@ -222,6 +222,14 @@ impl LocalTasks {
         }
     }
 
+    /// A transport panicked, for a connection that it does not know.
+    #[cold]
+    pub(crate) fn transport_panicked(&self, panicked: &Panicked) {
+        if self.inner.state.borrow_mut().panics.allows(self.inner.timers.now()) {
+            log::panicked(self.inner.shard, None, "transport", None, panicked);
+        }
+    }
+
     /// Drops a task's future, or lets it be dropped once its poll is over. Nothing happens if it is done.
     pub(crate) fn abort(&self, task: TaskId) {
         self.end(task, Outcome::Aborted);

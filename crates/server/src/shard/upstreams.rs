@@ -114,7 +114,13 @@ impl UpstreamLane {
 
     pub(super) fn connected(&mut self, core: &mut Core, id: ConnId) {
         match self.attempts.get(&id).and_then(|attempt| attempt.transport()) {
-            Some(transport) => core.begin_handshake_by(id, &*transport),
+            Some(transport) => {
+                // Nothing has changed where the transport panics.
+                if let Err(panicked) = guard(|| core.begin_handshake_by(id, &*transport)) {
+                    self.shard.tasks().transport_panicked(&panicked);
+                    core.abort(id, CloseReason::HandlerPanicked);
+                }
+            }
             None => self.secured(core, id),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,6 +16,7 @@ use super::byte_stream::Stream;
 use super::proxy_header::ProxyHeader;
 use crate::shard::attempts::{Attempt, Progress};
 use crate::shard::blocking::{Blocking, resolve};
+use crate::shard::guarded_transport::GuardedTransport;
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 use crate::shard::timers::Sleep;
@@ -25,7 +27,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(2);
 
 impl Shard {
     /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`](crate::Stream) like an accepted one, and
-    /// dropping it closes it.
+    /// dropping it closes it. The attempt begins, and its time, when the future is polled first.
     ///
     /// A [`Destination`] is an IP address with a port, a name with a port as `"db.internal:5432"`, or a Unix socket
     /// ([`Address::unix`], or `"unix:/run/db.sock"`). A name is resolved by `getaddrinfo` on a thread beside the shards
@@ -60,13 +62,10 @@ impl Shard {
     /// # Errors
     /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout); `ResourceBusy` if
     /// the shard has [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max) of them, or no thread is free to resolve a name; `InvalidInput` for a
-    /// text without a port. Where a name was given the error names it, and the address that was tried last.
+    /// text without a port, or where the future was polled before it was told of a [header](Connecting::proxy_header) or a
+    /// [transport](Connecting::transport). Where a name was given the error names it, and the address that was tried last.
     pub fn connect(&self, to: impl Into<Destination>) -> Connecting {
-        let stage = match to.into().0 {
-            Place::Address(address) => Stage::Address(Attempting::begin(address, self, None)),
-            Place::Name(name) => Stage::Name(Box::new(Named::begin(name, self))),
-            Place::Unclear(text) => Stage::Unclear(text),
-        };
+        let stage = Stage::Asked(to.into().0);
         Connecting { stage, shard: self.clone(), header: Box::default(), transport: None }
     }
 }
@@ -174,39 +173,63 @@ pub struct Connecting {
 
 impl Connecting {
     /// Has the connection begin with a header that tells the upstream who the client is. For a connection that serves one
-    /// client, not for one of a pool.
+    /// client, not for one of a pool. It is said before the first poll: behind that the future fails with `InvalidInput`.
     pub fn proxy_header(mut self, header: ProxyHeader) -> Connecting {
         self.header = header.encode(self.shard.server().listeners()).into();
-        self.tell_transport();
-        self
+        self.told()
     }
 
     /// Has the stream stand on a [transport](crate::transport), of which the connection has the end of a client. The stream is there once
-    /// its handshake is done, which comes behind the [header](Connecting::proxy_header) and may take
-    /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout), beside the time to connect. Where it fails the error is of the
-    /// kind `InvalidData`.
+    /// its handshake is done, which comes behind the [header](Connecting::proxy_header). It is said before the first poll: behind that the
+    /// future fails with `InvalidInput`, and no stream without the transport comes of it.
+    ///
+    /// The handshake may take [`Limits::handshake_timeout`](crate::Limits::handshake_timeout). To an IP address or a Unix socket that
+    /// begins once it is connected, beside [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout). To a name
+    /// `connect_timeout` is for the handshake too: the part of it that an address gets ends the attempt at that address, and a handshake
+    /// that fails leads to the next address.
+    ///
+    /// # Errors
+    /// Where the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the other
+    /// ([`TlsHandshakeFailed`](crate::CloseReason::TlsHandshakeFailed), [`TlsBadRecord`](crate::CloseReason::TlsBadRecord),
+    /// [`TlsAlertReceived`](crate::CloseReason::TlsAlertReceived)); `TimedOut` when its time is over; `ConnectionReset` if the upstream
+    /// resets the connection; `UnexpectedEof` if it ends that within the handshake; `ConnectionAborted` if it ends that before it said
+    /// anything or says too much, if the transport panics, and if the shard has no memory for it or ends. An error of the system is itself.
     pub fn transport(mut self, transport: Rc<dyn Transport>) -> Connecting {
         self.transport = Some(transport);
-        self.tell_transport();
+        self.told()
+    }
+
+    /// What was begun without it is given up.
+    fn told(mut self) -> Connecting {
+        if !matches!(self.stage, Stage::Asked(_)) {
+            self.stage = Stage::Late;
+        }
         self
     }
 
-    /// The shard may begin before this is polled.
-    fn tell_transport(&mut self) {
-        let Some(transport) = &self.transport else { return };
-        let behind = Rc::new(Behind { header: self.header.clone(), transport: transport.clone() });
-        match &mut self.stage {
-            Stage::Address(attempting) => attempting.attempt.set_transport(behind),
-            Stage::Name(named) => named.transport = Some(behind),
-            Stage::Unclear(_) => {}
-        }
+    /// The first poll.
+    #[cold]
+    fn begin(&mut self) {
+        let header = &mut self.header;
+        let behind = self.transport.take().map(|transport| -> Rc<dyn Transport> {
+            let transport = GuardedTransport::new(transport, &self.shard);
+            Rc::new(Behind { header: mem::take(header), transport })
+        });
+        self.stage = match mem::replace(&mut self.stage, Stage::Late) {
+            Stage::Asked(Place::Address(address)) => {
+                Stage::Address(Attempting::begin(address, &self.shard, behind))
+            }
+            Stage::Asked(Place::Name(name)) => Stage::Name(Box::new(Named::begin(name, &self.shard, behind))),
+            Stage::Asked(Place::Unclear(text)) => Stage::Unclear(text),
+            begun => begun,
+        };
     }
 }
 
 /// A transport behind a header that is none of its bytes.
 struct Behind {
     header: Box<[u8]>,
-    transport: Rc<dyn Transport>,
+    transport: GuardedTransport,
 }
 
 impl Transport for Behind {
@@ -217,17 +240,29 @@ impl Transport for Behind {
 }
 
 enum Stage {
+    /// It was not polled yet.
+    Asked(Place),
     Address(Attempting),
     Name(Box<Named>),
     Unclear(Box<str>),
+    /// It was told how to connect once it was polled.
+    Late,
 }
 
 impl Future for Connecting {
     type Output = io::Result<Stream>;
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<Stream>> {
-        let Connecting { stage, shard, header, transport } = self.get_mut();
+        let this = self.get_mut();
+        if matches!(this.stage, Stage::Asked(_)) {
+            this.begin();
+        }
+        let Connecting { stage, shard, header, .. } = this;
         let connected = match stage {
+            Stage::Asked(_) | Stage::Late => {
+                let why = "Connecting::proxy_header and Connecting::transport come before the first poll";
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidInput, why)));
+            }
             Stage::Address(attempting) => attempting.poll(task),
             Stage::Name(named) => named.poll(task, shard),
             Stage::Unclear(text) => {
@@ -236,7 +271,8 @@ impl Future for Connecting {
             }
         };
         connected.map_ok(|shared| {
-            if !header.is_empty() && transport.is_none() {
+            // One before a transport is said by that.
+            if !header.is_empty() {
                 shared.write(header);
             }
             Stream::new(shared, shard.clone())
@@ -307,11 +343,11 @@ enum Step {
 }
 
 impl Named {
-    fn begin(name: Name, shard: &Shard) -> Named {
+    fn begin(name: Name, shard: &Shard, transport: Option<Rc<dyn Transport>>) -> Named {
         let time = shard.upstream_requests().connect_timeout().map(|time| (time, shard.now() + time));
         let sleep = time.map(|(time, _)| shard.sleep(time));
         let step = Step::Resolving(resolve(shard.blocking(), &name.host, name.port));
-        Named { name, time, step, sleep, transport: None }
+        Named { name, time, step, sleep, transport }
     }
 
     fn poll(&mut self, task: &mut Context<'_>, shard: &Shard) -> Poll<io::Result<ConnShared<Session>>> {
@@ -352,7 +388,7 @@ impl Named {
                         let what = format!("at {addr}");
                         return Poll::Ready(Err(self.failed(error.kind(), &what, &error)));
                     };
-                    let rest = std::mem::take(rest);
+                    let rest = mem::take(rest);
                     self.attempt(shard, next, rest);
                 }
             }
