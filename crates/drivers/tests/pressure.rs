@@ -233,11 +233,14 @@ fn a_turn_stays_within_its_budget_and_the_rest_comes_in_order() {
     let mut got = vec![Vec::new(); ids.len()];
     let mut open = ids.len();
     while open > 0 {
+        // Some came while the last clients connected.
+        let before = rig.events.len();
         rig.turn(Wait::For(PATIENCE));
-        assert!(rig.events.len() <= 5);
+        assert!(rig.events.len() - before <= 5);
         let sizes: Vec<usize> = rig
             .events
             .iter()
+            .skip(before)
             .filter_map(|event| match event {
                 Completion::Received { lease, .. } => Some(lease.len()),
                 _ => None,
