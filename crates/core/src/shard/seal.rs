@@ -6,7 +6,6 @@ use super::Shard;
 use super::secure::Sealed;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::conn::State;
-use crate::holders::LISTED_BYTES;
 use crate::{CloseReason, ConnId, Observer};
 
 /// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
@@ -73,12 +72,7 @@ impl<O: Observer> Shard<O> {
             return;
         }
         shared.lane().moved.sends.add(1);
-        self.observer.sending(self.now, id, batch.len());
-        let much = batch.len() >= LISTED_BYTES;
-        self.send(id, batch);
-        if much {
-            self.watch(id);
-        }
+        self.send_and_watch(id, batch);
         if let Some(fault) = fault {
             self.seal_failed(id, fault.0);
         }

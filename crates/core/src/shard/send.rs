@@ -127,6 +127,12 @@ impl<O: Observer> Shard<O> {
             return;
         };
         shared.lane().moved.sends.add(1);
+        self.send_and_watch(id, batch);
+    }
+
+    /// Begins a send that was counted. What is much is watched.
+    #[inline]
+    pub(super) fn send_and_watch(&mut self, id: ConnId, batch: Box<Batch>) {
         self.observer.sending(self.now, id, batch.len());
         let much = batch.len() >= LISTED_BYTES;
         self.send(id, batch);
@@ -146,7 +152,7 @@ impl<O: Observer> Shard<O> {
     }
 
     #[inline]
-    pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {
+    fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;

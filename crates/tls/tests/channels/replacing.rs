@@ -1,6 +1,7 @@
 //! A listener's TLS is replaced while it is in use.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +13,26 @@ use ringserve_tls::rustls::version::TLS13;
 use ringserve_tls::{Pem, Tls, TlsError, TlsListener};
 
 use crate::pair::{Authority, Cert, Pair, client_config};
+
+/// A certificate in files, and a server's TLS by them.
+struct Files {
+    dir: PathBuf,
+    chain: PathBuf,
+    key: PathBuf,
+    tls: Tls,
+}
+
+impl Files {
+    fn of(test: &str, cert: &Cert) -> Files {
+        let dir = std::env::temp_dir().join(format!("ringserve-tls-{test}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+        fs::write(&chain, &cert.chain).unwrap();
+        fs::write(&key, &cert.key).unwrap();
+        let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+        Files { dir, chain, key, tls }
+    }
+}
 
 #[test]
 fn new_connections_have_the_new_certificate_and_old_ones_stay() {
@@ -33,13 +54,8 @@ fn new_connections_have_the_new_certificate_and_old_ones_stay() {
 #[test]
 fn what_cannot_be_used_leaves_the_old_one() {
     let authority = Authority::new("authority");
-    let dir = std::env::temp_dir().join(format!("ringserve-tls-replacing-{}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
-    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
     let [first, second] = [(); 2].map(|()| authority.ecdsa(&["localhost"]));
-    fs::write(&chain, &first.chain).unwrap();
-    fs::write(&key, &first.key).unwrap();
-    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let Files { dir, chain, key, tls } = Files::of("replacing", &first);
     let listener = TlsListener::new(tls).unwrap();
     assert_eq!(listener.files(), [chain.clone(), key.clone()]);
     let shown = || {
@@ -66,13 +82,8 @@ fn what_cannot_be_used_leaves_the_old_one() {
 #[test]
 fn shards_do_not_wait_for_files_that_are_read() {
     let authority = Authority::new("authority");
-    let dir = std::env::temp_dir().join(format!("ringserve-tls-reading-{}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
-    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
     let cert = authority.ecdsa(&["localhost"]);
-    fs::write(&chain, &cert.chain).unwrap();
-    fs::write(&key, &cert.key).unwrap();
-    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let Files { dir, key, tls, .. } = Files::of("reading", &cert);
     let listener = TlsListener::new(tls).unwrap();
     // What is read of a pipe waits for what is written to it.
     fs::remove_file(&key).unwrap();
@@ -174,13 +185,8 @@ fn expired_certificate_in_use_does_not_keep_the_others() {
 fn change_before_the_watch_begins_is_seen() {
     static REPORTS: AtomicUsize = AtomicUsize::new(0);
     let authority = Authority::new("authority");
-    let dir = std::env::temp_dir().join(format!("ringserve-tls-stamps-{}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
-    let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
     let cert = authority.ecdsa(&["localhost"]);
-    fs::write(&chain, &cert.chain).unwrap();
-    fs::write(&key, &cert.key).unwrap();
-    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let Files { dir, chain, tls, .. } = Files::of("stamps", &cert);
     let listener = TlsListener::new(tls.watch_files(Duration::from_millis(5))).unwrap();
     fs::write(&chain, format!("{}\n", cert.chain)).unwrap();
     // As of a server with two addresses.
