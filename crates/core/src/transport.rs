@@ -1,8 +1,8 @@
 //! What may stand between a socket and the framing of its connections: encryption, or another layer that changes bytes.
 //!
-//! A listener has a [`Transport`] or none; each of its connections has a [`Channel`] then. A channel calls no kernel and reads no
-//! clock: received bytes go in, plain bytes and bytes to send come out. A connection without one costs nothing for there being
-//! channels.
+//! A listener has a [`Transport`] or none; each of its connections has a [`Channel`] then. A channel calls no kernel: received
+//! bytes go in, plain bytes and bytes to send come out. It should read no clock but in its handshake, as TLS does for the dates of
+//! certificates. A connection without one costs nothing for there being channels.
 //!
 //! ```text
 //!   begin ──▶ open, work .. ──▶ Ready ──▶ the service's open ──▶ open, seal .. ──▶ finish
