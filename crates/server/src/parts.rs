@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use ringserve_core::Frame;
 
-/// From this size on a part that was received in a block of its own is kept in it.
+/// From this size on a part that was received in its own block is kept in it.
 const KEPT_BYTES_MIN: usize = 16 << 10;
 
 /// Where a part begins and ends.

@@ -126,8 +126,8 @@ impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
         self.publish_where(topic..=topic, |_| true, |_, form| message(form))
     }
 
-    /// The same to the subscribers of all topics of a range that are wanted, as for topics that are patterns. Who hears
-    /// several of them is sent a message for each.
+    /// The same to the subscribers of all topics of a range that are wanted, as for topics that are patterns. A subscriber
+    /// of several of them is sent a message for each.
     ///
     /// # Panics
     /// As [`publish`](Topics::publish).

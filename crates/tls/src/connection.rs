@@ -1,7 +1,7 @@
 //! The connections of rustls, behind the few things that are asked of them.
 //!
 //! rustls keeps no bytes that are not whole: they stay with the caller, who shows them again with those that follow. What it has
-//! decrypted it holds in a block of its own until that is taken.
+//! decrypted it holds in its own block until that is taken.
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};

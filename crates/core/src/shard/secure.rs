@@ -363,7 +363,7 @@ impl<O: Observer> Shard<O> {
         sealed.counted
     }
 
-    /// Panics unless as many connections have a channel, and so many of their steps wait.
+    /// Panics unless `channels` connections have a channel, and `working` of their steps wait.
     pub(super) fn check_channels(&self, channels: usize, working: u64) {
         assert_eq!(channels, self.channels.count(), "channels of connections that ended");
         let waiting: u64 = self.lanes.iter().map(|lane| lane.counters.handshakes_waiting).sum();

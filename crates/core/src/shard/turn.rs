@@ -129,7 +129,7 @@ pub(crate) enum Event {
     },
     Connected(ConnId),
     Frames(ConnId),
-    /// So many steps of handshakes are made.
+    /// That many steps of handshakes are made.
     Steps(u32),
     Heartbeat(ConnId),
     TimedOut(ConnId),

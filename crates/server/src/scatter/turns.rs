@@ -23,7 +23,7 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turns {
-    /// True if it is nobody's turn.
+    /// True if no call has the turn.
     #[inline]
     pub(super) fn is_free(&self) -> bool {
         self.line.borrow().is_empty()

@@ -136,7 +136,7 @@ impl Listeners {
         (0..self.all.len()).filter(|n| is_meant(&self.all[*n])).collect()
     }
 
-    /// Those that a peer of this address may reach, each with a queue of its own.
+    /// Those that a peer of this address may reach, each with its own queue.
     pub(super) fn at(&mut self, addr: SocketAddr) -> impl Iterator<Item = &mut Listener> {
         let reaches = move |listener: &&mut Listener| {
             listener.addr == addr && !listener.closed && listener.adopts.is_none()

@@ -23,7 +23,7 @@ fn session_is_resumed_on_every_shard() {
     for version in [&TLS12, &TLS13] {
         let config = Arc::new(client_config(&authority, &[version], None));
         assert!(!resumes(&listener, &config));
-        // Each connection has a transport of its own here, as each shard has.
+        // Each connection has its own transport here, as each shard has.
         for _ in 0..5 {
             assert!(resumes(&listener, &config));
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A member that walks through rooms under names of its own, and what it knows of the others.
+/// A member that walks through rooms under its own names, and what it knows of the others.
 struct Walker {
     me: usize,
     room: String,

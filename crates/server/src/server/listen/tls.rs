@@ -32,7 +32,7 @@ pub(crate) fn begin<'a>(binds: impl Iterator<Item = &'a Bind>) -> Result<(), Err
         let Some(tls) = &bind.tls else { continue };
         if let Some(file) = tls.key_log_file() {
             warn!(
-                "the secrets of connections to {} are logged in {}: whoever reads it reads them",
+                "the secrets of connections to {} are logged in {}: a reader of that file can decrypt them",
                 bind.addr,
                 file.display()
             );
