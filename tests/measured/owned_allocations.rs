@@ -73,18 +73,15 @@ fn counts(len: usize, in_parts: bool, together: usize, blocks: usize) {
         }
     };
     ask(WARM_UP);
-    // A list that grows is no allocation of a reply: a pass without any shows it.
-    let passes = [(); 3].map(|()| {
-        let region = Region::new(crate::ALLOCATOR);
-        ask(REPLIES);
-        let change = region.change();
-        (change.allocations + change.reallocations, change.bytes_allocated)
-    });
-    println!("{len} bytes, {together} together: {passes:?} allocations and their bytes in {REPLIES} replies");
-    let fits = |&(made, bytes): &(usize, usize)| made == blocks * REPLIES && bytes <= made * BLOCK_BYTES_MAX;
-    assert!(
-        passes.iter().any(fits),
-        "{len} bytes, {together} together: {passes:?} allocations and their bytes in {REPLIES} replies"
+    crate::a_pass_fits(
+        &format!("{len} bytes, {together} together: allocations and their bytes in {REPLIES} replies"),
+        |&(made, bytes)| made == blocks * REPLIES && bytes <= made * BLOCK_BYTES_MAX,
+        || {
+            let region = Region::new(crate::ALLOCATOR);
+            ask(REPLIES);
+            let change = region.change();
+            (change.allocations + change.reallocations, change.bytes_allocated)
+        },
     );
     assert!(back.iter().all(|byte| *byte == b'o'));
     drop(client);

@@ -80,17 +80,17 @@ fn counts<S: Service>(
         }
     };
     ask(WARM_UP);
-    // A list that grows is no allocation of a request: a pass without any shows it.
-    let passes = [(); 3].map(|()| {
-        let region = Region::new(crate::ALLOCATOR);
-        ask(ROUNDS);
-        let change = region.change();
-        change.allocations + change.reallocations
-    });
-    assert!(
-        passes.contains(&(each * ROUNDS * TOGETHER)),
-        "{what}: {passes:?} allocations in {} requests each, where their values make {each}",
-        ROUNDS * TOGETHER
+    let requests = ROUNDS * TOGETHER;
+    let what = format!("{what}: allocations in {requests} requests, where their values make {each}");
+    crate::a_pass_fits(
+        &what,
+        |&made| made == each * requests,
+        || {
+            let region = Region::new(crate::ALLOCATOR);
+            ask(ROUNDS);
+            let change = region.change();
+            change.allocations + change.reallocations
+        },
     );
     drop(client);
     watch::holds(&running, 0);
