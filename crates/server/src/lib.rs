@@ -88,6 +88,7 @@ pub mod listen {
 ///
 /// A panic of a transport or of a channel ends one connection ([`CloseReason::HandlerPanicked`]), with a line in the log. Bytes
 /// that the panicked call appended do not leave, and the channel is dropped at once. Each channel costs 24 bytes for this.
+///
 /// ```
 /// use ringserve::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
 /// # use ringserve::{Cx, Frame, Server, Service, framing::Lines};
