@@ -13,7 +13,7 @@
 //! | [`Writer`], [`Version`] | replies, written in place; types that version 2 lacks are written as Redis does |
 //! | [`Merged`] | one reply merged from those of several shards |
 //! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |
-//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | shared parts of commands: numbers, patterns, keys that stay together |
+//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | numbers, patterns, keys that stay together |
 //!
 //! ```no_run
 //! use std::convert::Infallible;

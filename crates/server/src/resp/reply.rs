@@ -46,8 +46,8 @@ enum To<'a, 'b> {
     Vec(&'a mut Vec<u8>),
 }
 
-/// Writes replies, in the version that the client speaks. An array, a map or a push is its length, and then its elements one after
-/// the other.
+/// Writes replies, in the version that the client speaks. An array, a map or a push is written as its length, followed by its
+/// elements one after the other.
 ///
 /// ```
 /// use ringserve::resp::{Version, Writer};
