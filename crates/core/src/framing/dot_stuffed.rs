@@ -120,7 +120,7 @@ impl TypedFraming for DotStuffed {
     }
 }
 
-/// A session of the state and a value of its own.
+/// A session of the state and another value.
 impl<S> HoldsState<DotState> for (FramingState<DotState>, S) {
     fn framing_state(&self) -> &FramingState<DotState> {
         &self.0

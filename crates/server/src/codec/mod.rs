@@ -86,7 +86,7 @@ use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::service::Service;
 
-/// The start of an item is copied out of the shard's buffer up to this size and waits in a block of its own. That is cheap, and
+/// The start of an item is copied out of the shard's buffer up to this size and waits in a separate block. That is cheap, and
 /// frees the buffer, which is usually larger, for others.
 const SMALL_BYTES_MAX: usize = 4 * 1024;
 
@@ -365,7 +365,7 @@ impl<S: fmt::Debug> fmt::Debug for WithCodec<S> {
 pub struct CodecSession<S: CodecService> {
     user: S::Session,
     codec: Place<S::Codec>,
-    /// Bytes that were received and not decoded. Between two calls in a block of their own, or none.
+    /// Bytes that were received and not decoded. Between two calls in a separate block, or none.
     bytes: RefCell<BytesMut>,
     /// Bytes that the shard counts as held here.
     counted_bytes: Cell<usize>,

@@ -129,7 +129,7 @@ pub struct ShardCalls {
     lines: RefCell<LineLimit>,
 }
 
-/// Written by one thread, read by any. On cache lines of their own, so that writes of other shards do not slow it down: 128
+/// Written by one thread, read by any. On separate cache lines, so that writes of other shards do not slow it down: 128
 /// bytes, since processors fetch lines of 64 in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]

@@ -124,7 +124,7 @@
 //! # assert!(conn.is_closed());
 //! ```
 //!
-//! Both sessions lie in the connection's one block, so the middleware costs each connection the bytes of its own part and no
+//! Both sessions lie in the connection's one block, so the middleware costs each connection the bytes of its part and no
 //! allocation. A pending call keeps the projected `Cx`, three pointers, for each middleware.
 //!
 //! # Around streams

@@ -239,7 +239,7 @@ fn unlike(differ: &str) -> String {
     format!(
         "a second run of the same seed did something else ({differ}): what the test or the service does depends on more \
          than the seed, most likely on the order of a hash map, on the system's clock (ask Shard::now and Net::now), on \
-         chance of its own (ask Shard::random and Net::random) or on a thread"
+         other random numbers (ask Shard::random and Net::random) or on a thread"
     )
 }
 
